@@ -1,0 +1,119 @@
+# Every target below prepares what it needs: it finds a Python, creates .venv and installs the
+# package there. A second run does none of that again unless pyproject.toml has changed.
+#
+# The Python is found by itself. To name one by hand: make PYTHON=/path/to/python demo
+
+SHELL = /bin/sh
+PYTHON =
+NAMES = python3 python3.14 python3.13 python3.12 python
+VENV = .venv
+RUN = $(VENV)/bin/python
+
+.SUFFIXES:
+.NOTPARALLEL:
+.PRECIOUS: $(RUN)
+.DEFAULT_GOAL = help
+.PHONY: help demo test test-fast lint types docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  Python is found by itself; to name one: make PYTHON=/path/to/python TARGET"
+
+demo: $(VENV)/.installed-examples ## run examples/quickstart.py
+	@$(RUN) examples/quickstart.py
+
+test: lint types docs ## lint, check types, build the documentation, run all tests
+	@echo "running all tests ..."
+	@$(RUN) -m pytest -n 2 tests/mechanics tests/statistics
+
+test-fast: $(VENV)/.installed-dev ## run the fast tests only
+	@echo "running the fast tests ..."
+	@$(RUN) -m pytest -n 2 tests/mechanics
+
+lint: $(VENV)/.installed-dev ## check the style of the code
+	@echo "checking style ..."
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+
+types: $(VENV)/.installed-dev ## check the types of the package
+	@echo "checking types ..."
+	@$(RUN) -m mypy
+
+# -E reads every page afresh: a page that is not read again would not repeat its warnings.
+docs: $(VENV)/.installed-docs ## build the documentation into docs/_build/html
+	@echo "building the documentation ..."
+	@$(RUN) -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
+
+clean: ## remove what was built (.venv stays)
+	@echo "removing build products and caches ..."
+	@rm -rf build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find pymc_minibatch tests examples docs -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# --- Set-up -----------------------------------------------------------------------------------
+
+# One stamp for each set of extras. `dev` contains the other two.
+$(VENV)/.installed-examples: pyproject.toml $(RUN)
+	$(call install,examples)
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml $(RUN)
+	$(call install,docs)
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(RUN)
+	$(call install,dev)
+	@touch $(VENV)/.installed-examples $(VENV)/.installed-docs $@
+
+# $(call install,EXTRAS): the package, editable, into a .venv that may have been made by hand.
+define install
+	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null || { \
+	  echo "error: .venv does not hold a working Python 3.12 or newer." >&2; \
+	  echo "Remove the folder .venv, then run make again: it will be made anew." >&2; \
+	  exit 1; }
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip >/dev/null || { \
+	  echo "error: .venv has no pip, and pip could not be added." >&2; \
+	  echo "Remove the folder .venv, then run make again: it will be made anew." >&2; \
+	  exit 1; }
+	@echo "installing pymc-minibatch[$(1)] into .venv ..."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]' || { \
+	  echo "error: the installation failed; pip says why above." >&2; \
+	  echo "Check the connection to the package index, then run make again." >&2; \
+	  exit 1; }
+endef
+
+# A candidate counts only if it runs: a launcher may exist for a Python that is not installed.
+# It must also be able to create environments, which some systems package separately.
+$(RUN):
+	@if [ -e $(VENV)/pyvenv.cfg ]; then \
+	  echo "error: .venv does not hold a working Python 3.12 or newer." >&2; \
+	  echo "Remove the folder .venv, then run make again: it will be made anew." >&2; \
+	  exit 1; \
+	fi; \
+	named='$(PYTHON)'; chosen=; lame=; \
+	try() { \
+	  "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 || return 1; \
+	  "$$1" -c 'import ensurepip, venv' >/dev/null 2>&1 || { lame=$$1; return 1; }; \
+	  chosen=$$1; \
+	}; \
+	if [ -n "$$named" ]; then try "$$named"; \
+	else for name in $(NAMES); do try "$$name" && break; done; fi; \
+	if [ -z "$$chosen" ]; then \
+	  if [ -n "$$lame" ]; then \
+	    echo "error: $$lame is new enough but cannot create environments (venv or ensurepip is missing)." >&2; \
+	    echo "Install its venv package (on Debian and Ubuntu: python3-venv), or name another Python:" >&2; \
+	  elif [ -n "$$named" ]; then \
+	    echo "error: $$named does not run, or is older than Python 3.12." >&2; \
+	    echo "Name a Python 3.12 or newer:" >&2; \
+	  else \
+	    echo "error: no Python 3.12 or newer was found (tried: $(NAMES))." >&2; \
+	    echo "Install Python 3.12 or newer, or name one that is not on the PATH:" >&2; \
+	  fi; \
+	  echo "  make PYTHON=/path/to/python $(or $(MAKECMDGOALS),demo)" >&2; \
+	  exit 1; \
+	fi; \
+	version=`"$$chosen" -c 'import platform; print(platform.python_version())'`; \
+	echo "creating .venv with Python $$version ..."; \
+	rm -f $(VENV)/.installed-*; \
+	"$$chosen" -m venv $(VENV) || { \
+	  echo "error: creating .venv failed; the reason is above." >&2; exit 1; }

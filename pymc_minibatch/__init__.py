@@ -1,0 +1,12 @@
+"""PyMC step methods that read a few rows of the data at each step."""
+
+from importlib.metadata import version
+
+from pymc_minibatch.acceptance import CorrectedBarker
+from pymc_minibatch.proposals import RandomWalk
+from pymc_minibatch.steps import MinibatchMH
+from pymc_minibatch.tall import NotTallError, TallModel
+
+__version__ = version("pymc-minibatch")
+
+__all__ = ["CorrectedBarker", "MinibatchMH", "NotTallError", "RandomWalk", "TallModel"]

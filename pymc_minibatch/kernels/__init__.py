@@ -1,0 +1,1 @@
+"""Numba loops; they know arrays, not PyMC."""

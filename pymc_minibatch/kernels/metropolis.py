@@ -1,0 +1,135 @@
+"""Minibatch Metropolis-Hastings: proposal, acceptance test and rows in one jitted loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.kernels.rows import make_readers
+
+__all__ = ["Totals", "make_transitions"]
+
+
+class Totals(NamedTuple):
+    """What happened in the transitions of one draw.
+
+    Attributes
+    ----------
+    n_accepted
+        Number of accepted proposals.
+    n_decisions
+        Decisions that read rows; a proposal outside the prior's support is rejected without.
+    n_evaluated
+        Rows evaluated at both points.
+    batch_rows, log_ratio_var
+        Sums over the decisions of their batch size and s².
+    test_error
+        Largest bound on the error of the acceptance probability.
+    impossible_row
+        A row whose log-likelihood at the current point is not finite, or -1.
+    """
+
+    n_accepted: int
+    n_decisions: int
+    n_evaluated: int
+    batch_rows: int
+    log_ratio_var: float
+    test_error: float
+    impossible_row: int
+
+
+def make_transitions(
+    row_logp: Callable[..., tuple[np.ndarray, ...]],
+    prior_logp: Callable[..., tuple[np.ndarray, ...]],
+    ndims: Sequence[int],
+    build_decide: Callable[..., Callable[..., Decision]],
+    propose: Callable[..., float],
+    adapt: Callable[..., None],
+) -> Callable[..., Totals]:
+    """Assemble the loop from jitted parts.
+
+    Parameters
+    ----------
+    row_logp
+        ``(point, *batch) -> (row log-likelihoods,)``.
+    prior_logp
+        ``(point,) -> (log-density,)``.
+    ndims
+        Number of dimensions of each array of row data.
+    build_decide
+        Takes the functions that read rows, returns the acceptance test.
+    propose, adapt
+        The proposal and its tuning.
+
+    Returns
+    -------
+    transitions
+        ``(rng, point, active, data, n_steps, tuning, proposal_state, test_parameters, rows)``
+        moves ``point[active]`` in place by `n_steps` transitions and returns :class:`Totals`.
+    """
+    decide = build_decide(*make_readers(row_logp, ndims))
+
+    @njit
+    def transitions(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        active: np.ndarray,
+        data: tuple[np.ndarray, ...],
+        n_steps: int,
+        tuning: bool,
+        proposal_state: Any,
+        test_parameters: Any,
+        rows: Rows,
+    ) -> Totals:
+        proposed = point.copy()
+        theta, candidate = np.empty(active.size), np.empty(active.size)
+        for i in range(active.size):
+            theta[i] = point[active[i]]
+        log_prior = prior_logp(point)[0].item()
+        n_accepted = n_decisions = n_evaluated = batch_rows = 0
+        log_ratio_var = test_error = 0.0
+        impossible_row = -1
+        for _ in range(n_steps):
+            log_q = propose(rng, theta, candidate, proposal_state)
+            put(candidate, active, proposed)
+            candidate_log_prior = prior_logp(proposed)[0].item()
+            accepted = False
+            if np.isfinite(candidate_log_prior):
+                psi = candidate_log_prior - log_prior + log_q
+                decision = decide(rng, psi, point, proposed, data, rows, test_parameters)
+                accepted = decision.accepted
+                n_decisions += 1
+                n_evaluated += decision.n_evaluated
+                batch_rows += decision.batch_size
+                log_ratio_var += decision.log_ratio_var
+                test_error = max(test_error, decision.test_error)
+                if decision.impossible_row >= 0:
+                    impossible_row = decision.impossible_row
+                    break
+            if accepted:
+                n_accepted += 1
+                theta[:] = candidate
+                put(candidate, active, point)
+                log_prior = candidate_log_prior
+            if tuning:
+                adapt(theta, accepted, proposal_state)
+        return Totals(
+            n_accepted,
+            n_decisions,
+            n_evaluated,
+            batch_rows,
+            log_ratio_var,
+            test_error,
+            impossible_row,
+        )
+
+    return transitions
+
+
+@njit
+def put(values: np.ndarray, positions: np.ndarray, target: np.ndarray) -> None:
+    """Write values at positions of a vector."""
+    for i in range(positions.size):
+        target[positions[i]] = values[i]

@@ -1,0 +1,173 @@
+"""Read rows: draw a batch without replacement, or pass over all of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Rows
+
+__all__ = ["make_readers"]
+
+CHUNK_ROWS = 2048
+"""Rows evaluated at once, so that what is computed from them stays in cache."""
+
+
+def make_take(ndims: Sequence[int]) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Make a function that gathers rows from arrays with these numbers of dimensions.
+
+    Numba types a tuple of different arrays only if each element is written out.
+    """
+    takers = ["take_matrix_rows" if ndim == 2 else "take_rows" for ndim in ndims]
+    elements = "".join(f"{taker}(data[{i}], rows), " for i, taker in enumerate(takers))
+    return _jit_source(f"def take(data, rows): return ({elements})", "take")
+
+
+@njit
+def take_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Gather rows of an array."""
+    return values[rows]
+
+
+@njit
+def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Gather rows of a matrix, twice as fast as by fancy indexing."""
+    taken = np.empty((rows.size, values.shape[1]), values.dtype)
+    for i in range(rows.size):
+        for j in range(values.shape[1]):
+            taken[i, j] = values[rows[i], j]
+    return taken
+
+
+def make_view(n_inputs: int) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Make a function that views a range of rows of each of `n_inputs` arrays."""
+    elements = "".join(f"data[{i}][first:last], " for i in range(n_inputs))
+    return _jit_source(f"def view(data, first, last): return ({elements})", "view")
+
+
+def _jit_source(source: str, name: str) -> Callable[..., tuple[np.ndarray, ...]]:
+    namespace: dict[str, Any] = dict(globals())
+    exec(source, namespace)
+    return njit(namespace[name])
+
+
+@njit
+def draw_rows(rng: np.random.Generator, n_rows: int, rows: Rows, n_seen: int, n: int) -> None:
+    """Extend a uniform sample without replacement from `n_seen` to `n` row numbers.
+
+    A row that is in the sample already is drawn again: since at most half of the rows are taken,
+    that is two attempts at the worst. ``random() * N`` is uniform up to N / 2**53.
+    """
+    if n_seen == 0:
+        forget(rows)
+    for i in range(n_seen, n):
+        row = int(rng.random() * n_rows)
+        while contains(rows, row):
+            row = int(rng.random() * n_rows)
+        rows.seen[row >> 6] |= np.uint64(1) << np.uint64(row & 63)
+        rows.drawn[i] = row
+    rows.n_drawn[0] = n
+
+
+@njit
+def contains(rows: Rows, row: int) -> bool:
+    """Whether a row is in the sample."""
+    return (rows.seen[row >> 6] >> np.uint64(row & 63)) & np.uint64(1) != 0
+
+
+@njit
+def forget(rows: Rows) -> None:
+    """Empty the sample, in time proportional to its size."""
+    for row in rows.drawn[: rows.n_drawn[0]]:
+        rows.seen[row >> 6] = 0
+    rows.n_drawn[0] = 0
+
+
+def make_readers(
+    row_logp: Callable[..., tuple[np.ndarray, ...]], ndims: Sequence[int]
+) -> tuple[Callable[..., int], Callable[..., tuple[float, int]]]:
+    """Make the two functions that read the data for an acceptance test.
+
+    Parameters
+    ----------
+    row_logp
+        ``(point, *batch) -> (row log-likelihoods,)``.
+    ndims
+        Number of dimensions of each array of row data.
+
+    Returns
+    -------
+    draw_log_ratios
+        ``(rng, current, proposed, data, rows, n_seen, n)`` extends the batch from `n_seen` to `n`
+        rows and fills ``rows.log_ratios[n_seen:n]``.
+    sum_log_ratios
+        ``(current, proposed, data)`` sums the log ratios of all rows.
+
+    Notes
+    -----
+    Both return the number of a row that is impossible at the current point (its log-likelihood is
+    not finite), or -1. A row that is impossible at the proposal has log ratio -inf.
+    """
+    take, view = make_take(ndims), make_view(len(ndims))
+
+    @njit
+    def log_ratios_of(
+        current: np.ndarray,
+        proposed: np.ndarray,
+        batch: tuple[np.ndarray, ...],
+        log_ratios: np.ndarray,
+    ) -> int:
+        return subtract(row_logp(proposed, *batch)[0], row_logp(current, *batch)[0], log_ratios)
+
+    @njit
+    def draw_log_ratios(
+        rng: np.random.Generator,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        data: tuple[np.ndarray, ...],
+        rows: Rows,
+        n_seen: int,
+        n: int,
+    ) -> int:
+        draw_rows(rng, data[0].shape[0], rows, n_seen, n)
+        impossible = -1
+        for first in range(n_seen, n, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n)
+            batch = take(data, rows.drawn[first:last])
+            bad = log_ratios_of(current, proposed, batch, rows.log_ratios[first:last])
+            if bad >= 0:
+                impossible = rows.drawn[first + bad]
+        return impossible
+
+    @njit
+    def sum_log_ratios(
+        current: np.ndarray, proposed: np.ndarray, data: tuple[np.ndarray, ...]
+    ) -> tuple[float, int]:
+        n_rows = data[0].shape[0]
+        log_ratios = np.empty(CHUNK_ROWS)
+        total = 0.0
+        for first in range(0, n_rows, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_rows)
+            bad = log_ratios_of(current, proposed, view(data, first, last), log_ratios)
+            if bad >= 0:
+                return -np.inf, first + bad
+            total += log_ratios[: last - first].sum()
+            if total == -np.inf:
+                break
+        return total, -1
+
+    return draw_log_ratios, sum_log_ratios
+
+
+@njit
+def subtract(proposed: np.ndarray, current: np.ndarray, log_ratios: np.ndarray) -> int:
+    """Write log ratios; return the position of a row impossible at the current point, or -1."""
+    impossible = -1
+    for i in range(proposed.size):
+        log_ratios[i] = proposed[i] - current[i]
+        if not np.isfinite(current[i]):
+            impossible = i
+        elif np.isnan(proposed[i]):
+            log_ratios[i] = -np.inf
+    return impossible

@@ -1,0 +1,5 @@
+"""Ways to propose a move, one file each."""
+
+from pymc_minibatch.proposals.random_walk import RandomWalk
+
+__all__ = ["RandomWalk"]

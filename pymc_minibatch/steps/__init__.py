@@ -1,0 +1,5 @@
+"""PyMC step methods: thin, arguments in, stats out."""
+
+from pymc_minibatch.steps.minibatch_mh import MinibatchMH
+
+__all__ = ["MinibatchMH"]

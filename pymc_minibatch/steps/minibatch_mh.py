@@ -1,0 +1,337 @@
+"""The PyMC step for minibatch Metropolis-Hastings."""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from pymc.blocking import PointType, StatsType
+from pymc.exceptions import SamplingError
+from pymc.model import Model, modelcontext
+from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import RandomGenerator, get_random_generator, get_var_name
+from pymc.vartypes import continuous_types
+from pytensor.graph.basic import Variable
+from rich.progress import ProgressColumn, TextColumn
+from rich.table import Column
+
+from pymc_minibatch.acceptance import CorrectedBarker
+from pymc_minibatch.acceptance.decision import Rows, row_workspace
+from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.kernels.metropolis import Totals, make_transitions
+from pymc_minibatch.proposals import RandomWalk
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import jit_cached
+
+__all__ = ["MinibatchMH", "MinibatchMHState"]
+
+KERNEL_SOURCE = """
+def transitions(rng, point, active, data, n_steps, tuning, proposal_state, parameters, rows):
+    return loop(rng, point, active, data, n_steps, tuning, proposal_state, parameters, rows)
+"""
+
+
+@dataclass_state
+class MinibatchMHState(StepMethodState):
+    """What is needed to continue a chain."""
+
+    tune: bool
+    proposal_state: tuple[np.ndarray, ...]
+    n_rows: int = field(metadata={"frozen": True})
+    acceptance: CorrectedBarker = field(metadata={"frozen": True})
+    batch_size: int = field(metadata={"frozen": True})
+    temperature: float = field(metadata={"frozen": True})
+    steps_per_draw: int = field(metadata={"frozen": True})
+
+
+class MinibatchMH(BlockedStep):
+    """Metropolis-Hastings that decides from a few rows of the data.
+
+    Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
+    grows until the test is sure enough. See :class:`CorrectedBarker` for what is approximate.
+
+    Parameters
+    ----------
+    vars : variable, name, or list of them, optional
+        Continuous free variables to sample; all if not given. Others are left to other steps, and
+        their values are read at every draw.
+    acceptance : CorrectedBarker, optional
+        The acceptance test.
+    proposal : RandomWalk, optional
+        How moves are proposed; an adaptive random walk if not given.
+    batch_size : int, default 100
+        Rows of the first batch of each decision, from 2 to N.
+    temperature : float, default 1.0
+        T > 0; the target is the prior times the likelihood to the power 1/T.
+    steps_per_draw : int, default 1
+        Transitions for each draw that is kept. Many cost little more than one, since they run in
+        one compiled call.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    rng : seed or numpy.random.Generator, optional
+        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    ValueError
+        If an argument is out of range, a variable is unknown or discrete, or the data are empty or
+        not finite.
+
+    Warns
+    -----
+    UserWarning
+        If a Deterministic has a value for each row, which makes every draw cost N; and if a
+        temperature is given for some of the variables only.
+
+    Notes
+    -----
+    Sample stats, for each draw:
+
+    - ``accept``: share of its transitions that were accepted (at most about one half).
+    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
+    - ``n_gradient``: row gradients evaluated; this step needs none.
+    - ``batch_size``: mean number of rows that a decision rests on.
+    - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
+    - ``test_error``: largest estimated bound on the error of an acceptance probability.
+    - ``scale``: factor on the standard deviations of the random walk.
+
+    Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
+    Metropolis-Hastings, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pm.sample(step=pmb.MinibatchMH(steps_per_draw=10))  # doctest: +SKIP
+    """
+
+    name = "minibatch_mh"
+    default_blocked = True
+    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
+        "accept": (np.float64, []),
+        "n_likelihood": (np.int64, []),
+        "n_gradient": (np.int64, []),
+        "batch_size": (np.float64, []),
+        "log_ratio_var": (np.float64, []),
+        "test_error": (np.float64, []),
+        "scale": (np.float64, []),
+    }
+    _state_class = MinibatchMHState
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        acceptance: CorrectedBarker | None = None,
+        proposal: RandomWalk | None = None,
+        batch_size: int = 100,
+        temperature: float = 1.0,
+        steps_per_draw: int = 1,
+        model: Model | None = None,
+        rng: RandomGenerator = None,
+    ) -> None:
+        model = modelcontext(model)
+        self.vars = _continuous_value_vars(vars, model)
+        self.var_names = [get_var_name(var) for var in self.vars]
+        self.tall = TallModel(model)
+        self.n_rows = self.tall.n_rows
+        self.acceptance = CorrectedBarker() if acceptance is None else acceptance
+        self.proposal = RandomWalk() if proposal is None else proposal
+        self.batch_size = _checked_count("batch_size", batch_size, 2, self.n_rows)
+        self.steps_per_draw = _checked_count("steps_per_draw", steps_per_draw, 1)
+        self.temperature = _checked_temperature(temperature)
+        self.tune = True
+        self.rng = get_random_generator(rng)
+        self._active = _positions(self.tall, self.var_names)
+        self.proposal_state = self.proposal.initial_state(
+            self._active.size, self.temperature / self.n_rows
+        )
+        self._start_is_checked = False
+        self._warn(model)
+        self._compile()
+
+    def _warn(self, model: Model) -> None:
+        if slow := self.tall.deterministics_of_rows():
+            warnings.warn(
+                f"Deterministics {slow} have one value for each of the {self.n_rows} rows, and "
+                "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
+                "var_names to keep, and use pm.compute_deterministics afterwards.",
+                stacklevel=3,
+            )
+        others = [var.name for var in model.value_vars if var not in self.vars]
+        if others and self.temperature != 1.0:
+            warnings.warn(
+                f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
+                "must use the same temperature, or the chain has no well-defined target.",
+                stacklevel=3,
+            )
+
+    @cached_property
+    def _kernel(self) -> Callable[..., Totals]:
+        row_logp, prior_logp = self.tall.compiled_row_logp, self.tall.compiled_prior_logp
+        propose, adapt = self.proposal.build()
+        loop = make_transitions(
+            row_logp.jitted,
+            prior_logp.jitted,
+            [values.ndim for values in self.tall.data],
+            self.acceptance.build,
+            propose,
+            adapt,
+        )
+        keys = [row_logp.cache_key, prior_logp.cache_key, code_key()]
+        keys += [type(self.acceptance).__name__, repr(self.proposal.jit_options)]
+        return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return row_workspace(self.n_rows)
+
+    @cached_property
+    def _parameters(self) -> tuple[Any, ...]:
+        return self.acceptance.parameters(self.temperature, self.batch_size)
+
+    def _compile(self) -> None:
+        """Compile before chains are forked, so that they share the machine code."""
+        start = self.tall.layout.flatten(self.tall.model.initial_point())
+        self._transitions(start, n_steps=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is rebuilt in the process of a chain."""
+        rebuilt = {"_kernel", "_rows", "_parameters"}
+        return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
+
+    def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
+        """Prepare for a chain, which may start anywhere."""
+        super().setup_chain(rng, tune, draws)
+        self._start_is_checked = False
+
+    def step(self, point: PointType) -> tuple[PointType, StatsType]:
+        """Make the transitions of one draw."""
+        if not self._start_is_checked:
+            self.tall.check_start(point)
+            self._start_is_checked = True
+        flat = self.tall.layout.flatten(point)
+        totals = self._transitions_or_nothing(flat)
+        if totals.impossible_row >= 0:
+            raise SamplingError(
+                f"Row {totals.impossible_row} of {' + '.join(self.tall.row_names)} has a "
+                "log-likelihood that is not finite at a point that was accepted from other rows. "
+                "Minibatch sampling needs rows that are possible at every value of the parameters "
+                "(no support that depends on them); sample this model with NUTS."
+            )
+        moved = self.tall.layout.unflatten(flat)
+        new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        return new_point, [self._stats(totals)]
+
+    def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
+        return self._kernel(
+            self.rng,
+            flat,
+            self._active,
+            self.tall.data,
+            n_steps,
+            self.tune,
+            self.proposal_state,
+            self._parameters,
+            self._rows,
+        )
+
+    def _transitions_or_nothing(self, flat: np.ndarray) -> Totals:
+        """Make the transitions; when interrupted, leave the state as before them.
+
+        A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
+        """
+        rng_state = self.rng.bit_generator.state
+        proposal_state = copy.deepcopy(self.proposal_state) if self.tune else self.proposal_state
+        try:
+            totals = self._transitions(flat, self.steps_per_draw)
+            if self.tune:
+                self.proposal.end_draw(self.proposal_state)
+            return totals
+        except BaseException:
+            self.rng.bit_generator.state = rng_state
+            self.proposal_state = proposal_state
+            raise
+
+    def _stats(self, totals: Totals) -> dict[str, Any]:
+        n_decisions = max(totals.n_decisions, 1)
+        return {
+            "accept": totals.n_accepted / self.steps_per_draw,
+            "n_likelihood": 2 * totals.n_evaluated,
+            "n_gradient": 0,
+            "batch_size": totals.batch_rows / n_decisions,
+            "log_ratio_var": totals.log_ratio_var / n_decisions,
+            "test_error": totals.test_error,
+            "scale": self.proposal.scale(self.proposal_state),
+        }
+
+    @staticmethod
+    def _progressbar_config(n_chains: int = 1) -> tuple[list[ProgressColumn], dict[str, list[Any]]]:
+        formats = {"Scale": "scale]:0.2f", "Accept": "accept]:0.2f", "Rows": "batch_size]:,.0f"}
+        columns: list[ProgressColumn] = [
+            TextColumn(f"{{task.fields[{spec}}}", table_column=Column(header, ratio=1))
+            for header, spec in formats.items()
+        ]
+        return columns, {key: [0.0] * n_chains for key in ("scale", "accept", "batch_size")}
+
+    @staticmethod
+    def _make_progressbar_update_functions() -> tuple[Callable[[dict[str, Any]], dict[str, Any]]]:
+        def update_stats(step_stats: dict[str, Any]) -> dict[str, Any]:
+            return {key: step_stats[key] for key in ("scale", "accept", "batch_size")}
+
+        return (update_stats,)
+
+
+def _continuous_value_vars(
+    vars: Variable | str | Sequence[Variable | str] | None, model: Model
+) -> list[Variable]:
+    """Resolve what the user named to continuous value variables of the model."""
+    if vars is None:
+        chosen = list(model.value_vars)
+    else:
+        known = {rv.name: model.rvs_to_values[rv] for rv in model.free_RVs}
+        known |= {value.name: value for value in model.value_vars}
+        listed = [vars] if isinstance(vars, Variable | str) else list(vars)
+        names = [var if isinstance(var, str) else get_var_name(var) for var in listed]
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{name} is not a free variable of the model, whose free variables are "
+                    f"{[rv.name for rv in model.free_RVs]}. Name some of these in vars."
+                )
+        chosen = [known[name] for name in names]
+    for var in chosen:
+        if var.dtype not in continuous_types:
+            raise ValueError(
+                f"{var.name} is discrete, and MinibatchMH moves continuous variables only. Name "
+                "those in vars, and let another step, such as pm.Metropolis, sample the rest."
+            )
+    return chosen
+
+
+def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
+    """Find the sampled variables in the flat point."""
+    slices = tall.layout.slices()
+    return np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in names])
+
+
+def _checked_count(name: str, value: int, least: int, most: int | None = None) -> int:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and least <= value and (most is None or value <= most):
+        return int(value)
+    upper = "" if most is None else f" and at most {most}, the number of rows"
+    raise ValueError(f"{name} must be a whole number, at least {least}{upper}; got {value!r}.")
+
+
+def _checked_temperature(temperature: float) -> float:
+    if not (np.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be positive and finite; got {temperature}.")
+    return float(temperature)

@@ -1,0 +1,80 @@
+"""Functions of a batch of rows, compiled by PyTensor to Numba.
+
+A compiled PyTensor function carries its Numba dispatcher, which other jitted code can call. It also
+has a key under which PyTensor keeps the machine code on disk. :func:`jit_cached` extends that cache
+to our own kernels: a second process on the same model starts warm.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.graph.basic import Variable
+from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit
+
+__all__ = ["CompiledFunction", "compile_numba", "jit_cached"]
+
+
+@dataclass(frozen=True)
+class CompiledFunction:
+    """A PyTensor graph as a Numba function.
+
+    Attributes
+    ----------
+    jitted
+        The Numba dispatcher; takes arrays and returns a tuple of arrays.
+    cache_key
+        Identifies the graph on disk; None if PyTensor cannot cache one of its operations.
+    """
+
+    jitted: Callable[..., tuple[np.ndarray, ...]]
+    cache_key: str | None
+
+    def __call__(self, *args: np.ndarray) -> np.ndarray:
+        """Evaluate the first output."""
+        return self.jitted(*args)[0]
+
+
+def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> CompiledFunction:
+    """Compile a graph with PyMC's rewrites, so that a parameter out of range gives -inf.
+
+    Raises
+    ------
+    ValueError
+        If the graph reads a shared variable that is not among the inputs.
+    """
+    function = pymc_compile(list(inputs), list(outputs), mode="NUMBA")
+    if shared := function.get_shared():
+        raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
+    jitted = function.vm.jit_fn
+    return CompiledFunction(jitted, CACHED_SRC_FUNCTIONS.get(jitted.py_func))
+
+
+def jit_cached(
+    source: str, name: str, environment: dict[str, Any], keys: Sequence[str | None]
+) -> Callable[..., Any]:
+    """Compile the function `name` of `source` and keep its machine code on disk.
+
+    Parameters
+    ----------
+    source
+        Python source of the function.
+    name
+        Its name.
+    environment
+        What the source refers to: jitted functions and modules.
+    keys
+        Whatever identifies the code behind `environment`. If any is None the function is compiled
+        but not kept.
+    """
+    known = [key for key in keys if key is not None]
+    complete = len(known) == len(keys)
+    key = sha256("\n".join([source, *known]).encode()).hexdigest() if complete else None
+    # Numba finds what a function on disk refers to by the name of its module.
+    module = {"__name__": __name__, **environment}
+    function = compile_numba_function_src(source, name, module, cache_key=key)
+    return numba_njit(function, final_function=True, cache=complete)

@@ -1,0 +1,75 @@
+"""The order in which a point's value variables lie in one flat vector."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+__all__ = ["PointLayout"]
+
+
+@dataclass(frozen=True)
+class PointLayout:
+    """Value variables raveled into one float64 vector.
+
+    Integers keep their value exactly up to 2**53.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, point: Mapping[str, np.ndarray], names: Sequence[str]) -> "PointLayout":
+        """Take shapes and dtypes from a point."""
+        values = [np.asarray(point[name]) for name in names]
+        return cls(
+            tuple(names),
+            tuple(value.shape for value in values),
+            tuple(value.dtype.name for value in values),
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of elements of each variable."""
+        return [int(np.prod(shape)) for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the flat vector."""
+        return sum(self.sizes)
+
+    def slices(self) -> dict[str, slice]:
+        """Where each variable lies in the flat vector."""
+        ends = np.cumsum(self.sizes, dtype=int)
+        return {
+            name: slice(int(end) - size, int(end))
+            for name, size, end in zip(self.names, self.sizes, ends, strict=True)
+        }
+
+    def flatten(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Ravel a point."""
+        if not self.names:
+            return np.empty(0)
+        return np.concatenate([np.ravel(point[name]) for name in self.names]).astype(np.float64)
+
+    def unflatten(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Undo :meth:`flatten`."""
+        shapes_dtypes = dict(
+            zip(self.names, zip(self.shapes, self.dtypes, strict=True), strict=True)
+        )
+        return {
+            name: flat[where].reshape(shapes_dtypes[name][0]).astype(shapes_dtypes[name][1])
+            for name, where in self.slices().items()
+        }
+
+    def symbolic(self, flat: TensorVariable) -> dict[str, TensorVariable]:
+        """Build the graph of :meth:`unflatten`."""
+        return {
+            name: pt.cast(flat[where].reshape(shape), dtype)
+            for (name, where), shape, dtype in zip(
+                self.slices().items(), self.shapes, self.dtypes, strict=True
+            )
+        }

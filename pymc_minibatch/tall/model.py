@@ -1,0 +1,456 @@
+"""A PyMC model seen as a prior part plus N independent rows.
+
+``log p(theta, y) = prior_logp(theta) + sum_n row_logp(theta, n)``
+
+The rows are those of the observed variable. Every array in its log-density that has an axis of
+length N is taken for row data, and the graph is rebuilt on a batch (:mod:`.slicing`). The split is
+accepted only if, on random rows at random points, the batch graph gives what the full graph gives.
+Everything else (priors, Jacobians, potentials) is the prior part.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.model import Model, modelcontext
+from pymc.util import get_var_name
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
+
+__all__ = ["NotTallError", "RowInput", "TallModel"]
+
+CHUNK_ROWS = 2**15
+"""Rows evaluated at once in a pass over all of them: their temporaries stay in cache."""
+
+_Graph = tuple[list[Variable], list[Variable]]
+"""Inputs and outputs."""
+
+MAX_LAYOUTS = 64
+"""Ways to assign row axes that are tried before a model is refused."""
+
+
+class NotTallError(ValueError):
+    """The model is not a prior part plus independent rows; the message says why."""
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """An array that holds row data.
+
+    Attributes
+    ----------
+    name
+        Name of the variable, or ``"constant"`` for an unnamed array in the graph.
+    leaf
+        The variable of the model's graph.
+    axis
+        The axis of the model's array along which the rows lie.
+    values
+        The data with rows along the first axis.
+    """
+
+    name: str
+    leaf: Variable
+    axis: int
+    values: np.ndarray
+
+
+class TallModel:
+    """A PyMC model split into a prior part and independent rows.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here: a later
+        ``pm.set_data`` is not seen.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        The model.
+    n_rows : int
+        The number of rows, N.
+    row_inputs : dict of str to RowInput
+        What was recognised as row data.
+    layout : PointLayout
+        Order of the value variables in a flat vector.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    ValueError
+        If the data are empty, have missing or infinite entries, or lengths that do not match.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.arange(100.0))
+    ...     tall = pmb.TallModel()
+    >>> tall.n_rows
+    100
+    >>> tall.row_logp({"mu": np.array(0.0)}, [0, 2]).round(3)
+    array([-0.919, -2.919])
+    """
+
+    def __init__(self, model: Model | None = None) -> None:
+        self.model = modelcontext(model)
+        row_variables = _row_variables(self.model)
+        self.n_rows = _n_rows(self.model, row_variables[0])
+        self._check_prior_variables(row_variables)
+        self.layout = PointLayout.of(
+            self.model.initial_point(), [get_var_name(value) for value in self.model.value_vars]
+        )
+        self.row_names = [get_var_name(variable) for variable in row_variables]
+        self._flat = pt.vector("point", dtype="float64")
+        self._full_term = _sum_row_terms(self.model.logp(vars=row_variables, sum=False))
+        candidates = _candidate_axes(data_leaves([self._full_term]), self.n_rows)
+        self._check_data(candidates)
+        self.row_inputs, self._batch_graph = self._split(candidates)
+
+    @cached_property
+    def compiled_row_logp(self) -> CompiledFunction:
+        """``(flat point, *batch) -> row log-likelihoods``, to be called from Numba or Python."""
+        return compile_numba(*self._batch_graph)
+
+    @cached_property
+    def compiled_prior_logp(self) -> CompiledFunction:
+        """``(flat point,) -> log-density of the prior part``, a scalar array."""
+        factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
+        terms = self.model.logp(vars=factors + self.model.potentials, sum=False)
+        total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
+        return compile_numba([self._flat], [self._bind(pt.cast(total, "float64"), {})])
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave compiled functions out: they are rebuilt, from the disk, where they are needed."""
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("compiled_")}
+
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
+        return tuple(row_input.values for row_input in self.row_inputs.values())
+
+    def row_logp(
+        self, point: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
+        """Log-likelihood of some rows.
+
+        Parameters
+        ----------
+        point
+            Values of the value variables, as ``model.initial_point()`` gives.
+        rows
+            Row numbers, from 0 to N − 1; repeats are allowed.
+
+        Returns
+        -------
+        ndarray of float64, shape (len(rows),)
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        batch = [np.ascontiguousarray(values[rows]) for values in self.data]
+        return self.compiled_row_logp(self.layout.flatten(point), *batch)
+
+    def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
+        """Log-density of everything that is not a row: priors, Jacobians, potentials."""
+        return float(self.compiled_prior_logp(self.layout.flatten(point)))
+
+    def logp(self, point: Mapping[str, np.ndarray]) -> float:
+        """Log-density of the model: the prior part plus all rows, in chunks."""
+        chunks = self._row_logp_chunks(self.layout.flatten(point))
+        return self.prior_logp(point) + sum(float(chunk.sum()) for _, chunk in chunks)
+
+    def check_start(self, point: Mapping[str, np.ndarray]) -> None:
+        """Refuse a point where the log-density of the model is not finite; reads every row.
+
+        Raises
+        ------
+        ValueError
+            Naming the variable, and for an observed variable the first row, that is to blame.
+        """
+        if not np.isfinite(self.prior_logp(point)):
+            logps = self.model.point_logps(dict(point))
+            blamed = {name: float(value) for name, value in logps.items() if not np.isfinite(value)}
+            raise ValueError(
+                f"The prior part has log-density {self.prior_logp(point)} at the starting point: "
+                f"{blamed}. Start elsewhere: pass initvals to pm.sample."
+            )
+        for first, chunk in self._row_logp_chunks(self.layout.flatten(point)):
+            bad = np.flatnonzero(~np.isfinite(chunk))
+            if bad.size:
+                raise ValueError(
+                    f"Row {first + bad[0]} of {' + '.join(self.row_names)} has log-likelihood "
+                    f"{chunk[bad[0]]} at the starting point. Look at this row of the data, or "
+                    "start elsewhere: pass initvals to pm.sample."
+                )
+
+    def describe(self) -> str:
+        """Tell what was taken for rows and what for prior."""
+        prior = [
+            get_var_name(rv)
+            for rv in self.model.basic_RVs + self.model.potentials
+            if rv.name not in self.row_names
+        ]
+        lines = [
+            f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
+            *(
+                f"  {row_input.name}: {row_input.values.dtype} {row_input.values.shape}"
+                + (f", rows along axis {row_input.axis}" if row_input.axis else "")
+                for row_input in self.row_inputs.values()
+            ),
+            f"prior part: {', '.join(prior)} ({self.layout.size} unconstrained parameters)",
+        ]
+        lines += [
+            f"warning: Deterministic {name} has one value per row, and pm.sample evaluates it at "
+            "every draw; leave it out with var_names."
+            for name in self.deterministics_of_rows()
+        ]
+        return "\n".join(lines)
+
+    def deterministics_of_rows(self) -> list[str]:
+        """List the Deterministics with one value per row, which make every draw cost N."""
+        return [get_var_name(v) for v in self.model.deterministics if self.n_rows in v.type.shape]
+
+    def _row_logp_chunks(self, flat: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        for first in range(0, self.n_rows, CHUNK_ROWS):
+            batch = [values[first : first + CHUNK_ROWS] for values in self.data]
+            yield first, self.compiled_row_logp(flat, *batch)
+
+    def _check_prior_variables(self, row_variables: Sequence[Variable]) -> None:
+        for potential in self.model.potentials:
+            if any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves([potential])):
+                raise NotTallError(
+                    f"Potential {potential.name} reads data with {self.n_rows} rows, so every step "
+                    "would cost a full pass. Write its rows as an observed pm.CustomDist."
+                )
+
+    def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
+        for leaf, axes in candidates.items():
+            values = leaf_value(leaf)
+            if not np.issubdtype(values.dtype, np.floating):
+                continue
+            rows = np.moveaxis(values, axes[0], 0)
+            for first in range(0, self.n_rows, CHUNK_ROWS):
+                finite = np.isfinite(rows[first : first + CHUNK_ROWS])
+                if not finite.all():
+                    where = np.argwhere(~finite)[0]
+                    value = rows[first : first + CHUNK_ROWS][tuple(where)]
+                    raise ValueError(
+                        f"{_leaf_name(leaf)} has {value} in row {first + where[0]}. Remove or "
+                        "replace missing and infinite values before building the model."
+                    )
+
+    def _split(
+        self, candidates: Mapping[Variable, Sequence[int]]
+    ) -> tuple[dict[str, RowInput], _Graph]:
+        """Find the assignment of row axes that the full graph confirms."""
+        check = _SplitCheck(self, list(candidates))
+        reason = "none of its terms reads data with one entry per row"
+        layouts = itertools.product(*candidates.values())
+        for axes in itertools.islice(layouts, MAX_LAYOUTS if candidates else 0):
+            row_axes = dict(zip(candidates, axes, strict=True))
+            inputs, term = slice_rows(self._full_term, self.n_rows, row_axes)
+            row_inputs = _row_inputs(row_axes)
+            graph: _Graph = [self._flat, *inputs], [self._bind(term, {})]
+            difference = check.compare(compile_numba(*graph), row_inputs)
+            if difference is None:
+                return row_inputs, graph
+            reason = difference
+        raise NotTallError(self._refusal(reason))
+
+    def _refusal(self, reason: str) -> str:
+        latent = [
+            name
+            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
+            if self.n_rows in shape
+        ]
+        advice = (
+            f"{', '.join(latent)} may be a latent variable with one value per row: marginalise it, "
+            "or sample this model with NUTS."
+            if latent
+            else "Rows that depend on one another (time series, Gaussian processes, quantities "
+            "normalised over all rows) cannot be sampled by minibatch; compute such quantities "
+            "before building the model, or sample it with NUTS."
+        )
+        return (
+            f"The log-density of {' + '.join(self.row_names)} is not a sum over {self.n_rows} "
+            f"independent rows: {reason}. {advice}"
+        )
+
+    def _bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:
+        """Make `term` a graph of the flat point; shared variables become constants."""
+        values = self.layout.symbolic(self._flat)
+        replacements: dict[Variable, Variable] = {
+            value: values[get_var_name(value)] for value in self.model.value_vars
+        }
+        replacements |= {
+            leaf: pt.constant(leaf_value(leaf), dtype=leaf.type.dtype)
+            for leaf in data_leaves([term])
+            if isinstance(leaf, SharedVariable)
+        }
+        [bound] = graph_replace([term], replacements | dict(replace), strict=False)
+        return bound
+
+
+class _SplitCheck:
+    """The full graph at random points, with which a batch graph is compared.
+
+    Row data are passed to the full graph as inputs of the same static shape, not as constants, so
+    that they are neither hashed nor compiled in.
+    """
+
+    N_POINTS = 3
+    BATCHES = (2, 5, 64)
+    RTOL = 1e-9
+
+    def __init__(self, tall: TallModel, leaves: Sequence[Variable]) -> None:
+        rng = np.random.default_rng(20170709)
+        self.n_rows = tall.n_rows
+        self.batches = [rng.integers(0, tall.n_rows, size) for size in self.BATCHES]
+        full_inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
+        full = compile_numba(
+            [tall._flat, *full_inputs.values()], [tall._bind(tall._full_term, full_inputs)]
+        )
+        arrays = [leaf_value(leaf) for leaf in leaves]
+        try:
+            self.points, self.expected = self._evaluate(full, arrays, tall, rng)
+        except (ValueError, AssertionError, IndexError) as error:
+            sizes = ", ".join(
+                f"{_leaf_name(leaf)} {leaf_value(leaf).shape}"
+                for leaf in data_leaves([tall._full_term])
+                if leaf_value(leaf).ndim and leaf_value(leaf).size > 1
+            )
+            raise ValueError(
+                f"The log-density of {' + '.join(tall.row_names)} cannot be evaluated: {error} Its "
+                f"data have shapes {sizes}; all that holds rows must have {tall.n_rows} of them."
+            ) from error
+
+    def _evaluate(
+        self,
+        full: CompiledFunction,
+        arrays: Sequence[np.ndarray],
+        tall: TallModel,
+        rng: np.random.Generator,
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Evaluate all rows at a few points near the start, where most rows are finite."""
+        start = tall.layout.flatten(tall.model.initial_point())
+        continuous = np.concatenate(
+            [
+                np.full(size, np.issubdtype(dtype, np.floating))
+                for size, dtype in zip(tall.layout.sizes, tall.layout.dtypes, strict=True)
+            ]
+        )
+        points: list[np.ndarray] = []
+        expected: list[np.ndarray] = []
+        for attempt in range(4 * self.N_POINTS):
+            jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
+            point = start + jitter * continuous
+            rows = full(point, *arrays)
+            if rows.shape != (self.n_rows,):
+                raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
+            if np.isfinite(rows).mean() > 0.5:
+                points.append(point)
+                expected.append(rows)
+            if len(points) == self.N_POINTS:
+                return points, expected
+        raise ValueError("At random points near model.initial_point() it is not finite.")
+
+    def compare(self, batch_logp: CompiledFunction, inputs: Mapping[str, RowInput]) -> str | None:
+        """Say how the batch graph differs from the full graph; None if it does not."""
+        for point, expected in zip(self.points, self.expected, strict=True):
+            for rows in self.batches:
+                batch = [np.ascontiguousarray(i.values[rows]) for i in inputs.values()]
+                try:
+                    actual = batch_logp(point, *batch)
+                except (ValueError, AssertionError, IndexError) as error:
+                    return f"on a batch of rows it cannot be evaluated ({error})"
+                if actual.shape != rows.shape:
+                    return f"a batch of {rows.size} rows gives an array of shape {actual.shape}"
+                agrees = np.isclose(actual, expected[rows], rtol=self.RTOL, atol=1e-9)
+                finite = np.isfinite(expected[rows])
+                if not agrees[finite].all():
+                    worst = rows[finite][np.argmin(agrees[finite])]
+                    return f"row {worst} changes when it is evaluated with a few rows only"
+        return None
+
+
+def _row_variables(model: Model) -> list[TensorVariable]:
+    """Return the observed variables that have the rows: those with the most of them."""
+    names = {rv.name for rv in model.free_RVs}
+    for rv in model.observed_RVs:
+        if isinstance(rv.owner.op, MinibatchRandomVariable):
+            raise NotTallError(
+                f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
+                "data and leave total_size out."
+            )
+        if rv.name.endswith("_observed") and rv.name.replace("_observed", "_unobserved") in names:
+            raise NotTallError(
+                f"{rv.name.removesuffix('_observed')} has missing values, which PyMC imputes as "
+                "free variables. Remove those rows."
+            )
+    lengths = {rv: _first_length(model, rv) for rv in model.observed_RVs}
+    if not lengths:
+        raise NotTallError(
+            "The model has no observed variable. Give the likelihood its data with observed=."
+        )
+    most = max(lengths.values())
+    return [rv for rv, length in lengths.items() if length == most]
+
+
+def _first_length(model: Model, rv: TensorVariable) -> int:
+    [*_, leaf] = data_leaves([model.rvs_to_values[rv]])
+    value = leaf_value(leaf)
+    return value.shape[0] if value.ndim else 0
+
+
+def _n_rows(model: Model, rv: TensorVariable) -> int:
+    n_rows = _first_length(model, rv)
+    if n_rows < 2:
+        raise ValueError(
+            f"{rv.name} has {n_rows} rows; minibatch sampling needs at least 2. Look at the data "
+            "that were passed as observed."
+        )
+    return n_rows
+
+
+def _sum_row_terms(terms: Sequence[TensorVariable]) -> TensorVariable:
+    """Add the terms of each row: over trailing axes and over observed variables."""
+    rows = [term.sum(axis=tuple(range(1, term.ndim))) if term.ndim > 1 else term for term in terms]
+    return pt.cast(pt.add(*rows) if len(rows) > 1 else rows[0], "float64")
+
+
+def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
+    """Find the axes along which the rows of each leaf may lie."""
+    axes = {
+        leaf: [axis for axis, length in enumerate(leaf_value(leaf).shape) if length == n_rows]
+        for leaf in leaves
+    }
+    return {leaf: found for leaf, found in axes.items() if found}
+
+
+def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
+    row_inputs: dict[str, RowInput] = {}
+    for leaf, axis in row_axes.items():
+        name = base = _leaf_name(leaf)
+        for number in itertools.count(1):
+            if name not in row_inputs:
+                break
+            name = f"{base}_{number}"
+        values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
+        row_inputs[name] = RowInput(name, leaf, axis, values)
+    return row_inputs
+
+
+def _leaf_name(leaf: Variable) -> str:
+    return leaf.name or "constant"

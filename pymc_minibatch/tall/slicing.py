@@ -1,0 +1,136 @@
+"""Rewrite a graph over all N rows into the same graph over a batch of rows.
+
+A row term of a model, such as the log-density of ``y ~ Normal(X @ beta, sigma)``, is a graph whose
+leaves are arrays with an axis of length N. Replacing each such leaf by an input of any length gives
+the term of a batch. Three things stand in the way, and go symbolic here: the static length of the
+leaves, ``SpecifyShape`` nodes, and row counts that are written into the graph as shapes (constants,
+or the shared lengths that ``dims`` bring).
+
+Nothing here proves that the result is right. :class:`~pymc_minibatch.tall.model.TallModel` compares
+it with the full graph.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.basic import Alloc, MakeVector, get_underlying_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
+
+__all__ = ["data_leaves", "leaf_value", "slice_rows"]
+
+
+def leaf_value(leaf: Variable) -> np.ndarray:
+    """Return the array behind a constant or a shared variable, without copying it."""
+    if isinstance(leaf, SharedVariable):
+        return np.asarray(leaf.get_value(borrow=True))
+    assert isinstance(leaf, Constant)
+    return np.asarray(leaf.data)
+
+
+def data_leaves(outputs: Iterable[Variable]) -> list[Variable]:
+    """List the constants and shared tensors that a graph reads, in a stable order."""
+    return [
+        leaf
+        for leaf in ancestors(list(outputs))
+        if isinstance(leaf, Constant | SharedVariable) and isinstance(leaf.type, TensorType)
+    ]
+
+
+def slice_rows(
+    term: TensorVariable, n_rows: int, row_axes: Mapping[Variable, int]
+) -> tuple[list[TensorVariable], Variable]:
+    """Rebuild `term` on a batch of rows.
+
+    Parameters
+    ----------
+    term
+        A graph over all rows.
+    n_rows
+        The number of rows, N.
+    row_axes
+        For each leaf that holds rows, the axis along which they lie.
+
+    Returns
+    -------
+    inputs
+        One input for each leaf of `row_axes`, in that order, with rows along the first axis.
+    batch_term
+        The term over the rows of the inputs.
+    """
+    inputs = [_batch_input(leaf, axis) for leaf, axis in row_axes.items()]
+    replaced: dict[Variable, Variable] = {
+        leaf: pt.moveaxis(batch, 0, axis)
+        for (leaf, axis), batch in zip(row_axes.items(), inputs, strict=True)
+    }
+    [batch_term] = _rebuild_graph([term], replaced, n_rows, inputs[0].shape[0])
+    return inputs, batch_term
+
+
+def _rebuild_graph(
+    outputs: Sequence[Variable],
+    replaced: dict[Variable, Variable],
+    n_rows: int,
+    n_batch: TensorVariable,
+) -> list[Variable]:
+    for node in io_toposort(list(replaced), outputs):
+        rebuilt = _rebuild(node, [replaced.get(i, i) for i in node.inputs], n_rows, n_batch)
+        if rebuilt is not None:
+            replaced.update(zip(node.outputs, rebuilt, strict=True))
+    return [replaced.get(output, output) for output in outputs]
+
+
+def _batch_input(leaf: Variable, axis: int) -> TensorVariable:
+    shape = list(leaf.type.shape)
+    del shape[axis]
+    return pt.tensor(name=leaf.name, dtype=leaf.type.dtype, shape=(None, *shape))
+
+
+def _rebuild(
+    node: Apply, inputs: list[Variable], n_rows: int, n_batch: TensorVariable
+) -> Sequence[Variable] | None:
+    """Rebuild one node on its replaced inputs; None where nothing changes."""
+    if isinstance(node.op, SpecifyShape):
+        x = inputs[0]
+        lengths = [_constant_length(length) for length in node.inputs[1:]]
+        return [specify_shape(x, [None if n == n_rows else n for n in lengths])]
+    if isinstance(node.op, Alloc):
+        inputs = [inputs[0], *(_batch_length(n, n_rows, n_batch) for n in inputs[1:])]
+    elif isinstance(node.op, MakeVector) and node.op.dtype == "int64":
+        inputs = [_batch_length(n, n_rows, n_batch) for n in inputs]
+    elif isinstance(node.op, Reshape):
+        inputs = [inputs[0], _batch_shape(inputs[1], n_rows, n_batch)]
+    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+        return None
+    if isinstance(node.op, OpFromGraph):  # its inner graph has the static shapes of all rows
+        inner = node.op.fgraph.unfreeze()
+        bound = dict(zip(inner.inputs, inputs, strict=True))
+        return _rebuild_graph(inner.outputs, bound, n_rows, n_batch)
+    return node.op.make_node(*inputs).outputs
+
+
+def _constant_length(length: Variable) -> int | None:
+    """Return a length that is known when the graph is built."""
+    if isinstance(length, SharedVariable):
+        return int(length.get_value())
+    try:
+        return int(get_underlying_scalar_constant_value(length))
+    except (NotScalarConstantError, TypeError):  # TypeError: SpecifyShape's None
+        return None
+
+
+def _batch_length(length: Variable, n_rows: int, n_batch: TensorVariable) -> Variable:
+    return n_batch if _constant_length(length) == n_rows else length
+
+
+def _batch_shape(shape: Variable, n_rows: int, n_batch: TensorVariable) -> Variable:
+    if not isinstance(shape, Constant) or n_rows not in shape.data:
+        return shape
+    return pt.stack([n_batch if n == n_rows else pt.constant(n) for n in shape.data])
