@@ -3,10 +3,20 @@
 from importlib.metadata import version
 
 from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.proposals import RandomWalk
+from pymc_minibatch.proposals import Laplace, RandomWalk
+from pymc_minibatch.reference import Reference, find_reference
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall import NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
-__all__ = ["CorrectedBarker", "MinibatchMH", "NotTallError", "RandomWalk", "TallModel"]
+__all__ = [
+    "CorrectedBarker",
+    "Laplace",
+    "MinibatchMH",
+    "NotTallError",
+    "RandomWalk",
+    "Reference",
+    "TallModel",
+    "find_reference",
+]

@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.acceptance.correction import correction
-from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.acceptance.decision import Decision, Rows, Source
 
 __all__ = ["CorrectedBarker"]
 
@@ -114,7 +114,7 @@ class CorrectedBarker:
             psi: float,
             current: np.ndarray,
             proposed: np.ndarray,
-            data: tuple[np.ndarray, ...],
+            source: Source,
             rows: Rows,
             parameters: tuple[Any, ...],
         ) -> Decision:
@@ -129,11 +129,11 @@ class CorrectedBarker:
                 grid,
                 smoothness,
             ) = parameters
-            n_rows = data[0].shape[0]
+            n_rows = source.data[0].shape[0]
             scale = n_rows / temperature
             n_seen, n = np.int64(0), batch_size  # a literal 0 would be compiled on its own
             while 2 * n <= n_rows:
-                impossible = draw_log_ratios(rng, current, proposed, data, rows, n_seen, n)
+                impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
                 mean, variance, third = moments(rows.log_ratios[:n])
                 if impossible >= 0 or mean == -np.inf:
                     return Decision(False, n, n, 0.0, 0.0, impossible)
@@ -149,7 +149,7 @@ class CorrectedBarker:
                     s2, bound = noise(n, n_rows, scale, variance, third, grid, smoothness)
                     if s2 <= HEADROOM * sigma2 and cdf_error + bound <= limit:
                         break
-            total, impossible = sum_log_ratios(current, proposed, data)
+            total, impossible = sum_log_ratios(current, proposed, source)
             delta = psi + total / temperature
             accepted = rng.random() < 1 / (1 + np.exp(-delta))
             return Decision(accepted, n_rows, n_seen + n_rows, 0.0, 0.0, impossible)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Decision", "Rows", "row_workspace"]
+__all__ = ["Decision", "Rows", "Source", "row_workspace"]
 
 
 class Decision(NamedTuple):
@@ -53,6 +53,21 @@ class Rows(NamedTuple):
     log_ratios: np.ndarray
     seen: np.ndarray
     n_drawn: np.ndarray
+
+
+class Source(NamedTuple):
+    """What the rows are computed from.
+
+    Attributes
+    ----------
+    data
+        Arrays with rows along the first axis.
+    constants
+        What the terms of the rows read besides.
+    """
+
+    data: tuple[np.ndarray, ...]
+    constants: tuple[np.ndarray, ...]
 
 
 def row_workspace(n_rows: int) -> Rows:

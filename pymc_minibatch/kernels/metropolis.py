@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.acceptance.decision import Decision, Rows, Source
 from pymc_minibatch.kernels.rows import make_readers
 
 __all__ = ["Totals", "make_transitions"]
@@ -41,8 +41,8 @@ class Totals(NamedTuple):
 
 
 def make_transitions(
-    row_logp: Callable[..., tuple[np.ndarray, ...]],
-    prior_logp: Callable[..., tuple[np.ndarray, ...]],
+    row: Callable[..., np.ndarray],
+    base: Callable[..., float],
     ndims: Sequence[int],
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
@@ -52,10 +52,10 @@ def make_transitions(
 
     Parameters
     ----------
-    row_logp
-        ``(point, *batch) -> (row log-likelihoods,)``.
-    prior_logp
-        ``(point,) -> (log-density,)``.
+    row
+        ``(point, constants, batch) -> array``, the terms of the rows.
+    base
+        ``(point, constants) -> float``, what the log-density has besides.
     ndims
         Number of dimensions of each array of row data.
     build_decide
@@ -66,17 +66,17 @@ def make_transitions(
     Returns
     -------
     transitions
-        ``(rng, point, active, data, n_steps, tuning, proposal_state, test_parameters, rows)``
+        ``(rng, point, active, source, n_steps, tuning, proposal_state, test_parameters, rows)``
         moves ``point[active]`` in place by `n_steps` transitions and returns :class:`Totals`.
     """
-    decide = build_decide(*make_readers(row_logp, ndims))
+    decide = build_decide(*make_readers(row, ndims))
 
     @njit
     def transitions(
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        data: tuple[np.ndarray, ...],
+        source: Source,
         n_steps: int,
         tuning: bool,
         proposal_state: Any,
@@ -87,18 +87,18 @@ def make_transitions(
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
             theta[i] = point[active[i]]
-        log_prior = prior_logp(point)[0].item()
+        log_base = base(point, source.constants)
         n_accepted = n_decisions = n_evaluated = batch_rows = 0
         log_ratio_var = test_error = 0.0
         impossible_row = -1
         for _ in range(n_steps):
             log_q = propose(rng, theta, candidate, proposal_state)
             put(candidate, active, proposed)
-            candidate_log_prior = prior_logp(proposed)[0].item()
+            candidate_log_base = base(proposed, source.constants)
             accepted = False
-            if np.isfinite(candidate_log_prior):
-                psi = candidate_log_prior - log_prior + log_q
-                decision = decide(rng, psi, point, proposed, data, rows, test_parameters)
+            if np.isfinite(candidate_log_base):
+                psi = candidate_log_base - log_base + log_q
+                decision = decide(rng, psi, point, proposed, source, rows, test_parameters)
                 accepted = decision.accepted
                 n_decisions += 1
                 n_evaluated += decision.n_evaluated
@@ -112,7 +112,7 @@ def make_transitions(
                 n_accepted += 1
                 theta[:] = candidate
                 put(candidate, active, point)
-                log_prior = candidate_log_prior
+                log_base = candidate_log_base
             if tuning:
                 adapt(theta, accepted, proposal_state)
         return Totals(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Rows
+from pymc_minibatch.acceptance.decision import Rows, Source
 
 __all__ = ["make_readers"]
 
@@ -85,24 +85,24 @@ def forget(rows: Rows) -> None:
 
 
 def make_readers(
-    row_logp: Callable[..., tuple[np.ndarray, ...]], ndims: Sequence[int]
+    row: Callable[..., np.ndarray], ndims: Sequence[int]
 ) -> tuple[Callable[..., int], Callable[..., tuple[float, int]]]:
     """Make the two functions that read the data for an acceptance test.
 
     Parameters
     ----------
-    row_logp
-        ``(point, *batch) -> (row log-likelihoods,)``.
+    row
+        ``(point, constants, batch) -> array``, the terms of the rows.
     ndims
         Number of dimensions of each array of row data.
 
     Returns
     -------
     draw_log_ratios
-        ``(rng, current, proposed, data, rows, n_seen, n)`` extends the batch from `n_seen` to `n`
+        ``(rng, current, proposed, source, rows, n_seen, n)`` extends the batch from `n_seen` to `n`
         rows and fills ``rows.log_ratios[n_seen:n]``.
     sum_log_ratios
-        ``(current, proposed, data)`` sums the log ratios of all rows.
+        ``(current, proposed, source)`` sums the log ratios of all rows.
 
     Notes
     -----
@@ -115,41 +115,45 @@ def make_readers(
     def log_ratios_of(
         current: np.ndarray,
         proposed: np.ndarray,
+        constants: Any,
         batch: tuple[np.ndarray, ...],
         log_ratios: np.ndarray,
     ) -> int:
-        return subtract(row_logp(proposed, *batch)[0], row_logp(current, *batch)[0], log_ratios)
+        return subtract(row(proposed, constants, batch), row(current, constants, batch), log_ratios)
 
     @njit
     def draw_log_ratios(
         rng: np.random.Generator,
         current: np.ndarray,
         proposed: np.ndarray,
-        data: tuple[np.ndarray, ...],
+        source: Source,
         rows: Rows,
         n_seen: int,
         n: int,
     ) -> int:
-        draw_rows(rng, data[0].shape[0], rows, n_seen, n)
+        draw_rows(rng, source.data[0].shape[0], rows, n_seen, n)
         impossible = -1
         for first in range(n_seen, n, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n)
-            batch = take(data, rows.drawn[first:last])
-            bad = log_ratios_of(current, proposed, batch, rows.log_ratios[first:last])
+            batch = take(source.data, rows.drawn[first:last])
+            bad = log_ratios_of(
+                current, proposed, source.constants, batch, rows.log_ratios[first:last]
+            )
             if bad >= 0:
                 impossible = rows.drawn[first + bad]
         return impossible
 
     @njit
     def sum_log_ratios(
-        current: np.ndarray, proposed: np.ndarray, data: tuple[np.ndarray, ...]
+        current: np.ndarray, proposed: np.ndarray, source: Source
     ) -> tuple[float, int]:
-        n_rows = data[0].shape[0]
+        n_rows = source.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)
         total = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_rows)
-            bad = log_ratios_of(current, proposed, view(data, first, last), log_ratios)
+            batch = view(source.data, first, last)
+            bad = log_ratios_of(current, proposed, source.constants, batch, log_ratios)
             if bad >= 0:
                 return -np.inf, first + bad
             total += log_ratios[: last - first].sum()

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.proposals.proposal import Approximation
+
 __all__ = ["RandomWalk", "RandomWalkState"]
 
 GAIN_EXPONENT = 0.6
@@ -60,8 +62,9 @@ class RandomWalk:
     cov : float or array_like of shape (D,) or (D, D), optional
         Covariance of a step in the unconstrained space, where D is the number of elements of the
         sampled variables in the order of the model: one variance for all, one for each, or a
-        matrix. With ``adapt=True`` it is where tuning starts; the default is temperature / N, the
-        order of magnitude of a posterior variance.
+        matrix. With ``adapt=True`` it is where tuning starts; the default is the covariance at the
+        reference point or, without one, temperature / N, the order of magnitude of a posterior
+        variance.
     adapt : bool, default True
         Whether scale and covariance are tuned. If False the steps are N(0, cov) throughout, and
         `cov` is required.
@@ -92,9 +95,16 @@ class RandomWalk:
         if self.cov is None and not self.adapt:
             raise ValueError("RandomWalk(adapt=False) needs cov, the covariance of its steps.")
 
-    def initial_state(self, dim: int, default_variance: float) -> RandomWalkState:
+    def initial_state(
+        self, dim: int, default_variance: float, approximation: Approximation | None = None
+    ) -> RandomWalkState:
         """Return the state before tuning, for `dim` parameters."""
-        cov = np.asarray(default_variance if self.cov is None else self.cov, dtype=np.float64)
+        if self.cov is not None:
+            cov = np.asarray(self.cov, dtype=np.float64)
+        elif approximation is not None:
+            cov = 2.4**2 / dim * np.linalg.inv(approximation.precision)
+        else:
+            cov = np.array(default_variance)
         if cov.shape not in ((), (dim,), (dim, dim)):
             raise ValueError(
                 f"cov has shape {cov.shape}, but the sampled variables have {dim} unconstrained "

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
@@ -20,18 +20,24 @@ from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
 from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.acceptance.decision import Rows, row_workspace
+from pymc_minibatch.acceptance.decision import Rows, Source, row_workspace
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
-from pymc_minibatch.proposals import RandomWalk
+from pymc_minibatch.proposals import Laplace, RandomWalk
+from pymc_minibatch.proposals.proposal import Approximation, Proposal
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.taylor import Target, make_target
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import jit_cached
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
+DEFAULT_BATCH = 100
+
 KERNEL_SOURCE = """
-def transitions(rng, point, active, data, n_steps, tuning, proposal_state, parameters, rows):
-    return loop(rng, point, active, data, n_steps, tuning, proposal_state, parameters, rows)
+def transitions(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows):
+    return loop(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows)
 """
 
 
@@ -41,6 +47,7 @@ class MinibatchMHState(StepMethodState):
 
     tune: bool
     proposal_state: tuple[np.ndarray, ...]
+    control_variate: int = field(metadata={"frozen": True})
     n_rows: int = field(metadata={"frozen": True})
     acceptance: CorrectedBarker = field(metadata={"frozen": True})
     batch_size: int = field(metadata={"frozen": True})
@@ -61,10 +68,20 @@ class MinibatchMH(BlockedStep):
         their values are read at every draw.
     acceptance : CorrectedBarker, optional
         The acceptance test.
-    proposal : RandomWalk, optional
-        How moves are proposed; an adaptive random walk if not given.
-    batch_size : int, default 100
-        Rows of the first batch of each decision, from 2 to N.
+    proposal : Laplace or RandomWalk, optional
+        How moves are proposed. If not given: moves about the posterior mode where there is a
+        control variate, else an adaptive random walk.
+    reference : Reference, optional
+        Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
+        :func:`find_reference` and hand it to several steps.
+    control_variate : {"auto", 0, 1, 2}, default "auto"
+        Order of the Taylor expansion about the reference that is taken off the row terms, so that
+        only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the remainder
+        varies less than the log-likelihood at points about the mode, and 0 where it does not, where
+        there is no mode, or where the model has discrete variables. A posterior with several
+        modes is not recognised: set 0 there, since the expansion about one is useless at another.
+    batch_size : int, optional
+        Rows of the first batch of each decision, from 2 to N; 100, or N if that is less.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int, default 1
@@ -80,8 +97,8 @@ class MinibatchMH(BlockedStep):
     NotTallError
         If the model does not split into a prior part and independent rows.
     ValueError
-        If an argument is out of range, a variable is unknown or discrete, or the data are empty or
-        not finite.
+        If an argument is out of range, a variable is unknown or discrete, the data are empty or not
+        finite, or the reference does not fit the model.
 
     Warns
     -----
@@ -95,11 +112,13 @@ class MinibatchMH(BlockedStep):
 
     - ``accept``: share of its transitions that were accepted (at most about one half).
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
-    - ``n_gradient``: row gradients evaluated; this step needs none.
+    - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
+      one row at the reference, towards one point, count 1.
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
-    - ``scale``: factor on the standard deviations of the random walk.
+    - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
+      Laplace sqrt(1 - rho²).
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
@@ -131,8 +150,10 @@ class MinibatchMH(BlockedStep):
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
         acceptance: CorrectedBarker | None = None,
-        proposal: RandomWalk | None = None,
-        batch_size: int = 100,
+        proposal: Proposal | None = None,
+        reference: Reference | None = None,
+        control_variate: Literal["auto", 0, 1, 2] = "auto",
+        batch_size: int | None = None,
         temperature: float = 1.0,
         steps_per_draw: int = 1,
         model: Model | None = None,
@@ -144,19 +165,34 @@ class MinibatchMH(BlockedStep):
         self.tall = TallModel(model)
         self.n_rows = self.tall.n_rows
         self.acceptance = CorrectedBarker() if acceptance is None else acceptance
-        self.proposal = RandomWalk() if proposal is None else proposal
-        self.batch_size = _checked_count("batch_size", batch_size, 2, self.n_rows)
+        default_batch = min(DEFAULT_BATCH, self.n_rows)
+        self.batch_size = _checked_count(
+            "batch_size", default_batch if batch_size is None else batch_size, 2, self.n_rows
+        )
         self.steps_per_draw = _checked_count("steps_per_draw", steps_per_draw, 1)
         self.temperature = _checked_temperature(temperature)
         self.tune = True
         self.rng = get_random_generator(rng)
         self._active = _positions(self.tall, self.var_names)
+        self.reference, self.control_variate = decide_control_variate(
+            self.tall, reference, control_variate, self.temperature
+        )
+        approximation = self._approximation()
+        default: Proposal = Laplace() if self.control_variate else RandomWalk()
+        self.proposal = default if proposal is None else proposal
         self.proposal_state = self.proposal.initial_state(
-            self._active.size, self.temperature / self.n_rows
+            self._active.size, self.temperature / self.n_rows, approximation
         )
         self._start_is_checked = False
         self._warn(model)
         self._compile()
+
+    def _approximation(self) -> Approximation | None:
+        if self.reference is None:
+            return None
+        rows, columns = np.ix_(self._active, self._active)
+        precision = self.reference.precision_at(self.temperature)
+        return Approximation(self.reference.flat[self._active], precision[rows, columns])
 
     def _warn(self, model: Model) -> None:
         if slow := self.tall.deterministics_of_rows():
@@ -175,20 +211,29 @@ class MinibatchMH(BlockedStep):
             )
 
     @cached_property
+    def _target(self) -> Target:
+        order = self.control_variate
+        return make_target(self.tall, self.reference, order, self.temperature)
+
+    @cached_property
     def _kernel(self) -> Callable[..., Totals]:
-        row_logp, prior_logp = self.tall.compiled_row_logp, self.tall.compiled_prior_logp
+        target = self._target
         propose, adapt = self.proposal.build()
         loop = make_transitions(
-            row_logp.jitted,
-            prior_logp.jitted,
+            target.row,
+            target.base,
             [values.ndim for values in self.tall.data],
             self.acceptance.build,
             propose,
             adapt,
         )
-        keys = [row_logp.cache_key, prior_logp.cache_key, code_key()]
-        keys += [type(self.acceptance).__name__, repr(self.proposal.jit_options)]
+        keys = [*target.keys, code_key(), type(self.acceptance).__name__]
+        keys += [repr(self.proposal.jit_options)]
         return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
+
+    @cached_property
+    def _source(self) -> Source:
+        return Source(self.tall.data, self._target.constants)
 
     @cached_property
     def _rows(self) -> Rows:
@@ -205,7 +250,7 @@ class MinibatchMH(BlockedStep):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
-        rebuilt = {"_kernel", "_rows", "_parameters"}
+        rebuilt = {"_kernel", "_rows", "_parameters", "_target", "_source"}
         return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
@@ -236,7 +281,7 @@ class MinibatchMH(BlockedStep):
             self.rng,
             flat,
             self._active,
-            self.tall.data,
+            self._source,
             n_steps,
             self.tune,
             self.proposal_state,
@@ -266,7 +311,7 @@ class MinibatchMH(BlockedStep):
         return {
             "accept": totals.n_accepted / self.steps_per_draw,
             "n_likelihood": 2 * totals.n_evaluated,
-            "n_gradient": 0,
+            "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,

@@ -16,6 +16,8 @@ from pytensor.graph.basic import Variable
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+import pymc_minibatch.tall.special  # noqa: F401 - registers translations
+
 __all__ = ["CompiledFunction", "compile_numba", "jit_cached"]
 
 
@@ -47,7 +49,7 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     ValueError
         If the graph reads a shared variable that is not among the inputs.
     """
-    function = pymc_compile(list(inputs), list(outputs), mode="NUMBA")
+    function = pymc_compile(list(inputs), list(outputs), mode="NUMBA", on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
     jitted = function.vm.jit_fn

@@ -49,6 +49,11 @@ class PointLayout:
             for name, size, end in zip(self.names, self.sizes, ends, strict=True)
         }
 
+    def name_of(self, position: int) -> str:
+        """Name the variable at a position of the flat vector."""
+        [name] = [n for n, s in self.slices().items() if s.start <= position < s.stop]
+        return name
+
     def flatten(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         """Ravel a point."""
         if not self.names:

@@ -114,24 +114,29 @@ class TallModel:
             self.model.initial_point(), [get_var_name(value) for value in self.model.value_vars]
         )
         self.row_names = [get_var_name(variable) for variable in row_variables]
-        self._flat = pt.vector("point", dtype="float64")
+        self.flat = pt.vector("point", dtype="float64")
         self._full_term = _sum_row_terms(self.model.logp(vars=row_variables, sum=False))
         candidates = _candidate_axes(data_leaves([self._full_term]), self.n_rows)
         self._check_data(candidates)
-        self.row_inputs, self._batch_graph = self._split(candidates)
+        self.row_inputs, self.batch_graph = self._split(candidates)
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
         """``(flat point, *batch) -> row log-likelihoods``, to be called from Numba or Python."""
-        return compile_numba(*self._batch_graph)
+        return compile_numba(*self.batch_graph)
+
+    @cached_property
+    def prior_graph(self) -> Variable:
+        """Log-density of the prior part, a graph of the flat point."""
+        factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
+        terms = self.model.logp(vars=factors + self.model.potentials, sum=False)
+        total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
+        return self._bind(pt.cast(total, "float64"), {})
 
     @cached_property
     def compiled_prior_logp(self) -> CompiledFunction:
         """``(flat point,) -> log-density of the prior part``, a scalar array."""
-        factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
-        terms = self.model.logp(vars=factors + self.model.potentials, sum=False)
-        total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
-        return compile_numba([self._flat], [self._bind(pt.cast(total, "float64"), {})])
+        return compile_numba([self.flat], [self.prior_graph])
 
     def __getstate__(self) -> dict[str, object]:
         """Leave compiled functions out: they are rebuilt, from the disk, where they are needed."""
@@ -220,7 +225,15 @@ class TallModel:
 
     def deterministics_of_rows(self) -> list[str]:
         """List the Deterministics with one value per row, which make every draw cost N."""
-        return [get_var_name(v) for v in self.model.deterministics if self.n_rows in v.type.shape]
+        lengths = {dim: int(n.eval()) for dim, n in self.model.dim_lengths.items()}
+        dims = self.model.named_vars_to_dims
+        names = [get_var_name(variable) for variable in self.model.deterministics]
+        return [
+            name
+            for name in names
+            if self.n_rows in self.model[name].type.shape
+            or self.n_rows in [lengths.get(dim) for dim in dims.get(name, ())]
+        ]
 
     def _row_logp_chunks(self, flat: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         for first in range(0, self.n_rows, CHUNK_ROWS):
@@ -262,7 +275,7 @@ class TallModel:
             row_axes = dict(zip(candidates, axes, strict=True))
             inputs, term = slice_rows(self._full_term, self.n_rows, row_axes)
             row_inputs = _row_inputs(row_axes)
-            graph: _Graph = [self._flat, *inputs], [self._bind(term, {})]
+            graph: _Graph = [self.flat, *inputs], [self._bind(term, {})]
             difference = check.compare(compile_numba(*graph), row_inputs)
             if difference is None:
                 return row_inputs, graph
@@ -290,7 +303,7 @@ class TallModel:
 
     def _bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:
         """Make `term` a graph of the flat point; shared variables become constants."""
-        values = self.layout.symbolic(self._flat)
+        values = self.layout.symbolic(self.flat)
         replacements: dict[Variable, Variable] = {
             value: values[get_var_name(value)] for value in self.model.value_vars
         }
@@ -320,7 +333,7 @@ class _SplitCheck:
         self.batches = [rng.integers(0, tall.n_rows, size) for size in self.BATCHES]
         full_inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         full = compile_numba(
-            [tall._flat, *full_inputs.values()], [tall._bind(tall._full_term, full_inputs)]
+            [tall.flat, *full_inputs.values()], [tall._bind(tall._full_term, full_inputs)]
         )
         arrays = [leaf_value(leaf) for leaf in leaves]
         try:

@@ -1,0 +1,94 @@
+"""Decide whether a control variate pays, and find its reference point."""
+
+import logging
+import warnings
+from typing import Literal
+
+import numpy as np
+
+from pymc_minibatch.reference.find import Reference, ReferenceError, find_reference
+from pymc_minibatch.reference.taylor import compile_remainder
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["choose_order", "decide_control_variate"]
+
+_log = logging.getLogger("pymc_minibatch")
+
+TRIAL_ROWS = 1000
+TRIAL_PAIRS = 16
+
+
+def decide_control_variate(
+    tall: TallModel,
+    reference: Reference | None,
+    control_variate: Literal["auto", 0, 1, 2],
+    temperature: float,
+) -> tuple[Reference | None, int]:
+    """Return a reference point, None where there is none, and the order of the control variate.
+
+    Raises
+    ------
+    ValueError
+        If a control variate is asked for that cannot be had, or the reference does not fit.
+    """
+    if control_variate not in ("auto", 0, 1, 2):
+        raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
+    if reference is not None and reference.flat.size != tall.layout.size:
+        raise ValueError(
+            f"The reference has {reference.flat.size} parameters, but the model has "
+            f"{tall.layout.size}. Find it again with pmb.find_reference()."
+        )
+    discrete = [var.name for var in tall.model.discrete_value_vars]
+    if control_variate == 0 or (control_variate == "auto" and discrete):
+        return reference, 0
+    if discrete:
+        raise ValueError(
+            f"A control variate differentiates by all variables, and {discrete} are discrete. Set "
+            "control_variate=0."
+        )
+    try:
+        reference = reference or find_reference(tall=tall, temperature=temperature)
+    except ReferenceError as error:
+        if control_variate != "auto":
+            raise
+        warnings.warn(
+            f"No control variate: {error}. Batches will be large, and moves are a random walk. A "
+            "proper prior may help; control_variate=0 silences this warning.",
+            stacklevel=4,
+        )
+        return None, 0
+    if control_variate != "auto":
+        return reference, control_variate
+    order, gain = choose_order(tall, reference)
+    _log.info(
+        f"Control variate of order {order}: the Taylor remainder of a row varies {gain:.3g} times "
+        "less than its log-likelihood."
+    )
+    return reference, order
+
+
+def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
+    """Compare the variance of the log ratio of random rows with and without the control variate.
+
+    Returns
+    -------
+    order
+        2 if the Taylor remainders vary less than the log-likelihoods, else 0.
+    gain
+        The factor by which their variance is smaller (median over pairs of posterior points).
+    """
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
+    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    remainder = compile_remainder(tall, 2)
+    size = (TRIAL_PAIRS, 2)
+    points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
+    gains = []
+    for current, proposed in points:
+        plain = tall.compiled_row_logp(proposed, *batch) - tall.compiled_row_logp(current, *batch)
+        less = remainder(proposed, reference.flat, *batch) - remainder(
+            current, reference.flat, *batch
+        )
+        gains.append(np.var(plain) / max(np.var(less), np.finfo(float).tiny))
+    gain = float(np.nan_to_num(np.median(gains)))
+    return (2 if gain > 1 else 0), gain

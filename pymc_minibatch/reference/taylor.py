@@ -1,0 +1,116 @@
+"""Control variates: the Taylor remainder of the rows about a reference point.
+
+With δ = θ − θ̂, gₙ and Hₙ the gradient and Hessian of row n at θ̂, and G, H their sums,
+
+    Σ ℓₙ(θ) = [Gᵀδ + ½ δᵀHδ] + Σ [ℓₙ(θ) − gₙᵀδ − ½ δᵀHₙδ] + constant.
+
+The first bracket costs no data, and only the sum of the remainders is estimated from a batch. At
+the scale of the posterior a remainder is of third order, so that a batch of constant size does for
+any number of rows. The estimate is unbiased for any θ̂.
+
+The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the rows by two forward-mode
+derivatives along θ̂ + εδ; nothing of size N × D is ever made.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numba import njit
+from pytensor.gradient import pushforward
+from pytensor.graph.replace import graph_replace
+
+from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+
+__all__ = ["Target", "compile_remainder", "make_target"]
+
+
+class Target(NamedTuple):
+    """The density to sample, as ``base(θ) + (1/T) Σₙ row(θ, n)``.
+
+    Attributes
+    ----------
+    base
+        ``(point, constants) -> float``, which reads no data.
+    row
+        ``(point, constants, batch) -> array``, one number for each row of the batch.
+    constants
+        What both read besides.
+    keys
+        Identify the code on disk.
+    """
+
+    base: Callable[..., float]
+    row: Callable[..., np.ndarray]
+    constants: tuple[np.ndarray, ...]
+    keys: list[str | None]
+
+
+def make_target(
+    tall: TallModel, reference: Reference | None, order: int, temperature: float
+) -> Target:
+    """Split the density with a control variate of order 0 (none), 1 or 2."""
+    prior = tall.compiled_prior_logp
+    if order == 0 or reference is None:
+        rows = tall.compiled_row_logp
+        return Target(*_plain(prior.jitted, rows.jitted), (), [prior.cache_key, rows.cache_key])
+    rows = compile_remainder(tall, order)
+    hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
+    constants = (reference.flat, reference.gradient / temperature, hessian / temperature)
+    keys = [prior.cache_key, rows.cache_key]
+    return Target(*_with_surrogate(prior.jitted, rows.jitted), constants, keys)
+
+
+def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
+    """Compile the row log-likelihoods less their Taylor terms, ``(point, reference, *batch)``."""
+    [flat, *batch], [term] = tall.batch_graph
+    reference, epsilon = pt.dvector("reference"), pt.dscalar("epsilon")
+    along = {flat: reference + epsilon * (flat - reference)}
+    derivative: Any = graph_replace([term], along, strict=False)[0]
+    taylor: Any = pt.zeros_like(term)
+    factorial = 1.0
+    for power in range(1, order + 1):
+        derivative = pushforward(derivative, epsilon, pt.ones_like(epsilon))
+        factorial *= power
+        taylor = taylor + derivative / factorial
+    [taylor] = graph_replace([taylor], {epsilon: pt.constant(0.0, dtype="float64")}, strict=False)
+    return compile_numba([flat, reference, *batch], [term - taylor])
+
+
+def _plain(
+    prior_logp: Any, row_logp: Any
+) -> tuple[Callable[..., float], Callable[..., np.ndarray]]:
+    @njit
+    def base(point: np.ndarray, constants: tuple[np.ndarray, ...]) -> float:
+        return prior_logp(point)[0].item()
+
+    @njit
+    def row(point: np.ndarray, constants: Any, batch: tuple[np.ndarray, ...]) -> np.ndarray:
+        return row_logp(point, *batch)[0]
+
+    return base, row
+
+
+def _with_surrogate(
+    prior_logp: Any, row_remainder: Any
+) -> tuple[Callable[..., float], Callable[..., np.ndarray]]:
+    @njit
+    def base(point: np.ndarray, constants: tuple[np.ndarray, ...]) -> float:
+        reference, gradient, hessian = constants
+        delta = point - reference
+        surrogate = 0.0
+        for i in range(delta.size):
+            slope = gradient[i]
+            for j in range(delta.size):
+                slope += 0.5 * hessian[i, j] * delta[j]
+            surrogate += slope * delta[i]
+        return prior_logp(point)[0].item() + surrogate
+
+    @njit
+    def row(point: np.ndarray, constants: Any, batch: tuple[np.ndarray, ...]) -> np.ndarray:
+        return row_remainder(point, constants[0], *batch)[0]
+
+    return base, row

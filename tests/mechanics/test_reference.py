@@ -1,0 +1,138 @@
+"""The reference point, its Taylor expansion, and the decision to use it."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.special import polygamma
+
+import pymc_minibatch as pmb
+from pymc_minibatch.reference.decide import choose_order
+from pymc_minibatch.reference.taylor import compile_remainder, make_target
+from pymc_minibatch.tall.special import trigamma
+
+N, D = 3000, 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(N, D))
+    y = rng.negative_binomial(2, 0.4, size=N)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=D)
+        alpha = pm.HalfNormal("alpha", 2)
+        pm.NegativeBinomial("y", mu=pm.math.exp(pm.Data("X", X) @ beta), alpha=alpha, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tall(model):
+    return pmb.TallModel(model)
+
+
+@pytest.fixture(scope="module")
+def reference(tall):
+    return pmb.find_reference(tall=tall)
+
+
+def test_trigamma_matches_scipy():
+    x = np.geomspace(1e-3, 1e6, 500)
+    ours = np.array([trigamma(value) for value in x])
+    np.testing.assert_allclose(ours, polygamma(1, x), rtol=1e-13)
+
+
+def test_the_mode_is_the_mode(model, reference):
+    gradient = model.compile_dlogp()(dict(reference.mode))
+    sds = np.sqrt(np.diag(reference.covariance))
+    assert np.abs(gradient * sds).max() < 1e-2  # in posterior sds, to first order
+
+
+def test_sums_are_those_of_the_model(model, reference):
+    point = dict(reference.mode)
+    hessian = model.compile_d2logp(negate_output=False)(point)
+    np.testing.assert_allclose(reference.precision_at(1.0), -hessian, rtol=1e-8, atol=1e-8)
+    gradient = model.compile_dlogp()(point)
+    prior = np.append(-reference.mode["beta"], 0.0)
+    a = np.exp(reference.mode["alpha_log__"])
+    prior[-1] = 1 - (a / 2) ** 2  # half-normal with scale 2 on the log scale, with its Jacobian
+    np.testing.assert_allclose(reference.gradient + prior, gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize(("order", "ratio"), [(1, 4), (2, 8)])
+def test_the_remainder_is_of_the_next_order(tall, reference, order, ratio):
+    remainder = compile_remainder(tall, order)
+    direction = np.random.default_rng(0).normal(size=D + 1)
+    at_mode = tall.compiled_row_logp(reference.flat, *tall.data)
+    sizes = [
+        np.linalg.norm(
+            remainder(reference.flat + h * direction, reference.flat, *tall.data) - at_mode
+        )
+        for h in (2e-2, 1e-2)
+    ]
+    assert sizes[0] / sizes[1] == pytest.approx(ratio, rel=0.1)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("temperature", [1.0, 7.0])
+def test_every_order_splits_the_same_density(tall, reference, order, temperature):
+    target = make_target(tall, reference, order, temperature)
+    rng = np.random.default_rng(2)
+
+    def density(theta):
+        rows = target.row(theta, target.constants, tall.data)
+        return target.base(theta, target.constants) + rows.sum() / temperature
+
+    def direct(theta):
+        rows = tall.compiled_row_logp(theta, *tall.data)
+        return tall.compiled_prior_logp(theta) + rows.sum() / temperature
+
+    for _ in range(5):
+        here, there = reference.flat + 0.2 * rng.normal(size=(2, D + 1))
+        assert density(there) - density(here) == pytest.approx(
+            direct(there) - direct(here), rel=1e-9
+        )
+
+
+def test_save_and_load(reference, tmp_path):
+    reference.save(tmp_path / "reference.npz")
+    loaded = pmb.Reference.load(tmp_path / "reference.npz")
+    np.testing.assert_array_equal(loaded.flat, reference.flat)
+    np.testing.assert_array_equal(loaded.hessian, reference.hessian)
+    np.testing.assert_array_equal(loaded.mode["beta"], reference.mode["beta"])
+    assert loaded.passes == reference.passes
+
+
+def test_auto_takes_order_two_where_it_pays(model, tall, reference):
+    assert choose_order(tall, reference)[0] == 2
+    step = pmb.MinibatchMH(model=model, reference=reference)
+    assert step.control_variate == 2
+    assert isinstance(step.proposal, pmb.Laplace)
+
+
+def test_auto_falls_back_where_there_is_no_mode():
+    x = np.repeat([-1.0, 1.0], 50)
+    with pm.Model():
+        slope = pm.Flat("slope")
+        pm.Bernoulli("y", logit_p=slope * x, observed=x > 0)
+        with pytest.warns(UserWarning, match="No control variate"):
+            step = pmb.MinibatchMH()
+        assert step.control_variate == 0
+        assert isinstance(step.proposal, pmb.RandomWalk)
+        with pytest.raises(ValueError, match=r"fall off from its mode, mostly in slope"):
+            pmb.MinibatchMH(control_variate=2)
+
+
+def test_arguments_are_checked(model, reference):
+    with pytest.raises(ValueError, match="control_variate must be"):
+        pmb.MinibatchMH(model=model, control_variate=3)
+    with pytest.raises(ValueError, match="Laplace moves about a reference"):
+        pmb.MinibatchMH(model=model, control_variate=0, proposal=pmb.Laplace())
+    with pytest.raises(ValueError, match="target_accept"):
+        pmb.Laplace(target_accept=0.5)
+    with pytest.raises(ValueError, match="random_walk"):
+        pmb.Laplace(random_walk=0)
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1, observed=np.arange(10.0))
+        with pytest.raises(ValueError, match="4 parameters, but the model has 1"):
+            pmb.MinibatchMH(reference=reference)
