@@ -142,7 +142,7 @@ class CorrectedBarker:
                     normal = math.sqrt(sigma2 - s2) * rng.standard_normal()
                     corrected = atoms[np.searchsorted(cumulative, rng.random(), side="right")]
                     accepted = psi + scale * mean + normal + corrected > 0
-                    return Decision(accepted, n, n, s2, cdf_error + bound, -1)
+                    return Decision(accepted, n, n, s2, min(1.0, cdf_error + bound), -1)
                 n_seen = n
                 while 2 * n <= n_rows:  # find the batch that should do
                     n = math.ceil(GROWTH * n)

@@ -75,6 +75,12 @@ class Laplace:
     ------
     ValueError
         If an argument is out of range.
+
+    Examples
+    --------
+    >>> import pymc_minibatch as pmb
+    >>> pmb.Laplace(random_walk=0.2)
+    Laplace(target_accept=0.35, random_walk=0.2)
     """
 
     target_accept: float = 0.35

@@ -66,6 +66,16 @@ class Reference:
         Passes over all rows that were spent; a Hessian-vector product of all rows is one pass.
     seconds : float
         Time that was spent.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.arange(1000.0) / 1000)
+    ...     reference = pmb.find_reference()
+    >>> reference.hessian.round(6).tolist()
+    [[-1000.0]]
     """
 
     mode: Mapping[str, np.ndarray]

@@ -47,6 +47,7 @@ class MinibatchMHState(StepMethodState):
 
     tune: bool
     proposal_state: tuple[np.ndarray, ...]
+    proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
     n_rows: int = field(metadata={"frozen": True})
     acceptance: CorrectedBarker = field(metadata={"frozen": True})
@@ -180,9 +181,11 @@ class MinibatchMH(BlockedStep):
         approximation = self._approximation()
         default: Proposal = Laplace() if self.control_variate else RandomWalk()
         self.proposal = default if proposal is None else proposal
-        self.proposal_state = self.proposal.initial_state(
+        self.proposal_options = self.proposal.jit_options
+        self._untuned = self.proposal.initial_state(
             self._active.size, self.temperature / self.n_rows, approximation
         )
+        self.proposal_state = copy.deepcopy(self._untuned)
         self._start_is_checked = False
         self._warn(model)
         self._compile()
@@ -228,7 +231,7 @@ class MinibatchMH(BlockedStep):
             adapt,
         )
         keys = [*target.keys, code_key(), type(self.acceptance).__name__]
-        keys += [repr(self.proposal.jit_options)]
+        keys += [repr(self.proposal_options)]
         return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
     @cached_property
@@ -254,8 +257,10 @@ class MinibatchMH(BlockedStep):
         return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
-        """Prepare for a chain, which may start anywhere."""
+        """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
         super().setup_chain(rng, tune, draws)
+        if tune:
+            self.proposal_state = copy.deepcopy(self._untuned)
         self._start_is_checked = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 import pymc_minibatch.tall.special  # noqa: F401 - registers translations
 
-__all__ = ["CompiledFunction", "compile_numba", "jit_cached"]
+__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
     jitted = function.vm.jit_fn
     return CompiledFunction(jitted, CACHED_SRC_FUNCTIONS.get(jitted.py_func))
+
+
+def compile_python(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> Callable[..., np.ndarray]:
+    """Build a function that runs operation by operation in Python, with all of its checks."""
+    mode = Mode(linker="py", optimizer="minimum_compile")
+    return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
 
 
 def jit_cached(

@@ -9,7 +9,7 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 
@@ -115,7 +115,7 @@ class TallModel:
         )
         self.row_names = [get_var_name(variable) for variable in row_variables]
         self.flat = pt.vector("point", dtype="float64")
-        self._full_term = _sum_row_terms(self.model.logp(vars=row_variables, sum=False))
+        self._full_term = _row_terms(self.model, row_variables)
         candidates = _candidate_axes(data_leaves([self._full_term]), self.n_rows)
         self._check_data(candidates)
         self.row_inputs, self.batch_graph = self._split(candidates)
@@ -269,20 +269,21 @@ class TallModel:
     ) -> tuple[dict[str, RowInput], _Graph]:
         """Find the assignment of row axes that the full graph confirms."""
         check = _SplitCheck(self, list(candidates))
-        reason = "none of its terms reads data with one entry per row"
+        reason: str | None = "none of its terms reads data with one entry per row"
         layouts = itertools.product(*candidates.values())
         for axes in itertools.islice(layouts, MAX_LAYOUTS if candidates else 0):
             row_axes = dict(zip(candidates, axes, strict=True))
             inputs, term = slice_rows(self._full_term, self.n_rows, row_axes)
             row_inputs = _row_inputs(row_axes)
             graph: _Graph = [self.flat, *inputs], [self._bind(term, {})]
-            difference = check.compare(compile_numba(*graph), row_inputs)
-            if difference is None:
+            # Python first: where a graph reads beyond a batch, Numba would not notice.
+            reason = check.compare(compile_python(*graph), row_inputs)
+            reason = reason or check.compare(compile_numba(*graph), row_inputs)
+            if reason is None:
                 return row_inputs, graph
-            reason = difference
         raise NotTallError(self._refusal(reason))
 
-    def _refusal(self, reason: str) -> str:
+    def _refusal(self, reason: str | None) -> str:
         latent = [
             name
             for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
@@ -339,15 +340,8 @@ class _SplitCheck:
         try:
             self.points, self.expected = self._evaluate(full, arrays, tall, rng)
         except (ValueError, AssertionError, IndexError) as error:
-            sizes = ", ".join(
-                f"{_leaf_name(leaf)} {leaf_value(leaf).shape}"
-                for leaf in data_leaves([tall._full_term])
-                if leaf_value(leaf).ndim and leaf_value(leaf).size > 1
-            )
-            raise ValueError(
-                f"The log-density of {' + '.join(tall.row_names)} cannot be evaluated: {error} Its "
-                f"data have shapes {sizes}; all that holds rows must have {tall.n_rows} of them."
-            ) from error
+            used = data_leaves([tall._full_term])
+            raise _unfit_data(tall.row_names, used, error) from error
 
     def _evaluate(
         self,
@@ -379,7 +373,9 @@ class _SplitCheck:
                 return points, expected
         raise ValueError("At random points near model.initial_point() it is not finite.")
 
-    def compare(self, batch_logp: CompiledFunction, inputs: Mapping[str, RowInput]) -> str | None:
+    def compare(
+        self, batch_logp: Callable[..., np.ndarray], inputs: Mapping[str, RowInput]
+    ) -> str | None:
         """Say how the batch graph differs from the full graph; None if it does not."""
         for point, expected in zip(self.points, self.expected, strict=True):
             for rows in self.batches:
@@ -437,10 +433,33 @@ def _n_rows(model: Model, rv: TensorVariable) -> int:
     return n_rows
 
 
-def _sum_row_terms(terms: Sequence[TensorVariable]) -> TensorVariable:
-    """Add the terms of each row: over trailing axes and over observed variables."""
+def _row_terms(model: Model, variables: Sequence[TensorVariable]) -> TensorVariable:
+    """Return the log-density of each row, summed over trailing axes and observed variables."""
+    try:
+        terms = model.logp(vars=list(variables), sum=False)
+    except ValueError as error:
+        names = [get_var_name(variable) for variable in variables]
+        values = [model.rvs_to_values[variable] for variable in variables]
+        raise _unfit_data(names, data_leaves([*variables, *values]), error) from error
+    for variable, term in zip(variables, terms, strict=True):
+        if term.ndim == 0:
+            raise NotTallError(
+                f"The log-density of {variable.name} is one number for all its rows, which depend "
+                "on one another. Minibatch sampling needs independent rows; sample this model "
+                "with NUTS."
+            )
     rows = [term.sum(axis=tuple(range(1, term.ndim))) if term.ndim > 1 else term for term in terms]
     return pt.cast(pt.add(*rows) if len(rows) > 1 else rows[0], "float64")
+
+
+def _unfit_data(names: Sequence[str], leaves: Sequence[Variable], error: Exception) -> ValueError:
+    """Say which data the log-density reads, since it cannot be evaluated."""
+    arrays = [leaf for leaf in leaves if leaf_value(leaf).size > 1]
+    shapes = ", ".join(f"{_leaf_name(leaf)} {leaf_value(leaf).shape}" for leaf in arrays)
+    return ValueError(
+        f"The log-density of {' + '.join(names)} cannot be evaluated: {error} Its data have shapes "
+        f"{shapes}; all that holds rows must have the same number of them."
+    )
 
 
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
