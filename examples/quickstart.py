@@ -98,7 +98,7 @@ def save_figure(results: dict[str, DataTree], path: Path) -> None:
         kind="kde",
         backend="matplotlib",
         visuals={"point_estimate": False, "point_estimate_text": False, "credible_interval": False},
-        figure_kwargs={"figsize": (12, 8)},
+        figure_kwargs={"figsize": (12, 9), "layout": "constrained"},
     )
     plots.add_legend("model")
     plots.savefig(path)

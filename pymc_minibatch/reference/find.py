@@ -174,13 +174,7 @@ def find_reference(
         passes=density.rows_read / tall.n_rows,
         seconds=time.perf_counter() - start,
     )
-    try:
-        covariance = reference.covariance
-    except LinAlgError:
-        raise ReferenceError(
-            "the log-density is not concave at the point where the search for its mode ended"
-        ) from None
-    density.check_falls_off(theta, np.linalg.cholesky(covariance), sample)
+    _factor(reference.precision_at(temperature))  # refuses what is not concave
     return reference
 
 
@@ -261,9 +255,10 @@ class _Density:
         return found.x
 
     def check_falls_off(
-        self, theta: np.ndarray, cholesky: np.ndarray, sample: np.ndarray | None
+        self, theta: np.ndarray, precision: np.ndarray, sample: np.ndarray | None
     ) -> None:
         """Refuse a mode at infinity, which looks like one where the log-density is just flat."""
+        cholesky = np.linalg.cholesky(np.linalg.inv(precision))
         peak, _ = self.value_gradient(theta, sample)
         for direction in np.vstack([cholesky.T, -cholesky.T]):
             value, _ = self.value_gradient(theta + FAR * direction, sample)
@@ -276,12 +271,9 @@ class _Density:
 
     def polish(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
         """Move to the mode of all rows, by Newton steps with the sample's Hessian."""
-        try:
-            factor = cho_factor(-self.hessian(theta, sample))
-        except LinAlgError:
-            raise ReferenceError(
-                "the log-density is not concave at the mode of a subsample"
-            ) from None
+        precision = -self.hessian(theta, sample)
+        factor = _factor(precision)
+        self.check_falls_off(theta, precision, sample)
         for _ in range(NEWTON_STEPS):
             _, gradient = self.value_gradient(theta, None)
             step = cho_solve(factor, gradient)
@@ -289,6 +281,15 @@ class _Density:
             if step @ gradient < TOLERANCE**2:
                 break
         return theta
+
+
+def _factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:
+    try:
+        return cho_factor(precision)
+    except (LinAlgError, ValueError):  # ValueError: it is not finite
+        raise ReferenceError(
+            "the log-density is not concave where the search for its mode ended"
+        ) from None
 
 
 def _value_gradient_product(

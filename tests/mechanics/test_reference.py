@@ -7,6 +7,7 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.reference.decide import choose_order
+from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
 from pymc_minibatch.tall.special import trigamma
 
@@ -107,6 +108,19 @@ def test_auto_takes_order_two_where_it_pays(model, tall, reference):
     step = pmb.MinibatchMH(model=model, reference=reference)
     assert step.control_variate == 2
     assert isinstance(step.proposal, pmb.Laplace)
+
+
+def test_more_rows_than_the_subsample():
+    """The mode of a subsample is some standard deviations away from that of all rows."""
+    y = np.random.default_rng(3).normal(0.3, 1.0, 6 * SUBSAMPLE)
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        sigma = pm.HalfNormal("sigma")
+        pm.Normal("y", mu, sigma, observed=y)
+    reference = pmb.find_reference(model)
+    gradient = model.compile_dlogp()(dict(reference.mode))
+    assert np.abs(gradient * np.sqrt(np.diag(reference.covariance))).max() < 1e-2
+    assert pmb.MinibatchMH(model=model, reference=reference).control_variate == 2
 
 
 def test_auto_falls_back_where_there_is_no_mode():

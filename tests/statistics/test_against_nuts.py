@@ -26,8 +26,8 @@ def build_model():
 
 
 def sample(**options):
-    """Sample two chains; return the draws, shape (chains, draws, coefficients)."""
-    idata = pm.sample(
+    """Sample two chains."""
+    return pm.sample(
         chains=2,
         cores=2,
         random_seed=7,
@@ -35,19 +35,26 @@ def sample(**options):
         compute_convergence_checks=False,
         **options,
     )
-    return idata.posterior
+
+
+def moments(draws):
+    """Return mean and standard deviation of each coefficient, and their Monte Carlo errors."""
+    mean, sd = draws.beta.mean(("chain", "draw")), draws.beta.std(("chain", "draw"))
+    errors = az.mcse(draws).beta.values, az.mcse(draws, method="sd").beta.values
+    return mean.values, sd.values, *errors
 
 
 @pytest.mark.slow
 def test_logistic_regression():
+    """The chains are long enough for the bars to be four Monte Carlo errors."""
     with build_model():
-        nuts = sample(draws=8000, tune=300, target_accept=0.6)
-        minibatch = sample(draws=6000, tune=300, step=pmb.MinibatchMH(steps_per_draw=20))
-    sd = nuts.beta.std(("chain", "draw")).values
-    mcse_mean = np.hypot(*[az.mcse(draws).beta.values for draws in (nuts, minibatch)])
-    mcse_sd = np.hypot(*[az.mcse(draws, method="sd").beta.values for draws in (nuts, minibatch)])
-    assert (4 * mcse_mean < MEAN_BAR * sd).all()
-    assert (4 * mcse_sd < SD_BAR * sd).all()
-    means = [draws.beta.mean(("chain", "draw")).values for draws in (nuts, minibatch)]
-    assert (abs(means[1] - means[0]) < MEAN_BAR * sd).all()
-    assert (abs(minibatch.beta.std(("chain", "draw")).values / sd - 1) < SD_BAR).all()
+        nuts = sample(draws=6000, tune=300, target_accept=0.6, nuts_sampler="pymc")
+        minibatch = sample(draws=12_000, tune=300, step=pmb.MinibatchMH(steps_per_draw=20))
+    assert minibatch.sample_stats.batch_size.mean() < 0.05 * N_ROWS
+    exact_mean, exact_sd, *exact_errors = moments(nuts.posterior)
+    mean, sd, *errors = moments(minibatch.posterior)
+    mean_error, sd_error = np.hypot(exact_errors, errors)
+    assert (4 * mean_error < MEAN_BAR * exact_sd).all()
+    assert (4 * sd_error < SD_BAR * exact_sd).all()
+    assert (abs(mean - exact_mean) < MEAN_BAR * exact_sd).all()
+    assert (abs(sd - exact_sd) < SD_BAR * exact_sd).all()

@@ -101,7 +101,7 @@ def test_heavy_tails_are_visited():
     stick there or not get there.
     """
     with pm.Model():
-        shift = pm.StudentT("shift", 4, 0.0, 1.0)
+        shift = pm.StudentT("shift", nu=4, mu=0.0, sigma=1.0)
         pm.Normal("y", shift, 1e4, observed=np.zeros(50))
         step = pmb.MinibatchMH(steps_per_draw=40, batch_size=20)
         idata = pm.sample(5000, tune=300, step=step, **SETTINGS)
@@ -119,10 +119,10 @@ def test_compound_step_with_conditional_moves():
     y = X @ [0.5, -0.2, 0.1, 0.8] + rng.normal(0, 2, 5000)
     with pm.Model():
         tau = pm.HalfNormal("tau", 1)
-        beta = pm.Normal("beta", 0, tau, shape=4)
+        beta = pm.Normal("beta", 0, tau, shape=4, initval=np.full(4, 0.3))
         sigma = pm.HalfNormal("sigma", 3)
         pm.Normal("y", X @ beta, sigma, observed=y)
-        steps = [pmb.MinibatchMH(["beta", "sigma"], steps_per_draw=10), pm.NUTS(["tau"])]
+        steps = [pmb.MinibatchMH(["beta", "sigma"], steps_per_draw=10), pm.NUTS([tau])]
         ours = pm.sample(2000, tune=500, step=steps, **SETTINGS).posterior
         theirs = pm.sample(2000, tune=500, nuts_sampler="pymc", **SETTINGS).posterior
     assert_same_posterior(ours, theirs)
