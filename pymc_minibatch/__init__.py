@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.proposals import Laplace, RandomWalk
-from pymc_minibatch.reference import Reference, find_reference
+from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall import NotTallError, TallModel
 
@@ -14,6 +14,7 @@ __all__ = [
     "CorrectedBarker",
     "Laplace",
     "MinibatchMH",
+    "NoReferenceError",
     "NotTallError",
     "RandomWalk",
     "Reference",

@@ -29,7 +29,7 @@ from numba import njit
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.proposals.proposal import Approximation
-from pymc_minibatch.proposals.random_walk import GAIN_EXPONENT
+from pymc_minibatch.proposals.random_walk import GAIN_EXPONENT, add_normal
 
 __all__ = ["Laplace", "LaplaceState"]
 
@@ -137,7 +137,7 @@ class Laplace:
                 return autoregressive(rng, theta, proposal, state)
             length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
             proposal[:] = theta
-            add_step(rng, length, state.cholesky, proposal)
+            add_normal(rng, length, state.cholesky, proposal)
             return 0.0
 
         @njit
@@ -159,19 +159,8 @@ def autoregressive(
     rho = math.sqrt(max(0.0, 1.0 - step**2))
     for i in range(theta.size):
         proposal[i] = state.mode[i] + rho * (theta[i] - state.mode[i])
-    add_step(rng, step, state.cholesky, proposal)
+    add_normal(rng, step, state.cholesky, proposal)
     return 0.5 * (distance(proposal, state) - distance(theta, state))
-
-
-@njit
-def add_step(
-    rng: np.random.Generator, length: float, cholesky: np.ndarray, theta: np.ndarray
-) -> None:
-    """Add ``length * L ξ``."""
-    for j in range(theta.size):
-        step = length * rng.standard_normal()
-        for i in range(j, theta.size):
-            theta[i] += step * cholesky[i, j]
 
 
 @njit

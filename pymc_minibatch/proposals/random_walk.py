@@ -164,13 +164,20 @@ def propose(
     rng: np.random.Generator, theta: np.ndarray, proposal: np.ndarray, state: RandomWalkState
 ) -> float:
     """Write a proposal; return log q(theta | proposal) - log q(proposal | theta), here 0."""
-    scale = math.exp(state.log_scale[0])
     proposal[:] = theta
+    add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, proposal)
+    return 0.0
+
+
+@njit
+def add_normal(
+    rng: np.random.Generator, scale: float, cholesky: np.ndarray, theta: np.ndarray
+) -> None:
+    """Add ``scale * L ξ``, ξ standard normal."""
     for j in range(theta.size):
         step = scale * rng.standard_normal()
         for i in range(j, theta.size):
-            proposal[i] += step * state.cholesky[i, j]
-    return 0.0
+            theta[i] += step * cholesky[i, j]
 
 
 def _adapter(adaptive: bool, target_accept: float) -> Callable[..., None]:

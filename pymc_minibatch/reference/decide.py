@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pymc_minibatch.reference.find import Reference, ReferenceError, find_reference
+from pymc_minibatch.reference.find import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 
@@ -48,7 +48,7 @@ def decide_control_variate(
         )
     try:
         reference = reference or find_reference(tall=tall, temperature=temperature)
-    except ReferenceError as error:
+    except NoReferenceError as error:
         if control_variate != "auto":
             raise
         warnings.warn(

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import compile_numba
 
-__all__ = ["Reference", "ReferenceError", "find_reference"]
+__all__ = ["NoReferenceError", "Reference", "find_reference"]
 
 SUBSAMPLE = 20_000
 CHUNK_ROWS = 2**12
@@ -40,7 +40,7 @@ _ARRAYS = ("flat", "gradient", "hessian", "prior_hessian")
 _NUMBERS = ("temperature", "passes", "seconds")
 
 
-class ReferenceError(ValueError):
+class NoReferenceError(ValueError):
     """No reference point: the posterior has no proper mode; the message says how it failed."""
 
 
@@ -138,7 +138,7 @@ def find_reference(
 
     Raises
     ------
-    ReferenceError
+    NoReferenceError
         If the search runs away (separation under a flat prior, say), or ends where the log-density
         is not concave.
 
@@ -157,7 +157,9 @@ def find_reference(
     try:
         density = _Density(tall, temperature)
     except (NotImplementedError, NullTypeGradError) as error:
-        raise ReferenceError(f"the log-density cannot be differentiated twice: {error}") from error
+        raise NoReferenceError(
+            f"the log-density cannot be differentiated twice: {error}"
+        ) from error
     rng = np.random.default_rng(random_seed)
     size = min(SUBSAMPLE, tall.n_rows)
     sample = rng.choice(tall.n_rows, size, replace=False) if size < tall.n_rows else None
@@ -242,16 +244,19 @@ class _Density:
                 return 1e300, np.zeros(self.dim)
             return -value, -gradient
 
-        found = minimize(
-            loss,
-            theta,
-            jac=True,
-            hess=lambda t: -self.hessian(t, sample),
-            method="trust-exact",
-            options={"maxiter": 200, "initial_trust_radius": 1.0, "max_trust_radius": 100.0},
-        )
+        try:
+            found = minimize(
+                loss,
+                theta,
+                jac=True,
+                hess=lambda t: -self.hessian(t, sample),
+                method="trust-exact",
+                options={"maxiter": 200, "initial_trust_radius": 1.0, "max_trust_radius": 100.0},
+            )
+        except (ValueError, LinAlgError) as error:  # derivatives that are not finite
+            raise NoReferenceError(f"the search for the posterior mode failed: {error}") from error
         if not np.isfinite(found.x).all() or np.abs(found.x).max() > 1e6:
-            raise ReferenceError("the search for the posterior mode ran off to infinity")
+            raise NoReferenceError("the search for the posterior mode ran off to infinity")
         return found.x
 
     def check_falls_off(
@@ -264,7 +269,7 @@ class _Density:
             value, _ = self.value_gradient(theta + FAR * direction, sample)
             if peak - value < LEAST_FALL:
                 blamed = self.tall.layout.name_of(int(np.argmax(np.abs(direction))))
-                raise ReferenceError(
+                raise NoReferenceError(
                     f"the log-density does not fall off from its mode, mostly in {blamed}: the "
                     "data do not determine it (separation, say) and its prior does not either"
                 )
@@ -279,15 +284,15 @@ class _Density:
             step = cho_solve(factor, gradient)
             theta = theta + step
             if step @ gradient < TOLERANCE**2:
-                break
-        return theta
+                return theta
+        raise NoReferenceError("the search for the mode of all rows does not come to an end")
 
 
 def _factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:
     try:
         return cho_factor(precision)
     except (LinAlgError, ValueError):  # ValueError: it is not finite
-        raise ReferenceError(
+        raise NoReferenceError(
             "the log-density is not concave where the search for its mode ended"
         ) from None
 

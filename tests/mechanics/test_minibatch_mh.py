@@ -285,6 +285,14 @@ def test_processes_give_the_same_draws(normal, result, mp_ctx):
     assert_same_draws(sample(normal, cores=2, mp_ctx=mp_ctx), result)
 
 
+@pytest.mark.parametrize("mp_ctx", ["fork", "spawn"])
+def test_processes_give_the_same_draws_with_a_control_variate(normal, mp_ctx):
+    one = sample(normal, MinibatchMH(model=normal, steps_per_draw=3))
+    assert (one.sample_stats["n_gradient"] > 0).all()
+    other = sample(normal, MinibatchMH(model=normal, steps_per_draw=3), cores=2, mp_ctx=mp_ctx)
+    assert_same_draws(one, other)
+
+
 def test_a_step_can_be_used_again(normal, result):
     """Each call of pm.sample tunes anew."""
     step = PlainMH(batch_size=50, steps_per_draw=3, model=normal)

@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 from models import PlainMH, normal_model
 
-from pymc_minibatch import CorrectedBarker, MinibatchMH
+from pymc_minibatch import CorrectedBarker, MinibatchMH, RandomWalk
 
 TUNE, DRAWS = 110, 30
 """The covariance changes once, at the 100th draw."""
@@ -37,13 +37,14 @@ def run(step, point, first, last):
 # --- By hand ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("order", [0, 2])
 @pytest.mark.parametrize("done", [1, 99, 100, 105, TUNE, TUNE + 15])
-def test_resumed_by_hand(model, done):
-    step = new_step(model, rng=1)
+def test_resumed_by_hand(model, done, order):
+    step = new_step(model, rng=1, control_variate=order)
     before, _ = run(step, model.initial_point(), 0, done)
     saved = pickle.dumps(step.sampling_state)
     expected, expected_stats = run(step, before[-1], done, TUNE + DRAWS)
-    fresh = new_step(model, rng=2)
+    fresh = new_step(model, rng=2, control_variate=order)
     fresh.sampling_state = pickle.loads(saved)
     points, stats = run(fresh, before[-1], done, TUNE + DRAWS)
     assert points == expected
@@ -66,6 +67,8 @@ def test_a_state_is_not_changed_by_later_draws(model):
         ("batch_size", {"batch_size": 51}),
         ("temperature", {"temperature": 2.0}),
         ("steps_per_draw", {"steps_per_draw": 1}),
+        ("proposal_options", {"proposal": RandomWalk(target_accept=0.3)}),
+        ("control_variate", {"control_variate": 1, "proposal": RandomWalk()}),
         ("var_names", {"vars": ["mu"]}),
     ],
 )
