@@ -35,9 +35,20 @@ __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 DEFAULT_BATCH = 100
 
+# Plain numbers, because Numba would call Python to return a named tuple, and crashes where Ctrl-C
+# has arrived in the meantime.
 KERNEL_SOURCE = """
 def transitions(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows):
-    return loop(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows)
+    t = loop(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows)
+    return (
+        t.n_accepted,
+        t.n_decisions,
+        t.n_evaluated,
+        t.batch_rows,
+        t.log_ratio_var,
+        t.test_error,
+        t.impossible_row,
+    )
 """
 
 
@@ -219,7 +230,7 @@ class MinibatchMH(BlockedStep):
         return make_target(self.tall, self.reference, order, self.temperature)
 
     @cached_property
-    def _kernel(self) -> Callable[..., Totals]:
+    def _kernel(self) -> Callable[..., tuple[Any, ...]]:
         target = self._target
         propose, adapt = self.proposal.build()
         loop = make_transitions(
@@ -282,7 +293,7 @@ class MinibatchMH(BlockedStep):
         return new_point, [self._stats(totals)]
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
-        return self._kernel(
+        totals = self._kernel(
             self.rng,
             flat,
             self._active,
@@ -293,6 +304,7 @@ class MinibatchMH(BlockedStep):
             self._parameters,
             self._rows,
         )
+        return Totals(*totals)
 
     def _transitions_or_nothing(self, flat: np.ndarray) -> Totals:
         """Make the transitions; when interrupted, leave the state as before them.

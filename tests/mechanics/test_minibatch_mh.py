@@ -4,8 +4,10 @@ import functools
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import cloudpickle
 import numpy as np
@@ -453,6 +455,30 @@ def test_warns_of_a_deterministic_of_rows():
 
 
 # --- Interruption -----------------------------------------------------------------------------
+
+INTERRUPTED = """
+import numpy as np, pymc as pm, pymc_minibatch as pmb
+with pm.Model():
+    mu = pm.Normal("mu")
+    sigma = pm.HalfNormal("sigma")
+    pm.Normal("y", mu, sigma, observed=np.linspace(-1, 1, 600))
+    step = pmb.MinibatchMH(control_variate=0, batch_size=600, steps_per_draw=20_000)
+    print("ready", flush=True)
+    idata = pm.sample(10_000, tune=0, chains=1, step=step, progressbar=False, quiet=True)
+print("kept", idata.posterior.sizes["draw"], flush=True)
+"""
+
+
+def test_ctrl_c_within_the_kernel_keeps_the_draws():
+    """A draw takes long here, so that the signal arrives in compiled code."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert int(output.split()[-1]) >= 1
 
 
 @pytest.mark.parametrize(

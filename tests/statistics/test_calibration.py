@@ -11,6 +11,7 @@ from scipy.special import expit
 from scipy.stats import chisquare
 
 import pymc_minibatch as pmb
+from pymc_minibatch.kernels.metropolis import Totals
 
 N_ROWS = 200
 N_REPLICATIONS = 1500
@@ -42,16 +43,18 @@ def posterior_draws(step, X, y, rng):
     beta = np.zeros(2)
     draws, batch_sizes = [], []
     for n_steps in [5 * THIN] + [THIN] * N_DRAWS:
-        totals = step._kernel(
-            rng,
-            beta,
-            np.arange(2),
-            step._source._replace(data=data),
-            n_steps,
-            False,
-            step.proposal_state,
-            step._parameters,
-            step._rows,
+        totals = Totals(
+            *step._kernel(
+                rng,
+                beta,
+                np.arange(2),
+                step._source._replace(data=data),
+                n_steps,
+                False,
+                step.proposal_state,
+                step._parameters,
+                step._rows,
+            )
         )
         draws.append(beta.copy())
         batch_sizes.append(totals.batch_rows / totals.n_decisions)
