@@ -2,8 +2,13 @@
 
 from importlib.metadata import version
 
-from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.proposals import Laplace, RandomWalk
+from pymc_minibatch.acceptance import CorrectedBarker, Penalty
+from pymc_minibatch.proposals import (
+    Laplace,
+    RandomWalk,
+    SurrogateHamiltonian,
+    SurrogateLangevin,
+)
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall import NotTallError, TallModel
@@ -16,8 +21,11 @@ __all__ = [
     "MinibatchMH",
     "NoReferenceError",
     "NotTallError",
+    "Penalty",
     "RandomWalk",
     "Reference",
+    "SurrogateHamiltonian",
+    "SurrogateLangevin",
     "TallModel",
     "find_reference",
 ]

@@ -1,10 +1,29 @@
 """What every acceptance test takes and returns."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Decision", "Rows", "Source", "row_workspace"]
+__all__ = ["Acceptance", "Decision", "Rows", "Source", "row_workspace"]
+
+
+class Acceptance(Protocol):
+    """An acceptance test on a batch of rows."""
+
+    def parameters(self, temperature: float, batch_size: np.ndarray) -> tuple[Any, ...]:
+        """Return what the jitted test reads at every decision.
+
+        ``batch_size[0]`` is the number of rows of the first batch, which tuning may change.
+        """
+
+    def build(
+        self, draw_log_ratios: Callable[..., int], sum_log_ratios: Callable[..., tuple[float, int]]
+    ) -> Callable[..., "Decision"]:
+        """Return the jitted test, composed with the functions that read the data.
+
+        ``decide(rng, psi, current, proposed, source, rows, parameters) -> Decision``.
+        """
 
 
 class Decision(NamedTuple):
@@ -18,6 +37,8 @@ class Decision(NamedTuple):
         Rows the decision rests on.
     n_evaluated
         Rows read at both points on the way to it.
+    grown
+        Whether more rows had to be read than the first batch.
     log_ratio_var
         Estimated variance s² of the log ratio, before noise is added; 0 where all rows are read.
     test_error
@@ -29,6 +50,7 @@ class Decision(NamedTuple):
     accepted: bool
     batch_size: int
     n_evaluated: int
+    grown: bool
     log_ratio_var: float
     test_error: float
     impossible_row: int

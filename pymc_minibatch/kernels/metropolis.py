@@ -8,6 +8,7 @@ from numba import njit
 
 from pymc_minibatch.acceptance.decision import Decision, Rows, Source
 from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.proposals.proposal import Place
 
 __all__ = ["Totals", "make_transitions"]
 
@@ -21,6 +22,8 @@ class Totals(NamedTuple):
         Number of accepted proposals.
     n_decisions
         Decisions that read rows; a proposal outside the prior's support is rejected without.
+    n_grown
+        Decisions for which the first batch was too small.
     n_evaluated
         Rows evaluated at both points.
     batch_rows, log_ratio_var
@@ -33,6 +36,7 @@ class Totals(NamedTuple):
 
     n_accepted: int
     n_decisions: int
+    n_grown: int
     n_evaluated: int
     batch_rows: int
     log_ratio_var: float
@@ -66,8 +70,8 @@ def make_transitions(
     Returns
     -------
     transitions
-        ``(rng, point, active, source, n_steps, tuning, proposal_state, test_parameters, rows)``
-        moves ``point[active]`` in place by `n_steps` transitions and returns :class:`Totals`.
+        ``(rng, point, active, source, n_steps, tuning, proposal_state, guide, test_parameters,
+        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns :class:`Totals`.
     """
     decide = build_decide(*make_readers(row, ndims))
 
@@ -80,6 +84,7 @@ def make_transitions(
         n_steps: int,
         tuning: bool,
         proposal_state: Any,
+        guide: Any,
         test_parameters: Any,
         rows: Rows,
     ) -> Totals:
@@ -88,20 +93,24 @@ def make_transitions(
         for i in range(active.size):
             theta[i] = point[active[i]]
         log_base = base(point, source.constants)
-        n_accepted = n_decisions = n_evaluated = batch_rows = 0
+        place = Place(guide, proposed, active)
+        n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
         log_ratio_var = test_error = 0.0
         impossible_row = -1
         for _ in range(n_steps):
-            log_q = propose(rng, theta, candidate, proposal_state)
+            log_q = propose(rng, theta, candidate, proposal_state, place)
             put(candidate, active, proposed)
             candidate_log_base = base(proposed, source.constants)
             accepted = False
+            n_read = 0
             if np.isfinite(candidate_log_base):
                 psi = candidate_log_base - log_base + log_q
                 decision = decide(rng, psi, point, proposed, source, rows, test_parameters)
                 accepted = decision.accepted
+                n_read = decision.n_evaluated
                 n_decisions += 1
-                n_evaluated += decision.n_evaluated
+                n_grown += decision.grown
+                n_evaluated += n_read
                 batch_rows += decision.batch_size
                 log_ratio_var += decision.log_ratio_var
                 test_error = max(test_error, decision.test_error)
@@ -114,10 +123,11 @@ def make_transitions(
                 put(candidate, active, point)
                 log_base = candidate_log_base
             if tuning:
-                adapt(theta, accepted, proposal_state)
+                adapt(rng, theta, accepted, float(n_read), proposal_state)
         return Totals(
             n_accepted,
             n_decisions,
+            n_grown,
             n_evaluated,
             batch_rows,
             log_ratio_var,

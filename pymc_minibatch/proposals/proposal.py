@@ -1,46 +1,84 @@
 """What every proposal is given and gives."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Approximation", "Proposal"]
+__all__ = ["Approximation", "Place", "Proposal"]
 
 
 class Approximation(NamedTuple):
-    """Gaussian approximation of the posterior of the sampled parameters, given the others.
+    """The log-density to second order about a reference point, for the d sampled of D parameters.
 
     Attributes
     ----------
-    mode : ndarray, shape (D,)
-        Its mean.
-    precision : ndarray, shape (D, D)
-        The inverse of its covariance.
+    mode : ndarray, shape (d,)
+        Mean of the Gaussian approximation of the posterior.
+    precision : ndarray, shape (d, d)
+        The inverse of its covariance, given the other parameters.
+    reference : ndarray, shape (D,)
+        The point about which the log-likelihood is expanded.
+    slope : ndarray, shape (d,)
+        Gradient of the log-likelihood there, divided by T.
+    curvature : ndarray, shape (d, D)
+        Rows of its Hessian there, divided by T.
     """
 
     mode: np.ndarray
     precision: np.ndarray
+    reference: np.ndarray
+    slope: np.ndarray
+    curvature: np.ndarray
+
+
+class Place(NamedTuple):
+    """Where a move is made.
+
+    Attributes
+    ----------
+    guide
+        What the proposal knows of the posterior; see :meth:`Proposal.guide`.
+    point : ndarray, shape (D,)
+        All parameters. Those that are sampled may be overwritten.
+    active : ndarray of int64, shape (d,)
+        Positions of the sampled parameters in it.
+    """
+
+    guide: Any
+    point: np.ndarray
+    active: np.ndarray
 
 
 class Proposal(Protocol):
     """A way to move. Its state is a NamedTuple of arrays, which jitted code changes in place."""
+
+    needs_prior_gradient: ClassVar[bool]
 
     def initial_state(
         self, dim: int, default_variance: float, approximation: Approximation | None = None
     ) -> Any:
         """Return the state before tuning, for `dim` parameters."""
 
-    def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
+    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
+        """Return arrays that moves read and nothing changes."""
+
+    def build(
+        self, prior_gradient: Callable[..., np.ndarray] | None = None
+    ) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return jitted functions.
 
-        ``propose(rng, theta, proposal, state)`` writes a proposal and returns
-        ``log q(theta | proposal) - log q(proposal | theta)``; ``adapt(theta, accepted, state)`` is
-        called after each transition while the chain tunes.
+        ``propose(rng, theta, candidate, state, place)`` writes a candidate and returns
+        ``log q(theta | candidate) - log q(candidate | theta)``; ``adapt(theta, accepted, cost,
+        state)`` is called after each transition while the chain tunes, with the rows it read.
+        ``prior_gradient(point)`` is given where `needs_prior_gradient`.
         """
 
     def end_draw(self, state: Any) -> None:
         """Adapt what is too costly to adapt at each transition; called while the chain tunes."""
+
+    def end_tuning(self, state: Any) -> None:
+        """Settle on what tuning has found."""
 
     def scale(self, state: Any) -> float:
         """Return the length of the moves, for the sample stats."""

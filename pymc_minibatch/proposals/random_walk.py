@@ -14,12 +14,12 @@ Andrieu and Thoms (2008), A tutorial on adaptive MCMC, algorithm 4.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.proposals.proposal import Approximation
+from pymc_minibatch.proposals.proposal import Approximation, Place
 
 __all__ = ["RandomWalk", "RandomWalkState"]
 
@@ -85,6 +85,7 @@ class RandomWalk:
     cov: Any = None
     adapt: bool = True
     target_accept: float = 0.25
+    needs_prior_gradient: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.target_accept < 0.5:
@@ -154,18 +155,31 @@ class RandomWalk:
         state.mean[:] = 0
         state.scatter[:] = 0
 
-    def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
+    def end_tuning(self, state: RandomWalkState) -> None:
+        """Nothing is left to do: scale and covariance stay as they are."""
+
+    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
+        """Return nothing: a random walk needs no guide."""
+        return ()
+
+    def build(
+        self, prior_gradient: Callable[..., np.ndarray] | None = None
+    ) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""
         return propose, _adapter(self.adapt, self.target_accept)
 
 
 @njit
 def propose(
-    rng: np.random.Generator, theta: np.ndarray, proposal: np.ndarray, state: RandomWalkState
+    rng: np.random.Generator,
+    theta: np.ndarray,
+    candidate: np.ndarray,
+    state: RandomWalkState,
+    place: Place,
 ) -> float:
-    """Write a proposal; return log q(theta | proposal) - log q(proposal | theta), here 0."""
-    proposal[:] = theta
-    add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, proposal)
+    """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
+    candidate[:] = theta
+    add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
     return 0.0
 
 
@@ -184,13 +198,25 @@ def _adapter(adaptive: bool, target_accept: float) -> Callable[..., None]:
     if not adaptive:
 
         @njit
-        def keep(theta: np.ndarray, accepted: bool, state: RandomWalkState) -> None:
+        def keep(
+            rng: np.random.Generator,
+            theta: np.ndarray,
+            accepted: bool,
+            cost: float,
+            state: RandomWalkState,
+        ) -> None:
             pass
 
         return keep
 
     @njit
-    def adapt(theta: np.ndarray, accepted: bool, state: RandomWalkState) -> None:
+    def adapt(
+        rng: np.random.Generator,
+        theta: np.ndarray,
+        accepted: bool,
+        cost: float,
+        state: RandomWalkState,
+    ) -> None:
         adapt_scale(accepted, target_accept, state)
         observe(theta, state)
 

@@ -10,7 +10,7 @@ from pymc_minibatch.reference.find import NoReferenceError, Reference, find_refe
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["choose_order", "decide_control_variate"]
+__all__ = ["choose_order", "decide_control_variate", "gaussian_acceptance"]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -92,3 +92,30 @@ def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
         gains.append(np.var(plain) / max(np.var(less), np.finfo(float).tiny))
     gain = float(np.nan_to_num(np.median(gains)))
     return (2 if gain > 1 else 0), gain
+
+
+def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: float) -> float:
+    """Say how Gaussian the surrogate is, prior times Taylor likelihood, without reading a row.
+
+    Returns
+    -------
+    float
+        Mean acceptance probability of independent draws from the Gaussian approximation, were the
+        surrogate the posterior; 1 if that is Gaussian.
+    """
+    rng = np.random.default_rng(0)
+    precision = reference.precision_at(temperature)
+    covariance = np.linalg.inv(precision)
+    deltas = rng.multivariate_normal(
+        np.zeros_like(reference.flat), covariance, (TRIAL_PAIRS, 2), method="cholesky"
+    )
+    prior = np.array(
+        [[tall.compiled_prior_logp(reference.flat + delta) for delta in pair] for pair in deltas]
+    )
+    rest = precision + reference.hessian / temperature
+    log_weights = (
+        prior
+        + deltas @ reference.gradient / temperature
+        + 0.5 * np.einsum("pki,ij,pkj->pk", deltas, rest, deltas)
+    )
+    return float(np.exp(np.minimum(0.0, np.nan_to_num(np.diff(log_weights), nan=-np.inf))).mean())

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from numba import njit
-from pytensor.gradient import pushforward
+from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
 
-__all__ = ["Target", "compile_remainder", "make_target"]
+__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target"]
 
 
 class Target(NamedTuple):
@@ -62,6 +62,12 @@ def make_target(
     constants = (reference.flat, reference.gradient / temperature, hessian / temperature)
     keys = [prior.cache_key, rows.cache_key]
     return Target(*_with_surrogate(prior.jitted, rows.jitted), constants, keys)
+
+
+def compile_prior_gradient(tall: TallModel) -> CompiledFunction:
+    """Compile the gradient of the prior part, ``(flat point,) -> array``."""
+    gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
+    return compile_numba([tall.flat], [gradient])
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:

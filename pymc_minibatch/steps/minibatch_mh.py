@@ -20,29 +20,34 @@ from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
 from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.acceptance.decision import Rows, Source, row_workspace
+from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source, row_workspace
+from pymc_minibatch.acceptance.growing import FirstBatch, first_batch, tune_first_batch
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
-from pymc_minibatch.proposals import Laplace, RandomWalk
+from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import decide_control_variate
-from pymc_minibatch.reference.taylor import Target, make_target
+from pymc_minibatch.reference.decide import decide_control_variate, gaussian_acceptance
+from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.compiled import CompiledFunction, first_output, jit_cached
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 DEFAULT_BATCH = 100
 
+NEARLY_GAUSSIAN = 0.5
+"""Where independent Gaussian proposals would be accepted this often, no others are needed."""
+
 # Plain numbers, because Numba would call Python to return a named tuple, and crashes where Ctrl-C
 # has arrived in the meantime.
 KERNEL_SOURCE = """
-def transitions(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows):
-    t = loop(rng, point, active, source, n_steps, tuning, proposal_state, parameters, rows)
+def transitions(rng, point, active, source, n_steps, tuning, state, guide, parameters, rows):
+    t = loop(rng, point, active, source, n_steps, tuning, state, guide, parameters, rows)
     return (
         t.n_accepted,
         t.n_decisions,
+        t.n_grown,
         t.n_evaluated,
         t.batch_rows,
         t.log_ratio_var,
@@ -58,11 +63,14 @@ class MinibatchMHState(StepMethodState):
 
     tune: bool
     proposal_state: tuple[np.ndarray, ...]
+    batch_state: FirstBatch
+    n_draws: int
+    last_point: np.ndarray
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
     n_rows: int = field(metadata={"frozen": True})
-    acceptance: CorrectedBarker = field(metadata={"frozen": True})
-    batch_size: int = field(metadata={"frozen": True})
+    acceptance: Acceptance = field(metadata={"frozen": True})
+    batch_size: int | None = field(metadata={"frozen": True})
     temperature: float = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
 
@@ -78,11 +86,11 @@ class MinibatchMH(BlockedStep):
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
         their values are read at every draw.
-    acceptance : CorrectedBarker, optional
-        The acceptance test.
-    proposal : Laplace or RandomWalk, optional
-        How moves are proposed. If not given: moves about the posterior mode where there is a
-        control variate, else an adaptive random walk.
+    acceptance : CorrectedBarker or Penalty, optional
+        The acceptance test; CorrectedBarker() if not given.
+    proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
+        How moves are proposed. If not given: with a control variate, Laplace where prior and Taylor
+        likelihood together are nearly Gaussian, else SurrogateHamiltonian; without, RandomWalk.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
         :func:`find_reference` and hand it to several steps.
@@ -93,7 +101,8 @@ class MinibatchMH(BlockedStep):
         there is no mode, or where the model has discrete variables. A posterior with several
         modes is not recognised: set 0 there, since the expansion about one is useless at another.
     batch_size : int, optional
-        Rows of the first batch of each decision, from 2 to N; 100, or N if that is less.
+        Rows of the first batch of each decision, from 2 to N. If not given it starts at 100 and is
+        tuned, towards the fewest rows that do for nine of ten decisions.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int, default 1
@@ -161,7 +170,7 @@ class MinibatchMH(BlockedStep):
         self,
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
-        acceptance: CorrectedBarker | None = None,
+        acceptance: Acceptance | None = None,
         proposal: Proposal | None = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
@@ -176,10 +185,9 @@ class MinibatchMH(BlockedStep):
         self.var_names = [get_var_name(var) for var in self.vars]
         self.tall = TallModel(model)
         self.n_rows = self.tall.n_rows
-        self.acceptance = CorrectedBarker() if acceptance is None else acceptance
-        default_batch = min(DEFAULT_BATCH, self.n_rows)
-        self.batch_size = _checked_count(
-            "batch_size", default_batch if batch_size is None else batch_size, 2, self.n_rows
+        self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
+        self.batch_size = (
+            None if batch_size is None else _checked_count("batch_size", batch_size, 2, self.n_rows)
         )
         self.steps_per_draw = _checked_count("steps_per_draw", steps_per_draw, 1)
         self.temperature = _checked_temperature(temperature)
@@ -189,24 +197,40 @@ class MinibatchMH(BlockedStep):
         self.reference, self.control_variate = decide_control_variate(
             self.tall, reference, control_variate, self.temperature
         )
-        approximation = self._approximation()
-        default: Proposal = Laplace() if self.control_variate else RandomWalk()
-        self.proposal = default if proposal is None else proposal
+        self.proposal = self._default_proposal() if proposal is None else proposal
         self.proposal_options = self.proposal.jit_options
-        self._untuned = self.proposal.initial_state(
-            self._active.size, self.temperature / self.n_rows, approximation
-        )
-        self.proposal_state = copy.deepcopy(self._untuned)
+        self.proposal_state, self.batch_state = self._untuned()
+        self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = False
         self._warn(model)
         self._compile()
+
+    def _default_proposal(self) -> Proposal:
+        if not self.control_variate:
+            return RandomWalk()
+        assert self.reference is not None
+        fit = gaussian_acceptance(self.tall, self.reference, self.temperature)
+        return Laplace() if fit > NEARLY_GAUSSIAN else SurrogateHamiltonian()
 
     def _approximation(self) -> Approximation | None:
         if self.reference is None:
             return None
         rows, columns = np.ix_(self._active, self._active)
-        precision = self.reference.precision_at(self.temperature)
-        return Approximation(self.reference.flat[self._active], precision[rows, columns])
+        return Approximation(
+            mode=self.reference.flat[self._active],
+            precision=self.reference.precision_at(self.temperature)[rows, columns],
+            reference=self.reference.flat,
+            slope=self.reference.gradient[self._active] / self.temperature,
+            curvature=self.reference.hessian[self._active] / self.temperature,
+        )
+
+    def _untuned(self) -> tuple[Any, FirstBatch]:
+        variance = self.temperature / self.n_rows
+        size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
+        return (
+            self.proposal.initial_state(self._active.size, variance, self._approximation()),
+            first_batch(size),
+        )
 
     def _warn(self, model: Model) -> None:
         if slow := self.tall.deterministics_of_rows():
@@ -230,9 +254,19 @@ class MinibatchMH(BlockedStep):
         return make_target(self.tall, self.reference, order, self.temperature)
 
     @cached_property
+    def _prior_gradient(self) -> CompiledFunction | None:
+        wanted = self.proposal.needs_prior_gradient
+        return compile_prior_gradient(self.tall) if wanted else None
+
+    @cached_property
+    def _guide(self) -> tuple[np.ndarray, ...]:
+        return self.proposal.guide(self._approximation())
+
+    @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
         target = self._target
-        propose, adapt = self.proposal.build()
+        gradient = self._prior_gradient
+        propose, adapt = self.proposal.build(None if gradient is None else first_output(gradient))
         loop = make_transitions(
             target.row,
             target.base,
@@ -242,7 +276,7 @@ class MinibatchMH(BlockedStep):
             adapt,
         )
         keys = [*target.keys, code_key(), type(self.acceptance).__name__]
-        keys += [repr(self.proposal_options)]
+        keys += [repr(self.proposal_options), gradient.cache_key if gradient else "no gradient"]
         return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
     @cached_property
@@ -254,8 +288,12 @@ class MinibatchMH(BlockedStep):
         return row_workspace(self.n_rows)
 
     @cached_property
+    def _first_batch(self) -> np.ndarray:
+        return self.batch_state.size.copy()
+
+    @cached_property
     def _parameters(self) -> tuple[Any, ...]:
-        return self.acceptance.parameters(self.temperature, self.batch_size)
+        return self.acceptance.parameters(self.temperature, self._first_batch)
 
     def _compile(self) -> None:
         """Compile before chains are forked, so that they share the machine code."""
@@ -264,15 +302,30 @@ class MinibatchMH(BlockedStep):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
-        rebuilt = {"_kernel", "_rows", "_parameters", "_target", "_source"}
+        rebuilt = {
+            "_first_batch",
+            "_guide",
+            "_kernel",
+            "_parameters",
+            "_prior_gradient",
+            "_rows",
+            "_source",
+            "_target",
+        }
         return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
         super().setup_chain(rng, tune, draws)
         if tune:
-            self.proposal_state = copy.deepcopy(self._untuned)
+            self.proposal_state, self.batch_state = self._untuned()
+        self.n_draws = 0
         self._start_is_checked = False
+
+    def stop_tuning(self) -> None:
+        """Settle on what tuning has found."""
+        super().stop_tuning()
+        self.proposal.end_tuning(self.proposal_state)
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
@@ -290,9 +343,11 @@ class MinibatchMH(BlockedStep):
             )
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [self._stats(totals)]
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
+        self._first_batch[0] = self.batch_state.size[0]
         totals = self._kernel(
             self.rng,
             flat,
@@ -301,6 +356,7 @@ class MinibatchMH(BlockedStep):
             n_steps,
             self.tune,
             self.proposal_state,
+            self._guide,
             self._parameters,
             self._rows,
         )
@@ -312,16 +368,22 @@ class MinibatchMH(BlockedStep):
         A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
         """
         rng_state = self.rng.bit_generator.state
-        proposal_state = copy.deepcopy(self.proposal_state) if self.tune else self.proposal_state
+        tuned = self.proposal_state, self.batch_state
+        before = copy.deepcopy(tuned) if self.tune else tuned
         try:
             totals = self._transitions(flat, self.steps_per_draw)
             if self.tune:
-                self.proposal.end_draw(self.proposal_state)
+                self._tune(totals)
             return totals
         except BaseException:
             self.rng.bit_generator.state = rng_state
-            self.proposal_state = proposal_state
+            self.proposal_state, self.batch_state = before
             raise
+
+    def _tune(self, totals: Totals) -> None:
+        self.proposal.end_draw(self.proposal_state)
+        if self.batch_size is None:
+            tune_first_batch(self.batch_state, totals.n_grown, totals.n_decisions, self.n_rows)
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)

@@ -6,7 +6,11 @@ from numba import njit
 from scipy.stats import chi2
 
 from pymc_minibatch import RandomWalk
+from pymc_minibatch.proposals.proposal import Place
 from pymc_minibatch.proposals.random_walk import FIRST_WINDOW, GAIN_RESTART
+
+RNG = np.random.default_rng(0)
+PLACE = Place((), np.empty(0), np.empty(0, dtype=np.int64))
 
 MATRIX = np.array([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 0.5]])
 FULL = {
@@ -27,8 +31,8 @@ def test_fixed_steps_have_the_covariance_that_was_given(cov):
     n = 20_000
     steps = np.empty((n, 3))
     for i in range(n):
-        assert propose(rng, theta, proposal, state) == 0.0
-        adapt(proposal, i % 2 == 0, state)
+        assert propose(rng, theta, proposal, state, PLACE) == 0.0
+        adapt(RNG, proposal, i % 2 == 0, 0.0, state)
         steps[i] = proposal - theta
     np.testing.assert_array_equal(theta, [1.0, -2.0, 3.0])
     white = np.linalg.solve(np.linalg.cholesky(expected), steps.T)
@@ -44,7 +48,7 @@ def test_a_step_is_the_scaled_factor_times_a_normal_vector():
     state = walk.initial_state(3, 1.0)
     state.log_scale[0] = np.log(0.5)
     theta, proposal = np.array([1.0, -2.0, 3.0]), np.empty(3)
-    propose(np.random.default_rng(2), theta, proposal, state)
+    propose(np.random.default_rng(2), theta, proposal, state, PLACE)
     xi = np.random.default_rng(2).standard_normal(3)
     np.testing.assert_allclose(proposal, theta + 0.5 * np.linalg.cholesky(MATRIX) @ xi, rtol=1e-12)
     assert walk.scale(state) == pytest.approx(0.5)
@@ -62,10 +66,10 @@ def test_a_full_window_gives_its_covariance():
     state = walk.initial_state(3, 1.0)
     draws = np.random.default_rng(3).multivariate_normal([5.0, 0.0, -5.0], MATRIX, FIRST_WINDOW)
     for theta in draws[:-1]:
-        adapt(theta, True, state)
+        adapt(RNG, theta, True, 0.0, state)
         walk.end_draw(state)
     np.testing.assert_array_equal(state.cholesky, np.eye(3))
-    adapt(draws[-1], True, state)
+    adapt(RNG, draws[-1], True, 0.0, state)
     walk.end_draw(state)
     covariance = np.cov(draws.T)
     shrunk = (100 * covariance + 3 * np.diag(np.diag(covariance))) / 103
@@ -81,7 +85,7 @@ def test_a_window_without_a_move_changes_nothing():
     _, adapt = walk.build()
     state = walk.initial_state(3, 1.0)
     for _ in range(FIRST_WINDOW):
-        adapt(np.ones(3), False, state)
+        adapt(RNG, np.ones(3), False, 0.0, state)
     walk.end_draw(state)
     np.testing.assert_allclose(state.cholesky @ state.cholesky.T, MATRIX)
 
@@ -90,9 +94,9 @@ def test_the_scale_rises_with_acceptance_and_falls_without():
     walk = RandomWalk(target_accept=0.4)
     _, adapt = walk.build()
     state = walk.initial_state(2, 1.0)
-    adapt(np.zeros(2), True, state)
+    adapt(RNG, np.zeros(2), True, 0.0, state)
     assert walk.scale(state) == pytest.approx(np.exp(0.6))
-    adapt(np.zeros(2), False, state)
+    adapt(RNG, np.zeros(2), False, 0.0, state)
     assert walk.scale(state) == pytest.approx(np.exp(0.6 - 0.4 / 2**0.6))
 
 
@@ -102,13 +106,13 @@ def barker_chain(rng, propose, adapt, precision, theta, n_steps, state):
     proposal = np.empty_like(theta)
     n_accepted = 0
     for _ in range(n_steps):
-        propose(rng, theta, proposal, state)
+        propose(rng, theta, proposal, state, PLACE)
         delta = 0.5 * (theta @ precision @ theta - proposal @ precision @ proposal)
         accepted = rng.random() < 1 / (1 + np.exp(-delta))
         if accepted:
             theta[:] = proposal
             n_accepted += 1
-        adapt(theta, accepted, state)
+        adapt(RNG, theta, accepted, 0.0, state)
     return n_accepted
 
 

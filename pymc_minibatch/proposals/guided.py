@@ -1,0 +1,196 @@
+"""Moves that follow the Gaussian approximation of the posterior, mixed with a random walk.
+
+With the mode θ̂ and L Lᵀ = C the covariance of the approximation, moves are made in the coordinates
+z = L⁻¹(θ − θ̂), in which the approximation is a standard normal. Their settings are tuned towards the
+longest squared jumps for the rows read (:mod:`.arms`).
+
+The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
+So a share of the moves is a random walk with steps of varying length, which needs no approximation.
+
+Reference
+---------
+Tierney (1994), Markov chains for exploring posterior distributions, section 2.4: mixtures of
+transitions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numba import njit
+from scipy.linalg import solve_triangular
+
+from pymc_minibatch.proposals.arms import Arms, make_arms, record, settle
+from pymc_minibatch.proposals.proposal import Approximation, Place
+from pymc_minibatch.proposals.random_walk import add_normal
+
+__all__ = ["Guide", "Guided", "colored", "whitened"]
+
+SPREAD = 0.7
+"""Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
+rare: they are hardly ever accepted, and to find that out takes many rows."""
+
+OVERHEAD_ROWS = 20
+"""What a transition costs besides its rows and gradients, measured in rows."""
+
+
+class Guide(NamedTuple):
+    """The approximation in the form that moves need.
+
+    Attributes
+    ----------
+    mode : ndarray, shape (d,)
+        θ̂.
+    cholesky, whiten : ndarray, shape (d, d)
+        L and its inverse.
+    reference, slope, curvature
+        As in :class:`~pymc_minibatch.proposals.proposal.Approximation`.
+    """
+
+    mode: np.ndarray
+    cholesky: np.ndarray
+    whiten: np.ndarray
+    reference: np.ndarray
+    slope: np.ndarray
+    curvature: np.ndarray
+
+
+@dataclass(frozen=True)
+class Guided(ABC):
+    """What these proposals share.
+
+    Parameters
+    ----------
+    random_walk : float, default 0.1
+        Share of random-walk moves, in (0, 1).
+
+    Raises
+    ------
+    ValueError
+        If `random_walk` is out of range.
+    """
+
+    random_walk: float = 0.1
+    settings: ClassVar[list[tuple[float, float]]]
+    """Number of gradients and length of each kind of move; the first is where tuning starts."""
+    needs_prior_gradient: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.random_walk < 1:
+            raise ValueError(f"random_walk must lie in (0, 1); got {self.random_walk}.")
+
+    @abstractmethod
+    def move(self, prior_gradient: Callable[..., np.ndarray] | None) -> Callable[..., float]:
+        """Return a jitted function.
+
+        ``move(rng, theta, candidate, setting, place)`` writes a candidate and returns the log ratio
+        of the proposal densities.
+        """
+
+    def initial_state(
+        self, dim: int, default_variance: float, approximation: Approximation | None = None
+    ) -> Arms:
+        """Return the state before tuning."""
+        if approximation is None:
+            raise ValueError(
+                f"{type(self).__name__} moves about a reference point, and there is none. Leave "
+                "control_variate at 'auto', pass reference=pmb.find_reference(), or use "
+                "RandomWalk()."
+            )
+        return make_arms(self.settings)
+
+    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
+        """Factor the approximation."""
+        assert approximation is not None
+        mode, precision, reference, slope, curvature = approximation
+        upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]  # precision = U Uᵀ
+        cholesky = solve_triangular(upper.T, np.eye(mode.size), lower=True)
+        arrays = (mode, cholesky, upper.T, reference, slope, curvature)
+        return Guide(*(np.ascontiguousarray(array) for array in arrays))
+
+    @property
+    def jit_options(self) -> tuple[Any, ...]:
+        """What the jitted functions depend on."""
+        return (type(self).__name__, self.random_walk)
+
+    def scale(self, state: Arms) -> float:
+        """Return the sine of the angle of a move, √(1 − ρ²), for the sample stats."""
+        return math.sin(state.settings[state.current[0], 1])
+
+    def end_draw(self, state: Arms) -> None:
+        """Nothing is left to do between draws."""
+
+    def end_tuning(self, state: Arms) -> None:
+        """Take the setting that did best."""
+        settle(state)
+
+    def build(
+        self, prior_gradient: Callable[..., np.ndarray] | None = None
+    ) -> tuple[Callable[..., float], Callable[..., None]]:
+        """Return the jitted ``propose`` and ``adapt``."""
+        random_walk, move = self.random_walk, self.move(prior_gradient)
+
+        @njit
+        def propose(
+            rng: np.random.Generator,
+            theta: np.ndarray,
+            candidate: np.ndarray,
+            state: Arms,
+            place: Place,
+        ) -> float:
+            if rng.random() < random_walk:
+                state.jump[0] = -1.0
+                length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
+                candidate[:] = theta
+                add_normal(rng, length, place.guide.cholesky, candidate)
+                return 0.0
+            log_q = move(rng, theta, candidate, state.settings[state.current[0]], place)
+            state.jump[0] = squared_distance(theta, candidate, place.guide.whiten)
+            return log_q
+
+        @njit
+        def adapt(
+            rng: np.random.Generator,
+            theta: np.ndarray,
+            accepted: bool,
+            cost: float,
+            state: Arms,
+        ) -> None:
+            gradients = state.settings[state.current[0], 0]
+            gradient_rows = 5.0 + theta.size**2 / 100.0
+            record(rng, accepted, OVERHEAD_ROWS + cost + gradients * gradient_rows, state)
+
+        return propose, adapt
+
+
+@njit
+def whitened(theta: np.ndarray, guide: Guide, z: np.ndarray) -> None:
+    """Write ``z = L⁻¹ (θ − θ̂)``."""
+    for i in range(theta.size):
+        z[i] = 0.0
+        for j in range(i + 1):
+            z[i] += guide.whiten[i, j] * (theta[j] - guide.mode[j])
+
+
+@njit
+def colored(z: np.ndarray, guide: Guide, theta: np.ndarray) -> None:
+    """Write ``θ = θ̂ + L z``."""
+    for i in range(theta.size):
+        theta[i] = guide.mode[i]
+        for j in range(i + 1):
+            theta[i] += guide.cholesky[i, j] * z[j]
+
+
+@njit
+def squared_distance(theta: np.ndarray, candidate: np.ndarray, whiten: np.ndarray) -> float:
+    """Return ``|L⁻¹ (θ' − θ)|²``."""
+    total = 0.0
+    for i in range(theta.size):
+        z = 0.0
+        for j in range(i + 1):
+            z += whiten[i, j] * (candidate[j] - theta[j])
+        total += z**2
+    return total
