@@ -56,9 +56,9 @@ class CorrectedBarker:
     The test is approximate, in two ways that vanish as the batch grows: the sum over the batch is
     not exactly normal, and its variance s² is estimated from the same batch. The bound on the
     resulting error covers both to first order; it is estimated from the batch too, and derived for
-    rows drawn independently (they are drawn without replacement). Rows whose log-likelihood ratio is rare and
-    extreme can escape a batch and its estimates; a likelihood whose support depends on the
-    parameters is such a case.
+    rows drawn independently (they are drawn without replacement). Rows whose log-likelihood ratio
+    is rare and extreme can escape a batch and its estimates; a likelihood whose support depends on
+    the parameters is such a case.
 
     Examples
     --------

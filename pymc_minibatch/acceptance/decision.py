@@ -86,10 +86,15 @@ class Source(NamedTuple):
         Arrays with rows along the first axis.
     constants
         What the terms of the rows read besides.
+    row, base
+        Addresses of the compiled functions; see
+        :class:`~pymc_minibatch.reference.taylor.Target`.
     """
 
     data: tuple[np.ndarray, ...]
     constants: tuple[np.ndarray, ...]
+    row: int = 0
+    base: int = 0
 
 
 def row_workspace(n_rows: int) -> Rows:

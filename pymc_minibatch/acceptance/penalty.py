@@ -11,15 +11,15 @@ added::
     accept iff  log u < delta* + N(0, sigma² - s²) - sigma² / 2
 
 At delta = 0 this accepts 2 Φ(−sigma / 2), 0.88 at sigma 0.3 and 0.62 at sigma 1, where Barker's
-test accepts one half; it accepts more often than Barker's at every delta up to sigma = 1.3. That the
-noise is a fixed sigma² and not the s² of each batch keeps the test smooth, as the bound on its error
-needs.
+test accepts one half; it accepts more often than Barker's at every delta up to sigma = 1.3. That
+the noise is a fixed sigma² and not the s² of each batch keeps the test smooth, as the bound on its
+error needs.
 
 References
 ----------
 Ceperley and Dewing (1999), The penalty method for random walks with uncertain energies, J. Chem.
-Phys. 110, section III. Nicholls, Fox and Muir Watt (2012), Coupled MCMC with a randomized acceptance
-probability, section 3.
+Phys. 110, section III. Nicholls, Fox and Muir Watt (2012), Coupled MCMC with a randomized
+acceptance probability, section 3.
 """
 
 import math

@@ -9,6 +9,7 @@ from numba import njit
 from pymc_minibatch.acceptance.decision import Decision, Rows, Source
 from pymc_minibatch.kernels.rows import make_readers
 from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.tall.pointers import call_scalar
 
 __all__ = ["Totals", "make_transitions"]
 
@@ -45,8 +46,6 @@ class Totals(NamedTuple):
 
 
 def make_transitions(
-    row: Callable[..., np.ndarray],
-    base: Callable[..., float],
     ndims: Sequence[int],
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
@@ -56,10 +55,6 @@ def make_transitions(
 
     Parameters
     ----------
-    row
-        ``(point, constants, batch) -> array``, the terms of the rows.
-    base
-        ``(point, constants) -> float``, what the log-density has besides.
     ndims
         Number of dimensions of each array of row data.
     build_decide
@@ -71,9 +66,10 @@ def make_transitions(
     -------
     transitions
         ``(rng, point, active, source, n_steps, tuning, proposal_state, guide, test_parameters,
-        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns :class:`Totals`.
+        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns
+        :class:`Totals`.
     """
-    decide = build_decide(*make_readers(row, ndims))
+    decide = build_decide(*make_readers(ndims))
 
     @njit
     def transitions(
@@ -92,7 +88,7 @@ def make_transitions(
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
             theta[i] = point[active[i]]
-        log_base = base(point, source.constants)
+        log_base = call_scalar(source.base, (point, source.constants))
         place = Place(guide, proposed, active)
         n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
         log_ratio_var = test_error = 0.0
@@ -100,7 +96,7 @@ def make_transitions(
         for _ in range(n_steps):
             log_q = propose(rng, theta, candidate, proposal_state, place)
             put(candidate, active, proposed)
-            candidate_log_base = base(proposed, source.constants)
+            candidate_log_base = call_scalar(source.base, (proposed, source.constants))
             accepted = False
             n_read = 0
             if np.isfinite(candidate_log_base):

@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.acceptance.decision import Rows, Source
+from pymc_minibatch.tall.pointers import call_array
 
 __all__ = ["make_readers"]
 
@@ -40,10 +41,13 @@ def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return taken
 
 
-def make_view(n_inputs: int) -> Callable[..., tuple[np.ndarray, ...]]:
-    """Make a function that views a range of rows of each of `n_inputs` arrays."""
-    elements = "".join(f"data[{i}][first:last], " for i in range(n_inputs))
-    return _jit_source(f"def view(data, first, last): return ({elements})", "view")
+def make_copy(n_inputs: int) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Make a function that copies a range of rows of each of `n_inputs` arrays.
+
+    Copies have the same type as gathered rows, whatever the layout of the data.
+    """
+    elements = "".join(f"data[{i}][first:last].copy(), " for i in range(n_inputs))
+    return _jit_source(f"def copy(data, first, last): return ({elements})", "copy")
 
 
 def _jit_source(source: str, name: str) -> Callable[..., tuple[np.ndarray, ...]]:
@@ -85,14 +89,12 @@ def forget(rows: Rows) -> None:
 
 
 def make_readers(
-    row: Callable[..., np.ndarray], ndims: Sequence[int]
+    ndims: Sequence[int],
 ) -> tuple[Callable[..., int], Callable[..., tuple[float, int]]]:
     """Make the two functions that read the data for an acceptance test.
 
     Parameters
     ----------
-    row
-        ``(point, constants, batch) -> array``, the terms of the rows.
     ndims
         Number of dimensions of each array of row data.
 
@@ -109,17 +111,7 @@ def make_readers(
     Both return the number of a row that is impossible at the current point (its log-likelihood is
     not finite), or -1. A row that is impossible at the proposal has log ratio -inf.
     """
-    take, view = make_take(ndims), make_view(len(ndims))
-
-    @njit
-    def log_ratios_of(
-        current: np.ndarray,
-        proposed: np.ndarray,
-        constants: Any,
-        batch: tuple[np.ndarray, ...],
-        log_ratios: np.ndarray,
-    ) -> int:
-        return subtract(row(proposed, constants, batch), row(current, constants, batch), log_ratios)
+    take, copy = make_take(ndims), make_copy(len(ndims))
 
     @njit
     def draw_log_ratios(
@@ -136,9 +128,7 @@ def make_readers(
         for first in range(n_seen, n, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n)
             batch = take(source.data, rows.drawn[first:last])
-            bad = log_ratios_of(
-                current, proposed, source.constants, batch, rows.log_ratios[first:last]
-            )
+            bad = log_ratios_of(current, proposed, source, batch, rows.log_ratios[first:last])
             if bad >= 0:
                 impossible = rows.drawn[first + bad]
         return impossible
@@ -152,8 +142,8 @@ def make_readers(
         total = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_rows)
-            batch = view(source.data, first, last)
-            bad = log_ratios_of(current, proposed, source.constants, batch, log_ratios)
+            batch = copy(source.data, first, last)
+            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
             if bad >= 0:
                 return -np.inf, first + bad
             total += log_ratios[: last - first].sum()
@@ -162,6 +152,20 @@ def make_readers(
         return total, -1
 
     return draw_log_ratios, sum_log_ratios
+
+
+@njit
+def log_ratios_of(
+    current: np.ndarray,
+    proposed: np.ndarray,
+    source: Source,
+    batch: tuple[np.ndarray, ...],
+    log_ratios: np.ndarray,
+) -> int:
+    """Evaluate rows at both points; return as :func:`subtract`."""
+    at_proposed = call_array(source.row, (proposed, source.constants, batch))
+    at_current = call_array(source.row, (current, source.constants, batch))
+    return subtract(at_proposed, at_current, log_ratios)
 
 
 @njit

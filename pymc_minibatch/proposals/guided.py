@@ -1,8 +1,8 @@
 """Moves that follow the Gaussian approximation of the posterior, mixed with a random walk.
 
-With the mode θ̂ and L Lᵀ = C the covariance of the approximation, moves are made in the coordinates
-z = L⁻¹(θ − θ̂), in which the approximation is a standard normal. Their settings are tuned towards the
-longest squared jumps for the rows read (:mod:`.arms`).
+With the mode θ̂ and L Lᵀ = C the covariance of the approximation, moves are made in the
+coordinates z = L⁻¹(θ − θ̂), in which the approximation is a standard normal. Their settings are
+tuned towards the longest squared jumps for the rows read (:mod:`.arms`).
 
 The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
 So a share of the moves is a random walk with steps of varying length, which needs no approximation.
@@ -48,6 +48,8 @@ class Guide(NamedTuple):
         L and its inverse.
     reference, slope, curvature
         As in :class:`~pymc_minibatch.proposals.proposal.Approximation`.
+    prior_gradient : int
+        Address of the gradient of the prior part.
     """
 
     mode: np.ndarray
@@ -56,6 +58,7 @@ class Guide(NamedTuple):
     reference: np.ndarray
     slope: np.ndarray
     curvature: np.ndarray
+    prior_gradient: int
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,10 @@ class Guided(ABC):
         if not 0 < self.random_walk < 1:
             raise ValueError(f"random_walk must lie in (0, 1); got {self.random_walk}.")
 
+    @property
     @abstractmethod
-    def move(self, prior_gradient: Callable[..., np.ndarray] | None) -> Callable[..., float]:
-        """Return a jitted function.
+    def move(self) -> Callable[..., float]:
+        """A jitted function.
 
         ``move(rng, theta, candidate, setting, place)`` writes a candidate and returns the log ratio
         of the proposal densities.
@@ -102,14 +106,23 @@ class Guided(ABC):
             )
         return make_arms(self.settings)
 
-    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
+    def guide(
+        self, approximation: Approximation | None, prior_gradient: int = 0
+    ) -> tuple[Any, ...]:
         """Factor the approximation."""
         assert approximation is not None
         mode, precision, reference, slope, curvature = approximation
         upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]  # precision = U Uᵀ
         cholesky = solve_triangular(upper.T, np.eye(mode.size), lower=True)
-        arrays = (mode, cholesky, upper.T, reference, slope, curvature)
-        return Guide(*(np.ascontiguousarray(array) for array in arrays))
+        return Guide(
+            mode=mode,
+            cholesky=np.ascontiguousarray(cholesky),
+            whiten=np.ascontiguousarray(upper.T),
+            reference=reference,
+            slope=slope,
+            curvature=curvature,
+            prior_gradient=prior_gradient,
+        )
 
     @property
     def jit_options(self) -> tuple[Any, ...]:
@@ -120,18 +133,16 @@ class Guided(ABC):
         """Return the sine of the angle of a move, √(1 − ρ²), for the sample stats."""
         return math.sin(state.settings[state.current[0], 1])
 
-    def end_draw(self, state: Arms) -> None:
+    def end_draw(self, state: Arms) -> None:  # noqa: B027 - empty on purpose
         """Nothing is left to do between draws."""
 
     def end_tuning(self, state: Arms) -> None:
         """Take the setting that did best."""
         settle(state)
 
-    def build(
-        self, prior_gradient: Callable[..., np.ndarray] | None = None
-    ) -> tuple[Callable[..., float], Callable[..., None]]:
+    def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""
-        random_walk, move = self.random_walk, self.move(prior_gradient)
+        random_walk, move = self.random_walk, self.move
 
         @njit
         def propose(

@@ -5,8 +5,9 @@ In the coordinates z of :mod:`.guided`,
     z' = cos(φ) z + sin(φ) ξ,   ξ standard normal,
 
 is reversible for the approximation, so the acceptance test has to correct only for what is not
-Gaussian: ψ gains log N(θ; θ̂, C) − log N(θ'; θ̂, C) = ½ (|z'|² − |z|²). Where C fits, the right angle
-gives nearly independent proposals; ρ = cos(φ) is what the autoregressive form is usually written with.
+Gaussian: ψ gains log N(θ; θ̂, C) − log N(θ'; θ̂, C) = ½ (|z'|² − |z|²). Where C fits, the right
+angle gives nearly independent proposals. The autoregressive form is usually written with
+ρ = cos(φ).
 
 Reference
 ---------
@@ -53,8 +54,9 @@ class Laplace(Guided):
     settings: ClassVar = [(0, math.pi / 2 * 2.0 ** (-k / 2)) for k in range(10)]
     needs_prior_gradient: ClassVar[bool] = False
 
-    def move(self, prior_gradient: Callable[..., np.ndarray] | None) -> Callable[..., float]:
-        """Return the jitted move."""
+    @property
+    def move(self) -> Callable[..., float]:
+        """The jitted move."""
         return rotate
 
 

@@ -54,24 +54,24 @@ class Proposal(Protocol):
     """A way to move. Its state is a NamedTuple of arrays, which jitted code changes in place."""
 
     needs_prior_gradient: ClassVar[bool]
+    """Whether moves call the gradient of the prior part, ``(point,) -> array``, by address."""
 
     def initial_state(
         self, dim: int, default_variance: float, approximation: Approximation | None = None
     ) -> Any:
         """Return the state before tuning, for `dim` parameters."""
 
-    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
-        """Return arrays that moves read and nothing changes."""
+    def guide(
+        self, approximation: Approximation | None, prior_gradient: int = 0
+    ) -> tuple[Any, ...]:
+        """Return what moves read and nothing changes."""
 
-    def build(
-        self, prior_gradient: Callable[..., np.ndarray] | None = None
-    ) -> tuple[Callable[..., float], Callable[..., None]]:
+    def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return jitted functions.
 
         ``propose(rng, theta, candidate, state, place)`` writes a candidate and returns
-        ``log q(theta | candidate) - log q(candidate | theta)``; ``adapt(theta, accepted, cost,
-        state)`` is called after each transition while the chain tunes, with the rows it read.
-        ``prior_gradient(point)`` is given where `needs_prior_gradient`.
+        ``log q(theta | candidate) - log q(candidate | theta)``; ``adapt(rng, theta, accepted,
+        cost, state)`` is called after each transition while the chain tunes, with the rows it read.
         """
 
     def end_draw(self, state: Any) -> None:

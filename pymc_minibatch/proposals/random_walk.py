@@ -158,13 +158,13 @@ class RandomWalk:
     def end_tuning(self, state: RandomWalkState) -> None:
         """Nothing is left to do: scale and covariance stay as they are."""
 
-    def guide(self, approximation: Approximation | None) -> tuple[np.ndarray, ...]:
+    def guide(
+        self, approximation: Approximation | None, prior_gradient: int = 0
+    ) -> tuple[Any, ...]:
         """Return nothing: a random walk needs no guide."""
         return ()
 
-    def build(
-        self, prior_gradient: Callable[..., np.ndarray] | None = None
-    ) -> tuple[Callable[..., float], Callable[..., None]]:
+    def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""
         return propose, _adapter(self.adapt, self.target_accept)
 

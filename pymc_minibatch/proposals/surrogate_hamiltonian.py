@@ -1,9 +1,9 @@
 """Hamiltonian trajectories under the surrogate: the exact prior times the Taylor likelihood.
 
-The surrogate reads no data, so its trajectories are proposals like any other, and the acceptance test
-corrects for the difference from the posterior. In the coordinates z of :mod:`.guided` its log-density is
-−½|z|² + u(z), where u holds what is not Gaussian: of the standard normal part the flow is a rotation of
-position and momentum, which is exact, and only ∇u is integrated in steps::
+The surrogate reads no data, so its trajectories are proposals like any other, and the acceptance
+test corrects for the difference from the posterior. In the coordinates z of :mod:`.guided` its
+log-density is −½|z|² + u(z), where u holds what is not Gaussian: of the standard normal part the
+flow is a rotation of position and momentum, which is exact, and only ∇u is integrated in steps::
 
     p ← p + h/2 ∇u(z);   (z, p) ← rotation by h;   p ← p + h/2 ∇u(z)
 
@@ -20,24 +20,25 @@ Seita, Pan, Chen and Canny (2017), section 7, names minibatch Hamiltonian moves 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.proposals.guided import Guide, Guided, colored, whitened
+from pymc_minibatch.proposals.guided import Guided, colored, whitened
 from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.tall.pointers import call_array
 
-__all__ = ["SurrogateHamiltonian", "make_trajectory"]
+__all__ = ["SurrogateHamiltonian", "trajectory"]
 
 
 @dataclass(frozen=True)
 class SurrogateHamiltonian(Guided):
     """Hamiltonian trajectories under prior and Taylor likelihood, mixed with a random walk.
 
-    Of use where the prior makes the posterior far from Gaussian, as in hierarchical models. A gradient
-    costs O(D²) and reads no data. Number of steps and length are tuned towards the longest squared
-    jumps for the rows read.
+    Of use where the prior makes the posterior far from Gaussian, as in hierarchical models. A
+    gradient costs O(D²) and reads no data. Number of steps and length are tuned towards the longest
+    squared jumps for the rows read.
 
     Parameters
     ----------
@@ -63,55 +64,53 @@ class SurrogateHamiltonian(Guided):
         if n_steps * step <= math.pi / 2
     ]
 
-    def move(self, prior_gradient: Callable[..., np.ndarray] | None) -> Callable[..., float]:
-        """Return the jitted move."""
-        return make_trajectory(prior_gradient)
+    @property
+    def move(self) -> Callable[..., float]:
+        """The jitted move."""
+        return trajectory
 
 
-def make_trajectory(prior_gradient: Any) -> Callable[..., float]:
-    """Return the jitted move along a trajectory of ``setting[0] - 1`` steps and length ``setting[1]``."""
-
-    @njit
-    def kick(h: float, z: np.ndarray, p: np.ndarray, theta: np.ndarray, place: Place) -> None:
-        """``p ← p + h ∇u(z)``, where ``∇u = Lᵀ ∇θ + z``."""
-        guide: Guide = place.guide
-        colored(z, guide, theta)
-        for i in range(theta.size):
-            place.point[place.active[i]] = theta[i]
-        prior = prior_gradient(place.point)
-        delta = place.point - guide.reference
-        for i in range(theta.size):
-            gradient = prior[place.active[i]] + guide.slope[i]
-            for j in range(delta.size):
-                gradient += guide.curvature[i, j] * delta[j]
-            for j in range(i + 1):
-                p[j] += h * guide.cholesky[i, j] * gradient
-            p[i] += h * z[i]
-
-    @njit
-    def trajectory(
-        rng: np.random.Generator,
-        theta: np.ndarray,
-        candidate: np.ndarray,
-        setting: np.ndarray,
-        place: Place,
-    ) -> float:
-        z, p = np.empty(theta.size), np.empty(theta.size)
-        whitened(theta, place.guide, z)
-        log_q = 0.0
+@njit
+def trajectory(
+    rng: np.random.Generator,
+    theta: np.ndarray,
+    candidate: np.ndarray,
+    setting: np.ndarray,
+    place: Place,
+) -> float:
+    """Move along ``setting[0] - 1`` steps of length ``setting[1]`` in all."""
+    z, p = np.empty(theta.size), np.empty(theta.size)
+    whitened(theta, place.guide, z)
+    log_q = 0.0
+    for i in range(p.size):
+        p[i] = rng.standard_normal()
+        log_q += 0.5 * p[i] ** 2
+    n_steps = int(setting[0]) - 1
+    h = setting[1] / n_steps
+    cosine, sine = math.cos(h), math.sin(h)
+    kick(0.5 * h, z, p, candidate, place)
+    for step in range(n_steps):
         for i in range(p.size):
-            p[i] = rng.standard_normal()
-            log_q += 0.5 * p[i] ** 2
-        n_steps = int(setting[0]) - 1
-        h = setting[1] / n_steps
-        cosine, sine = math.cos(h), math.sin(h)
-        kick(0.5 * h, z, p, candidate, place)
-        for step in range(n_steps):
-            for i in range(p.size):
-                z[i], p[i] = cosine * z[i] + sine * p[i], cosine * p[i] - sine * z[i]
-            kick(h if step < n_steps - 1 else 0.5 * h, z, p, candidate, place)
-        for i in range(p.size):
-            log_q -= 0.5 * p[i] ** 2
-        return log_q
+            z[i], p[i] = cosine * z[i] + sine * p[i], cosine * p[i] - sine * z[i]
+        kick(h if step < n_steps - 1 else 0.5 * h, z, p, candidate, place)
+    for i in range(p.size):
+        log_q -= 0.5 * p[i] ** 2
+    return log_q
 
-    return trajectory
+
+@njit
+def kick(h: float, z: np.ndarray, p: np.ndarray, theta: np.ndarray, place: Place) -> None:
+    """Add ``h ∇u(z)`` to p, where ``∇u = Lᵀ ∇θ + z``."""
+    guide = place.guide
+    colored(z, guide, theta)
+    for i in range(theta.size):
+        place.point[place.active[i]] = theta[i]
+    prior = call_array(guide.prior_gradient, (place.point,))
+    delta = place.point - guide.reference
+    for i in range(theta.size):
+        gradient = prior[place.active[i]] + guide.slope[i]
+        for j in range(delta.size):
+            gradient += guide.curvature[i, j] * delta[j]
+        for j in range(i + 1):
+            p[j] += h * guide.cholesky[i, j] * gradient
+        p[i] += h * z[i]

@@ -8,8 +8,8 @@ which is Langevin's for small φ and remains right up to independent draws.
 
 References
 ----------
-Roberts and Tweedie (1996), Exponential convergence of Langevin distributions. Cotter, Roberts, Stuart
-and White (2013), MCMC methods for functions, section 4.3: the form about a Gaussian.
+Roberts and Tweedie (1996), Exponential convergence of Langevin distributions. Cotter, Roberts,
+Stuart and White (2013), MCMC methods for functions, section 4.3: the form about a Gaussian.
 """
 
 import math
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from pymc_minibatch.proposals.guided import Guided
-from pymc_minibatch.proposals.surrogate_hamiltonian import make_trajectory
+from pymc_minibatch.proposals.surrogate_hamiltonian import trajectory
 
 __all__ = ["SurrogateLangevin"]
 
@@ -51,6 +49,7 @@ class SurrogateLangevin(Guided):
 
     settings: ClassVar = [(2, math.pi / 2 * 2.0 ** (-k / 2)) for k in range(10)]
 
-    def move(self, prior_gradient: Callable[..., np.ndarray] | None) -> Callable[..., float]:
-        """Return the jitted move."""
-        return make_trajectory(prior_gradient)
+    @property
+    def move(self) -> Callable[..., float]:
+        """The jitted move."""
+        return trajectory

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, jit_cached
 
 __all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target"]
 
@@ -39,14 +38,11 @@ class Target(NamedTuple):
         ``(point, constants, batch) -> array``, one number for each row of the batch.
     constants
         What both read besides.
-    keys
-        Identify the code on disk.
     """
 
     base: Callable[..., float]
     row: Callable[..., np.ndarray]
     constants: tuple[np.ndarray, ...]
-    keys: list[str | None]
 
 
 def make_target(
@@ -54,20 +50,56 @@ def make_target(
 ) -> Target:
     """Split the density with a control variate of order 0 (none), 1 or 2."""
     prior = tall.compiled_prior_logp
+    constants: tuple[np.ndarray, ...] = ()
     if order == 0 or reference is None:
         rows = tall.compiled_row_logp
-        return Target(*_plain(prior.jitted, rows.jitted), (), [prior.cache_key, rows.cache_key])
-    rows = compile_remainder(tall, order)
-    hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
-    constants = (reference.flat, reference.gradient / temperature, hessian / temperature)
-    keys = [prior.cache_key, rows.cache_key]
-    return Target(*_with_surrogate(prior.jitted, rows.jitted), constants, keys)
+        sources = PLAIN_BASE, PLAIN_ROW
+    else:
+        rows = compile_remainder(tall, order)
+        hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
+        constants = (reference.flat, reference.gradient / temperature, hessian / temperature)
+        sources = SURROGATE_BASE, REMAINDER_ROW
+    base = jit_cached(sources[0], "base", {"prior_logp": prior.jitted}, [prior.cache_key])
+    row = jit_cached(sources[1], "row", {"row_logp": rows.jitted}, [rows.cache_key])
+    return Target(base, row, constants)
 
 
-def compile_prior_gradient(tall: TallModel) -> CompiledFunction:
+PLAIN_BASE = """
+def base(point, constants):
+    return prior_logp(point)[0].item()
+"""
+
+PLAIN_ROW = """
+def row(point, constants, batch):
+    return row_logp(point, *batch)[0]
+"""
+
+SURROGATE_BASE = """
+def base(point, constants):
+    reference, gradient, hessian = constants
+    delta = point - reference
+    surrogate = 0.0
+    for i in range(delta.size):
+        slope = gradient[i]
+        for j in range(delta.size):
+            slope += 0.5 * hessian[i, j] * delta[j]
+        surrogate += slope * delta[i]
+    return prior_logp(point)[0].item() + surrogate
+"""
+
+REMAINDER_ROW = """
+def row(point, constants, batch):
+    return row_logp(point, constants[0], *batch)[0]
+"""
+
+
+def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
     """Compile the gradient of the prior part, ``(flat point,) -> array``."""
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
-    return compile_numba([tall.flat], [gradient])
+    compiled = compile_numba([tall.flat], [gradient])
+    source = "def prior_gradient(point): return compiled(point)[0]"
+    environment = {"compiled": compiled.jitted}
+    return jit_cached(source, "prior_gradient", environment, [compiled.cache_key])
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
@@ -84,39 +116,3 @@ def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
         taylor = taylor + derivative / factorial
     [taylor] = graph_replace([taylor], {epsilon: pt.constant(0.0, dtype="float64")}, strict=False)
     return compile_numba([flat, reference, *batch], [term - taylor])
-
-
-def _plain(
-    prior_logp: Any, row_logp: Any
-) -> tuple[Callable[..., float], Callable[..., np.ndarray]]:
-    @njit
-    def base(point: np.ndarray, constants: tuple[np.ndarray, ...]) -> float:
-        return prior_logp(point)[0].item()
-
-    @njit
-    def row(point: np.ndarray, constants: Any, batch: tuple[np.ndarray, ...]) -> np.ndarray:
-        return row_logp(point, *batch)[0]
-
-    return base, row
-
-
-def _with_surrogate(
-    prior_logp: Any, row_remainder: Any
-) -> tuple[Callable[..., float], Callable[..., np.ndarray]]:
-    @njit
-    def base(point: np.ndarray, constants: tuple[np.ndarray, ...]) -> float:
-        reference, gradient, hessian = constants
-        delta = point - reference
-        surrogate = 0.0
-        for i in range(delta.size):
-            slope = gradient[i]
-            for j in range(delta.size):
-                slope += 0.5 * hessian[i, j] * delta[j]
-            surrogate += slope * delta[i]
-        return prior_logp(point)[0].item() + surrogate
-
-    @njit
-    def row(point: np.ndarray, constants: Any, batch: tuple[np.ndarray, ...]) -> np.ndarray:
-        return row_remainder(point, constants[0], *batch)[0]
-
-    return base, row

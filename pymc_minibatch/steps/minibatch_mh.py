@@ -30,7 +30,8 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import decide_control_variate, gaussian_acceptance
 from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, first_output, jit_cached
+from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.pointers import address_of
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
@@ -254,34 +255,30 @@ class MinibatchMH(BlockedStep):
         return make_target(self.tall, self.reference, order, self.temperature)
 
     @cached_property
-    def _prior_gradient(self) -> CompiledFunction | None:
-        wanted = self.proposal.needs_prior_gradient
-        return compile_prior_gradient(self.tall) if wanted else None
+    def _prior_gradient(self) -> Callable[..., np.ndarray]:
+        return compile_prior_gradient(self.tall)
 
     @cached_property
-    def _guide(self) -> tuple[np.ndarray, ...]:
-        return self.proposal.guide(self._approximation())
+    def _guide(self) -> tuple[Any, ...]:
+        wanted = self.proposal.needs_prior_gradient
+        gradient = address_of(self._prior_gradient, self.tall.layout.empty()) if wanted else 0
+        return self.proposal.guide(self._approximation(), gradient)
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
-        target = self._target
-        gradient = self._prior_gradient
-        propose, adapt = self.proposal.build(None if gradient is None else first_output(gradient))
-        loop = make_transitions(
-            target.row,
-            target.base,
-            [values.ndim for values in self.tall.data],
-            self.acceptance.build,
-            propose,
-            adapt,
-        )
-        keys = [*target.keys, code_key(), type(self.acceptance).__name__]
-        keys += [repr(self.proposal_options), gradient.cache_key if gradient else "no gradient"]
+        ndims = [values.ndim for values in self.tall.data]
+        loop = make_transitions(ndims, self.acceptance.build, *self.proposal.build())
+        keys = [code_key(), repr(ndims), type(self.acceptance).__name__]
+        keys += [repr(self.proposal_options)]
         return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
     @cached_property
     def _source(self) -> Source:
-        return Source(self.tall.data, self._target.constants)
+        base, row, constants = self._target
+        point, data = self.tall.layout.empty(), self.tall.data
+        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
+        row_address = address_of(row, point, constants, batch)
+        return Source(data, constants, row_address, address_of(base, point, constants))
 
     @cached_property
     def _rows(self) -> Rows:

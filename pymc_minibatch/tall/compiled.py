@@ -11,7 +11,6 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from numba import njit
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
@@ -19,8 +18,9 @@ from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_functi
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 import pymc_minibatch.tall.special  # noqa: F401 - registers translations
+from pymc_minibatch.tall.matvec import NUMBA_MODE
 
-__all__ = ["CompiledFunction", "compile_numba", "compile_python", "first_output", "jit_cached"]
+__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached"]
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,11 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     ValueError
         If the graph reads a shared variable that is not among the inputs.
     """
-    function = pymc_compile(list(inputs), list(outputs), mode="NUMBA", on_unused_input="ignore")
+    function = pymc_compile(list(inputs), list(outputs), mode=NUMBA_MODE, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
     jitted = function.vm.jit_fn
     return CompiledFunction(jitted, CACHED_SRC_FUNCTIONS.get(jitted.py_func))
-
-
-def first_output(function: CompiledFunction) -> Callable[..., np.ndarray]:
-    """Return a jitted function of one argument that gives the first output alone."""
-    jitted: Any = function.jitted
-
-    @njit
-    def first(argument: np.ndarray) -> np.ndarray:
-        return jitted(argument)[0]
-
-    return first
 
 
 def compile_python(

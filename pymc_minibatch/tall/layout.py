@@ -41,6 +41,10 @@ class PointLayout:
         """Number of elements of the flat vector."""
         return sum(self.sizes)
 
+    def empty(self) -> np.ndarray:
+        """Return a flat vector without values."""
+        return np.empty(self.size)
+
     def slices(self) -> dict[str, slice]:
         """Where each variable lies in the flat vector."""
         ends = np.cumsum(self.sizes, dtype=int)

@@ -334,7 +334,8 @@ class _SplitCheck:
         self.batches = [rng.integers(0, tall.n_rows, size) for size in self.BATCHES]
         full_inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         full = compile_numba(
-            [tall.flat, *full_inputs.values()], [tall._bind(tall._full_term, full_inputs)]
+            [tall.flat, *full_inputs.values()],
+            [tall._bind(tall._full_term, full_inputs)],
         )
         arrays = [leaf_value(leaf) for leaf in leaves]
         try:
