@@ -28,10 +28,11 @@ class MatVec(Op):
 
     __props__ = ()
 
-    def make_node(self, matrix: Variable, vector: Variable) -> Apply:
+    def make_node(self, *inputs: Variable) -> Apply:
         """Take (n, d) and (d,), give (n,)."""
+        matrix: Any = inputs[0]
         out = TensorType(matrix.type.dtype, shape=(matrix.type.shape[0],))()
-        return Apply(self, [matrix, vector], [out])
+        return Apply(self, list(inputs), [out])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Multiply in NumPy."""
@@ -41,15 +42,17 @@ class MatVec(Op):
 @node_rewriter([Dot])
 def local_matvec(fgraph: Any, node: Apply) -> list[Variable] | None:
     """Replace products of matrices of which one is a row or a column."""
-    a: Any
-    b: Any
-    a, b = node.inputs
+    inputs: Any = node.inputs
+    a, b = inputs
     if not (a.type.dtype == b.type.dtype and a.type.dtype in ("float32", "float64")):
         return None
+    product: Any
     if b.type.shape[1] == 1:
-        return [MatVec()(a, b[:, 0])[:, None]]
+        product = MatVec()(a, b[:, 0])
+        return [product[:, None]]
     if a.type.shape[0] == 1:
-        return [MatVec()(b.T, a[0])[None, :]]
+        product = MatVec()(b.T, a[0])
+        return [product[None, :]]
     return None
 
 

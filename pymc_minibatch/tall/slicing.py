@@ -101,7 +101,7 @@ def _rebuild(
         # Its check is slow to compile and was made on the whole graph. A length of 1 is more than a
         # check: it lets the axis broadcast.
         lengths = [_constant_length(length) for length in node.inputs[1:]]
-        ones = [1 if n == 1 else None for n in lengths]
+        ones = tuple(1 if n == 1 else None for n in lengths)
         return [specify_shape(inputs[0], ones)] if 1 in ones else [inputs[0]]
     if isinstance(node.op, Alloc):
         inputs = [inputs[0], *(_batch_length(n, n_rows, n_batch) for n in inputs[1:])]

@@ -112,7 +112,7 @@ def barker_chain(rng, propose, adapt, precision, theta, n_steps, state):
         if accepted:
             theta[:] = proposal
             n_accepted += 1
-        adapt(RNG, theta, accepted, 0.0, state)
+        adapt(rng, theta, accepted, 0.0, state)
     return n_accepted
 
 

@@ -141,8 +141,6 @@ def test_arguments_are_checked(model, reference):
         pmb.MinibatchMH(model=model, control_variate=3)
     with pytest.raises(ValueError, match="Laplace moves about a reference"):
         pmb.MinibatchMH(model=model, control_variate=0, proposal=pmb.Laplace())
-    with pytest.raises(ValueError, match="target_accept"):
-        pmb.Laplace(target_accept=0.5)
     with pytest.raises(ValueError, match="random_walk"):
         pmb.Laplace(random_walk=0)
     with pm.Model():

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from pymc_minibatch import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Source, row_workspace
 from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.tall.pointers import address_of
 
 DELTAS = np.linspace(-6.0, 6.0, 13)
 FEW_DELTAS = np.array([-3.0, -1.0, 1.0, 3.0])
@@ -59,6 +60,9 @@ def row(point, constants, batch):
     return offset + point[0] + point[1] * x
 
 
+ROW = address_of(row, np.zeros(2), (), (np.zeros(1), np.zeros(1)))
+
+
 def make_counter(draw_log_ratios, sum_log_ratios):
     """Return a function that decides many times and counts."""
     decide = CorrectedBarker().build(draw_log_ratios, sum_log_ratios)
@@ -79,7 +83,7 @@ def make_counter(draw_log_ratios, sum_log_ratios):
 
 count_known_spread = make_counter(draw_rows_of_known_spread, sum_rows)
 count_normal = make_counter(draw_normal_rows, sum_rows)
-count_real_rows = make_counter(*make_readers(row, [1, 1]))
+count_real_rows = make_counter(*make_readers([1, 1]))
 
 
 def measure(count, delta, spread, batch_size, data, sigma=1.0):
@@ -95,9 +99,9 @@ def measure(count, delta, spread, batch_size, data, sigma=1.0):
         N_DECISIONS,
         np.zeros(2),
         np.array([(delta - PSI) * TEMPERATURE / n_rows, spread]),
-        Source(data, ()),
+        Source(data, (), row=ROW if len(data) == 2 else 0),
         row_workspace(n_rows),
-        test.parameters(TEMPERATURE, batch_size),
+        test.parameters(TEMPERATURE, np.array([batch_size])),
     )
     probability = expit(delta)
     error = np.sqrt(probability * (1 - probability) / N_DECISIONS)

@@ -52,6 +52,7 @@ def posterior_draws(step, X, y, rng):
                 n_steps,
                 False,
                 step.proposal_state,
+                step._guide,
                 step._parameters,
                 step._rows,
             )
