@@ -1,21 +1,27 @@
 """Decide whether a control variate pays, and find its reference point."""
 
 import logging
+import math
 import warnings
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from pymc_minibatch.reference.find import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["choose_order", "decide_control_variate", "gaussian_acceptance"]
+__all__ = ["choose_order", "decide_control_variate", "gaussian_acceptance", "start_near_mode"]
 
 _log = logging.getLogger("pymc_minibatch")
 
 TRIAL_ROWS = 1000
 TRIAL_PAIRS = 16
+
+FAR_OUT = 10.0
+"""Standard deviations of the squared distance from the mode beyond which a chain does not start."""
 
 
 def decide_control_variate(
@@ -119,3 +125,29 @@ def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: floa
         + 0.5 * np.einsum("pki,ij,pkj->pk", deltas, rest, deltas)
     )
     return float(np.exp(np.minimum(0.0, np.nan_to_num(np.diff(log_weights), nan=-np.inf))).mean())
+
+
+def start_near_mode(
+    tall: TallModel,
+    reference: Reference,
+    temperature: float,
+    point: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+) -> Mapping[str, np.ndarray]:
+    """Return a draw from the Gaussian approximation, if `point` lies far outside of it.
+
+    Far from the mode the approximation is no guide, and a chain would need thousands of moves to
+    come near. The point is kept if it is the more probable of the two.
+    """
+    precision = reference.precision_at(temperature)
+    delta = tall.layout.flatten(point) - reference.flat
+    if delta @ precision @ delta < delta.size + FAR_OUT * math.sqrt(2 * delta.size):
+        return point
+    upper = np.linalg.cholesky(precision).T
+    draw = reference.flat + solve_triangular(upper, rng.standard_normal(delta.size))
+    candidate = tall.layout.unflatten(draw)
+    here, there = (
+        (1 - 1 / temperature) * tall.prior_logp(p) + tall.logp(p) / temperature
+        for p in (point, candidate)
+    )
+    return candidate if there > here else point

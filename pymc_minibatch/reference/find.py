@@ -115,6 +115,7 @@ class Reference:
 def find_reference(
     model: Model | None = None,
     *,
+    data: Any = None,
     tall: TallModel | None = None,
     temperature: float = 1.0,
     random_seed: int = 0,
@@ -125,6 +126,8 @@ def find_reference(
     ----------
     model : pymc.Model, optional
         The model; taken from the context if not given.
+    data : mapping of str to array, optional
+        Data in place of the model's own; see :class:`TallModel`.
     tall : TallModel, optional
         The model already split, to save doing it again.
     temperature : float, default 1.0
@@ -153,7 +156,7 @@ def find_reference(
     (0.499, 0.001)
     """
     start = time.perf_counter()
-    tall = TallModel(model) if tall is None else tall
+    tall = TallModel(model, data=data) if tall is None else tall
     try:
         density = _Density(tall, temperature)
     except (NotImplementedError, NullTypeGradError) as error:
@@ -203,7 +206,7 @@ class _Density:
         for first in range(0, n, CHUNK_ROWS):
             chunk = slice(first, first + CHUNK_ROWS)
             where = chunk if sample is None else sample[chunk]
-            batch = [np.ascontiguousarray(values[where]) for values in self.tall.data]
+            batch = [np.array(values[where]) for values in self.tall.data]
             v, g, p = self._rows(theta, vector, *batch)
             value, gradient, product = value + float(v), gradient + g, product + p
         self.rows_read += n

@@ -27,7 +27,11 @@ from pymc_minibatch.kernels.metropolis import Totals, make_transitions
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import decide_control_variate, gaussian_acceptance
+from pymc_minibatch.reference.decide import (
+    decide_control_variate,
+    gaussian_acceptance,
+    start_near_mode,
+)
 from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import jit_cached
@@ -87,6 +91,8 @@ class MinibatchMH(BlockedStep):
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
         their values are read at every draw.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
     acceptance : CorrectedBarker or Penalty, optional
         The acceptance test; CorrectedBarker() if not given.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
@@ -130,6 +136,9 @@ class MinibatchMH(BlockedStep):
 
     Notes
     -----
+    With a control variate, a chain that tunes and starts far from the posterior mode is first moved
+    to a random point near it.
+
     Sample stats, for each draw:
 
     - ``accept``: share of its transitions that were accepted (at most about one half).
@@ -171,6 +180,7 @@ class MinibatchMH(BlockedStep):
         self,
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
+        data: Any = None,
         acceptance: Acceptance | None = None,
         proposal: Proposal | None = None,
         reference: Reference | None = None,
@@ -184,7 +194,7 @@ class MinibatchMH(BlockedStep):
         model = modelcontext(model)
         self.vars = _continuous_value_vars(vars, model)
         self.var_names = [get_var_name(var) for var in self.vars]
-        self.tall = TallModel(model)
+        self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self.batch_size = (
@@ -300,6 +310,7 @@ class MinibatchMH(BlockedStep):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
         rebuilt = {
+            "_BlockedStep__newargs",
             "_first_batch",
             "_guide",
             "_kernel",
@@ -310,6 +321,11 @@ class MinibatchMH(BlockedStep):
             "_target",
         }
         return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Leave out what was passed as `data`, which is pickled by reference, within `tall`."""
+        args, kwargs = super().__getnewargs_ex__()
+        return args, {"model": kwargs["model"], "blocked": kwargs["blocked"]}
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
@@ -329,6 +345,7 @@ class MinibatchMH(BlockedStep):
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True
+            point = self._start(point)
         flat = self.tall.layout.flatten(point)
         totals = self._transitions_or_nothing(flat)
         if totals.impossible_row >= 0:
@@ -342,6 +359,15 @@ class MinibatchMH(BlockedStep):
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [self._stats(totals)]
+
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain that tunes start near the mode, where all variables can be moved there."""
+        moves_all = self._active.size == self.tall.layout.size
+        if not (self.tune and self.n_draws == 0 and self.control_variate and moves_all):
+            return point
+        assert self.reference is not None
+        near = start_near_mode(self.tall, self.reference, self.temperature, point, self.rng)
+        return {**point, **near}
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -26,6 +27,14 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
+from pymc_minibatch.tall.sources import (
+    RowFile,
+    check_finite,
+    check_range,
+    chunks,
+    open_sources,
+    share,
+)
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
@@ -64,6 +73,14 @@ class RowInput:
     axis: int
     values: np.ndarray
 
+    def taken(self, rows: np.ndarray) -> "RowInput":
+        """Return some rows as an input of its own."""
+        return RowInput(self.name, self.leaf, self.axis, self.values[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle large arrays by reference to a file, so that processes share them."""
+        return _restored_input, (self.name, self.leaf, self.axis, share(self.values))
+
 
 class TallModel:
     """A PyMC model split into a prior part and independent rows.
@@ -73,6 +90,12 @@ class TallModel:
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here: a later
         ``pm.set_data`` is not seen.
+    data : mapping of str to array, optional
+        Data that take the place of those in the model, which are then a small stand-in: for each
+        variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
+        path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
+        these. Types must convert safely, such as float32 to float64; they are converted batch by
+        batch. What is stored in chunks is copied once to a temporary file.
 
     Attributes
     ----------
@@ -90,7 +113,8 @@ class TallModel:
     NotTallError
         If the model does not split into a prior part and independent rows.
     ValueError
-        If the data are empty, have missing or infinite entries, or lengths that do not match.
+        If the data are empty, have missing or infinite entries, or lengths that do not match; if
+        `data` leaves out a variable with rows, names one that has none, or does not fit the model.
 
     Examples
     --------
@@ -105,7 +129,8 @@ class TallModel:
     array([-0.919, -2.919])
     """
 
-    def __init__(self, model: Model | None = None) -> None:
+    def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
+        sources = None if data is None else open_sources(data)
         self.model = modelcontext(model)
         row_variables = _row_variables(self.model)
         self.n_rows = _n_rows(self.model, row_variables[0])
@@ -118,7 +143,10 @@ class TallModel:
         self._full_term = _row_terms(self.model, row_variables)
         candidates = _candidate_axes(data_leaves([self._full_term]), self.n_rows)
         self._check_data(candidates)
-        self.row_inputs, self.batch_graph = self._split(candidates)
+        check = _SplitCheck(self, list(candidates))
+        self.row_inputs, self.batch_graph = self._split(check, candidates)
+        if sources is not None:
+            self._bind_sources(sources, data, check)
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
@@ -237,7 +265,7 @@ class TallModel:
 
     def _row_logp_chunks(self, flat: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         for first in range(0, self.n_rows, CHUNK_ROWS):
-            batch = [values[first : first + CHUNK_ROWS] for values in self.data]
+            batch = [np.array(values[first : first + CHUNK_ROWS]) for values in self.data]
             yield first, self.compiled_row_logp(flat, *batch)
 
     def _check_prior_variables(self, row_variables: Sequence[Variable]) -> None:
@@ -251,24 +279,12 @@ class TallModel:
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
         for leaf, axes in candidates.items():
             values = leaf_value(leaf)
-            if not np.issubdtype(values.dtype, np.floating):
-                continue
-            rows = np.moveaxis(values, axes[0], 0)
-            for first in range(0, self.n_rows, CHUNK_ROWS):
-                finite = np.isfinite(rows[first : first + CHUNK_ROWS])
-                if not finite.all():
-                    where = np.argwhere(~finite)[0]
-                    value = rows[first : first + CHUNK_ROWS][tuple(where)]
-                    raise ValueError(
-                        f"{_leaf_name(leaf)} has {value} in row {first + where[0]}. Remove or "
-                        "replace missing and infinite values before building the model."
-                    )
+            check_finite(_leaf_name(leaf), np.moveaxis(values, axes[0], 0))
 
     def _split(
-        self, candidates: Mapping[Variable, Sequence[int]]
+        self, check: "_SplitCheck", candidates: Mapping[Variable, Sequence[int]]
     ) -> tuple[dict[str, RowInput], _Graph]:
         """Find the assignment of row axes that the full graph confirms."""
-        check = _SplitCheck(self, list(candidates))
         reason: str | None = "none of its terms reads data with one entry per row"
         layouts = itertools.product(*candidates.values())
         for axes in itertools.islice(layouts, MAX_LAYOUTS if candidates else 0):
@@ -282,6 +298,60 @@ class TallModel:
             if reason is None:
                 return row_inputs, graph
         raise NotTallError(self._refusal(reason))
+
+    def _bind_sources(
+        self, sources: dict[str, np.ndarray], data: Any, check: "_SplitCheck"
+    ) -> None:
+        """Put other data in place of the model's, and compare both graphs on some of their rows."""
+        bound = self._bound_inputs(sources, data)
+        row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
+        dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
+        inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
+        graph: _Graph = [self.flat, *inputs], [self._bind(term, {})]
+        reason = check.compare_bound(graph, bound)
+        if reason is not None:
+            raise NotTallError(
+                f"The data do not fit the model that was split on its own data: {reason}. Look at "
+                "the order and the meaning of what is passed as data."
+            )
+        self.row_inputs, self.batch_graph = bound, graph
+        self.n_rows = len(self.data[0])
+
+    def _bound_inputs(self, sources: dict[str, np.ndarray], data: Any) -> dict[str, RowInput]:
+        """Match sources to row inputs by name, shape and dtype."""
+        observed = {
+            data_leaves([self.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
+            for rv in self.model.observed_RVs
+        }
+        bound, used = {}, {}
+        for name, row_input in self.row_inputs.items():
+            names = [n for n in (name, observed.get(row_input.leaf)) if n in sources]
+            if not names:
+                unnamed = row_input.leaf.name is None and row_input.leaf not in observed
+                advice = (
+                    "It has no name in the model: make it a pm.Data."
+                    if unnamed
+                    else "Pass all variables that hold rows, or none."
+                )
+                raise ValueError(f"data has nothing for {name}. {advice}")
+            source = sources[names[0]]
+            _check_source(names[0], source, row_input, data[names[0]], self.model)
+            used[names[0]] = source.shape[row_input.axis]
+            rows = np.moveaxis(source, row_input.axis, 0)
+            bound[name] = RowInput(name, row_input.leaf, row_input.axis, _read_only(rows))
+        if unknown := set(sources) - set(used):
+            raise ValueError(
+                f"data names {sorted(unknown)}, which hold no rows in the model; those that do are "
+                f"{list(self.row_inputs)}."
+            )
+        if len(set(used.values())) > 1 or min(used.values()) < 2:
+            raise ValueError(
+                f"The sources must have the same number of rows, at least 2; got {used}."
+            )
+        for name, row_input in bound.items():
+            check_finite(name, row_input.values)
+            check_range(name, row_input.values, np.dtype(row_input.leaf.type.dtype))
+        return bound
 
     def _refusal(self, reason: str | None) -> str:
         latent = [
@@ -330,10 +400,12 @@ class _SplitCheck:
 
     def __init__(self, tall: TallModel, leaves: Sequence[Variable]) -> None:
         rng = np.random.default_rng(20170709)
-        self.n_rows = tall.n_rows
+        self.tall, self.n_rows = tall, tall.n_rows
+        self.leaves = leaves
+        self.rng = rng
         self.batches = [rng.integers(0, tall.n_rows, size) for size in self.BATCHES]
         full_inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
-        full = compile_numba(
+        self.full = full = compile_numba(
             [tall.flat, *full_inputs.values()],
             [tall._bind(tall._full_term, full_inputs)],
         )
@@ -373,6 +445,24 @@ class _SplitCheck:
             if len(points) == self.N_POINTS:
                 return points, expected
         raise ValueError("At random points near model.initial_point() it is not finite.")
+
+    def compare_bound(self, graph: _Graph, bound: Mapping[str, RowInput]) -> str | None:
+        """Compare the graphs on some rows of other data, which are put through both."""
+        n_bound = len(next(iter(bound.values())).values)
+        rows = self.rng.integers(0, n_bound, self.n_rows)
+        extremes = _extreme_rows(bound)[: self.n_rows]
+        rows[: extremes.size] = extremes
+        sample = {name: i.taken(rows) for name, i in bound.items()}
+        in_python = compile_python(*graph)
+        first = [i.values[: extremes.size + 2] for i in sample.values()]
+        try:  # by itself, because Numba would not notice an index that is out of range
+            in_python(self.points[0], *first)
+        except (ValueError, AssertionError, IndexError) as error:
+            return f"the rows with the smallest and largest numbers give an error ({error})"
+        by_leaf = {i.leaf: np.moveaxis(i.values, 0, i.axis) for i in sample.values()}
+        arrays = [by_leaf[leaf].astype(leaf.type.dtype) for leaf in self.leaves]
+        self.expected = [self.full(point, *arrays) for point in self.points]
+        return self.compare(in_python, sample) or self.compare(compile_numba(*graph), sample)
 
     def compare(
         self, batch_logp: Callable[..., np.ndarray], inputs: Mapping[str, RowInput]
@@ -481,8 +571,76 @@ def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
                 break
             name = f"{base}_{number}"
         values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
-        row_inputs[name] = RowInput(name, leaf, axis, values)
+        row_inputs[name] = RowInput(name, leaf, axis, _read_only(values))
     return row_inputs
+
+
+def _check_source(
+    name: str, source: np.ndarray, row_input: RowInput, given: Any, model: Model
+) -> None:
+    """Refuse a source whose shape, type or labels are not those of the model's own data."""
+    expected = list(leaf_value(row_input.leaf).shape)
+    shape = list(source.shape)
+    if len(shape) == len(expected):
+        shape[row_input.axis] = expected[row_input.axis]
+    if shape != expected:
+        described = tuple("N" if i == row_input.axis else n for i, n in enumerate(expected))
+        raise ValueError(
+            f"data[{name!r}] has shape {source.shape}; the model needs {described}, N any number."
+        )
+    dtype = np.dtype(row_input.leaf.type.dtype)
+    integers = source.dtype.kind in "iu" and dtype.kind in "iu"  # their range is looked at later
+    if not ((integers or np.can_cast(source.dtype, dtype, "safe")) and source.dtype.isnative):
+        raise ValueError(
+            f"data[{name!r}] has dtype {source.dtype.str}, which does not convert safely to "
+            f"{dtype}, that of the model's own data. Convert it, or build the model on data of "
+            "this dtype."
+        )
+    coords = getattr(given, "coords", {})
+    for axis, dim in enumerate(model.named_vars_to_dims.get(name, ())):
+        labels = model.coords.get(dim)
+        theirs = coords.get(getattr(given, "dims", {axis: dim})[axis]) if len(coords) else None
+        if axis == row_input.axis or labels is None or theirs is None:
+            continue
+        ours, found = np.asarray(labels).tolist(), theirs.values.tolist()
+        if ours != found:
+            raise ValueError(
+                f"data[{name!r}] has the labels {found[:5]} along {dim!r}, where the model has "
+                f"{ours[:5]}. Reorder the source, or build the model with its labels."
+            )
+
+
+def _extreme_rows(bound: Mapping[str, RowInput]) -> np.ndarray:
+    """Find the rows with the smallest and largest integers, which may be indices out of range."""
+    found: list[int] = []
+    for row_input in bound.values():
+        values = row_input.values
+        if values.dtype.kind not in "iu":
+            continue
+        least: Any = None
+        for chunk in chunks(values):
+            part = values[chunk].reshape(len(values[chunk]), -1)
+            where = np.array([part.argmin(axis=0), part.argmax(axis=0)])
+            at = np.take_along_axis(part, where, axis=0)
+            if least is None:
+                least, rows = at, where + chunk.start
+                continue
+            better = np.array([at[0] < least[0], at[1] > least[1]])
+            least, rows = np.where(better, at, least), np.where(better, where + chunk.start, rows)
+        found.extend(rows.ravel().tolist())
+    return np.array(found, dtype=np.int64)
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    """View an array so that it cannot be written: compiled code tells such arrays from others."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
+    opened = values.open() if isinstance(values, RowFile) else values
+    return RowInput(name, leaf, axis, _read_only(opened))
 
 
 def _leaf_name(leaf: Variable) -> str:

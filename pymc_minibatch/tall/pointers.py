@@ -30,7 +30,8 @@ def address_of(function: Any, *arguments: Any) -> int:
 def _caller(result: types.Type) -> Callable[..., Any]:
     """Make a jitted ``call(address, arguments)`` for functions with this type of result.
 
-    The function must have been compiled for exactly the types of `arguments`, a tuple.
+    The function must have been compiled for exactly the types of `arguments`, a tuple: nothing can
+    check that here, and other types would be misread.
     """
 
     @intrinsic

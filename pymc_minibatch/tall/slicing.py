@@ -45,7 +45,10 @@ def data_leaves(outputs: Iterable[Variable]) -> list[Variable]:
 
 
 def slice_rows(
-    term: TensorVariable, n_rows: int, row_axes: Mapping[Variable, int]
+    term: TensorVariable,
+    n_rows: int,
+    row_axes: Mapping[Variable, int],
+    dtypes: Mapping[Variable, np.dtype] | None = None,
 ) -> tuple[list[TensorVariable], Variable]:
     """Rebuild `term` on a batch of rows.
 
@@ -57,6 +60,8 @@ def slice_rows(
         The number of rows, N.
     row_axes
         For each leaf that holds rows, the axis along which they lie.
+    dtypes
+        What the inputs are made of; if not given, what the leaves are made of.
 
     Returns
     -------
@@ -65,9 +70,9 @@ def slice_rows(
     batch_term
         The term over the rows of the inputs.
     """
-    inputs = [_batch_input(leaf, axis) for leaf, axis in row_axes.items()]
+    inputs = [_batch_input(leaf, axis, (dtypes or {}).get(leaf)) for leaf, axis in row_axes.items()]
     replaced: dict[Variable, Variable] = {
-        leaf: pt.moveaxis(batch, 0, axis)
+        leaf: pt.cast(pt.moveaxis(batch, 0, axis), leaf.type.dtype)
         for (leaf, axis), batch in zip(row_axes.items(), inputs, strict=True)
     }
     [batch_term] = _rebuild_graph([term], replaced, n_rows, inputs[0].shape[0])
@@ -87,10 +92,10 @@ def _rebuild_graph(
     return [replaced.get(output, output) for output in outputs]
 
 
-def _batch_input(leaf: Variable, axis: int) -> TensorVariable:
+def _batch_input(leaf: Variable, axis: int, dtype: np.dtype | None) -> TensorVariable:
     shape = list(leaf.type.shape)
     del shape[axis]
-    return pt.tensor(name=leaf.name, dtype=leaf.type.dtype, shape=(None, *shape))
+    return pt.tensor(name=leaf.name, dtype=str(dtype or leaf.type.dtype), shape=(None, *shape))
 
 
 def _rebuild(

@@ -39,7 +39,8 @@ def build_step(X):
 
 def posterior_draws(step, X, y, rng):
     """Run the kernel of `step` on other data; return draws and the mean batch size."""
-    data = tuple({"X": X, "y_rows": y}[name] for name in step.tall.row_inputs)
+    inputs = step.tall.row_inputs.values()
+    data = tuple({"X": X, "y_rows": y}[i.name].astype(i.values.dtype) for i in inputs)
     beta = np.zeros(2)
     draws, batch_sizes = [], []
     for n_steps in [5 * THIN] + [THIN] * N_DRAWS:
