@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.reference.find import NoReferenceError, Reference, find_reference
+from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 
@@ -53,13 +53,13 @@ def decide_control_variate(
             "control_variate=0."
         )
     try:
-        reference = reference or find_reference(tall=tall, temperature=temperature)
+        reference = reference or _search_one_mode(tall, temperature, control_variate)
     except NoReferenceError as error:
         if control_variate != "auto":
             raise
         warnings.warn(
-            f"No control variate: {error}. Batches will be large, and moves are a random walk. A "
-            "proper prior may help; control_variate=0 silences this warning.",
+            f"No control variate: {error}. Batches will be large, and moves are a random walk; "
+            "control_variate=0 silences this warning.",
             stacklevel=4,
         )
         return None, 0
@@ -71,6 +71,19 @@ def decide_control_variate(
         "less than its log-likelihood."
     )
     return reference, order
+
+
+def _search_one_mode(
+    tall: TallModel, temperature: float, control_variate: Literal["auto", 0, 1, 2]
+) -> Reference:
+    """Search a reference point; where it would hide other modes, take it only if asked to."""
+    reference = search(tall, temperature)
+    if reference.several_modes and control_variate == "auto":
+        raise NoReferenceError(
+            "the posterior seems to have several modes, and moves about one would not reach the "
+            "others. To sample about one mode pass reference=pmb.find_reference()"
+        )
+    return reference
 
 
 def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:

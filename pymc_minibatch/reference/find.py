@@ -2,13 +2,17 @@
 
 The mode is found on a subsample of the rows, then polished on all of them by Newton steps with the
 subsample's Hessian. The last pass sums gradient and Hessian over all rows. The control variates
-built on it are right for any reference point; a poor one only makes batches larger.
+built on it are right for any reference point; a poor one only makes batches larger. A few more
+searches, on few rows and from elsewhere, tell whether there are other modes.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +26,34 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import compile_numba
+from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["NoReferenceError", "Reference", "find_reference"]
+__all__ = ["NoReferenceError", "Reference", "find_reference", "search"]
 
 SUBSAMPLE = 20_000
-CHUNK_ROWS = 2**12
+SEARCH_STEPS = 100
 NEWTON_STEPS = 10
+SLOW = 0.5
+"""A Newton step is expected to be shorter than the one before by this factor."""
+
 TOLERANCE = 1e-3
 """Newton steps end when one is shorter than this many posterior standard deviations."""
 
-
+SMALL = 1e-3
 FAR = 3.0
 LEAST_FALL = 0.1
 """At 3 standard deviations the log-density must have fallen by this much (a Gaussian's: 4.5)."""
 
+TRIAL_ROWS = 2000
+TRIAL_STARTS = 4
+TRIAL_JITTER = 2.0
+"""Other modes are looked for on this many rows, from this many starts so far from the first."""
+
+LEAST_DENSITY = 10.0
+"""A mode whose log-density, on those rows, is lower by more does not count."""
+
 _ARRAYS = ("flat", "gradient", "hessian", "prior_hessian")
-_NUMBERS = ("temperature", "passes", "seconds")
+_NUMBERS = ("temperature", "several_modes", "passes", "seconds")
 
 
 class NoReferenceError(ValueError):
@@ -62,8 +78,10 @@ class Reference:
         Hessian of the prior part at the mode.
     temperature : float
         T of the posterior whose mode it is.
+    several_modes : bool
+        Whether another mode was seen; chains stay about this one.
     passes : float
-        Passes over all rows that were spent; a Hessian-vector product of all rows is one pass.
+        How often all rows were read.
     seconds : float
         Time that was spent.
 
@@ -84,6 +102,7 @@ class Reference:
     hessian: np.ndarray
     prior_hessian: np.ndarray
     temperature: float
+    several_modes: bool
     passes: float
     seconds: float
 
@@ -108,7 +127,7 @@ class Reference:
         with np.load(path) as stored:
             mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
             fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
-            fields |= {k: float(stored[k]) for k in _NUMBERS}
+            fields |= {k: stored[k].item() for k in _NUMBERS}
         return cls(mode=mode, **fields)
 
 
@@ -119,6 +138,7 @@ def find_reference(
     tall: TallModel | None = None,
     temperature: float = 1.0,
     random_seed: int = 0,
+    progressbar: bool = True,
 ) -> Reference:
     """Find the posterior mode and expand the log-likelihood about it.
 
@@ -134,6 +154,8 @@ def find_reference(
         T > 0; the likelihood counts with power 1/T.
     random_seed : int, default 0
         Chooses the subsample on which the search starts.
+    progressbar : bool, default True
+        Whether passes over much data show their progress.
 
     Returns
     -------
@@ -145,6 +167,12 @@ def find_reference(
         If the search runs away (separation under a flat prior, say), or ends where the log-density
         is not concave.
 
+    Warns
+    -----
+    UserWarning
+        If there are other modes about as probable. Modes that none of a few starts leads to are not
+        seen.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
@@ -155,20 +183,35 @@ def find_reference(
     >>> float(reference.mode["mu"].round(3)), float(reference.covariance[0, 0].round(6))
     (0.499, 0.001)
     """
-    start = time.perf_counter()
     tall = TallModel(model, data=data) if tall is None else tall
+    reference = search(tall, temperature, random_seed, progressbar)
+    if reference.several_modes:
+        warnings.warn(
+            "The posterior seems to have several modes. Moves about this one do not reach the "
+            "others, and R-hat of chains that all stay here does not show it.",
+            stacklevel=2,
+        )
+    return reference
+
+
+def search(
+    tall: TallModel, temperature: float, random_seed: int = 0, progressbar: bool = True
+) -> Reference:
+    """Do what :func:`find_reference` does, without the warning."""
+    start = time.perf_counter()
     try:
-        density = _Density(tall, temperature)
+        density = _Density(tall, temperature, progressbar)
     except (NotImplementedError, NullTypeGradError) as error:
         raise NoReferenceError(
             f"the log-density cannot be differentiated twice: {error}"
         ) from error
     rng = np.random.default_rng(random_seed)
-    size = min(SUBSAMPLE, tall.n_rows)
-    sample = rng.choice(tall.n_rows, size, replace=False) if size < tall.n_rows else None
-    theta = density.maximise(tall.layout.flatten(tall.model.initial_point()), sample)
-    theta = density.polish(theta, sample)
-    gradient, hessian = density.row_gradient(theta, None), density.row_hessian(theta, None)
+    sample = _sample(tall, SUBSAMPLE, rng)
+    # The jitter leaves saddle points, on which symmetric models start.
+    initial = tall.layout.flatten(tall.model.initial_point())
+    initial += SMALL * rng.standard_normal(initial.size)
+    theta = density.polish(density.maximise(initial, sample), sample)
+    gradient, hessian = density.row_derivatives(theta, None)
     reference = Reference(
         mode=tall.layout.unflatten(theta),
         flat=theta,
@@ -176,6 +219,7 @@ def find_reference(
         hessian=hessian,
         prior_hessian=density.prior_hessian(theta),
         temperature=temperature,
+        several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
         seconds=time.perf_counter() - start,
     )
@@ -183,11 +227,60 @@ def find_reference(
     return reference
 
 
+_Rows = Sequence[np.ndarray]
+
+
+def _sample(tall: TallModel, size: int, rng: np.random.Generator) -> _Rows | None:
+    """Take some rows at random; None where that would be all of them."""
+    if size >= tall.n_rows:
+        return None
+    rows = np.sort(rng.choice(tall.n_rows, size, replace=False))
+    return [values[rows] for values in tall.data]
+
+
+def _has_other_mode(
+    density: "_Density", theta: np.ndarray, initial: np.ndarray, rng: np.random.Generator
+) -> bool:
+    """Whether searches from elsewhere, on few rows, end in another mode than the one that is known.
+
+    The log-density is that of these rows alone, so that a mode does not count as improbable because
+    of how these rows happen to fall.
+    """
+    rows = _sample(density.tall, TRIAL_ROWS, rng)
+    rows = density.tall.data if rows is None else rows
+    alone = copy(density)
+    alone.temperature *= density.tall.n_rows / len(rows[0])
+
+    def climb(start: np.ndarray) -> tuple[np.ndarray, float, np.ndarray] | None:
+        """Return a mode, its log-density and its precision; None if the search ends in none."""
+        try:
+            point = alone.maximise(start, rows)
+            precision = -alone.hessian(point, rows)
+            factor = _factor(precision)
+        except NoReferenceError:
+            return None
+        value, gradient = alone.value_gradient(point, rows)
+        arrived = gradient @ cho_solve(factor, gradient) < TOLERANCE
+        return (point, value, precision) if arrived else None
+
+    known = climb(theta)
+    jitter = rng.uniform(-TRIAL_JITTER, TRIAL_JITTER, (TRIAL_STARTS // 2, initial.size))
+    for shift in (*jitter, *-jitter):  # in pairs, which find permuted modes sooner
+        other = climb(initial + shift)
+        if known is None or other is None:
+            continue
+        delta = other[0] - known[0]
+        as_probable = known[1] - other[1] < LEAST_DENSITY
+        if as_probable and delta @ known[2] @ delta > FAR**2:
+            return True
+    return False
+
+
 class _Density:
     """Value, gradient and Hessian of the log-density, with rows read in chunks."""
 
-    def __init__(self, tall: TallModel, temperature: float) -> None:
-        self.tall, self.temperature = tall, temperature
+    def __init__(self, tall: TallModel, temperature: float, progressbar: bool) -> None:
+        self.tall, self.temperature, self.progressbar = tall, temperature, progressbar
         [flat, *batch], [term] = tall.batch_graph
         self._rows = _value_gradient_product(pt.sum(term), flat, batch)
         self._prior = _value_gradient_product(tall.prior_graph, tall.flat, [])
@@ -195,66 +288,72 @@ class _Density:
         self.dim = tall.layout.size
 
     def row_sums(
-        self, theta: np.ndarray, vector: np.ndarray, sample: np.ndarray | None
+        self, theta: np.ndarray, vectors: np.ndarray, rows: _Rows | None
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Sum value, gradient and Hessian-vector product over all rows.
+        """Sum value, gradient and Hessian-vector products over all rows.
 
-        Where a sample is given they are estimated from it.
+        Where some rows are given the sums are estimated from them.
         """
-        n = self.tall.n_rows if sample is None else sample.size
-        value, gradient, product = 0.0, np.zeros(self.dim), np.zeros(self.dim)
-        for first in range(0, n, CHUNK_ROWS):
-            chunk = slice(first, first + CHUNK_ROWS)
-            where = chunk if sample is None else sample[chunk]
-            batch = [np.array(values[where]) for values in self.tall.data]
-            v, g, p = self._rows(theta, vector, *batch)
-            value, gradient, product = value + float(v), gradient + g, product + p
-        self.rows_read += n
-        scale = self.tall.n_rows / n
-        return scale * value, scale * gradient, scale * product
 
-    def row_gradient(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
-        return self.row_sums(theta, np.zeros(self.dim), sample)[1]
+        def sums(*batch: np.ndarray) -> list[np.ndarray]:
+            parts = [self._rows(theta, vector, *batch) for vector in vectors]
+            return [parts[0][0], parts[0][1], np.array([product for *_, product in parts])]
 
-    def row_hessian(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
-        columns = [self.row_sums(theta, e, sample)[2] for e in np.eye(self.dim)]
-        hessian = np.array(columns)
-        return (hessian + hessian.T) / 2
+        data = self.tall.data if rows is None else rows
+        title = "Finding the posterior mode" if rows is None and self.progressbar else None
+        chunks = (chunk for _, chunk in over_chunks(sums, data, title))
+        value, gradient, products = reduce(_add, chunks)
+        self.rows_read += len(data[0])
+        scale = self.tall.n_rows / len(data[0])
+        return scale * float(value), scale * gradient, scale * products
+
+    def row_derivatives(
+        self, theta: np.ndarray, rows: _Rows | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian of the log-likelihood, in one pass."""
+        _, gradient, hessian = self.row_sums(theta, np.eye(self.dim), rows)
+        return gradient, (hessian + hessian.T) / 2
 
     def prior_hessian(self, theta: np.ndarray) -> np.ndarray:
         hessian = np.array([self._prior(theta, e)[2] for e in np.eye(self.dim)])
         return (hessian + hessian.T) / 2
 
-    def value_gradient(
-        self, theta: np.ndarray, sample: np.ndarray | None
-    ) -> tuple[float, np.ndarray]:
-        value, gradient, _ = self.row_sums(theta, np.zeros(self.dim), sample)
+    def value_gradient(self, theta: np.ndarray, rows: _Rows | None) -> tuple[float, np.ndarray]:
+        value, gradient, _ = self.row_sums(theta, np.zeros((1, self.dim)), rows)
         prior_value, prior_gradient, _ = self._prior(theta, np.zeros(self.dim))
         return (
             float(prior_value) + value / self.temperature,
             prior_gradient + gradient / self.temperature,
         )
 
-    def hessian(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
-        return self.prior_hessian(theta) + self.row_hessian(theta, sample) / self.temperature
+    def hessian(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        return self.prior_hessian(theta) + self.row_derivatives(theta, rows)[1] / self.temperature
 
-    def maximise(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
-        """Find the mode on a sample of the rows."""
+    def maximise(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Find the mode on some rows, or all."""
 
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self.value_gradient(t, sample)
+            value, gradient = self.value_gradient(t, rows)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
                 return 1e300, np.zeros(self.dim)
             return -value, -gradient
+
+        def product(t: np.ndarray, vector: np.ndarray) -> np.ndarray:
+            _, _, [product] = self.row_sums(t, vector[None], rows)
+            return -(self._prior(t, vector)[2] + product / self.temperature)
 
         try:
             found = minimize(
                 loss,
                 theta,
                 jac=True,
-                hess=lambda t: -self.hessian(t, sample),
-                method="trust-exact",
-                options={"maxiter": 200, "initial_trust_radius": 1.0, "max_trust_radius": 100.0},
+                hessp=product,
+                method="trust-krylov",
+                options={
+                    "maxiter": SEARCH_STEPS,
+                    "initial_trust_radius": 1.0,
+                    "max_trust_radius": 100.0,
+                },
             )
         except (ValueError, LinAlgError) as error:  # derivatives that are not finite
             raise NoReferenceError(f"the search for the posterior mode failed: {error}") from error
@@ -262,14 +361,12 @@ class _Density:
             raise NoReferenceError("the search for the posterior mode ran off to infinity")
         return found.x
 
-    def check_falls_off(
-        self, theta: np.ndarray, precision: np.ndarray, sample: np.ndarray | None
-    ) -> None:
+    def check_falls_off(self, theta: np.ndarray, precision: np.ndarray, rows: _Rows | None) -> None:
         """Refuse a mode at infinity, which looks like one where the log-density is just flat."""
         cholesky = np.linalg.cholesky(np.linalg.inv(precision))
-        peak, _ = self.value_gradient(theta, sample)
+        peak, _ = self.value_gradient(theta, rows)
         for direction in np.vstack([cholesky.T, -cholesky.T]):
-            value, _ = self.value_gradient(theta + FAR * direction, sample)
+            value, _ = self.value_gradient(theta + FAR * direction, rows)
             if peak - value < LEAST_FALL:
                 blamed = self.tall.layout.name_of(int(np.argmax(np.abs(direction))))
                 raise NoReferenceError(
@@ -277,18 +374,29 @@ class _Density:
                     "data do not determine it (separation, say) and its prior does not either"
                 )
 
-    def polish(self, theta: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
-        """Move to the mode of all rows, by Newton steps with the sample's Hessian."""
-        precision = -self.hessian(theta, sample)
+    def polish(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Move from the mode of some rows to that of all, by Newton steps with the Hessian of some.
+
+        Where these steps do not shorten fast the search goes on with the Hessian of all rows.
+        """
+        precision = -self.hessian(theta, rows)
         factor = _factor(precision)
-        self.check_falls_off(theta, precision, sample)
+        self.check_falls_off(theta, precision, rows)
+        start, last = theta, np.inf
         for _ in range(NEWTON_STEPS):
             _, gradient = self.value_gradient(theta, None)
             step = cho_solve(factor, gradient)
-            theta = theta + step
-            if step @ gradient < TOLERANCE**2:
+            length = math.sqrt(step @ gradient)
+            if length > SLOW * last:
+                break
+            theta, last = theta + step, length
+            if length < TOLERANCE:
                 return theta
-        raise NoReferenceError("the search for the mode of all rows does not come to an end")
+        return self.maximise(start, None)
+
+
+def _add(first: list[np.ndarray], second: list[np.ndarray]) -> list[np.ndarray]:
+    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def _factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -55,6 +55,7 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
     jitted = function.vm.jit_fn
+    jitted.targetoptions["nogil"] = True  # so that passes over all rows can use all cores
     return CompiledFunction(jitted, CACHED_SRC_FUNCTIONS.get(jitted.py_func))
 
 

@@ -9,7 +9,7 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
     RowFile,
@@ -37,9 +38,6 @@ from pymc_minibatch.tall.sources import (
 )
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
-
-CHUNK_ROWS = 2**15
-"""Rows evaluated at once in a pass over all of them: their temporaries stay in cache."""
 
 _Graph = tuple[list[Variable], list[Variable]]
 """Inputs and outputs."""
@@ -201,8 +199,9 @@ class TallModel:
 
     def logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of the model: the prior part plus all rows, in chunks."""
-        chunks = self._row_logp_chunks(self.layout.flatten(point))
-        return self.prior_logp(point) + sum(float(chunk.sum()) for _, chunk in chunks)
+        flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
+        sums = over_chunks(lambda *batch: float(row_logp(flat, *batch).sum()), self.data)
+        return self.prior_logp(point) + sum(chunk for _, chunk in sums)
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
@@ -219,12 +218,19 @@ class TallModel:
                 f"The prior part has log-density {self.prior_logp(point)} at the starting point: "
                 f"{blamed}. Start elsewhere: pass initvals to pm.sample."
             )
-        for first, chunk in self._row_logp_chunks(self.layout.flatten(point)):
-            bad = np.flatnonzero(~np.isfinite(chunk))
-            if bad.size:
+        flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
+
+        def first_bad(*batch: np.ndarray) -> tuple[int, float] | None:
+            logps = row_logp(flat, *batch)
+            bad = np.flatnonzero(~np.isfinite(logps))
+            return (int(bad[0]), float(logps[bad[0]])) if bad.size else None
+
+        for first, found in over_chunks(first_bad, self.data, "Checking the starting point"):
+            if found is not None:
+                row, value = found
                 raise ValueError(
-                    f"Row {first + bad[0]} of {' + '.join(self.row_names)} has log-likelihood "
-                    f"{chunk[bad[0]]} at the starting point. Look at this row of the data, or "
+                    f"Row {first + row} of {' + '.join(self.row_names)} has log-likelihood "
+                    f"{value} at the starting point. Look at this row of the data, or "
                     "start elsewhere: pass initvals to pm.sample."
                 )
 
@@ -262,11 +268,6 @@ class TallModel:
             if self.n_rows in self.model[name].type.shape
             or self.n_rows in [lengths.get(dim) for dim in dims.get(name, ())]
         ]
-
-    def _row_logp_chunks(self, flat: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        for first in range(0, self.n_rows, CHUNK_ROWS):
-            batch = [np.array(values[first : first + CHUNK_ROWS]) for values in self.data]
-            yield first, self.compiled_row_logp(flat, *batch)
 
     def _check_prior_variables(self, row_variables: Sequence[Variable]) -> None:
         for potential in self.model.potentials:

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from pymc_minibatch.tall.passes import over_chunks
+
 __all__ = ["RowFile", "check_finite", "check_range", "chunks", "open_sources", "share"]
 
 CHUNK_BYTES = 2**25
-"""Copied or checked at once."""
+"""Copied at once."""
 
 SHARED_BYTES = 2**16
 """Smaller arrays are pickled as they are."""
@@ -116,14 +118,12 @@ def check_finite(name: str, rows: np.ndarray) -> None:
     """
     if not np.issubdtype(rows.dtype, np.floating):
         return
-    for chunk in chunks(rows, description=f"Checking {name}"):
-        finite = np.isfinite(rows[chunk])
-        if not finite.all():
-            where = np.argwhere(~finite)[0]
-            raise ValueError(
-                f"{name} has {rows[chunk][tuple(where)]} in row {chunk.start + where[0]}. Remove "
-                "or replace missing and infinite values before sampling."
-            )
+    _refuse(
+        lambda chunk: ~np.isfinite(chunk),
+        name,
+        rows,
+        "Remove or replace missing and infinite values before sampling.",
+    )
 
 
 def check_range(name: str, rows: np.ndarray, dtype: np.dtype) -> None:
@@ -137,14 +137,30 @@ def check_range(name: str, rows: np.ndarray, dtype: np.dtype) -> None:
     if rows.dtype.kind not in "iu" or np.can_cast(rows.dtype, dtype, "safe"):
         return
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-    for chunk in chunks(rows):
-        outside = (rows[chunk] < least) | (rows[chunk] > most)
-        if outside.any():
-            where = np.argwhere(outside)[0]
-            raise ValueError(
-                f"{name} has {rows[chunk][tuple(where)]} in row {chunk.start + where[0]}, which "
-                f"does not fit into {dtype}, the type of the model's own data."
-            )
+    _refuse(
+        lambda chunk: (chunk < least) | (chunk > most),
+        name,
+        rows,
+        f"It does not fit into {dtype}, the type of the model's own data.",
+    )
+
+
+def _refuse(
+    is_bad: Callable[[np.ndarray], np.ndarray], name: str, rows: np.ndarray, advice: str
+) -> None:
+    """Raise ValueError for the first row with an entry that is bad."""
+
+    def first_bad(chunk: np.ndarray) -> tuple[int, Any] | None:
+        bad = is_bad(chunk)
+        if not bad.any():
+            return None
+        where = np.argwhere(bad)[0]
+        return int(where[0]), chunk[tuple(where)]
+
+    for first, found in over_chunks(first_bad, [rows], f"Checking {name}"):
+        if found is not None:
+            row, value = found
+            raise ValueError(f"{name} has {value} in row {first + row}. {advice}")
 
 
 _folders: list[str] = []

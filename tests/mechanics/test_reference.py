@@ -1,5 +1,7 @@
 """The reference point, its Taylor expansion, and the decision to use it."""
 
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -134,6 +136,49 @@ def test_auto_falls_back_where_there_is_no_mode():
         assert isinstance(step.proposal, pmb.RandomWalk)
         with pytest.raises(ValueError, match=r"fall off from its mode, mostly in slope"):
             pmb.MinibatchMH(control_variate=2)
+
+
+def mixture(weights):
+    rng = np.random.default_rng(4)
+    y = np.where(rng.random(5000) < weights[0], -2.0, 2.0) + rng.normal(size=5000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 3, shape=2)
+        pm.NormalMixture("y", weights, mu, 1.0, observed=y)
+    return model
+
+
+def test_several_modes():
+    """Swapping the components of a mixture with equal weights gives the other mode."""
+    model = mixture([0.5, 0.5])
+    with pytest.warns(UserWarning, match="several modes"):
+        reference = pmb.find_reference(model)
+    assert reference.several_modes
+    np.testing.assert_allclose(np.sort(reference.mode["mu"]), [-2, 2], atol=0.2)
+    with pytest.warns(UserWarning, match=r"several modes.*pass reference=pmb\.find_reference\(\)"):
+        step = pmb.MinibatchMH(model=model)
+    assert step.control_variate == 0
+    assert pmb.MinibatchMH(model=model, reference=reference).control_variate == 2
+
+
+def test_an_improbable_mode_does_not_count():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not pmb.find_reference(mixture([0.8, 0.2])).several_modes
+
+
+def test_many_group_effects_far_from_the_subsample():
+    """The Hessian of a subsample misleads here, and the search goes on with all rows."""
+    rng = np.random.default_rng(5)
+    n_groups, n_rows = 60, 40_000
+    group = rng.integers(0, n_groups, n_rows)
+    y = rng.random(n_rows) < 1 / (1 + np.exp(-0.5 * rng.normal(size=n_groups)[group]))
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu"), pm.HalfNormal("tau", 1)
+        z = pm.Normal("z", 0, 1, shape=n_groups)
+        pm.Bernoulli("y", logit_p=mu + tau * z[group], observed=y)
+    reference = pmb.find_reference(model)
+    gradient = model.compile_dlogp()(dict(reference.mode))
+    assert np.sqrt(gradient @ reference.covariance @ gradient) < 1e-2
 
 
 def test_arguments_are_checked(model, reference):

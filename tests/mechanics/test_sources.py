@@ -242,7 +242,7 @@ def in_one_process(model, data):
         ({"X": np.zeros((N_ROWS, 4))}, r"X.* has shape \(50000, 4\); the model needs \('N', 3\)"),
         ({"X": np.zeros(N_ROWS)}, r"the model needs \('N', 3\)"),
         ({"group": np.zeros(N_ROWS)}, "does not convert safely to int"),
-        ({"group": np.full(N_ROWS, 2**40)}, f"group has {2**40} in row 0, which does not fit"),
+        ({"group": np.full(N_ROWS, 2**40)}, rf"group has {2**40} in row 0\. It does not fit"),
         ({"y": ["a"] * N_ROWS}, "is a list"),
         ({"y": "rows.csv"}, r"paths must end in \.npy"),
         ({"y": np.full(N_ROWS, "a")}, "rows must be numbers"),
