@@ -77,13 +77,12 @@ def row(point, constants, batch):
 SURROGATE_BASE = """
 def base(point, constants):
     reference, gradient, hessian = constants
-    delta = point - reference
     surrogate = 0.0
-    for i in range(delta.size):
+    for i in range(point.size):
         slope = gradient[i]
-        for j in range(delta.size):
-            slope += 0.5 * hessian[i, j] * delta[j]
-        surrogate += slope * delta[i]
+        for j in range(point.size):
+            slope += 0.5 * hessian[i, j] * (point[j] - reference[j])
+        surrogate += slope * (point[i] - reference[i])
     return prior_logp(point)[0].item() + surrogate
 """
 

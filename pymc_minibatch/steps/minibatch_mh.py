@@ -105,8 +105,8 @@ class MinibatchMH(BlockedStep):
         Order of the Taylor expansion about the reference that is taken off the row terms, so that
         only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the remainder
         varies less than the log-likelihood at points about the mode, and 0 where it does not, where
-        there is no mode, or where the model has discrete variables. A posterior with several
-        modes is not recognised: set 0 there, since the expansion about one is useless at another.
+        there is no mode or several are seen, or where the model has discrete variables. Not every
+        other mode is seen: where you know of one set 0, since moves about one rarely reach another.
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it starts at 100 and is
         tuned, towards the fewest rows that do for nine of ten decisions.
@@ -466,7 +466,7 @@ def _continuous_value_vars(
 
 def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
     """Find the sampled variables in the flat point."""
-    slices = tall.layout.slices()
+    slices = tall.layout.slices
     return np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in names])
 
 

@@ -1,7 +1,10 @@
 """The order in which a point's value variables lie in one flat vector."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytensor.tensor as pt
@@ -31,12 +34,12 @@ class PointLayout:
             tuple(value.dtype.name for value in values),
         )
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of elements of each variable."""
-        return [int(np.prod(shape)) for shape in self.shapes]
+        return [math.prod(shape) for shape in self.shapes]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements of the flat vector."""
         return sum(self.sizes)
@@ -45,17 +48,16 @@ class PointLayout:
         """Return a flat vector without values."""
         return np.empty(self.size)
 
+    @cached_property
     def slices(self) -> dict[str, slice]:
         """Where each variable lies in the flat vector."""
-        ends = np.cumsum(self.sizes, dtype=int)
-        return {
-            name: slice(int(end) - size, int(end))
-            for name, size, end in zip(self.names, self.sizes, ends, strict=True)
-        }
+        starts = itertools.accumulate(self.sizes, initial=0)
+        ends = itertools.pairwise(starts)
+        return {name: slice(*pair) for name, pair in zip(self.names, ends, strict=True)}
 
     def name_of(self, position: int) -> str:
         """Name the variable at a position of the flat vector."""
-        [name] = [n for n, s in self.slices().items() if s.start <= position < s.stop]
+        [name] = [n for n, s in self.slices.items() if s.start <= position < s.stop]
         return name
 
     def flatten(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -66,12 +68,11 @@ class PointLayout:
 
     def unflatten(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Undo :meth:`flatten`."""
-        shapes_dtypes = dict(
-            zip(self.names, zip(self.shapes, self.dtypes, strict=True), strict=True)
-        )
         return {
-            name: flat[where].reshape(shapes_dtypes[name][0]).astype(shapes_dtypes[name][1])
-            for name, where in self.slices().items()
+            name: flat[where].reshape(shape).astype(dtype)
+            for (name, where), shape, dtype in zip(
+                self.slices.items(), self.shapes, self.dtypes, strict=True
+            )
         }
 
     def symbolic(self, flat: TensorVariable) -> dict[str, TensorVariable]:
@@ -79,6 +80,6 @@ class PointLayout:
         return {
             name: pt.cast(flat[where].reshape(shape), dtype)
             for (name, where), shape, dtype in zip(
-                self.slices().items(), self.shapes, self.dtypes, strict=True
+                self.slices.items(), self.shapes, self.dtypes, strict=True
             )
         }
