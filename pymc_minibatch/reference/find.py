@@ -21,7 +21,7 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.basic import Variable
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from pymc_minibatch.tall import TallModel
@@ -363,9 +363,9 @@ class _Density:
 
     def check_falls_off(self, theta: np.ndarray, precision: np.ndarray, rows: _Rows | None) -> None:
         """Refuse a mode at infinity, which looks like one where the log-density is just flat."""
-        cholesky = np.linalg.cholesky(np.linalg.inv(precision))
         peak, _ = self.value_gradient(theta, rows)
-        for direction in np.vstack([cholesky.T, -cholesky.T]):
+        directions = solve_triangular(cholesky(precision, lower=True), np.eye(self.dim), lower=True)
+        for direction in np.vstack([directions, -directions]):
             value, _ = self.value_gradient(theta + FAR * direction, rows)
             if peak - value < LEAST_FALL:
                 blamed = self.tall.layout.name_of(int(np.argmax(np.abs(direction))))

@@ -111,6 +111,48 @@ def test_heavy_tails_are_visited():
     assert kstest(thinned, "t", args=(4,)).pvalue > 1e-4
 
 
+def group_effects(centred):
+    """Groups that do not differ: the posterior of their variance piles up at zero, in a funnel."""
+    rng = np.random.default_rng(1)
+    group = np.arange(300) % 6
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu"), pm.HalfNormal("tau", 0.5)
+        if centred:
+            alpha = pm.Normal("alpha", mu, tau, shape=6)
+        else:
+            alpha = mu + tau * pm.Normal("z", 0, 1, shape=6)
+        pm.Bernoulli("y", logit_p=alpha[group], observed=rng.random(300) < 0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def nuts_of_group_effects():
+    with group_effects(centred=False):
+        idata = pm.sample(4000, tune=1000, nuts_sampler="pymc", target_accept=0.95, **SETTINGS)
+    return idata.posterior
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:No control variate")
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_group_variance_near_zero(centred, nuts_of_group_effects):
+    """Where no approximation fits all rows are read, the draws are right and the stats say it."""
+    with group_effects(centred):
+        step = pmb.MinibatchMH(steps_per_draw=50)
+        idata = pm.sample(2000, tune=1000, step=step, **SETTINGS)
+    assert idata.sample_stats.batch_size.mean() > 0.9 * step.n_rows
+    ours, theirs = idata.posterior, nuts_of_group_effects
+    for method in ("mean", "sd"):
+        errors = [az.mcse(draws, method=method) for draws in (ours, theirs)]
+        for name in ("mu", "tau"):
+            values = [
+                getattr(d[name], method.replace("sd", "std"))().item() for d in (ours, theirs)
+            ]
+            error = np.hypot(*[e[name].item() for e in errors])
+            assert error < 0.15 * theirs[name].std().item()
+            assert abs(values[0] - values[1]) < 4.5 * error
+
+
 @pytest.mark.slow
 def test_compound_step_with_conditional_moves():
     """Coefficients by minibatch, their scale by NUTS: the conditional precision is what counts."""
