@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.bounds.likelihood import Likelihood
 from pymc_minibatch.bounds.quadratic import Quadratic
@@ -46,8 +46,8 @@ class Bohning:
 
     family: ClassVar[str] = "softmax"
 
-    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> Variable:
-        """log L − log B; the terms of the observed class cancel."""
+    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> TensorVariable:
+        """Return log L − log B; the terms of the observed class cancel."""
         psi = tangent.predictor if tuned else pt.zeros_like(tangent.predictor)
         return _lse_bound(rows.predictor, psi)[0] - _lse(rows.predictor)
 
@@ -62,11 +62,11 @@ class Bohning:
         return Quadratic(level, none, chosen - slope, none - 1.0)
 
     def metric(self, n_classes: int) -> np.ndarray:
-        """A = ½ (I − 11ᵀ/K)."""
+        """Return A = ½ (I − 11ᵀ/K)."""
         return 0.5 * (np.eye(n_classes) - 1 / n_classes)
 
 
-def _lse_bound(eta: Variable, psi: Variable) -> tuple[Variable, Variable]:
+def _lse_bound(eta: TensorVariable, psi: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
     """Return the upper bound of lse(η) that touches at ψ, and its gradient."""
     p = pt.exp(psi - _lse(psi)[:, None])
     epsilon = eta - psi
@@ -74,6 +74,6 @@ def _lse_bound(eta: Variable, psi: Variable) -> tuple[Variable, Variable]:
     return _lse(psi) + pt.sum(epsilon * (p + 0.5 * a_epsilon), axis=1), p + a_epsilon
 
 
-def _lse(eta: Variable) -> Variable:
+def _lse(eta: TensorVariable) -> TensorVariable:
     top = pt.max(eta, axis=1)
     return top + pt.log(pt.sum(pt.exp(eta - top[:, None]), axis=1))

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.bounds.collapse import BoundError, FireflyTarget, brought, trial_rows
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import compile_numba
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.model import RowInput
+from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 
 __all__ = ["Bound", "BroughtTarget"]
@@ -89,42 +91,45 @@ class BroughtTarget(FireflyTarget):
         rows, total = tall.model.replace_rvs_by_values([bound.rows, bound.total])
         if rows.ndim != 1 or total.ndim != 0:
             raise BoundError(
-                f"Bound needs rows of shape (N,) and a total that is a scalar; they have {rows.ndim} "
-                f"and {total.ndim} dimensions."
+                "Bound needs rows of shape (N,) and a total that is a scalar; they have "
+                f"{rows.ndim} and {total.ndim} dimensions."
             )
         self._total = tall._bind(pt.cast(total, "float64"), {})
         self._slice(rows)
-        self._check_sum(rows)
+        self._check_sum()
 
-    def _slice(self, rows: Variable) -> None:
-        n_rows = self.tall.n_rows
-        own = {row_input.leaf: row_input.axis for row_input in self.tall.row_inputs.values()}
-        extra = {
-            leaf: 0
+    def _slice(self, rows: Any) -> None:
+        """Rebuild the bound on a batch of rows."""
+        row_inputs = self.tall.row_inputs.values()
+        axes, dtypes, n_rows = self.tall.row_axes
+        extra = [
+            leaf
             for leaf in data_leaves([rows])
-            if leaf not in own and leaf_value(leaf).shape[:1] == (n_rows,)
-        }
-        batch, term = slice_rows(rows, n_rows, own | extra)
-        shared = dict(zip(batch, self.batch_inputs, strict=False))
+            if leaf not in axes and leaf_value(leaf).shape[:1] == (n_rows,)
+        ]
+        if extra and n_rows != self.tall.n_rows:
+            raise BoundError(
+                "The rows of the bound read arrays that are not among the row data of the model, "
+                "and data= has nothing for them. Write the bound in the model's own pm.Data."
+            )
+        batch, term = slice_rows(rows, n_rows, axes | dict.fromkeys(extra, 0), dtypes)
+        shared: dict[Variable, Variable] = dict(zip(batch, self.batch_inputs, strict=False))
         [term] = graph_replace([self.tall._bind(term, {})], shared, strict=False)
         self._rows = pt.cast(term, "float64")
-        self.batch_inputs = [*self.batch_inputs, *batch[len(own) :]]
-        self.data = (*self.tall.data, *(np.ascontiguousarray(leaf_value(leaf)) for leaf in extra))
+        self.batch_inputs = [*self.batch_inputs, *batch[len(row_inputs) :]]
+        self.extra = tuple(
+            RowInput(leaf.name or "constant", leaf, 0, leaf_value(leaf)) for leaf in extra
+        )
 
-    def _check_sum(self, rows: Variable) -> None:
+    def _check_sum(self) -> None:
+        """Verify at some points that the rows are independent and add up to the total."""
         rng = np.random.default_rng(20140406)
         start = self.tall.layout.flatten(self.tall.model.initial_point())
-        inputs = [self.point, *self.batch_inputs]
-        row_bounds = compile_numba(inputs, [self._rows])
+        row_bounds = compile_numba([self.point, *self.batch_inputs], [self._rows])
         total = compile_numba([self.point], [self._total])
         for spread in (0.0, 0.3, 0.3):
             point = start + spread * rng.standard_normal(start.size)
-            terms = row_bounds(point, *self.data)
-            if terms.shape != (self.tall.n_rows,):
-                raise BoundError(
-                    f"Bound needs one number for each of {self.tall.n_rows} rows; rows has shape "
-                    f"{terms.shape}."
-                )
+            terms = self._evaluate(row_bounds, point)
             some = trial_rows(self.tall.n_rows, 64)[::-1]
             alone = row_bounds(point, *self.batch(some))
             if not np.allclose(alone, terms[some], rtol=1e-9, atol=1e-9):
@@ -136,23 +141,33 @@ class BroughtTarget(FireflyTarget):
                     f"{given:.10g}, at a point near the start. Sampling needs them to agree."
                 )
 
-    def base_graph(self) -> tuple[list[Variable], list[Variable]]:
-        """Prior and total."""
-        [prior] = graph_replace([self.tall.prior_graph], {self.tall.flat: self.point}, strict=False)
-        return [self.point, pt.dvector("reference")], [prior + self._total]
+    def _evaluate(self, row_bounds: CompiledFunction, point: np.ndarray) -> np.ndarray:
+        chunks = over_chunks(lambda *batch: row_bounds(point, *batch), self.data)
+        terms = np.concatenate([part for _, part in chunks])
+        if terms.shape != (self.tall.n_rows,):
+            raise BoundError(
+                f"Bound needs one number for each of {self.tall.n_rows} rows; rows has shape "
+                f"{terms.shape}."
+            )
+        return terms
+
+    def base_graph(self) -> tuple[list[Variable], list[Any]]:
+        """Add the total to the prior."""
+        return [self.point, pt.dvector("reference")], [self.prior_at(self.point) + self._total]
 
     @property
     def assemble(self) -> Callable[..., tuple[float, np.ndarray]]:
-        """Nothing is left to add."""
+        """Add nothing: there are no sums."""
         return brought
 
-    def gap_graph(self) -> tuple[list[Variable], Variable]:
-        """Log-likelihood less bound."""
+    def gap_graph(self) -> tuple[list[Variable], Any]:
+        """Subtract the bound from the log-likelihood."""
         inputs = [self.point, pt.dvector("reference"), *self.batch_inputs]
-        return inputs, self.tall.batch_graph[1][0] - self._rows
+        term: Any = self.tall.batch_graph[1][0]
+        return inputs, term - self._rows
 
     def constants(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Nothing is left to collapse."""
+        """Return the reference point alone: there is nothing to collapse."""
         return (reference.copy(),)

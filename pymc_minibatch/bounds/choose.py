@@ -104,9 +104,7 @@ def settle(
     return target, chosen, settled
 
 
-def _trial_points(
-    settled: Settled, active: np.ndarray, start: np.ndarray
-) -> list[np.ndarray]:
+def _trial_points(settled: Settled, active: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
     """Return points about the mode, near and far, and the start."""
     rng = np.random.default_rng(20140406)
     center, root, _ = settled.approximation

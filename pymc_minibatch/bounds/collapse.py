@@ -24,7 +24,9 @@ from pytensor.graph.traversal import ancestors
 from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
 from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, jit_cached
+from pymc_minibatch.tall.model import RowInput
+from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["BoundError", "CollapsedTarget", "FireflyTarget", "JittedTarget"]
 
@@ -41,22 +43,41 @@ class BoundError(ValueError):
 
 
 class JittedTarget(NamedTuple):
-    """The two parts of the density as Numba functions.
+    """The two parts of the density as Numba functions, which a kernel calls by address.
 
     Attributes
     ----------
     base
-        ``(point, constants) -> (value, gradient)`` of prior and collapsed bounds.
+        ``(point, constants, gradient) -> float``: prior and collapsed bounds; writes the gradient.
     gap
-        ``(point, constants, batch) -> (gaps, gradient)``, where the gradient is that of
-        ``Σ log (exp gₙ − 1)``, or empty where the target was compiled without.
-    keys
-        Identify the code on disk.
+        ``(point, constants, batch, gradient) -> array``: the gaps gₙ of the rows of a batch; adds
+        the gradient of ``Σ log (exp gₙ − 1)``, if the target was compiled with gradients.
     """
 
-    base: Callable[..., tuple[float, np.ndarray]]
-    gap: Callable[..., tuple[np.ndarray, np.ndarray]]
-    keys: list[str | None]
+    base: Callable[..., float]
+    gap: Callable[..., np.ndarray]
+
+
+BASE = """
+def base(point, constants, gradient):
+    value, slope = assemble(point, parts(point, constants[0]), constants)
+    for i in range(gradient.size):
+        gradient[i] = slope[i]
+    return value
+"""
+
+GAP = """
+def gap(point, constants, batch, gradient):
+    return rows(point, constants[0], *batch)[0]
+"""
+
+GAP_AND_GRADIENT = """
+def gap(point, constants, batch, gradient):
+    gaps, slope = rows(point, constants[0], *batch)
+    for i in range(gradient.size):
+        gradient[i] += slope[i]
+    return gaps
+"""
 
 
 class FireflyTarget:
@@ -70,8 +91,8 @@ class FireflyTarget:
         The positions in the flat point that are sampled.
     uses_gradient : bool
         Whether the gaps are compiled with their gradient.
-    data : tuple of ndarray
-        Row data.
+    extra : tuple of RowInput
+        Row data that a bound reads besides those of the model.
     entering : ndarray of int
         The positions that the likelihood depends on.
     """
@@ -79,15 +100,20 @@ class FireflyTarget:
     tall: TallModel
     active: np.ndarray
     uses_gradient: bool
-    data: tuple[np.ndarray, ...]
+    extra: tuple[RowInput, ...] = ()
     entering: np.ndarray
 
-    def base_graph(self) -> tuple[list[Variable], list[Variable]]:
-        """Inputs, beginning with point and reference, and what makes up the base."""
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        """Row data: those of the model, then those that the bound reads besides."""
+        return *self.tall.data, *(row_input.values for row_input in self.extra)
+
+    def base_graph(self) -> tuple[list[Variable], list[Any]]:
+        """Build what makes up the base; its inputs begin with point and reference."""
         raise NotImplementedError
 
-    def gap_graph(self) -> tuple[list[Variable], Variable]:
-        """Inputs, point and reference and then the batch, and the gaps."""
+    def gap_graph(self) -> tuple[list[Variable], Any]:
+        """Build the gaps; the inputs are point, reference and then the batch."""
         raise NotImplementedError
 
     @property
@@ -95,7 +121,9 @@ class FireflyTarget:
         """How the parts of the base and the collapsed bounds are put together."""
         raise NotImplementedError
 
-    def base(self, point: np.ndarray, constants: tuple[np.ndarray, ...]) -> tuple[float, np.ndarray]:
+    def base(
+        self, point: np.ndarray, constants: tuple[np.ndarray, ...]
+    ) -> tuple[float, np.ndarray]:
         """Value and gradient of the base."""
         parts = self.compiled_base.jitted(point, constants[0])
         value, gradient = self.assemble(point, parts, constants)
@@ -126,30 +154,38 @@ class FireflyTarget:
         slope = disconnected_grad(-1.0 / pt.expm1(-gap))
         return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
 
-    def jitted(self) -> JittedTarget:
-        """Compile what a kernel calls."""
-        base = _base(self.compiled_base.jitted, self.assemble)
-        gap = _gap(self.compiled_gap.jitted, self.uses_gradient)
-        keys = [self.compiled_base.cache_key, self.compiled_gap.cache_key]
-        return JittedTarget(base, gap, [*keys, self.assemble.__name__, str(self.uses_gradient)])
+    def jitted(self, code_key: str) -> JittedTarget:
+        """Compile what a kernel calls; `code_key` stands for the code of this package."""
+        base, gap = self.compiled_base, self.compiled_gap
+        environment = {"parts": base.jitted, "assemble": njit(self.assemble)}
+        keys = [base.cache_key, self.assemble.__name__, code_key]
+        source = GAP_AND_GRADIENT if self.uses_gradient else GAP
+        return JittedTarget(
+            jit_cached(BASE, "base", environment, keys),
+            jit_cached(source, "gap", {"rows": gap.jitted}, [gap.cache_key]),
+        )
+
+    def prior_at(self, point: Variable) -> Any:
+        """Build the log-density of the prior part."""
+        at: dict[Variable, Variable] = {self.tall.flat: point}
+        return graph_replace([self.tall.prior_graph], at, strict=False)[0]
 
     def gaps(self, point: np.ndarray, reference: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gaps of some rows."""
         return self.compiled_gap(point, reference, *self.batch(rows))
 
-    def batch(self, rows: np.ndarray | slice) -> list[np.ndarray]:
+    def batch(self, rows: np.ndarray) -> list[np.ndarray]:
         """Gather row data."""
         return [np.ascontiguousarray(values[rows]) for values in self.data]
 
     def tolerance(self, reference: np.ndarray) -> float:
         """Negative gaps up to this size are rounding errors."""
-        rows = trial_rows(self.tall.n_rows)
-        largest = np.abs(self.tall.compiled_row_logp(reference, *self.tall_batch(rows))).max()
+        largest = np.abs(self.row_logp(reference, trial_rows(self.tall.n_rows))).max()
         return TOLERANCE * max(1.0, float(largest))
 
-    def tall_batch(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Gather the row data of the model."""
-        return [np.ascontiguousarray(values[rows]) for values in self.tall.data]
+    def row_logp(self, point: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Log-likelihood of some rows."""
+        return self.tall.row_logp(self.tall.layout.unflatten(point), rows)
 
     def check_bound(self, reference: np.ndarray, points: Sequence[np.ndarray]) -> None:
         """Verify on random rows, at some points, that the bounds are below the likelihood.
@@ -207,7 +243,6 @@ class CollapsedTarget(FireflyTarget):
     ) -> None:
         self.tall, self.likelihood, self.bound = tall, likelihood, bound
         self.active, self.tuned, self.uses_gradient = active, tuned, uses_gradient
-        self.data = tall.data
         self.entering = self._positions(set().union(*likelihood.depends.values()))
         self.moving = np.intersect1d(self._positions(likelihood.depends["predictor"]), active)
         self._check_parameters()
@@ -216,14 +251,14 @@ class CollapsedTarget(FireflyTarget):
 
     # --- Graphs -------------------------------------------------------------------------------
 
-    def base_graph(self) -> tuple[list[Variable], list[Variable]]:
-        """The prior and, where there is a scale, log κ = 2 log(σ at the reference point / σ)."""
+    def base_graph(self) -> tuple[list[Variable], list[Any]]:
+        """Build the prior and, with a scale, log κ = 2 log(σ at the reference point / σ)."""
         point, reference = self.likelihood.inputs[0], pt.dvector("reference")
-        [prior] = graph_replace([self.tall.prior_graph], {self.tall.flat: point}, strict=False)
+        prior = self.prior_at(point)
         scale = self._scale_of_row_0()
         if scale is None:
             return [point, reference], [prior]
-        [at_reference] = graph_replace([scale], {point: reference}, strict=False)
+        at_reference: Any = graph_replace([scale], {point: reference}, strict=False)[0]
         return [point, reference], [prior, 2 * pt.log(at_reference / scale)]
 
     @property
@@ -231,22 +266,23 @@ class CollapsedTarget(FireflyTarget):
         """How the parts of the base and the collapsed bounds are put together."""
         return without_scale if self.likelihood.scale is None else with_scale
 
-    def gap_graph(self) -> tuple[list[Variable], Variable]:
-        """The gaps of the bound."""
+    def gap_graph(self) -> tuple[list[Variable], Any]:
+        """Build the gaps of the bound."""
         reference = pt.dvector("reference")
         point, *batch = self.likelihood.inputs
         tangent = self.likelihood.at(reference)
         return [point, reference, *batch], self.bound.gap(self.likelihood, tangent, self.tuned)
 
-    def _scale_of_row_0(self) -> Variable | None:
+    def _scale_of_row_0(self) -> Any:
         if self.likelihood.scale is None:
             return None
         _, *batch = self.likelihood.inputs
-        first = {
+        first: dict[Variable, Variable] = {
             variable: pt.constant(values[:1])
             for variable, values in zip(batch, self.data, strict=True)
         }
-        return graph_replace([self.likelihood.scale], first, strict=False)[0][0]
+        scale: Any = graph_replace([self.likelihood.scale], first, strict=False)[0]
+        return scale[0]
 
     @cached_property
     def _n_classes(self) -> int:
@@ -287,26 +323,37 @@ class CollapsedTarget(FireflyTarget):
         linear : ndarray, shape (D,)
         quadratic : ndarray, shape (D, D)
         """
-        n = self.tall.n_rows if rows is None else rows.size
         size, moving = self.tall.layout.size, self.moving
-        constant, linear = 0.0, np.zeros(moving.size)
-        quadratic = np.zeros((moving.size, moving.size))
-        chunk = max(64, CHUNK_NUMBERS // max(1, moving.size * self._n_classes))
-        for first in range(0, n, chunk):
-            where = slice(first, first + chunk)
-            batch = self.batch(where if rows is None else rows[where])
+        data = self.data if rows is None else self.batch(rows)
+        chunks = over_chunks(
+            lambda *batch: self._sums(reference, batch), data, "Collapsing the bounds"
+        )
+        sums = [np.zeros(()), np.zeros(moving.size), np.zeros((moving.size, moving.size))]
+        for _, parts in chunks:
+            for total, part in zip(sums, parts, strict=True):
+                total += part
+        constant, linear, quadratic = (self.tall.n_rows / len(data[0]) * total for total in sums)
+        whole_linear, whole_quadratic = np.zeros(size), np.zeros((size, size))
+        whole_linear[moving] = linear
+        whole_quadratic[np.ix_(moving, moving)] = (quadratic + quadratic.T) / 2
+        numbers = np.array([float(constant), float(self.tall.n_rows)])
+        return reference.copy(), numbers, whole_linear, whole_quadratic
+
+    def _sums(self, reference: np.ndarray, data: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Sum what the bounds of some rows collapse into, little enough at a time for the cache."""
+        moving = self.moving.size
+        sums = [np.zeros(()), np.zeros(moving), np.zeros((moving, moving))]
+        step = max(64, CHUNK_NUMBERS // max(1, moving * self._n_classes))
+        for first in range(0, len(data[0]), step):
+            batch = [values[first : first + step] for values in data]
             _, constants, slopes, curvature = self.compiled_quadratic.jitted(reference, *batch)
             jacobian = self.jacobian(reference, batch)
-            constant += float(constants.sum())
-            linear += jacobian.reshape(moving.size, -1) @ slopes.ravel()
             mixed = (jacobian @ self._metric) * curvature[:, None]
-            quadratic += mixed.reshape(moving.size, -1) @ jacobian.reshape(moving.size, -1).T
-        whole_linear, whole_quadratic = np.zeros(size), np.zeros((size, size))
-        scale = self.tall.n_rows / n
-        whole_linear[moving] = scale * linear
-        whole_quadratic[np.ix_(moving, moving)] = scale * (quadratic + quadratic.T) / 2
-        numbers = np.array([scale * constant, float(self.tall.n_rows)])
-        return reference.copy(), numbers, whole_linear, whole_quadratic
+            flat = jacobian.reshape(moving, -1)
+            sums[0] += constants.sum()
+            sums[1] += flat @ slopes.ravel()
+            sums[2] += mixed.reshape(moving, -1) @ flat.T
+        return sums
 
     def jacobian(self, point: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Jacobian of an affine predictor by finite differences, which are exact.
@@ -424,8 +471,8 @@ class CollapsedTarget(FireflyTarget):
             ).sum(0)
             kappa = (scale_0[0] / scale[0]) ** 2 if scale else np.ones(rows.size)
             bound = level + kappa * (constant + parabola) + 0.5 * np.log(kappa)
-            term = self.tall.compiled_row_logp(point, *self.tall_batch(rows))
-            offsets.append(term - bound - self.gaps(point, reference, rows))
+            gaps = self.gaps(point, reference, rows)
+            offsets.append(self.row_logp(point, rows) - bound - gaps)
         worst = np.abs(np.array(offsets) - offsets[0]).max()
         if not worst <= 1e3 * self.tolerance(reference):
             raise NoBoundError(
@@ -451,7 +498,7 @@ def violation(tall: TallModel, row: int, gap: float) -> str:
     )
 
 
-def _gradient(total: Variable, point: Variable) -> Variable:
+def _gradient(total: Variable, point: Variable) -> Any:
     if point not in ancestors([total]):
         return pt.zeros_like(point)
     return grad(total, point, disconnected_inputs="ignore")
@@ -478,16 +525,6 @@ def with_scale(point: np.ndarray, parts: Any, constants: Any) -> tuple[float, np
     return total, parts[1] + kappa * slope + by_log_kappa * parts[3]
 
 
-def _base(parts: Any, assemble: Any) -> Callable[..., tuple[float, np.ndarray]]:
-    combine = njit(inline="always")(assemble)
-
-    @njit(inline="always")
-    def base(point: np.ndarray, constants: Any) -> tuple[float, np.ndarray]:
-        return combine(point, parts(point, constants[0]), constants)
-
-    return base
-
-
 @njit(fastmath={"reassoc"})
 def parabola(
     point: np.ndarray,
@@ -503,15 +540,3 @@ def parabola(
         for j in range(delta.size):
             slope[i] += quadratic[i, j] * delta[j]
     return numbers[0] + 0.5 * ((linear + slope) * delta).sum(), slope
-
-
-def _gap(rows: Any, uses_gradient: bool) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    @njit(inline="always")
-    def gap(point: np.ndarray, constants: Any, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        return rows(point, constants[0], *batch)
-
-    @njit(inline="always")
-    def gap_only(point: np.ndarray, constants: Any, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        return rows(point, constants[0], *batch)[0], np.empty(0)
-
-    return gap if uses_gradient else gap_only

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.bounds.likelihood import Likelihood
 from pymc_minibatch.bounds.quadratic import Quadratic
@@ -65,8 +65,8 @@ class JaakkolaJordan:
         if not (np.isfinite(self.xi) and self.xi >= 0):
             raise ValueError(f"xi must be finite and not negative; got {self.xi}.")
 
-    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> Variable:
-        """log L − log B; the linear terms cancel."""
+    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> TensorVariable:
+        """Return log L − log B; the linear terms cancel."""
         eta, xi = rows.predictor, self._touch(tangent, tuned)
         at_eta, at_xi = (pt.softplus(x) - x / 2 for x in (eta, xi))
         return rows.parameters["trials"] * (at_xi - at_eta - _a(xi) * (eta**2 - xi**2))
@@ -78,7 +78,7 @@ class JaakkolaJordan:
         level = trials * (a * (eta**2 - xi**2) + xi / 2 - pt.softplus(xi)) + slope * eta
         return Quadratic(level, pt.zeros_like(xi), slope + 2 * trials * a * eta, 2 * trials * a)
 
-    def _touch(self, tangent: Likelihood, tuned: bool) -> Variable:
+    def _touch(self, tangent: Likelihood, tuned: bool) -> TensorVariable:
         eta = tangent.predictor
         return pt.abs(eta) if tuned else self.xi * pt.ones_like(eta)
 
@@ -87,6 +87,6 @@ class JaakkolaJordan:
         return np.ones((1, 1))
 
 
-def _a(xi: Variable) -> Variable:
+def _a(xi: TensorVariable) -> TensorVariable:
     safe = pt.maximum(xi, SMALL)
     return -pt.tanh(safe / 2) / (4 * safe)

@@ -30,9 +30,9 @@ def approximate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the mode of prior and bounds, and a root of the covariance there.
 
-    Where there is no mode to be found (a prior without one) the reference point takes its place, and
-    where the density is not concave curvatures count by their size: what is sampled does not depend
-    on the approximation.
+    Where there is no mode to be found (a prior without one) the reference point takes its place,
+    and where the density is not concave curvatures count by their size: what is sampled does not
+    depend on the approximation.
 
     Returns
     -------

@@ -9,9 +9,11 @@ the one recognised, is verified where a bound is put below it
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.util import get_var_name
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -65,19 +67,19 @@ class Likelihood:
 
     family: str
     inputs: list[Variable]
-    observed: Variable
-    predictor: Variable
-    parameters: Mapping[str, Variable]
-    scale: Variable | None
+    observed: TensorVariable
+    predictor: TensorVariable
+    parameters: Mapping[str, TensorVariable]
+    scale: TensorVariable | None
     depends: Mapping[str, set[str]]
 
     def at(self, point: Variable) -> "Likelihood":
         """Return the same likelihood at another point."""
         names = [*self.parameters]
-        graphs = [self.observed, self.predictor, *self.parameters.values()]
+        graphs: list[Any] = [self.observed, self.predictor, *self.parameters.values()]
         graphs += [] if self.scale is None else [self.scale]
-        graphs = graph_replace(graphs, {self.inputs[0]: point}, strict=False)
-        observed, predictor, *rest = graphs
+        moved: list[Any] = graph_replace(graphs, {self.inputs[0]: point}, strict=False)
+        observed, predictor, *rest = moved
         return Likelihood(
             self.family,
             [point, *self.inputs[1:]],
@@ -116,7 +118,8 @@ def recognise(tall: TallModel) -> Likelihood:
                     f"{name} has shape {tuple(value.shape.eval())}: several numbers in each row. "
                     "Write the data in long form, one number a row, with ravel()."
                 )
-            return build(_Reader(tall, name, value), *op.dist_params(rv.owner))
+            parameters: Sequence[Variable] = op.dist_params(rv.owner)  # type: ignore[attr-defined]
+            return build(_Reader(tall, name, value), *parameters)
     family = type(op).__name__.removesuffix("RV")
     reason = REASONS.get(family, "none is known for it")
     raise NoBoundError(
@@ -140,23 +143,23 @@ class _Reader:
         self.observed = self.slice(value)
         self.depends: dict[str, set[str]] = {}
 
-    def slice(self, graph: Variable) -> TensorVariable:
+    def slice(self, graph: Any) -> TensorVariable:
         """Rebuild a graph over all rows on a batch of rows."""
         tall = self.tall
-        axes = {row_input.leaf: row_input.axis for row_input in tall.row_inputs.values()}
+        axes, dtypes, n_rows = tall.row_axes
         twins = {leaf: _twin(leaf, axes) for leaf in data_leaves([graph])}
         [graph] = graph_replace([graph], twins, strict=False)
-        batch, sliced = slice_rows(graph, tall.n_rows, axes)
+        batch, sliced = slice_rows(graph, n_rows, axes, dtypes)
         sliced = tall._bind(sliced, {})
-        own = dict(zip(batch, self.inputs[1:], strict=True))
-        [sliced] = graph_replace([sliced], own, strict=False)
-        return sliced
+        own: dict[Variable, Variable] = dict(zip(batch, self.inputs[1:], strict=True))
+        result: Any = graph_replace([sliced], own, strict=False)[0]
+        return result
 
     def read(self, what: str, parameter: Variable) -> TensorVariable:
         """Slice a parameter of the distribution; note what it depends on."""
         [graph] = self.tall.model.replace_rvs_by_values([parameter])
-        values = {value.name for value in self.tall.model.value_vars}
-        self.depends[what] = {v.name for v in ancestors([graph]) if v.name in values}
+        values = {get_var_name(value) for value in self.tall.model.value_vars}
+        self.depends[what] = {str(v.name) for v in ancestors([graph]) if v.name in values}
         return self.slice(graph)
 
     def rows(self, what: str, parameter: Variable) -> TensorVariable:
@@ -172,7 +175,9 @@ class _Reader:
         graph = self.read("predictor", parameter)
         found = _inside(graph, link)
         if found is None:  # written out by hand, perhaps
-            rewritten = rewrite_graph(graph, include=("canonicalize", "stabilize", "specialize"))
+            rewritten: Any = rewrite_graph(
+                graph, include=("canonicalize", "stabilize", "specialize")
+            )
             found = _inside(rewritten, link)
         if found is None:
             raise NoBoundError(
@@ -185,8 +190,8 @@ class _Reader:
         self,
         family: str,
         predictor: TensorVariable,
-        parameters: Mapping[str, Variable] | None = None,
-        scale: Variable | None = None,
+        parameters: Mapping[str, TensorVariable] | None = None,
+        scale: TensorVariable | None = None,
     ) -> Likelihood:
         observed = pt.cast(self.observed, "float64")
         return Likelihood(
@@ -230,6 +235,7 @@ BUILDERS: dict[type, Callable[..., Likelihood]] = {
     StudentTRV: _student_t,
     NormalRV: _normal,
 }
+
 
 def _without_common_terms(eta: TensorVariable) -> TensorVariable:
     """Drop what is added to all classes alike, such as the maximum that PyMC subtracts."""
@@ -286,6 +292,4 @@ def _keeps_classes(op: object, link: type, inputs: Sequence[Variable]) -> bool:
         kept = [axis for axis in op.new_order if axis != "x"]
         return kept == sorted(kept) and op.new_order[-1] == inputs[0].type.ndim - 1
     index = getattr(op, "idx_list", ())
-    return isinstance(op, AdvancedSubtensor) and (
-        inputs[0].type.ndim == 2 and len(index) <= 1
-    )
+    return isinstance(op, AdvancedSubtensor) and (inputs[0].type.ndim == 2 and len(index) <= 1)

@@ -1,11 +1,11 @@
 """The normal likelihood, which is its own bound: all rows stay dark."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.bounds.likelihood import Likelihood
 from pymc_minibatch.bounds.quadratic import Quadratic
@@ -19,13 +19,14 @@ class Normal:
 
     family: ClassVar[str] = "normal"
 
-    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> Variable:
-        """None."""
+    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> TensorVariable:
+        """Return zeros."""
         return pt.zeros_like(rows.observed)
 
     def quadratic(self, rows: Likelihood, tuned: bool) -> Quadratic:
         """Coefficients of the log-likelihood itself."""
-        residual, weight = rows.observed - rows.predictor, rows.scale**-2
+        scale: Any = rows.scale
+        residual, weight = rows.observed - rows.predictor, scale**-2
         none = pt.zeros_like(weight)
         return Quadratic(none, -weight * residual**2 / 2, weight * residual, -weight)
 

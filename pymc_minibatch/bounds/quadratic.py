@@ -3,7 +3,7 @@
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.bounds.likelihood import Likelihood
 
@@ -19,16 +19,16 @@ class Quadratic(NamedTuple):
 
     Attributes
     ----------
-    level, constant, curvature : Variable, shape (b,)
+    level, constant, curvature : TensorVariable, shape (b,)
         Coefficients.
-    linear : Variable, shape (b,) or (b, K)
+    linear : TensorVariable, shape (b,) or (b, K)
         Shaped as the predictor.
     """
 
-    level: Variable
-    constant: Variable
-    linear: Variable
-    curvature: Variable
+    level: TensorVariable
+    constant: TensorVariable
+    linear: TensorVariable
+    curvature: TensorVariable
 
 
 class QuadraticBound(Protocol):
@@ -41,13 +41,13 @@ class QuadraticBound(Protocol):
     """
 
     @property
-    def family(self) -> str: ...
+    def family(self) -> str: ...  # noqa: D102
 
-    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> Variable:
-        """log L − log B of each row, of the bound that touches at `tangent` or untuned."""
+    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> TensorVariable:
+        """Return log L − log B of each row, of the bound that touches at `tangent` or untuned."""
 
     def quadratic(self, rows: Likelihood, tuned: bool) -> Quadratic:
         """Coefficients about the point of `rows`, of the bound that touches there or untuned."""
 
     def metric(self, n_classes: int) -> np.ndarray:
-        """The matrix A, shape (K, K); (1, 1) where the predictor is one number."""
+        """Return the matrix A, shape (K, K); (1, 1) where the predictor is one number."""

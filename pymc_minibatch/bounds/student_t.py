@@ -12,11 +12,11 @@ Maclaurin and Adams (2014), Firefly Monte Carlo, section 4.3.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.bounds.likelihood import Likelihood
 from pymc_minibatch.bounds.quadratic import Quadratic
@@ -60,25 +60,21 @@ class StudentT:
         if not (np.isfinite(self.xi) and self.xi >= 0):
             raise ValueError(f"xi must be finite and not negative; got {self.xi}.")
 
-    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> Variable:
-        """log L − log B = (ν + 1)/2 (x − log(1 + x)), where x = (r² − ξ²)/(ν + ξ²)."""
+    def gap(self, rows: Likelihood, tangent: Likelihood, tuned: bool) -> TensorVariable:
+        """Return log L − log B = (ν + 1)/2 (x − log(1 + x)), where x = (r² − ξ²)/(ν + ξ²)."""
         nu, xi2 = rows.parameters["nu"], self._touch(tangent, tuned)
         x = (_residual(rows) ** 2 - xi2) / (nu + xi2)
         return (nu + 1) / 2 * (x - pt.log1p(x))
 
     def quadratic(self, rows: Likelihood, tuned: bool) -> Quadratic:
         """Coefficients of the bound that touches at the residuals of `rows`, or at ±xi."""
-        nu, r, sigma, xi2 = (
-            rows.parameters["nu"],
-            _residual(rows),
-            rows.scale,
-            self._touch(rows, tuned),
-        )
+        nu, r, xi2 = rows.parameters["nu"], _residual(rows), self._touch(rows, tuned)
+        sigma: Any = rows.scale
         weight = (nu + 1) / (nu + xi2)
         level = -(nu + 1) / 2 * pt.log1p(xi2 / nu) + weight * xi2 / 2
         return Quadratic(level, -weight * r**2 / 2, weight * r / sigma, -weight / sigma**2)
 
-    def _touch(self, tangent: Likelihood, tuned: bool) -> Variable:
+    def _touch(self, tangent: Likelihood, tuned: bool) -> TensorVariable:
         r = _residual(tangent)
         return r**2 if tuned else self.xi**2 * pt.ones_like(r)
 
@@ -87,5 +83,5 @@ class StudentT:
         return np.ones((1, 1))
 
 
-def _residual(rows: Likelihood) -> Variable:
+def _residual(rows: Likelihood) -> TensorVariable:
     return (rows.observed - rows.predictor) / rows.scale

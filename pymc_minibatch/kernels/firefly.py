@@ -5,12 +5,13 @@ updates some of these choices, then θ given the bright rows, which are the only
 
 Implicit updates propose to turn every bright row dark, accepted with probability min(1, q/L̃ₙ), and
 every dark row bright with probability q, accepted with probability min(1, L̃ₙ/q). The dark rows that
-get a proposal are found by jumps of geometric length, so that the rest cost nothing. Explicit updates
-pick rows at random and draw their choice anew.
+get a proposal are found by jumps of geometric length, so that the rest cost nothing. Explicit
+updates pick rows at random and draw their choice anew.
 
 References
 ----------
-Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data, algorithms 1 and 2.
+Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data, algorithms 1
+and 2.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from numba import njit
 
 from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
+from pymc_minibatch.tall.pointers import call_array, call_scalar
 from pymc_minibatch.updates.update import Context, Fireflies, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
@@ -88,8 +90,6 @@ class Work(NamedTuple):
 
 
 def make_iterations(
-    base: Callable[..., tuple[float, np.ndarray]],
-    gap: Callable[..., tuple[np.ndarray, np.ndarray]],
     ndims: Sequence[int],
     build_update: Callable[..., Callable[..., tuple[float, bool, float]]],
     uses_gradient: bool,
@@ -100,8 +100,6 @@ def make_iterations(
 
     Parameters
     ----------
-    base, gap
-        The two parts of the density, see :class:`pymc_minibatch.bounds.collapse.JittedTarget`.
     ndims
         Number of dimensions of each array of row data.
     build_update
@@ -119,40 +117,20 @@ def make_iterations(
     """
     take = make_take(ndims)
 
-    @njit(inline="always")
-    def log_odds_of(
-        point: np.ndarray,
-        source: Source,
-        batch: Any,
-        rows: np.ndarray,
-        tolerance: float,
-        counts: np.ndarray,
-        out: np.ndarray,
-    ) -> np.ndarray:
-        gaps, slope = gap(point, source.constants, batch)
-        counts[0] += rows.size
-        for i in range(rows.size):
-            if gaps[i] < -tolerance:
-                counts[2] = rows[i]
-            out[i] = log_odds(gaps[i])
-        return slope
-
     @njit
     def evaluate(point: np.ndarray, gradient: np.ndarray, context: Context) -> float:
         """Log-density given z, and its gradient; the bright rows' log odds go to `proposed`."""
         source, flies, counts = context.source, context.flies, context.counts
-        total, slope = base(point, source.constants)
-        gradient[:] = slope
+        total = call_scalar(source.base, (point, source.constants, gradient))
         if not np.isfinite(total):
             return -np.inf
-        n_bright = flies.count[0]
+        n_bright = flies.n_bright[0]
         for first in range(0, n_bright, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_bright)
             rows, out = flies.bright[first:last], flies.proposed[first:last]
             batch = context.batch if first == 0 else take(source.data, rows)
-            slope = log_odds_of(point, source, batch, rows, context.tolerance, counts, out)
-            for i in range(slope.size):
-                gradient[i] += slope[i]
+            gaps = call_array(source.row, (point, source.constants, batch, gradient))
+            to_log_odds(gaps, rows, context.tolerance, counts, out)
             total += out.sum()
         if uses_gradient:
             counts[1] += n_bright
@@ -171,8 +149,9 @@ def make_iterations(
         counts: np.ndarray,
     ) -> None:
         """Update which rows are bright, a chunk of the rows concerned at a time."""
-        n_before, log_q = flies.count[0], np.log(q)
+        n_before, log_q = flies.n_bright[0], np.log(q)
         out, rows = np.empty(CHUNK_ROWS), np.empty(CHUNK_ROWS, np.int64)
+        unused = np.empty(point.size)
         n_done, last = np.int64(0), np.int64(-1)
         while True:
             if how == IMPLICIT:
@@ -183,7 +162,8 @@ def make_iterations(
                 break
             n_done += n
             batch = take(source.data, rows[:n])
-            log_odds_of(point, source, batch, rows[:n], tolerance, counts, out)
+            gaps = call_array(source.row, (point, source.constants, batch, unused))
+            to_log_odds(gaps, rows[:n], tolerance, counts, out)
             if how == IMPLICIT:
                 accept_brightening(rng, log_q, rows[:n], out, flies)
             else:
@@ -194,7 +174,7 @@ def make_iterations(
 
     update = build_update(evaluate)
 
-    @njit(inline="always")
+    @njit
     def iterations(
         rng: np.random.Generator,
         point: np.ndarray,
@@ -207,7 +187,8 @@ def make_iterations(
         counts: np.ndarray,
     ) -> tuple[float, int]:
         gradient = np.empty(point.size)
-        accept, n_bright = 0.0, np.int64(0)
+        accept = 0.0
+        n_bright: Any = np.int64(0)
         for i in range(work.n_iterations + 1):
             # The first round, before the iterations, is for those rows that have no state yet.
             if i == 0 and not work.relight:
@@ -217,19 +198,25 @@ def make_iterations(
             update_z(rng, point, source, flies, how, work.n_explicit, q, tolerance, counts)
             if i == 0:
                 if q < 0.0:
-                    tuning.q[0] = (1.0 + flies.count[0]) / (1.0 + flies.state.size)
+                    tuning.q[0] = min(0.5, (1.0 + flies.n_bright[0]) / (1.0 + flies.state.size))
                 continue
             before_updates = counts[0]
-            batch = take(source.data, flies.bright[: min(CHUNK_ROWS, flies.count[0])])
+            batch = take(source.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
             context = Context(source, flies, batch, tolerance, counts)
             if uses_gradient:
                 log_density = evaluate(point, gradient, context)
             else:
-                log_density = base(point, source.constants)[0]
-                log_density += flies.log_odds[: flies.count[0]].sum()
+                log_density = call_scalar(source.base, (point, source.constants, gradient))
+                log_density += flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):
                 log_density, accepted, signal = update(
-                    rng, point, log_density, gradient, context, whitening, np.exp(tuning.log_step[0])
+                    rng,
+                    point,
+                    log_density,
+                    gradient,
+                    context,
+                    whitening,
+                    np.exp(tuning.log_step[0]),
                 )
                 accept += accepted
                 if work.tuning:
@@ -237,7 +224,7 @@ def make_iterations(
                     gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
                     step = tuning.log_step[0] + gain * (signal - target_signal)
                     tuning.log_step[0] = min(step, np.log(longest_step))
-            n_bright += flies.count[0]
+            n_bright += flies.n_bright[0]
             if work.tuning:
                 cost = counts[0] - before_updates
                 tuning.cost[0] += max(FORGET, 1 / tuning.n_corrections[0]) * (cost - tuning.cost[0])
@@ -252,11 +239,24 @@ def make_iterations(
 
 
 @njit
+def to_log_odds(
+    gaps: np.ndarray, rows: np.ndarray, tolerance: float, counts: np.ndarray, out: np.ndarray
+) -> None:
+    """Write log L̃ of some rows, count them, and note one whose bound is above its likelihood."""
+    counts[0] += rows.size
+    for i in range(rows.size):
+        if gaps[i] < -tolerance:
+            counts[2] = rows[i]
+        out[i] = log_odds(gaps[i])
+
+
+@njit
 def jump_through_dark_rows(
     rng: np.random.Generator, q: float, last: int, state: np.ndarray, rows: np.ndarray
 ) -> tuple[int, int]:
     """Choose dark rows beyond `last`, each with probability q; return how many, and how far."""
-    n, row = np.int64(0), last
+    n: Any = np.int64(0)
+    row = last
     while n < rows.size and row < state.size:
         jump = np.floor(np.log(1.0 - rng.random()) / np.log1p(-q))
         row += 1 + int(min(jump, state.size))
@@ -316,18 +316,18 @@ def draw_anew(
 @njit
 def brighten(flies: Fireflies, row: int, log_odds: float) -> None:
     """Put a dark row on the list."""
-    i = flies.count[0]
+    i = flies.n_bright[0]
     flies.state[row] = BRIGHT
     flies.bright[i] = row
     flies.log_odds[i] = log_odds
-    flies.count[0] = i + 1
+    flies.n_bright[0] = i + 1
 
 
 @njit
 def forget_leaving(flies: Fireflies) -> None:
     """Take the rows that have turned dark off the list."""
     kept = np.int64(0)
-    for i in range(flies.count[0]):
+    for i in range(flies.n_bright[0]):
         row = flies.bright[i]
         if flies.state[row] == LEAVING:
             flies.state[row] = DARK
@@ -335,15 +335,15 @@ def forget_leaving(flies: Fireflies) -> None:
             flies.bright[kept] = row
             flies.log_odds[kept] = flies.log_odds[i]
             kept += 1
-    flies.count[0] = kept
+    flies.n_bright[0] = kept
 
 
 @njit
 def darken_all(flies: Fireflies) -> None:
     """Empty the list."""
-    for i in range(flies.count[0]):
+    for i in range(flies.n_bright[0]):
         flies.state[flies.bright[i]] = DARK
-    flies.count[0] = 0
+    flies.n_bright[0] = 0
 
 
 def restore(flies: Fireflies, bright: np.ndarray, log_odds: np.ndarray) -> None:
@@ -352,4 +352,4 @@ def restore(flies: Fireflies, bright: np.ndarray, log_odds: np.ndarray) -> None:
     flies.state[bright] = BRIGHT
     flies.bright[: bright.size] = bright
     flies.log_odds[: bright.size] = log_odds
-    flies.count[0] = bright.size
+    flies.n_bright[0] = bright.size

@@ -6,23 +6,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
 from pymc.exceptions import SamplingError
 from pymc.model import Model, modelcontext
-from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
 from pytensor.graph.basic import Variable
-from rich.progress import ProgressColumn, TextColumn
-from rich.table import Column
 
 from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
-from pymc_minibatch.bounds.choose import Settled, settle
-from pymc_minibatch.bounds.collapse import violation
+from pymc_minibatch.bounds.choose import settle
+from pymc_minibatch.bounds.collapse import JittedTarget, violation
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.firefly import (
     EXPLICIT,
@@ -33,7 +31,9 @@ from pymc_minibatch.kernels.firefly import (
     restore,
 )
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.decide import nearer_start
 from pymc_minibatch.steps.common import (
+    TallStep,
     checked_count,
     continuous_value_vars,
     positions,
@@ -41,6 +41,7 @@ from pymc_minibatch.steps.common import (
 )
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.pointers import address_of
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
 
@@ -63,17 +64,20 @@ class FlyMCState(StepMethodState):
     tune: bool
     tuning: Tuning
     fireflies: tuple[np.ndarray, ...]
+    n_draws: int
+    last_point: np.ndarray
     bound_options: str = field(metadata={"frozen": True})
     tune_bounds: bool = field(metadata={"frozen": True})
     n_rows: int = field(metadata={"frozen": True})
     kernel: str = field(metadata={"frozen": True})
     z_update: str = field(metadata={"frozen": True})
     fraction: float = field(metadata={"frozen": True})
+    fixed_q: float | None = field(metadata={"frozen": True})
     theta_updates: int = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
 
 
-class FlyMC(BlockedStep):
+class FlyMC(TallStep):
     """Firefly Monte Carlo: exact sampling that reads a few bright rows.
 
     A lower bound Bₙ ≤ Lₙ under the likelihood of each row lets most rows stay dark: they count with
@@ -87,6 +91,8 @@ class FlyMC(BlockedStep):
         Continuous free variables to sample; all if not given. Others are left to other steps. Where
         the likelihood depends on one of those, each draw at which it has changed costs a pass over
         all rows.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
     reference : Reference, optional
         Where tuned bounds touch; found here if not given. Find it once with :func:`find_reference`
         and hand it to several steps.
@@ -128,7 +134,10 @@ class FlyMC(BlockedStep):
     BoundError
         If a bound lies above its likelihood or does not add up.
     ValueError
-        If an argument is out of range or a variable is unknown or discrete.
+        If an argument is out of range, a variable is unknown or discrete, the data are empty or not
+        finite, the bound is for another likelihood, or the reference does not fit the model.
+    SamplingError
+        While sampling, if a chain finds a row whose bound lies above its likelihood.
 
     Warns
     -----
@@ -138,12 +147,15 @@ class FlyMC(BlockedStep):
 
     Notes
     -----
+    A chain that tunes and starts far from the posterior mode is first moved to a random point near
+    it, if all variables are its own.
+
     Sample stats, for each draw:
 
     - ``accept``: share of its updates of θ that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
-    - ``n_gradient``: how many of these came with a gradient.
+    - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
     - ``n_bright``: mean number of bright rows.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
@@ -176,12 +188,18 @@ class FlyMC(BlockedStep):
         "q": (np.float64, []),
         "scale": (np.float64, []),
     }
+    shown: ClassVar[dict[str, tuple[str, str]]] = {
+        "scale": ("Scale", "0.2f"),
+        "accept": ("Accept", "0.2f"),
+        "n_bright": ("Bright", ",.0f"),
+    }
     _state_class = FlyMCState
 
     def __init__(
         self,
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
+        data: Any = None,
         reference: Reference | None = None,
         bound: Literal["auto"] | JaakkolaJordan | Bohning | StudentT | Bound = "auto",
         tune_bounds: bool = True,
@@ -207,7 +225,7 @@ class FlyMC(BlockedStep):
         self.theta_updates = checked_count("theta_updates", updates, 1)
         self.tune = True
         self.rng = get_random_generator(rng)
-        self.tall = TallModel(model)
+        self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self._active = positions(self.tall, self.var_names)
         self.tune_bounds = bool(tune_bounds)
@@ -223,6 +241,7 @@ class FlyMC(BlockedStep):
         self._whitening = Whitening(self._active, *self._settled.approximation)
         self.tuning = self._untuned()
         self._lit_at: np.ndarray | None = None
+        self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = False
         self._warn(model)
         self._compile()
@@ -234,8 +253,8 @@ class FlyMC(BlockedStep):
         others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
         if others:
             warnings.warn(
-                f"The likelihood depends on {sorted(others)}, which other steps move. That is exact, "
-                "but every draw at which they have changed costs a pass over all rows.",
+                f"The likelihood depends on {sorted(others)}, which other steps move. That is "
+                "exact, but every draw at which they have changed costs a pass over all rows.",
                 stacklevel=3,
             )
 
@@ -252,18 +271,31 @@ class FlyMC(BlockedStep):
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[float, int]]:
-        update, target = self._update, self.target.jitted()
+        update, ndims = self._update, [values.ndim for values in self.target.data]
         loop = make_iterations(
-            target.base,
-            target.gap,
-            [values.ndim for values in self.target.data],
+            ndims,
             update.build,
             update.uses_gradient,
             update.target_signal,
             update.longest_step,
         )
-        keys = [*target.keys, code_key(), self.kernel]
+        keys = [code_key(), repr(ndims), self.kernel]
         return jit_cached(KERNEL_SOURCE, "iterations", {"loop": loop}, keys)
+
+    @cached_property
+    def _jitted(self) -> JittedTarget:
+        return self.target.jitted(code_key())
+
+    @cached_property
+    def _addresses(self) -> tuple[int, int]:
+        """Where the compiled gaps and the base are."""
+        data, constants = self.target.data, self._settled.constants
+        point, gradient = self.tall.layout.empty(), self.tall.layout.empty()
+        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
+        return (
+            address_of(self._jitted.gap, point, constants, batch, gradient),
+            address_of(self._jitted.base, point, constants, gradient),
+        )
 
     @cached_property
     def _flies(self) -> Fireflies:
@@ -285,9 +317,8 @@ class FlyMC(BlockedStep):
         self._run(flat, 0, relight=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is rebuilt in the process of a chain."""
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_kernel", "_flies")}
-        return {**kept, "_stored": self.fireflies}
+        """Keep which rows are bright, and leave out the work space."""
+        return super().__getstate__() | {"_stored": self.fireflies}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         stored = state.pop("_stored")
@@ -301,7 +332,7 @@ class FlyMC(BlockedStep):
         """The bright rows, their log odds, and where they were drawn; empty before the start."""
         if self._lit_at is None:
             return ()
-        n_bright = self._flies.count[0]
+        n_bright = self._flies.n_bright[0]
         return (
             self._flies.bright[:n_bright].copy(),
             self._flies.log_odds[:n_bright].copy(),
@@ -316,7 +347,8 @@ class FlyMC(BlockedStep):
             return
         bright, log_odds, lit_at, reference = stored
         restore(self._flies, bright, log_odds)
-        touches_here = np.allclose(reference, self._settled.reference, rtol=1e-6, atol=1e-8)
+        self._settled = self._settled.moved(self.target, reference, self._elsewhere)
+        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=1e-8)
         self._lit_at = lit_at if touches_here else None
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
@@ -325,6 +357,7 @@ class FlyMC(BlockedStep):
         if tune:
             self.tuning = self._untuned()
         self._lit_at = None
+        self.n_draws = 0
         self._start_is_checked = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
@@ -332,11 +365,25 @@ class FlyMC(BlockedStep):
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True
+            point = self._start(point)
         flat = self.tall.layout.flatten(point)
         accept, n_bright, counts = self._run_or_nothing(flat)
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [self._stats(accept, n_bright, counts)]
+
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain that tunes start near the mode, where all variables can be moved there."""
+        moves_all = self._active.size == self.tall.layout.size
+        if not (self.tune and self.n_draws == 0 and moves_all):
+            return point
+        center, _, inverse = self._settled.approximation
+        order = np.argsort(self._active)
+        return {
+            **point,
+            **nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng),
+        }
 
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
@@ -354,7 +401,7 @@ class FlyMC(BlockedStep):
         accept, n_bright = self._kernel(
             self.rng,
             flat,
-            Source(self.target.data, self._settled.constants),
+            Source(self.target.data, self._settled.constants, *self._addresses),
             self._flies,
             self._whitening,
             self.tuning,
@@ -370,7 +417,8 @@ class FlyMC(BlockedStep):
         A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
         """
         rng_state = self.rng.bit_generator.state
-        tuning, fireflies = copy.deepcopy(self.tuning), self.fireflies
+        tuning = copy.deepcopy(self.tuning) if self.tune else self.tuning
+        fireflies = self.fireflies
         try:
             here = flat[self.target.entering]
             relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
@@ -400,22 +448,6 @@ class FlyMC(BlockedStep):
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
         }
-
-    @staticmethod
-    def _progressbar_config(n_chains: int = 1) -> tuple[list[ProgressColumn], dict[str, list[Any]]]:
-        formats = {"Scale": "scale]:0.2f", "Accept": "accept]:0.2f", "Bright": "n_bright]:,.0f"}
-        columns: list[ProgressColumn] = [
-            TextColumn(f"{{task.fields[{spec}}}", table_column=Column(header, ratio=1))
-            for header, spec in formats.items()
-        ]
-        return columns, {key: [0.0] * n_chains for key in ("scale", "accept", "n_bright")}
-
-    @staticmethod
-    def _make_progressbar_update_functions() -> tuple[Callable[[dict[str, Any]], dict[str, Any]]]:
-        def update_stats(step_stats: dict[str, Any]) -> dict[str, Any]:
-            return {key: step_stats[key] for key in ("scale", "accept", "n_bright")}
-
-        return (update_stats,)
 
 
 def _checked_choice(name: str, value: str, choices: Sequence[str] | dict[str, Any]) -> str:

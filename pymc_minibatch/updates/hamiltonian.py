@@ -4,19 +4,19 @@ In coordinates y in which the Gaussian approximation of prior and bounds is stan
 
     H(y, p) = ½ |y|² + ½ |p|² + V(y),
 
-where V holds the bright rows and what is not Gaussian of the prior. Without V the motion is a rotation
-in (y, p), and a quarter turn makes y independent of where it was. So a step is a kick by −∇V for half
-its time, a rotation, and another half kick; the steps make up about a quarter turn. With few bright
-rows, one or two suffice.
+where V holds the bright rows and what is not Gaussian of the prior. Without V the motion is a
+rotation in (y, p), and a quarter turn makes y independent of where it was. So a step is a kick by
+−∇V for half its time, a rotation, and another half kick; the steps make up about a quarter turn.
+With few bright rows, one or two suffice.
 
-A tuned bound touches at the mode, so that L̃ₙ is about proportional to (xₙᵀy)²: a bright row keeps y on
-its side of the plane where it would vanish, and chains turn round slowly though |y| varies fast. L̃ₙ is
-about the same at −y. So half of the updates propose to go there, too, which is nearly always accepted.
+A tuned bound touches at the mode, so that L̃ₙ grows with (xₙᵀy)²: a bright row keeps y on its side
+of the plane where it would vanish, and chains turn round slowly though |y| varies fast. L̃ₙ is about
+the same at −y. So half of the updates propose to go there, too, which is nearly always accepted.
 
 References
 ----------
-Shahbaba, Lan, Johnson and Neal (2014), Split Hamiltonian Monte Carlo, section 3.1. Neal (2011), MCMC
-using Hamiltonian dynamics.
+Shahbaba, Lan, Johnson and Neal (2014), Split Hamiltonian Monte Carlo, section 3.1. Neal (2011),
+MCMC using Hamiltonian dynamics.
 """
 
 from collections.abc import Callable

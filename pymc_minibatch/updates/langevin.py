@@ -1,7 +1,7 @@
 """The Metropolis-adjusted Langevin algorithm.
 
-In coordinates y with θ = center + root y, y' = y + (ε²/2) ∇ log p(y) + ε ξ, and the proposal density
-enters the acceptance probability.
+In coordinates y with θ = center + root y, y' = y + (ε²/2) ∇ log p(y) + ε ξ, and the proposal
+density enters the acceptance probability.
 
 References
 ----------

@@ -1,7 +1,7 @@
 """Slice sampling along a random direction, with stepping out and shrinkage.
 
-The direction is root ξ with ξ standard normal and scaled to length 1; the width of the first interval
-is tuned until intervals shrink as often as they grow.
+The direction is root ξ with ξ standard normal and scaled to length 1; the width of the first
+interval is tuned until intervals shrink as often as they grow.
 
 References
 ----------

@@ -28,7 +28,7 @@ class Fireflies(NamedTuple):
         log L̃ of the bright rows at the current point.
     proposed : ndarray, shape (N,)
         The same at the point evaluated last.
-    count : ndarray of int64, shape (1,)
+    n_bright : ndarray of int64, shape (1,)
         The number of bright rows.
     """
 
@@ -36,7 +36,7 @@ class Fireflies(NamedTuple):
     bright: np.ndarray
     log_odds: np.ndarray
     proposed: np.ndarray
-    count: np.ndarray
+    n_bright: np.ndarray
 
 
 class Whitening(NamedTuple):
@@ -112,7 +112,7 @@ def new_fireflies(n_rows: int) -> Fireflies:
 
 @njit
 def log_odds(gap: float) -> float:
-    """log L̃ = log(exp(gap) − 1); -inf where bound and likelihood touch, or neither is a number."""
+    """Return log L̃ = log(exp(gap) − 1); -inf where bound and likelihood touch."""
     if gap > 0.0:
         return gap + np.log(-np.expm1(-gap))
     return -np.inf
@@ -121,7 +121,7 @@ def log_odds(gap: float) -> float:
 @njit
 def accept_proposed(flies: Fireflies) -> None:
     """Take the log odds at the point evaluated last for the current ones."""
-    for i in range(flies.count[0]):
+    for i in range(flies.n_bright[0]):
         flies.log_odds[i] = flies.proposed[i]
 
 

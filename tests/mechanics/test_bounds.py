@@ -348,7 +348,7 @@ def test_bound_of_the_user_above_the_likelihood():
 
 
 def test_bound_of_the_user_that_does_not_add_up():
-    with pytest.raises(pmb.BoundError, match="add up to .* and its total is"):
+    with pytest.raises(pmb.BoundError, match=r"add up to .* and its total is"):
         settle_brought(total_shift=0.01)
 
 

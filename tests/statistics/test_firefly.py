@@ -1,8 +1,8 @@
 """Firefly draws are exact: a joint test, calibration, and NUTS on the same models.
 
-The joint test (after Geweke, 2004) draws parameters from the prior, data given these, and updates the
-parameters given the data, which must leave the joint distribution of both as it was. What is drawn
-of z has to be Bernoulli(1 − B/L) besides. Both see any error in a bound, in its sums, or in an
+The joint test (after Geweke, 2004) draws parameters from the prior, data given these, and updates
+the parameters given the data, which must leave the joint distribution of both as it was. What is
+drawn of z has to be Bernoulli(1 − B/L) besides. Both see any error in a bound, in its sums, or in an
 acceptance probability.
 """
 
@@ -36,10 +36,16 @@ def logistic_step(kernel, **options):
 
 def replace_data(step, y):
     """Put other data into a step, and collapse its bounds."""
-    names = list(step.tall.row_inputs)
-    step.target.data = tuple({"X": X, "y_rows": y}[name] for name in names)
+    inputs = step.tall.row_inputs
+    inputs["y_rows"] = replace(inputs["y_rows"], values=read_only(y))
     constants = step.target.constants(TOUCH)
     step._settled = replace(step._settled, constants=constants)
+
+
+def read_only(values):
+    """Compiled code tells such arrays from others; rows always are."""
+    values.flags.writeable = False
+    return values
 
 
 def fix_tuning(step, q=0.15, scale=0.7):
@@ -81,7 +87,7 @@ def simulate_jointly(step, n_pairs):
         before.append(joint_quantities(beta, y))
         step._run(beta, 20, relight=True)
         after.append(joint_quantities(beta, y))
-        excess.append(step._flies.count[0] - bright_probability(step, beta).sum())
+        excess.append(step._flies.n_bright[0] - bright_probability(step, beta).sum())
     return np.array(before), np.array(after), np.array(excess)
 
 
