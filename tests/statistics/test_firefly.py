@@ -1,18 +1,22 @@
-"""Firefly draws are exact: a joint test, calibration, and NUTS on the same models.
+"""Firefly draws are exact: a joint test, calibration, and posteriors known by quadrature.
 
 The joint test (after Geweke, 2004) draws parameters from the prior, data given these, and updates
 the parameters given the data, which must leave the joint distribution of both as it was. What is
-drawn of z has to be Bernoulli(1 − B/L) besides. Both see any error in a bound, in its sums, or in an
-acceptance probability.
+drawn of z has to be Bernoulli(1 − B/L) besides. Both see any error in a bound, in its sums, or in
+an acceptance probability.
 """
 
 from dataclasses import replace
 
+import arviz as az
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
-from scipy.special import expit
+from models import logistic_model
+from scipy.special import expit, logsumexp
 from scipy.stats import chisquare
+from scipy.stats import t as t_distribution
 
 import pymc_minibatch as pmb
 
@@ -128,3 +132,100 @@ def quantities(beta, y):
     """Return what is ranked: both coefficients and the log-likelihood."""
     eta = beta @ X.T
     return np.column_stack([beta, (y * eta - np.logaddexp(0.0, eta)).sum(axis=-1)])
+
+
+# --- Known posteriors -------------------------------------------------------------------------
+
+
+def logistic_posterior(data_rng):
+    X = data_rng.normal(size=(300, 2))
+    y = data_rng.binomial(1, expit(X @ [1.0, -0.6]))
+    beta = pm.Normal("beta", shape=2)
+    pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
+
+    def log_density(a, b):
+        eta = a * X[:, 0] + b * X[:, 1]
+        return (y * eta - np.logaddexp(0, eta)).sum(-1)
+
+    return log_density
+
+
+def softmax_posterior(data_rng):
+    X = data_rng.normal(size=(300, 1))
+    y = data_rng.choice(3, p=[0.2, 0.3, 0.5], size=300)
+    beta = pm.Normal("beta", shape=2)
+    slopes = pt.concatenate([pt.zeros(1), beta])
+    pm.Categorical("y", logit_p=pm.Data("X", X) @ slopes[None, :], observed=y)
+
+    def log_density(a, b):
+        eta = np.stack(np.broadcast_arrays(0.0, a * X[:, 0], b * X[:, 0]), axis=-1)
+        chosen = eta[..., np.arange(y.size), y]
+        return (chosen - logsumexp(eta, axis=-1)).sum(-1)
+
+    return log_density
+
+
+def student_t_posterior(data_rng):
+    """The second coefficient is the log of the scale, under a normal prior."""
+    X = data_rng.normal(size=(300, 1))
+    y = 0.7 * X[:, 0] + 0.5 * data_rng.standard_t(4, size=300)
+    beta = pm.Normal("beta", shape=2)
+    mu = pm.Data("X", X) @ beta[:1]
+    pm.StudentT("y", nu=4, mu=mu, sigma=pt.exp(beta[1]), observed=y)
+
+    def log_density(a, b):
+        return t_distribution(4, a * X[:, 0], np.exp(b)).logpdf(y).sum(-1)
+
+    return log_density
+
+
+def by_quadrature(log_density, center, sds):
+    """Mean and variance of both coefficients, on a grid of 10 sds about a point near the mode."""
+    axes = [c + s * np.linspace(-10, 10, 161) for c, s in zip(center, sds, strict=True)]
+    a, b = np.meshgrid(*axes, indexing="ij")
+    log_p = np.array([log_density(a[i, :, None], b[i, :, None]) for i in range(161)])
+    log_p = log_p.reshape(a.shape) - (a**2 + b**2) / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    means = np.array([(p * x).sum() for x in (a, b)])
+    return means, np.array([(p * (x - m) ** 2).sum() for x, m in zip((a, b), means, strict=True)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [logistic_posterior, softmax_posterior, student_t_posterior])
+def test_moments(build):
+    with pm.Model() as model:
+        log_density = build(np.random.default_rng(4))
+        step = pmb.FlyMC(rng=3)
+    draws, stats = walk(step, model.initial_point(), n_tune=500, n_draws=15_000)
+    assert stats < 0.2 * step.n_rows
+    means, variances = by_quadrature(log_density, draws.mean(axis=0), draws.std(axis=0))
+    for i in range(2):
+        centred = draws[:, i] - means[i]
+        for change in (centred, centred**2 - variances[i]):
+            error = np.sqrt(change.var() / float(az.ess(change[None])))
+            assert abs(change.mean()) < 4.5 * error
+            assert error < 0.05 * np.sqrt(variances[i])
+
+
+def walk(step, point, n_tune, n_draws):
+    """Return draws of beta, and the mean number of bright rows."""
+    draws, n_bright = [], []
+    for i in range(n_tune + n_draws):
+        if i == n_tune:
+            step.stop_tuning()
+        point, [stat] = step.step(point)
+        draws.append(point["beta"])
+        n_bright.append(stat["n_bright"])
+    return np.array(draws[n_tune:]), np.mean(n_bright[n_tune:])
+
+
+@pytest.mark.slow
+def test_bright_rows_do_not_grow_with_the_data():
+    """Bounds are as much tighter at the posterior as there are more rows."""
+    n_bright = []
+    for n_rows in (2_000, 200_000):
+        model = logistic_model(n_rows)
+        step = pmb.FlyMC(model=model, rng=2)
+        n_bright.append(walk(step, model.initial_point(), n_tune=300, n_draws=2000)[1])
+    assert 0 < n_bright[1] < 2 * n_bright[0]
