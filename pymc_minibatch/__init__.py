@@ -3,6 +3,14 @@
 from importlib.metadata import version
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty
+from pymc_minibatch.bounds import (
+    Bohning,
+    Bound,
+    BoundError,
+    JaakkolaJordan,
+    NoBoundError,
+    StudentT,
+)
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -10,20 +18,27 @@ from pymc_minibatch.proposals import (
     SurrogateLangevin,
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
-from pymc_minibatch.steps import MinibatchMH
+from pymc_minibatch.steps import FlyMC, MinibatchMH
 from pymc_minibatch.tall import NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
 __all__ = [
+    "Bohning",
+    "Bound",
+    "BoundError",
     "CorrectedBarker",
+    "FlyMC",
+    "JaakkolaJordan",
     "Laplace",
     "MinibatchMH",
+    "NoBoundError",
     "NoReferenceError",
     "NotTallError",
     "Penalty",
     "RandomWalk",
     "Reference",
+    "StudentT",
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",

@@ -38,6 +38,22 @@ def grouped_model() -> pm.Model:
     return model
 
 
+def logistic_model(n_rows: int = N_ROWS) -> pm.Model:
+    """Two coefficients; the rows are named, so that others can take their place."""
+    X, y = logistic_rows(n_rows)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
+    return model
+
+
+def logistic_rows(n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Covariates and outcomes."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(n_rows, 2))
+    return X, rng.binomial(1, 1 / (1 + np.exp(-X @ [0.8, -0.5])))
+
+
 def random_point(model: pm.Model, seed: int, spread: float = 0.4) -> dict[str, np.ndarray]:
     """Return a point near the start, where every row of these models is possible."""
     rng = np.random.default_rng(seed)

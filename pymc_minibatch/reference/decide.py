@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["choose_order", "decide_control_variate", "gaussian_acceptance", "start_near_mode"]
+__all__ = [
+    "choose_order",
+    "decide_control_variate",
+    "gaussian_acceptance",
+    "nearer_start",
+    "start_near_mode",
+]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -147,17 +152,29 @@ def start_near_mode(
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
-    """Return a draw from the Gaussian approximation, if `point` lies far outside of it.
+    """Return a draw from the Gaussian approximation, if `point` lies far outside of it."""
+    whiten = np.linalg.cholesky(reference.precision_at(temperature)).T
+    return nearer_start(tall, reference.flat, whiten, temperature, point, rng)
+
+
+def nearer_start(
+    tall: TallModel,
+    mode: np.ndarray,
+    whiten: np.ndarray,
+    temperature: float,
+    point: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+) -> Mapping[str, np.ndarray]:
+    """Return a draw from a Gaussian, if `point` lies far outside of it.
 
     Far from the mode the approximation is no guide, and a chain would need thousands of moves to
-    come near. The point is kept if it is the more probable of the two.
+    come near. The point is kept if it is the more probable of the two. In the coordinates
+    ``whiten @ (theta - mode)`` the Gaussian is a standard normal.
     """
-    precision = reference.precision_at(temperature)
-    delta = tall.layout.flatten(point) - reference.flat
-    if delta @ precision @ delta < delta.size + FAR_OUT * math.sqrt(2 * delta.size):
+    z = whiten @ (tall.layout.flatten(point) - mode)
+    if z @ z < z.size + FAR_OUT * math.sqrt(2 * z.size):
         return point
-    upper = np.linalg.cholesky(precision).T
-    draw = reference.flat + solve_triangular(upper, rng.standard_normal(delta.size))
+    draw = mode + np.linalg.solve(whiten, rng.standard_normal(z.size))
     candidate = tall.layout.unflatten(draw)
     here, there = (
         (1 - 1 / temperature) * tall.prior_logp(p) + tall.logp(p) / temperature

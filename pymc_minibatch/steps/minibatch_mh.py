@@ -5,19 +5,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
 from pymc.exceptions import SamplingError
 from pymc.model import Model, modelcontext
-from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
-from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
-from rich.progress import ProgressColumn, TextColumn
-from rich.table import Column
 
 from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source, row_workspace
@@ -33,6 +30,13 @@ from pymc_minibatch.reference.decide import (
     start_near_mode,
 )
 from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
+from pymc_minibatch.steps.common import (
+    TallStep,
+    checked_count,
+    continuous_value_vars,
+    positions,
+    row_deterministics_warning,
+)
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import jit_cached
 from pymc_minibatch.tall.pointers import address_of
@@ -80,7 +84,7 @@ class MinibatchMHState(StepMethodState):
     steps_per_draw: int = field(metadata={"frozen": True})
 
 
-class MinibatchMH(BlockedStep):
+class MinibatchMH(TallStep):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
@@ -174,6 +178,11 @@ class MinibatchMH(BlockedStep):
         "test_error": (np.float64, []),
         "scale": (np.float64, []),
     }
+    shown: ClassVar[dict[str, tuple[str, str]]] = {
+        "scale": ("Scale", "0.2f"),
+        "accept": ("Accept", "0.2f"),
+        "batch_size": ("Rows", ",.0f"),
+    }
     _state_class = MinibatchMHState
 
     def __init__(
@@ -192,19 +201,19 @@ class MinibatchMH(BlockedStep):
         rng: RandomGenerator = None,
     ) -> None:
         model = modelcontext(model)
-        self.vars = _continuous_value_vars(vars, model)
+        self.vars = continuous_value_vars(vars, model, "MinibatchMH")
         self.var_names = [get_var_name(var) for var in self.vars]
         self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self.batch_size = (
-            None if batch_size is None else _checked_count("batch_size", batch_size, 2, self.n_rows)
+            None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
-        self.steps_per_draw = _checked_count("steps_per_draw", steps_per_draw, 1)
+        self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         self.temperature = _checked_temperature(temperature)
         self.tune = True
         self.rng = get_random_generator(rng)
-        self._active = _positions(self.tall, self.var_names)
+        self._active = positions(self.tall, self.var_names)
         self.reference, self.control_variate = decide_control_variate(
             self.tall, reference, control_variate, self.temperature
         )
@@ -244,13 +253,8 @@ class MinibatchMH(BlockedStep):
         )
 
     def _warn(self, model: Model) -> None:
-        if slow := self.tall.deterministics_of_rows():
-            warnings.warn(
-                f"Deterministics {slow} have one value for each of the {self.n_rows} rows, and "
-                "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
-                "var_names to keep, and use pm.compute_deterministics afterwards.",
-                stacklevel=3,
-            )
+        if message := row_deterministics_warning(self.tall):
+            warnings.warn(message, stacklevel=3)
         others = [var.name for var in model.value_vars if var not in self.vars]
         if others and self.temperature != 1.0:
             warnings.warn(
@@ -306,26 +310,6 @@ class MinibatchMH(BlockedStep):
         """Compile before chains are forked, so that they share the machine code."""
         start = self.tall.layout.flatten(self.tall.model.initial_point())
         self._transitions(start, n_steps=0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is rebuilt in the process of a chain."""
-        rebuilt = {
-            "_BlockedStep__newargs",
-            "_first_batch",
-            "_guide",
-            "_kernel",
-            "_parameters",
-            "_prior_gradient",
-            "_rows",
-            "_source",
-            "_target",
-        }
-        return {k: v for k, v in self.__dict__.items() if k not in rebuilt}
-
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Leave out what was passed as `data`, which is pickled by reference, within `tall`."""
-        args, kwargs = super().__getnewargs_ex__()
-        return args, {"model": kwargs["model"], "blocked": kwargs["blocked"]}
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
@@ -419,63 +403,6 @@ class MinibatchMH(BlockedStep):
             "test_error": totals.test_error,
             "scale": self.proposal.scale(self.proposal_state),
         }
-
-    @staticmethod
-    def _progressbar_config(n_chains: int = 1) -> tuple[list[ProgressColumn], dict[str, list[Any]]]:
-        formats = {"Scale": "scale]:0.2f", "Accept": "accept]:0.2f", "Rows": "batch_size]:,.0f"}
-        columns: list[ProgressColumn] = [
-            TextColumn(f"{{task.fields[{spec}}}", table_column=Column(header, ratio=1))
-            for header, spec in formats.items()
-        ]
-        return columns, {key: [0.0] * n_chains for key in ("scale", "accept", "batch_size")}
-
-    @staticmethod
-    def _make_progressbar_update_functions() -> tuple[Callable[[dict[str, Any]], dict[str, Any]]]:
-        def update_stats(step_stats: dict[str, Any]) -> dict[str, Any]:
-            return {key: step_stats[key] for key in ("scale", "accept", "batch_size")}
-
-        return (update_stats,)
-
-
-def _continuous_value_vars(
-    vars: Variable | str | Sequence[Variable | str] | None, model: Model
-) -> list[Variable]:
-    """Resolve what the user named to continuous value variables of the model."""
-    if vars is None:
-        chosen = list(model.value_vars)
-    else:
-        known = {rv.name: model.rvs_to_values[rv] for rv in model.free_RVs}
-        known |= {value.name: value for value in model.value_vars}
-        listed = [vars] if isinstance(vars, Variable | str) else list(vars)
-        names = [var if isinstance(var, str) else get_var_name(var) for var in listed]
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"{name} is not a free variable of the model, whose free variables are "
-                    f"{[rv.name for rv in model.free_RVs]}. Name some of these in vars."
-                )
-        chosen = [known[name] for name in names]
-    for var in chosen:
-        if var.dtype not in continuous_types:
-            raise ValueError(
-                f"{var.name} is discrete, and MinibatchMH moves continuous variables only. Name "
-                "those in vars, and let another step, such as pm.Metropolis, sample the rest."
-            )
-    return chosen
-
-
-def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
-    """Find the sampled variables in the flat point."""
-    slices = tall.layout.slices
-    return np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in names])
-
-
-def _checked_count(name: str, value: int, least: int, most: int | None = None) -> int:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and least <= value and (most is None or value <= most):
-        return int(value)
-    upper = "" if most is None else f" and at most {most}, the number of rows"
-    raise ValueError(f"{name} must be a whole number, at least {least}{upper}; got {value!r}.")
 
 
 def _checked_temperature(temperature: float) -> float:

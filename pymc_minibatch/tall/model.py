@@ -173,6 +173,13 @@ class TallModel:
         """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
         return tuple(row_input.values for row_input in self.row_inputs.values())
 
+    @property
+    def row_axes(self) -> tuple[dict[Variable, int], dict[Variable, np.dtype], int]:
+        """What :func:`slice_rows` takes: axes and types of the row data, length in the model."""
+        inputs = list(self.row_inputs.values())
+        [n_rows] = {leaf_value(i.leaf).shape[i.axis] for i in inputs}
+        return {i.leaf: i.axis for i in inputs}, {i.leaf: i.values.dtype for i in inputs}, n_rows
+
     def row_logp(
         self, point: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray
     ) -> np.ndarray:

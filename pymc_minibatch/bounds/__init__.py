@@ -1,0 +1,10 @@
+"""Lower bounds of likelihoods for Firefly Monte Carlo, one file each."""
+
+from pymc_minibatch.bounds.bohning import Bohning
+from pymc_minibatch.bounds.bound import Bound
+from pymc_minibatch.bounds.collapse import BoundError
+from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
+from pymc_minibatch.bounds.likelihood import NoBoundError
+from pymc_minibatch.bounds.student_t import StudentT
+
+__all__ = ["Bohning", "Bound", "BoundError", "JaakkolaJordan", "NoBoundError", "StudentT"]

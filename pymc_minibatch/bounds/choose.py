@@ -1,0 +1,116 @@
+"""Choose the bound of a model and where it touches, collapse it, and verify it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pymc_minibatch.bounds.bohning import Bohning
+from pymc_minibatch.bounds.bound import Bound, BroughtTarget
+from pymc_minibatch.bounds.collapse import CollapsedTarget, FireflyTarget
+from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
+from pymc_minibatch.bounds.laplace import approximate, climb
+from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.bounds.normal import Normal
+from pymc_minibatch.bounds.quadratic import QuadraticBound
+from pymc_minibatch.bounds.student_t import StudentT
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["Settled", "settle"]
+
+BOUNDS: dict[str, QuadraticBound] = {
+    bound.family: bound for bound in (JaakkolaJordan(), Bohning(), StudentT(), Normal())
+}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Numbers that a chain samples with.
+
+    Attributes
+    ----------
+    reference : ndarray, shape (D,)
+        Where tuned bounds touch.
+    constants : tuple of ndarray
+        The collapsed bounds; they begin with the reference point.
+    approximation : tuple of ndarray
+        Mode of prior and bounds, a root of the covariance there, and its inverse.
+    tolerance : float
+        Negative gaps up to this size are rounding errors.
+    """
+
+    reference: np.ndarray
+    constants: tuple[np.ndarray, ...]
+    approximation: tuple[np.ndarray, np.ndarray, np.ndarray]
+    tolerance: float
+
+    def moved(self, target: FireflyTarget, flat: np.ndarray, elsewhere: np.ndarray) -> "Settled":
+        """Collapse the bounds anew where other steps have moved what they depend on."""
+        reference = self.constants[0].copy()
+        if np.array_equal(reference[elsewhere], flat[elsewhere]):
+            return self
+        reference[elsewhere] = flat[elsewhere]
+        return replace(self, constants=target.constants(reference))
+
+
+def settle(
+    tall: TallModel,
+    active: np.ndarray,
+    bound: Literal["auto"] | QuadraticBound | Bound,
+    tuned: bool,
+    reference: Reference | None,
+    uses_gradient: bool = True,
+) -> tuple[FireflyTarget, QuadraticBound | Bound, Settled]:
+    """Put bounds below the likelihood, collapse them and verify what can be.
+
+    Raises
+    ------
+    NoBoundError, BoundError
+        As :class:`pymc_minibatch.FlyMC` says.
+    ValueError
+        If the bound is for another likelihood, or the reference for another model.
+    """
+    if reference is not None and reference.flat.size != tall.layout.size:
+        raise ValueError(
+            f"The reference has {reference.flat.size} parameters, but the model has "
+            f"{tall.layout.size}. Find it again with pmb.find_reference()."
+        )
+    start = tall.layout.flatten(tall.model.initial_point())
+    target: FireflyTarget
+    if isinstance(bound, Bound):
+        chosen: QuadraticBound | Bound = bound
+        target = BroughtTarget(tall, bound, active, uses_gradient)
+        touches = start if reference is None else reference.flat
+    else:
+        likelihood = recognise(tall)
+        chosen = BOUNDS[likelihood.family] if bound == "auto" else bound
+        if getattr(chosen, "family", None) != likelihood.family:
+            raise ValueError(
+                f"{chosen!r} is no bound for the likelihood of {tall.row_names[0]}, which is "
+                f"{likelihood.family}; bound='auto' takes {BOUNDS[likelihood.family]!r}."
+            )
+        target = CollapsedTarget(tall, likelihood, chosen, active, tuned, uses_gradient)
+        touches = start
+        if tuned:
+            touches = climb(target, start) if reference is None else reference.flat
+    constants = target.constants(touches)
+    approximation = approximate(target, constants)
+    settled = Settled(touches, constants, approximation, target.tolerance(touches))
+    points = _trial_points(settled, active, start)
+    target.check_bound(touches, points)
+    if isinstance(target, CollapsedTarget):
+        target.check_likelihood(touches, points)
+    return target, chosen, settled
+
+
+def _trial_points(settled: Settled, active: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+    """Return points about the mode, near and far, and the start."""
+    rng = np.random.default_rng(20140406)
+    center, root, _ = settled.approximation
+    points = [start]
+    for spread in (0.3, 1.0, 3.0, 10.0):
+        point = settled.constants[0].copy()
+        point[active] = center + spread * root @ rng.standard_normal(center.size)
+        points.append(point)
+    return points

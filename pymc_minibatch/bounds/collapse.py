@@ -1,0 +1,542 @@
+"""The posterior with lower bounds under its rows, as Firefly Monte Carlo samples it.
+
+With 0 < Bₙ(θ) ≤ Lₙ(θ) and z the rows that are bright,
+
+    p(θ, z | y) ∝ p₀(θ) Πₙ Bₙ(θ) Π_{bright} (Lₙ(θ)/Bₙ(θ) − 1).
+
+The log bounds are quadratic in a predictor that is affine in θ, so that their sum over all rows
+collapses into a number, a vector and a matrix, made once in one pass. What is left of the rows is
+the gap gₙ = log Lₙ − log Bₙ ≥ 0.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numba import njit
+from pytensor.gradient import disconnected_grad, grad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
+from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, jit_cached
+from pymc_minibatch.tall.model import RowInput
+from pymc_minibatch.tall.passes import over_chunks
+
+__all__ = ["BoundError", "CollapsedTarget", "FireflyTarget", "JittedTarget"]
+
+CHUNK_NUMBERS = 2**17
+"""Numbers of the Jacobian of the predictor made at once in a pass, so that they stay in cache."""
+
+TRIAL_ROWS = 500
+TOLERANCE = 1e-9
+"""Rounding errors allowed, relative to the largest log-likelihood or predictor of a row."""
+
+
+class BoundError(ValueError):
+    """A bound lies above its likelihood, or does not collapse; the message says where."""
+
+
+class JittedTarget(NamedTuple):
+    """The two parts of the density as Numba functions, which a kernel calls by address.
+
+    Attributes
+    ----------
+    base
+        ``(point, constants, gradient) -> float``: prior and collapsed bounds; writes the gradient.
+    gap
+        ``(point, constants, batch, gradient) -> array``: the gaps gₙ of the rows of a batch; adds
+        the gradient of ``Σ log (exp gₙ − 1)``, if the target was compiled with gradients.
+    """
+
+    base: Callable[..., float]
+    gap: Callable[..., np.ndarray]
+
+
+BASE = """
+def base(point, constants, gradient):
+    value, slope = assemble(point, parts(point, constants[0]), constants)
+    for i in range(gradient.size):
+        gradient[i] = slope[i]
+    return value
+"""
+
+GAP = """
+def gap(point, constants, batch, gradient):
+    return rows(point, constants[0], *batch)[0]
+"""
+
+GAP_AND_GRADIENT = """
+def gap(point, constants, batch, gradient):
+    gaps, slope = rows(point, constants[0], *batch)
+    for i in range(gradient.size):
+        gradient[i] += slope[i]
+    return gaps
+"""
+
+
+class FireflyTarget:
+    """A density split in base and gaps; what the kinds of bounds have in common.
+
+    Attributes
+    ----------
+    tall : TallModel
+        The model.
+    active : ndarray of int
+        The positions in the flat point that are sampled.
+    uses_gradient : bool
+        Whether the gaps are compiled with their gradient.
+    extra : tuple of RowInput
+        Row data that a bound reads besides those of the model.
+    entering : ndarray of int
+        The positions that the likelihood depends on.
+    """
+
+    tall: TallModel
+    active: np.ndarray
+    uses_gradient: bool
+    extra: tuple[RowInput, ...] = ()
+    entering: np.ndarray
+
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        """Row data: those of the model, then those that the bound reads besides."""
+        return *self.tall.data, *(row_input.values for row_input in self.extra)
+
+    def base_graph(self) -> tuple[list[Variable], list[Any]]:
+        """Build what makes up the base; its inputs begin with point and reference."""
+        raise NotImplementedError
+
+    def gap_graph(self) -> tuple[list[Variable], Any]:
+        """Build the gaps; the inputs are point, reference and then the batch."""
+        raise NotImplementedError
+
+    @property
+    def assemble(self) -> Callable[..., tuple[float, np.ndarray]]:
+        """How the parts of the base and the collapsed bounds are put together."""
+        raise NotImplementedError
+
+    def base(
+        self, point: np.ndarray, constants: tuple[np.ndarray, ...]
+    ) -> tuple[float, np.ndarray]:
+        """Value and gradient of the base."""
+        parts = self.compiled_base.jitted(point, constants[0])
+        value, gradient = self.assemble(point, parts, constants)
+        return float(value), gradient
+
+    def constants(
+        self, reference: np.ndarray, rows: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Collapse the bounds in one pass; the reference point comes first.
+
+        Where `rows` are given, the sums are estimated from these.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def compiled_base(self) -> CompiledFunction:
+        """``(point, reference) -> (value, gradient)`` of each part of the base."""
+        inputs, parts = self.base_graph()
+        outputs = [graph for part in parts for graph in (part, _gradient(part, inputs[0]))]
+        return compile_numba(inputs, outputs)
+
+    @cached_property
+    def compiled_gap(self) -> CompiledFunction:
+        """``(point, reference, *batch) -> (gaps[, gradient of the sum of log(exp(gap) - 1)])``."""
+        inputs, gap = self.gap_graph()
+        if not self.uses_gradient:
+            return compile_numba(inputs, [gap])
+        slope = disconnected_grad(-1.0 / pt.expm1(-gap))
+        return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
+
+    def jitted(self, code_key: str) -> JittedTarget:
+        """Compile what a kernel calls; `code_key` stands for the code of this package."""
+        base, gap = self.compiled_base, self.compiled_gap
+        environment = {"parts": base.jitted, "assemble": njit(self.assemble)}
+        keys = [base.cache_key, self.assemble.__name__, code_key]
+        source = GAP_AND_GRADIENT if self.uses_gradient else GAP
+        return JittedTarget(
+            jit_cached(BASE, "base", environment, keys),
+            jit_cached(source, "gap", {"rows": gap.jitted}, [gap.cache_key]),
+        )
+
+    def prior_at(self, point: Variable) -> Any:
+        """Build the log-density of the prior part."""
+        at: dict[Variable, Variable] = {self.tall.flat: point}
+        return graph_replace([self.tall.prior_graph], at, strict=False)[0]
+
+    def gaps(self, point: np.ndarray, reference: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Gaps of some rows."""
+        return self.compiled_gap(point, reference, *self.batch(rows))
+
+    def batch(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Gather row data."""
+        return [np.ascontiguousarray(values[rows]) for values in self.data]
+
+    def tolerance(self, reference: np.ndarray) -> float:
+        """Negative gaps up to this size are rounding errors."""
+        largest = np.abs(self.row_logp(reference, trial_rows(self.tall.n_rows))).max()
+        return TOLERANCE * max(1.0, float(largest))
+
+    def row_logp(self, point: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Log-likelihood of some rows."""
+        return self.tall.row_logp(self.tall.layout.unflatten(point), rows)
+
+    def check_bound(self, reference: np.ndarray, points: Sequence[np.ndarray]) -> None:
+        """Verify on random rows, at some points, that the bounds are below the likelihood.
+
+        Raises
+        ------
+        BoundError
+            Naming a row whose bound is not.
+        """
+        rows = trial_rows(self.tall.n_rows)
+        for point in points:
+            gaps = self.gaps(point, reference, rows)
+            if np.isnan(gaps).any() or gaps.min() < -self.tolerance(reference):
+                worst = int(np.argmin(np.nan_to_num(gaps, nan=-np.inf)))
+                raise BoundError(violation(self.tall, int(rows[worst]), float(gaps[worst])))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave compiled functions out."""
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("compiled_")}
+
+
+class CollapsedTarget(FireflyTarget):
+    """Quadratic bounds of a recognised likelihood.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    likelihood
+        Its likelihood.
+    bound
+        What to put below it.
+    active
+        Positions of the variables to sample.
+    tuned
+        Whether the bounds touch at the reference point.
+    uses_gradient
+        Whether to compile the gaps with their gradient.
+
+    Raises
+    ------
+    NoBoundError
+        If the predictor is not affine in the sampled variables, or the scale or another parameter
+        does not collapse.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        likelihood: Likelihood,
+        bound: QuadraticBound,
+        active: np.ndarray,
+        tuned: bool,
+        uses_gradient: bool = True,
+    ) -> None:
+        self.tall, self.likelihood, self.bound = tall, likelihood, bound
+        self.active, self.tuned, self.uses_gradient = active, tuned, uses_gradient
+        self.entering = self._positions(set().union(*likelihood.depends.values()))
+        self.moving = np.intersect1d(self._positions(likelihood.depends["predictor"]), active)
+        self._check_parameters()
+        self._check_affine()
+        self._check_scale()
+
+    # --- Graphs -------------------------------------------------------------------------------
+
+    def base_graph(self) -> tuple[list[Variable], list[Any]]:
+        """Build the prior and, with a scale, log κ = 2 log(σ at the reference point / σ)."""
+        point, reference = self.likelihood.inputs[0], pt.dvector("reference")
+        prior = self.prior_at(point)
+        scale = self._scale_of_row_0()
+        if scale is None:
+            return [point, reference], [prior]
+        at_reference: Any = graph_replace([scale], {point: reference}, strict=False)[0]
+        return [point, reference], [prior, 2 * pt.log(at_reference / scale)]
+
+    @property
+    def assemble(self) -> Callable[..., tuple[float, np.ndarray]]:
+        """How the parts of the base and the collapsed bounds are put together."""
+        return without_scale if self.likelihood.scale is None else with_scale
+
+    def gap_graph(self) -> tuple[list[Variable], Any]:
+        """Build the gaps of the bound."""
+        reference = pt.dvector("reference")
+        point, *batch = self.likelihood.inputs
+        tangent = self.likelihood.at(reference)
+        return [point, reference, *batch], self.bound.gap(self.likelihood, tangent, self.tuned)
+
+    def _scale_of_row_0(self) -> Any:
+        if self.likelihood.scale is None:
+            return None
+        _, *batch = self.likelihood.inputs
+        first: dict[Variable, Variable] = {
+            variable: pt.constant(values[:1])
+            for variable, values in zip(batch, self.data, strict=True)
+        }
+        scale: Any = graph_replace([self.likelihood.scale], first, strict=False)[0]
+        return scale[0]
+
+    @cached_property
+    def _n_classes(self) -> int:
+        start = self._start()
+        eta = self.compiled_predictor(start, *self.batch(np.arange(1)))
+        return eta.shape[1] if eta.ndim == 2 else 1
+
+    @cached_property
+    def _metric(self) -> np.ndarray:
+        return self.bound.metric(self._n_classes)
+
+    @cached_property
+    def compiled_predictor(self) -> CompiledFunction:
+        """``(point, *batch) -> (predictor, scale)``."""
+        rows = self.likelihood
+        scale = [] if rows.scale is None else [rows.scale]
+        return compile_numba(rows.inputs, [rows.predictor, *scale])
+
+    @cached_property
+    def compiled_quadratic(self) -> CompiledFunction:
+        """``(reference, *batch) -> coefficients``."""
+        rows = self.likelihood
+        quadratic: Quadratic = self.bound.quadratic(rows, self.tuned)
+        return compile_numba(rows.inputs, list(quadratic))
+
+    # --- Sufficient statistics ----------------------------------------------------------------
+
+    def constants(
+        self, reference: np.ndarray, rows: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Collapse the bounds in one pass, or estimate their sums from some rows.
+
+        Returns
+        -------
+        reference : ndarray, shape (D,)
+        numbers : ndarray, shape (2,)
+            The sum of the constants, and the number of rows.
+        linear : ndarray, shape (D,)
+        quadratic : ndarray, shape (D, D)
+        """
+        size, moving = self.tall.layout.size, self.moving
+        data = self.data if rows is None else self.batch(rows)
+        chunks = over_chunks(
+            lambda *batch: self._sums(reference, batch), data, "Collapsing the bounds"
+        )
+        sums = [np.zeros(()), np.zeros(moving.size), np.zeros((moving.size, moving.size))]
+        for _, parts in chunks:
+            for total, part in zip(sums, parts, strict=True):
+                total += part
+        constant, linear, quadratic = (self.tall.n_rows / len(data[0]) * total for total in sums)
+        whole_linear, whole_quadratic = np.zeros(size), np.zeros((size, size))
+        whole_linear[moving] = linear
+        whole_quadratic[np.ix_(moving, moving)] = (quadratic + quadratic.T) / 2
+        numbers = np.array([float(constant), float(self.tall.n_rows)])
+        return reference.copy(), numbers, whole_linear, whole_quadratic
+
+    def _sums(self, reference: np.ndarray, data: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Sum what the bounds of some rows collapse into, little enough at a time for the cache."""
+        moving = self.moving.size
+        sums = [np.zeros(()), np.zeros(moving), np.zeros((moving, moving))]
+        step = max(64, CHUNK_NUMBERS // max(1, moving * self._n_classes))
+        for first in range(0, len(data[0]), step):
+            batch = [values[first : first + step] for values in data]
+            _, constants, slopes, curvature = self.compiled_quadratic.jitted(reference, *batch)
+            jacobian = self.jacobian(reference, batch)
+            mixed = (jacobian @ self._metric) * curvature[:, None]
+            flat = jacobian.reshape(moving, -1)
+            sums[0] += constants.sum()
+            sums[1] += flat @ slopes.ravel()
+            sums[2] += mixed.reshape(moving, -1) @ flat.T
+        return sums
+
+    def jacobian(self, point: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
+        """Jacobian of an affine predictor by finite differences, which are exact.
+
+        Returns
+        -------
+        ndarray, shape (moving variables, b, K)
+        """
+        start = self.compiled_predictor(point, *batch)
+        jacobian = np.empty((self.moving.size, start.shape[0], self._n_classes))
+        for i, position in enumerate(self.moving):
+            moved = point.copy()
+            moved[position] += 1.0
+            step = moved[position] - point[position]
+            change = (self.compiled_predictor(moved, *batch) - start) / step
+            jacobian[i] = change.reshape(jacobian.shape[1:])
+        return jacobian
+
+    # --- Verification -------------------------------------------------------------------------
+
+    def _positions(self, names: set[str]) -> np.ndarray:
+        slices = self.tall.layout.slices
+        found = [np.arange(s.start, s.stop) for name, s in slices.items() if name in names]
+        return np.concatenate(found) if found else np.empty(0, dtype=int)
+
+    def _start(self) -> np.ndarray:
+        return self.tall.layout.flatten(self.tall.model.initial_point())
+
+    def _check_parameters(self) -> None:
+        for what in self.likelihood.parameters:
+            names = self.likelihood.depends.get(what, set())
+            sampled = np.intersect1d(self._positions(names), self.active)
+            if sampled.size:
+                name = self.tall.layout.name_of(int(sampled[0]))
+                raise NoBoundError(
+                    f"{name} enters the likelihood of {self.tall.row_names[0]} as its {what}, and "
+                    "there the sum of the bounds does not collapse. Fix it, or leave it to another "
+                    "step: name the other variables in FlyMC(vars=[...])."
+                )
+
+    def _check_affine(self) -> None:
+        """Verify that the predictor is affine in the sampled variables, wherever others are."""
+        rng = np.random.default_rng(20140406)
+        batch = self.batch(trial_rows(self.tall.n_rows, 64))
+        for spread in (0.1, 1.0, 10.0):
+            base = self._start() + spread * rng.standard_normal(self.tall.layout.size)
+            names = sorted({self.tall.layout.name_of(int(i)) for i in self.moving})
+            bent = [n for n in names if self._is_bent(base, batch, spread, rng, {n})]
+            if not bent and self._is_bent(base, batch, spread, rng, set(names)):
+                bent = names
+            if bent:
+                raise NoBoundError(
+                    f"The predictor of {self.tall.row_names[0]} is not affine in "
+                    f"{', '.join(bent)}, so that quadratic bounds do not collapse. Leave such "
+                    "variables to another step by naming the others in FlyMC(vars=[...]), write "
+                    "group effects centred (alpha ~ Normal(mu, tau)), or use MinibatchMH."
+                )
+
+    def _is_bent(
+        self,
+        base: np.ndarray,
+        batch: Sequence[np.ndarray],
+        spread: float,
+        rng: np.random.Generator,
+        names: set[str],
+    ) -> bool:
+        varied = np.intersect1d(self._positions(names), self.moving)
+        change = np.zeros(base.size)
+        change[varied] = spread * rng.standard_normal(varied.size)
+        start = self.compiled_predictor(base, *batch)
+        expected = np.tensordot(change[self.moving], self.jacobian(base, batch), axes=1)
+        actual = self.compiled_predictor(base + change, *batch) - start
+        scale = np.abs(start).max() + np.abs(expected).max() + 1.0
+        with np.errstate(invalid="ignore"):
+            error = np.abs(actual - expected.reshape(actual.shape)).max()
+        return not error <= TOLERANCE * scale
+
+    def _check_scale(self) -> None:
+        """Verify that the scale is one number times what does not depend on the parameters."""
+        names = self.likelihood.depends.get("scale", set())
+        if not np.intersect1d(self._positions(names), self.active).size:
+            return
+        rng = np.random.default_rng(20140406)
+        batch = self.batch(trial_rows(self.tall.n_rows, 64))
+        ratios = []
+        for _ in range(3):
+            point = self._start() + rng.standard_normal(self.tall.layout.size)
+            scale = self.compiled_predictor.jitted(point, *batch)[1]
+            ratios.append(scale / scale[0])
+        if not np.allclose(ratios, ratios[0], rtol=1e-9):
+            raise NoBoundError(
+                f"The scale of {self.tall.row_names[0]} differs between rows in a way that depends "
+                f"on {', '.join(sorted(names))}, so that the bounds do not collapse. {ADVICE}"
+            )
+
+    def check_likelihood(self, reference: np.ndarray, points: Sequence[np.ndarray]) -> None:
+        """Verify that bound and gap add up to the log-likelihood of the model.
+
+        Raises
+        ------
+        NoBoundError
+            If they do not: the likelihood was not recognised rightly.
+        """
+        rows = trial_rows(self.tall.n_rows)
+        batch = self.batch(rows)
+        level, constant, linear, curvature = self.compiled_quadratic.jitted(reference, *batch)
+        eta_0, *scale_0 = self.compiled_predictor.jitted(reference, *batch)
+        offsets = []
+        for point in [reference, *points]:
+            eta, *scale = self.compiled_predictor.jitted(point, *batch)
+            epsilon, slope = ((eta - eta_0).T.reshape(-1, rows.size), linear.T)
+            slope = slope.reshape(-1, rows.size)
+            parabola = (slope * epsilon).sum(0) + 0.5 * curvature * (
+                epsilon * (self._metric @ epsilon)
+            ).sum(0)
+            kappa = (scale_0[0] / scale[0]) ** 2 if scale else np.ones(rows.size)
+            bound = level + kappa * (constant + parabola) + 0.5 * np.log(kappa)
+            gaps = self.gaps(point, reference, rows)
+            offsets.append(self.row_logp(point, rows) - bound - gaps)
+        worst = np.abs(np.array(offsets) - offsets[0]).max()
+        if not worst <= 1e3 * self.tolerance(reference):
+            raise NoBoundError(
+                f"The log-likelihood of {self.tall.row_names[0]} is not that of "
+                f"{self.likelihood.family} rows with the predictor that was found in its graph "
+                f"(it differs by {worst:.2g}). {ADVICE}"
+            )
+
+
+def trial_rows(n_rows: int, size: int = TRIAL_ROWS) -> np.ndarray:
+    """Return row numbers on which to verify."""
+    if n_rows <= size:
+        return np.arange(n_rows)
+    return np.sort(np.random.default_rng(20140406).choice(n_rows, size, replace=False))
+
+
+def violation(tall: TallModel, row: int, gap: float) -> str:
+    """Say that a bound is not one."""
+    return (
+        f"The lower bound of row {row} of {' + '.join(tall.row_names)} lies above its likelihood "
+        f"(log L - log B = {gap:.3g}). FlyMC needs bounds that hold at every value of the "
+        "parameters; look at the bound, or use MinibatchMH."
+    )
+
+
+def _gradient(total: Variable, point: Variable) -> Any:
+    if point not in ancestors([total]):
+        return pt.zeros_like(point)
+    return grad(total, point, disconnected_inputs="ignore")
+
+
+def brought(point: np.ndarray, parts: Any, constants: Any) -> tuple[float, np.ndarray]:
+    """Value and gradient of a base that needs no sums."""
+    return parts[0].item(), parts[1]
+
+
+def without_scale(point: np.ndarray, parts: Any, constants: Any) -> tuple[float, np.ndarray]:
+    """Add the collapsed bounds to the prior and its gradient."""
+    value, slope = parabola(point, *constants)
+    return parts[0].item() + value, parts[1] + slope
+
+
+def with_scale(point: np.ndarray, parts: Any, constants: Any) -> tuple[float, np.ndarray]:
+    """Add the collapsed bounds to the prior; log κ and its gradient are parts, too."""
+    value, slope = parabola(point, *constants)
+    log_kappa, n_rows = parts[2].item(), constants[1][1]
+    kappa = np.exp(log_kappa)
+    by_log_kappa = kappa * value + 0.5 * n_rows
+    total = parts[0].item() + kappa * value + 0.5 * n_rows * log_kappa
+    return total, parts[1] + kappa * slope + by_log_kappa * parts[3]
+
+
+@njit(fastmath={"reassoc"})
+def parabola(
+    point: np.ndarray,
+    reference: np.ndarray,
+    numbers: np.ndarray,
+    linear: np.ndarray,
+    quadratic: np.ndarray,
+) -> tuple[float, np.ndarray]:
+    """Value and gradient of c + hᵀδ + ½ δᵀQδ, where δ is the way from the reference point."""
+    delta = point - reference
+    slope = linear.copy()
+    for i in range(delta.size):
+        for j in range(delta.size):
+            slope[i] += quadratic[i, j] * delta[j]
+    return numbers[0] + 0.5 * ((linear + slope) * delta).sum(), slope

@@ -1,0 +1,355 @@
+"""Firefly Monte Carlo: which rows are bright, and the loop of its iterations.
+
+Given θ, row n is bright with odds L̃ₙ = Lₙ(θ)/Bₙ(θ) − 1, independently of the others. An iteration
+updates some of these choices, then θ given the bright rows, which are the only ones it reads.
+
+Implicit updates propose to turn every bright row dark, accepted with probability min(1, q/L̃ₙ), and
+every dark row bright with probability q, accepted with probability min(1, L̃ₙ/q). The dark rows that
+get a proposal are found by jumps of geometric length, so that the rest cost nothing. Explicit
+updates pick rows at random and draw their choice anew.
+
+References
+----------
+Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data, algorithms 1
+and 2.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
+from pymc_minibatch.tall.pointers import call_array, call_scalar
+from pymc_minibatch.updates.update import Context, Fireflies, Whitening, log_odds
+
+__all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
+
+DARK, BRIGHT, LEAVING = 0, 1, 2
+"""States of a row; one that is leaving is dark, and still in the list of bright rows."""
+
+IMPLICIT, EXPLICIT, ALL = 0, 1, 2
+"""Updates of z; the last draws all of it anew, which starts a chain."""
+
+GAIN_EXPONENT = 0.6
+FORGET = 0.05
+"""Weight of the latest iteration in the running costs on which q is tuned."""
+
+
+class Tuning(NamedTuple):
+    """What tuning changes.
+
+    Attributes
+    ----------
+    log_step : ndarray, shape (1,)
+        Log of the length of the moves of θ.
+    n_corrections : ndarray, shape (1,)
+        How often it was corrected.
+    q : ndarray, shape (1,)
+        The probability of a proposal to turn a dark row bright.
+    cost : ndarray, shape (1,)
+        Running mean of the rows that the updates of θ evaluate in an iteration.
+    """
+
+    log_step: np.ndarray
+    n_corrections: np.ndarray
+    q: np.ndarray
+    cost: np.ndarray
+
+
+class Work(NamedTuple):
+    """How the iterations run.
+
+    Attributes
+    ----------
+    n_iterations : int
+        Iterations to make.
+    n_updates : int
+        Updates of θ in each.
+    z_update : int
+        0 implicit, 1 explicit.
+    n_explicit : int
+        Rows picked by an explicit update.
+    z_cost : float
+        Tuning q, rows evaluated by an implicit update for each one that the updates of θ evaluate.
+    relight : bool
+        Whether to draw all of z first, in a pass over all rows.
+    tuning : bool
+        Whether to tune.
+    """
+
+    n_iterations: int
+    n_updates: int
+    z_update: int
+    n_explicit: int
+    z_cost: float
+    relight: bool
+    tuning: bool
+
+
+def make_iterations(
+    ndims: Sequence[int],
+    build_update: Callable[..., Callable[..., tuple[float, bool, float]]],
+    uses_gradient: bool,
+    target_signal: float,
+    longest_step: float,
+) -> Callable[..., tuple[float, int]]:
+    """Assemble the loop from jitted parts.
+
+    Parameters
+    ----------
+    ndims
+        Number of dimensions of each array of row data.
+    build_update
+        Takes the function that evaluates the density, returns the update of θ.
+    uses_gradient, target_signal, longest_step
+        See :class:`pymc_minibatch.updates.update.Update`.
+
+    Returns
+    -------
+    iterations
+        ``(rng, point, source, flies, whitening, tuning, work, tolerance, counts) -> (accept,
+        n_bright)`` moves ``point[whitening.active]`` in place; sums of acceptance and bright rows.
+        `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
+        likelihood, or -1.
+    """
+    take = make_take(ndims)
+
+    @njit
+    def evaluate(point: np.ndarray, gradient: np.ndarray, context: Context) -> float:
+        """Log-density given z, and its gradient; the bright rows' log odds go to `proposed`."""
+        source, flies, counts = context.source, context.flies, context.counts
+        total = call_scalar(source.base, (point, source.constants, gradient))
+        if not np.isfinite(total):
+            return -np.inf
+        n_bright = flies.n_bright[0]
+        for first in range(0, n_bright, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_bright)
+            rows, out = flies.bright[first:last], flies.proposed[first:last]
+            batch = context.batch if first == 0 else take(source.data, rows)
+            gaps = call_array(source.row, (point, source.constants, batch, gradient))
+            to_log_odds(gaps, rows, context.tolerance, counts, out)
+            total += out.sum()
+        if uses_gradient:
+            counts[1] += n_bright
+        return total if np.isfinite(total) else -np.inf
+
+    @njit
+    def update_z(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        source: Source,
+        flies: Fireflies,
+        how: int,
+        n_picked: int,
+        q: float,
+        tolerance: float,
+        counts: np.ndarray,
+    ) -> None:
+        """Update which rows are bright, a chunk of the rows concerned at a time."""
+        n_before, log_q = flies.n_bright[0], np.log(q)
+        out, rows = np.empty(CHUNK_ROWS), np.empty(CHUNK_ROWS, np.int64)
+        unused = np.empty(point.size)
+        n_done, last = np.int64(0), np.int64(-1)
+        while True:
+            if how == IMPLICIT:
+                n, last = jump_through_dark_rows(rng, q, last, flies.state, rows)
+            else:
+                n = pick_rows(rng, how, n_done, n_picked, flies.state.size, rows)
+            if n == 0:
+                break
+            n_done += n
+            batch = take(source.data, rows[:n])
+            gaps = call_array(source.row, (point, source.constants, batch, unused))
+            to_log_odds(gaps, rows[:n], tolerance, counts, out)
+            if how == IMPLICIT:
+                accept_brightening(rng, log_q, rows[:n], out, flies)
+            else:
+                draw_anew(rng, rows[:n], out, flies)
+        if how == IMPLICIT:
+            propose_darkening(rng, log_q, n_before, flies)
+        forget_leaving(flies)
+
+    update = build_update(evaluate)
+
+    @njit
+    def iterations(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        source: Source,
+        flies: Fireflies,
+        whitening: Whitening,
+        tuning: Tuning,
+        work: Work,
+        tolerance: float,
+        counts: np.ndarray,
+    ) -> tuple[float, int]:
+        gradient = np.empty(point.size)
+        accept = 0.0
+        n_bright: Any = np.int64(0)
+        for i in range(work.n_iterations + 1):
+            # The first round, before the iterations, is for those rows that have no state yet.
+            if i == 0 and not work.relight:
+                continue
+            how = work.z_update if i > 0 else ALL
+            q = tuning.q[0]
+            update_z(rng, point, source, flies, how, work.n_explicit, q, tolerance, counts)
+            if i == 0:
+                if q < 0.0:
+                    tuning.q[0] = min(0.5, (1.0 + flies.n_bright[0]) / (1.0 + flies.state.size))
+                continue
+            before_updates = counts[0]
+            batch = take(source.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
+            context = Context(source, flies, batch, tolerance, counts)
+            if uses_gradient:
+                log_density = evaluate(point, gradient, context)
+            else:
+                log_density = call_scalar(source.base, (point, source.constants, gradient))
+                log_density += flies.log_odds[: flies.n_bright[0]].sum()
+            for _ in range(work.n_updates):
+                log_density, accepted, signal = update(
+                    rng,
+                    point,
+                    log_density,
+                    gradient,
+                    context,
+                    whitening,
+                    np.exp(tuning.log_step[0]),
+                )
+                accept += accepted
+                if work.tuning:
+                    tuning.n_corrections[0] += 1
+                    gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
+                    step = tuning.log_step[0] + gain * (signal - target_signal)
+                    tuning.log_step[0] = min(step, np.log(longest_step))
+            n_bright += flies.n_bright[0]
+            if work.tuning:
+                cost = counts[0] - before_updates
+                tuning.cost[0] += max(FORGET, 1 / tuning.n_corrections[0]) * (cost - tuning.cost[0])
+                if work.z_update == IMPLICIT:
+                    q = (1.0 + work.z_cost * tuning.cost[0]) / (1.0 + flies.state.size)
+                    tuning.q[0] = min(0.5, q)
+            if counts[2] >= 0:
+                break
+        return accept, n_bright
+
+    return iterations
+
+
+@njit
+def to_log_odds(
+    gaps: np.ndarray, rows: np.ndarray, tolerance: float, counts: np.ndarray, out: np.ndarray
+) -> None:
+    """Write log L̃ of some rows, count them, and note one whose bound is above its likelihood."""
+    counts[0] += rows.size
+    for i in range(rows.size):
+        if gaps[i] < -tolerance:
+            counts[2] = rows[i]
+        out[i] = log_odds(gaps[i])
+
+
+@njit
+def jump_through_dark_rows(
+    rng: np.random.Generator, q: float, last: int, state: np.ndarray, rows: np.ndarray
+) -> tuple[int, int]:
+    """Choose dark rows beyond `last`, each with probability q; return how many, and how far."""
+    n: Any = np.int64(0)
+    row = last
+    while n < rows.size and row < state.size:
+        jump = np.floor(np.log(1.0 - rng.random()) / np.log1p(-q))
+        row += 1 + int(min(jump, state.size))
+        if row >= state.size:
+            break
+        if state[row] == DARK:
+            rows[n] = row
+            n += 1
+    return n, row
+
+
+@njit
+def pick_rows(
+    rng: np.random.Generator, how: int, n_done: int, n_picked: int, n_rows: int, rows: np.ndarray
+) -> int:
+    """Pick rows at random, or all of them in turn; return how many are written."""
+    n = min(rows.size, (n_rows if how == ALL else n_picked) - n_done)
+    for i in range(n):
+        rows[i] = n_done + i if how == ALL else int(rng.random() * n_rows)
+    return n
+
+
+@njit
+def accept_brightening(
+    rng: np.random.Generator, log_q: float, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
+) -> None:
+    """Turn proposed rows bright with probability min(1, L̃/q)."""
+    for i in range(rows.size):
+        if np.log(rng.random()) < odds[i] - log_q:
+            brighten(flies, rows[i], odds[i])
+
+
+@njit
+def propose_darkening(rng: np.random.Generator, log_q: float, n: int, flies: Fireflies) -> None:
+    """Turn the first bright rows dark with probability min(1, q/L̃)."""
+    for i in range(n):
+        if np.log(rng.random()) < log_q - flies.log_odds[i]:
+            flies.state[flies.bright[i]] = LEAVING
+
+
+@njit
+def draw_anew(
+    rng: np.random.Generator, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
+) -> None:
+    """Draw rows bright with odds L̃."""
+    for i in range(rows.size):
+        row = rows[i]
+        if rng.random() * (1.0 + np.exp(-odds[i])) < 1.0:
+            if flies.state[row] == DARK:
+                brighten(flies, row, odds[i])
+            else:
+                flies.state[row] = BRIGHT
+        elif flies.state[row] == BRIGHT:
+            flies.state[row] = LEAVING
+
+
+@njit
+def brighten(flies: Fireflies, row: int, log_odds: float) -> None:
+    """Put a dark row on the list."""
+    i = flies.n_bright[0]
+    flies.state[row] = BRIGHT
+    flies.bright[i] = row
+    flies.log_odds[i] = log_odds
+    flies.n_bright[0] = i + 1
+
+
+@njit
+def forget_leaving(flies: Fireflies) -> None:
+    """Take the rows that have turned dark off the list."""
+    kept = np.int64(0)
+    for i in range(flies.n_bright[0]):
+        row = flies.bright[i]
+        if flies.state[row] == LEAVING:
+            flies.state[row] = DARK
+        else:
+            flies.bright[kept] = row
+            flies.log_odds[kept] = flies.log_odds[i]
+            kept += 1
+    flies.n_bright[0] = kept
+
+
+@njit
+def darken_all(flies: Fireflies) -> None:
+    """Empty the list."""
+    for i in range(flies.n_bright[0]):
+        flies.state[flies.bright[i]] = DARK
+    flies.n_bright[0] = 0
+
+
+def restore(flies: Fireflies, bright: np.ndarray, log_odds: np.ndarray) -> None:
+    """Make these rows the bright ones."""
+    darken_all(flies)
+    flies.state[bright] = BRIGHT
+    flies.bright[: bright.size] = bright
+    flies.log_odds[: bright.size] = log_odds
+    flies.n_bright[0] = bright.size

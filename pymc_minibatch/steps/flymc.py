@@ -1,0 +1,463 @@
+"""The PyMC step for Firefly Monte Carlo."""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pymc.blocking import PointType, StatsType
+from pymc.exceptions import SamplingError
+from pymc.model import Model, modelcontext
+from pymc.step_methods.compound import StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import RandomGenerator, get_random_generator, get_var_name
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
+from pymc_minibatch.bounds.choose import settle
+from pymc_minibatch.bounds.collapse import JittedTarget, violation
+from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.kernels.firefly import (
+    EXPLICIT,
+    IMPLICIT,
+    Tuning,
+    Work,
+    make_iterations,
+    restore,
+)
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.decide import nearer_start
+from pymc_minibatch.steps.common import (
+    TallStep,
+    checked_count,
+    continuous_value_vars,
+    positions,
+    row_deterministics_warning,
+)
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.updates import UPDATES
+from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
+
+__all__ = ["FlyMC", "FlyMCState"]
+
+FASTEST = "hamiltonian"
+
+# Plain numbers, because Numba would call Python to return a named tuple, and crashes where Ctrl-C
+# has arrived in the meantime.
+KERNEL_SOURCE = """
+def iterations(rng, point, source, flies, whitening, tuning, work, tolerance, counts):
+    return loop(rng, point, source, flies, whitening, tuning, work, tolerance, counts)
+"""
+
+
+@dataclass_state
+class FlyMCState(StepMethodState):
+    """What is needed to continue a chain."""
+
+    tune: bool
+    tuning: Tuning
+    fireflies: tuple[np.ndarray, ...]
+    n_draws: int
+    last_point: np.ndarray
+    bound_options: str = field(metadata={"frozen": True})
+    tune_bounds: bool = field(metadata={"frozen": True})
+    n_rows: int = field(metadata={"frozen": True})
+    kernel: str = field(metadata={"frozen": True})
+    z_update: str = field(metadata={"frozen": True})
+    fraction: float = field(metadata={"frozen": True})
+    fixed_q: float | None = field(metadata={"frozen": True})
+    theta_updates: int = field(metadata={"frozen": True})
+    steps_per_draw: int = field(metadata={"frozen": True})
+
+
+class FlyMC(TallStep):
+    """Firefly Monte Carlo: exact sampling that reads a few bright rows.
+
+    A lower bound Bₙ ≤ Lₙ under the likelihood of each row lets most rows stay dark: they count with
+    their bounds, whose product collapses into sums made once. Row n is bright with probability
+    1 − Bₙ/Lₙ given θ, and only bright rows are read when θ moves. The draws of θ are those of the
+    posterior, without approximation.
+
+    Parameters
+    ----------
+    vars : variable, name, or list of them, optional
+        Continuous free variables to sample; all if not given. Others are left to other steps. Where
+        the likelihood depends on one of those, each draw at which it has changed costs a pass over
+        all rows.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+    reference : Reference, optional
+        Where tuned bounds touch; found here if not given. Find it once with :func:`find_reference`
+        and hand it to several steps.
+    bound : "auto", JaakkolaJordan, Bohning, StudentT or Bound, default "auto"
+        The lower bound. "auto" recognises the likelihood: Bernoulli and Binomial by log-odds,
+        Categorical by softmax, StudentT, and Normal, which is its own bound.
+    tune_bounds : bool, default True
+        Whether bounds touch each row at the posterior mode. Untuned bounds leave most rows bright.
+    kernel : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
+        How θ moves given the bright rows. "auto" is Hamiltonian, the fastest measured.
+    z_update : {"implicit", "explicit"}, default "implicit"
+        How rows turn bright and dark: by Metropolis proposals at a few rows, or by drawing the
+        state of a random `fraction` of the rows anew.
+    fraction : float, default 0.1
+        The share of rows picked by an explicit update, over 0 and at most 1.
+    q : float, optional
+        The probability that an implicit update proposes to turn a dark row bright, over 0 and below
+        1; if not given it is tuned so that updates of z cost about as much as those of θ.
+    theta_updates : int, optional
+        Updates of θ for each update of z; if not given, what was measured best for the kernel.
+    steps_per_draw : int, default 1
+        Iterations (an update of z, then those of θ) for each draw that is kept.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    rng : seed or numpy.random.Generator, optional
+        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Attributes
+    ----------
+    setup_seconds : float
+        Time spent on the search for the mode, the sums and compilation.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    NoBoundError
+        If the likelihood has no known bound, or its predictor is not affine in the variables.
+    BoundError
+        If a bound lies above its likelihood or does not add up.
+    ValueError
+        If an argument is out of range, a variable is unknown or discrete, the data are empty or not
+        finite, the bound is for another likelihood, or the reference does not fit the model.
+    SamplingError
+        While sampling, if a chain finds a row whose bound lies above its likelihood.
+
+    Warns
+    -----
+    UserWarning
+        If a Deterministic has a value for each row, which makes every draw cost N; and if the
+        likelihood depends on variables that other steps move.
+
+    Notes
+    -----
+    A chain that tunes and starts far from the posterior mode is first moved to a random point near
+    it, if all variables are its own.
+
+    Sample stats, for each draw:
+
+    - ``accept``: share of its updates of θ that were accepted.
+    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
+      of a chain reads all rows once more, to draw which are bright.
+    - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
+    - ``n_bright``: mean number of bright rows.
+    - ``q``: probability of a proposal to turn a dark row bright.
+    - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
+
+    A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
+    a time.
+
+    Source: Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(10_000, 3))
+    >>> y = rng.binomial(1, 1 / (1 + np.exp(-X @ [0.5, -1.0, 0.3])))
+    >>> with pm.Model():
+    ...     beta = pm.Normal("beta", shape=3)
+    ...     pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    ...     idata = pm.sample(step=pmb.FlyMC())  # doctest: +SKIP
+    y
+    """
+
+    name = "flymc"
+    default_blocked = True
+    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
+        "accept": (np.float64, []),
+        "n_likelihood": (np.int64, []),
+        "n_gradient": (np.int64, []),
+        "n_bright": (np.float64, []),
+        "q": (np.float64, []),
+        "scale": (np.float64, []),
+    }
+    shown: ClassVar[dict[str, tuple[str, str]]] = {
+        "scale": ("Scale", "0.2f"),
+        "accept": ("Accept", "0.2f"),
+        "n_bright": ("Bright", ",.0f"),
+    }
+    _state_class = FlyMCState
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        data: Any = None,
+        reference: Reference | None = None,
+        bound: Literal["auto"] | JaakkolaJordan | Bohning | StudentT | Bound = "auto",
+        tune_bounds: bool = True,
+        kernel: Literal["auto", "hamiltonian", "langevin", "metropolis", "slice"] = "auto",
+        z_update: Literal["implicit", "explicit"] = "implicit",
+        fraction: float = 0.1,
+        q: float | None = None,
+        theta_updates: int | None = None,
+        steps_per_draw: int = 1,
+        model: Model | None = None,
+        rng: RandomGenerator = None,
+    ) -> None:
+        started = time.perf_counter()
+        model = modelcontext(model)
+        self.vars = continuous_value_vars(vars, model, "FlyMC")
+        self.var_names = [get_var_name(var) for var in self.vars]
+        self.kernel = FASTEST if kernel == "auto" else _checked_choice("kernel", kernel, UPDATES)
+        self.z_update = _checked_choice("z_update", z_update, ("implicit", "explicit"))
+        self.fraction = _checked_share("fraction", fraction, 1.0)
+        self.fixed_q = None if q is None else _checked_share("q", q, 1 - 1e-9)
+        self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
+        updates = self._update.n_updates if theta_updates is None else theta_updates
+        self.theta_updates = checked_count("theta_updates", updates, 1)
+        self.tune = True
+        self.rng = get_random_generator(rng)
+        self.tall = TallModel(model, data=data)
+        self.n_rows = self.tall.n_rows
+        self._active = positions(self.tall, self.var_names)
+        self.tune_bounds = bool(tune_bounds)
+        self.target, self.bound, self._settled = settle(
+            self.tall,
+            self._active,
+            bound,
+            self.tune_bounds,
+            reference,
+            self._update.uses_gradient,
+        )
+        self.bound_options = repr(self.bound)
+        self._whitening = Whitening(self._active, *self._settled.approximation)
+        self.tuning = self._untuned()
+        self._lit_at: np.ndarray | None = None
+        self.n_draws, self.last_point = 0, np.empty(0)
+        self._start_is_checked = False
+        self._warn(model)
+        self._compile()
+        self.setup_seconds = time.perf_counter() - started
+
+    def _warn(self, model: Model) -> None:
+        if message := row_deterministics_warning(self.tall):
+            warnings.warn(message, stacklevel=3)
+        others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
+        if others:
+            warnings.warn(
+                f"The likelihood depends on {sorted(others)}, which other steps move. That is "
+                "exact, but every draw at which they have changed costs a pass over all rows.",
+                stacklevel=3,
+            )
+
+    # --- What is rebuilt in the process of a chain --------------------------------------------
+
+    @property
+    def _update(self) -> Update:
+        return UPDATES[self.kernel]
+
+    @property
+    def _elsewhere(self) -> np.ndarray:
+        """Positions that the likelihood depends on and other steps move."""
+        return np.setdiff1d(self.target.entering, self._active)
+
+    @cached_property
+    def _kernel(self) -> Callable[..., tuple[float, int]]:
+        update, ndims = self._update, [values.ndim for values in self.target.data]
+        loop = make_iterations(
+            ndims,
+            update.build,
+            update.uses_gradient,
+            update.target_signal,
+            update.longest_step,
+        )
+        keys = [code_key(), repr(ndims), self.kernel]
+        return jit_cached(KERNEL_SOURCE, "iterations", {"loop": loop}, keys)
+
+    @cached_property
+    def _jitted(self) -> JittedTarget:
+        return self.target.jitted(code_key())
+
+    @cached_property
+    def _addresses(self) -> tuple[int, int]:
+        """Where the compiled gaps and the base are."""
+        data, constants = self.target.data, self._settled.constants
+        point, gradient = self.tall.layout.empty(), self.tall.layout.empty()
+        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
+        return (
+            address_of(self._jitted.gap, point, constants, batch, gradient),
+            address_of(self._jitted.base, point, constants, gradient),
+        )
+
+    @cached_property
+    def _flies(self) -> Fireflies:
+        return new_fireflies(self.n_rows)
+
+    def _untuned(self) -> Tuning:
+        first_step = self._update.first_step(self._active.size)
+        q = -1.0 if self.fixed_q is None else self.fixed_q
+        return Tuning(
+            np.array([np.log(first_step)]),
+            np.zeros(1),
+            np.array([q]),
+            np.zeros(1),
+        )
+
+    def _compile(self) -> None:
+        """Compile before chains are forked, so that they share the machine code."""
+        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        self._run(flat, 0, relight=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep which rows are bright, and leave out the work space."""
+        return super().__getstate__() | {"_stored": self.fireflies}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored = state.pop("_stored")
+        self.__dict__.update(state)
+        self.fireflies = stored
+
+    # --- Sampling -----------------------------------------------------------------------------
+
+    @property
+    def fireflies(self) -> tuple[np.ndarray, ...]:
+        """The bright rows, their log odds, and where they were drawn; empty before the start."""
+        if self._lit_at is None:
+            return ()
+        n_bright = self._flies.n_bright[0]
+        return (
+            self._flies.bright[:n_bright].copy(),
+            self._flies.log_odds[:n_bright].copy(),
+            self._lit_at.copy(),
+            self._settled.constants[0].copy(),
+        )
+
+    @fireflies.setter
+    def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
+        if not stored:
+            self._lit_at = None
+            return
+        bright, log_odds, lit_at, reference = stored
+        restore(self._flies, bright, log_odds)
+        self._settled = self._settled.moved(self.target, reference, self._elsewhere)
+        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=1e-8)
+        self._lit_at = lit_at if touches_here else None
+
+    def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
+        """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
+        super().setup_chain(rng, tune, draws)
+        if tune:
+            self.tuning = self._untuned()
+        self._lit_at = None
+        self.n_draws = 0
+        self._start_is_checked = False
+
+    def step(self, point: PointType) -> tuple[PointType, StatsType]:
+        """Make the iterations of one draw."""
+        if not self._start_is_checked:
+            self.tall.check_start(point)
+            self._start_is_checked = True
+            point = self._start(point)
+        flat = self.tall.layout.flatten(point)
+        accept, n_bright, counts = self._run_or_nothing(flat)
+        moved = self.tall.layout.unflatten(flat)
+        new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        self.n_draws, self.last_point = self.n_draws + 1, flat
+        return new_point, [self._stats(accept, n_bright, counts)]
+
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain that tunes start near the mode, where all variables can be moved there."""
+        moves_all = self._active.size == self.tall.layout.size
+        if not (self.tune and self.n_draws == 0 and moves_all):
+            return point
+        center, _, inverse = self._settled.approximation
+        order = np.argsort(self._active)
+        return {
+            **point,
+            **nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng),
+        }
+
+    def _run(
+        self, flat: np.ndarray, n_iterations: int, relight: bool
+    ) -> tuple[float, int, np.ndarray]:
+        counts = np.array([0, 0, -1])
+        work = Work(
+            n_iterations,
+            self.theta_updates,
+            IMPLICIT if self.z_update == "implicit" else EXPLICIT,
+            int(np.ceil(self.fraction * self.n_rows)),
+            self._update.z_cost if self.fixed_q is None else 0.0,
+            relight,
+            self.tune,
+        )
+        accept, n_bright = self._kernel(
+            self.rng,
+            flat,
+            Source(self.target.data, self._settled.constants, *self._addresses),
+            self._flies,
+            self._whitening,
+            self.tuning,
+            work,
+            self._settled.tolerance,
+            counts,
+        )
+        return accept, n_bright, counts
+
+    def _run_or_nothing(self, flat: np.ndarray) -> tuple[float, int, np.ndarray]:
+        """Make the iterations; when interrupted, leave the state as before them.
+
+        A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
+        """
+        rng_state = self.rng.bit_generator.state
+        tuning = copy.deepcopy(self.tuning) if self.tune else self.tuning
+        fireflies = self.fireflies
+        try:
+            here = flat[self.target.entering]
+            relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
+            if relight:
+                self._settled = self._settled.moved(self.target, flat, self._elsewhere)
+            accept, n_bright, counts = self._run(flat, self.steps_per_draw, relight)
+            if counts[2] >= 0:
+                self._refuse(flat, int(counts[2]))
+            self._lit_at = flat[self.target.entering]
+            return accept, n_bright, counts
+        except BaseException:
+            self.rng.bit_generator.state = rng_state
+            self.tuning, self.fireflies = tuning, fireflies
+            raise
+
+    def _refuse(self, flat: np.ndarray, row: int) -> None:
+        reference = self._settled.constants[0]
+        gap = float(self.target.gaps(flat, reference, np.array([row]))[0])
+        raise SamplingError(violation(self.tall, row, gap))
+
+    def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
+        return {
+            "accept": accept / (self.steps_per_draw * self.theta_updates),
+            "n_likelihood": int(counts[0]),
+            "n_gradient": int(counts[1]),
+            "n_bright": n_bright / self.steps_per_draw,
+            "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
+            "scale": float(np.exp(self.tuning.log_step[0])),
+        }
+
+
+def _checked_choice(name: str, value: str, choices: Sequence[str] | dict[str, Any]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+    return value
+
+
+def _checked_share(name: str, value: float, most: float) -> float:
+    if not 0 < value <= most:
+        upper = "at most 1" if most == 1.0 else "below 1"
+        raise ValueError(f"{name} must be over 0 and {upper}; got {value}.")
+    return float(value)

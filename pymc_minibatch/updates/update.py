@@ -1,0 +1,174 @@
+"""What an update of θ given the bright rows is made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Source
+
+__all__ = ["Context", "Fireflies", "Update", "Whitening", "log_odds", "new_fireflies"]
+
+
+class Fireflies(NamedTuple):
+    """Which rows are bright.
+
+    The arrays of length N other than `state` are written only as far as there are bright rows;
+    the operating system gives memory to pages that are written, so the rest costs none.
+
+    Attributes
+    ----------
+    state : ndarray of uint8, shape (N,)
+        Whether a row is bright.
+    bright : ndarray of int64, shape (N,)
+        The bright rows come first.
+    log_odds : ndarray, shape (N,)
+        log L̃ of the bright rows at the current point.
+    proposed : ndarray, shape (N,)
+        The same at the point evaluated last.
+    n_bright : ndarray of int64, shape (1,)
+        The number of bright rows.
+    """
+
+    state: np.ndarray
+    bright: np.ndarray
+    log_odds: np.ndarray
+    proposed: np.ndarray
+    n_bright: np.ndarray
+
+
+class Whitening(NamedTuple):
+    """A Gaussian approximation of prior and bounds, θ = center + root y with y standard normal.
+
+    Attributes
+    ----------
+    active : ndarray of int64, shape (A,)
+        The positions of θ in the flat point.
+    center : ndarray, shape (A,)
+        Its mode.
+    root, inverse : ndarray, shape (A, A)
+        A root of its covariance, and the inverse of that.
+    """
+
+    active: np.ndarray
+    center: np.ndarray
+    root: np.ndarray
+    inverse: np.ndarray
+
+
+class Context(NamedTuple):
+    """What the density given z is evaluated on; updates pass it on."""
+
+    source: Source
+    flies: Fireflies
+    batch: Any
+    tolerance: float
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Update:
+    """A way to move θ given z, which leaves its distribution invariant.
+
+    Attributes
+    ----------
+    build
+        Takes ``evaluate(point, gradient, context) -> log density`` and returns the jitted
+        ``update(rng, point, log_density, gradient, context, whitening, step) -> (log density,
+        accepted, signal)``, which changes point and gradient in place.
+    uses_gradient
+        Whether the gradient at the current point is read.
+    target_signal
+        Tuning makes the step longer while the signal is above this.
+    first_step, longest_step
+        Limits of the step, in standard deviations of the approximation.
+    n_updates
+        Updates for each update of z.
+    z_cost
+        Rows evaluated by an implicit update of z for each one that the updates of θ evaluate.
+    """
+
+    build: Callable[..., Callable[..., tuple[float, bool, float]]]
+    uses_gradient: bool
+    target_signal: float
+    first_step: Callable[[int], float]
+    longest_step: float
+    n_updates: int
+    z_cost: float
+
+
+def new_fireflies(n_rows: int) -> Fireflies:
+    """All rows dark."""
+    return Fireflies(
+        np.zeros(n_rows, np.uint8),
+        np.empty(n_rows, np.int64),
+        np.empty(n_rows),
+        np.empty(n_rows),
+        np.zeros(1, np.int64),
+    )
+
+
+@njit
+def log_odds(gap: float) -> float:
+    """Return log L̃ = log(exp(gap) − 1); -inf where bound and likelihood touch."""
+    if gap > 0.0:
+        return gap + np.log(-np.expm1(-gap))
+    return -np.inf
+
+
+@njit
+def accept_proposed(flies: Fireflies) -> None:
+    """Take the log odds at the point evaluated last for the current ones."""
+    for i in range(flies.n_bright[0]):
+        flies.log_odds[i] = flies.proposed[i]
+
+
+@njit
+def put_whitened(y: np.ndarray, whitening: Whitening, point: np.ndarray) -> None:
+    """Write θ = center + root y into the point."""
+    theta = times(whitening.root, y)
+    for i in range(theta.size):
+        point[whitening.active[i]] = whitening.center[i] + theta[i]
+
+
+@njit
+def whitened(point: np.ndarray, whitening: Whitening) -> np.ndarray:
+    """Return y at a point."""
+    delta = np.empty(whitening.active.size)
+    for i in range(delta.size):
+        delta[i] = point[whitening.active[i]] - whitening.center[i]
+    return times(whitening.inverse, delta)
+
+
+@njit
+def whitened_gradient(gradient: np.ndarray, whitening: Whitening) -> np.ndarray:
+    """Return the gradient by y."""
+    total = np.zeros(whitening.active.size)
+    for i in range(total.size):
+        slope = gradient[whitening.active[i]]
+        for j in range(total.size):
+            total[j] += whitening.root[i, j] * slope
+    return total
+
+
+@njit(fastmath={"reassoc"})
+def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Multiply a matrix and a vector; reassociation lets the sums run in SIMD."""
+    product = np.empty(matrix.shape[0])
+    for i in range(matrix.shape[0]):
+        total = 0.0
+        for j in range(matrix.shape[1]):
+            total += matrix[i, j] * vector[j]
+        product[i] = total
+    return product
+
+
+@njit
+def standard_normal(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draw a standard normal vector."""
+    draw = np.empty(size)
+    for i in range(size):
+        draw[i] = rng.standard_normal()
+    return draw
