@@ -368,8 +368,9 @@ class TallModel:
             if rv.name not in self.row_names and read:
                 names = ", ".join(sorted(leaf_name(leaf) for leaf in read))
                 raise NotTallError(
-                    f"The distribution of {rv.name} reads {names} with {self.n_rows} rows, so every "
-                    "step would cost a full pass. Compute what it needs before building the model."
+                    f"The distribution of {rv.name} reads {names} with {self.n_rows} rows, so "
+                    "every step would cost a full pass. Compute what it needs before building the "
+                    "model."
                 )
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-"""The log-density terms of what a model observes, and along which of their axes the rows may lie."""
+"""What a model observes: log-density terms, and along which axes their rows may lie."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,9 +119,10 @@ def _refuse_minibatch_or_missing(rv: TensorVariable, free: set[str]) -> None:
             f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
             "data and leave total_size out."
         )
-    if rv.name.endswith("_observed") and rv.name.replace("_observed", "_unobserved") in free:
+    name = get_var_name(rv)
+    if name.endswith("_observed") and name.replace("_observed", "_unobserved") in free:
         raise NotTallError(
-            f"{rv.name.removesuffix('_observed')} has missing values, which PyMC imputes as "
+            f"{name.removesuffix('_observed')} has missing values, which PyMC imputes as "
             "free variables. Remove those rows."
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.scan.op import Scan
@@ -98,7 +99,7 @@ def shared_across_rows(
     """Name the first operation that takes rows together, and the data that it reads."""
     for node in io_toposort([flat], [term]):
         for axis, what in _taken_together(node):
-            shape = compile_python([flat], [node.inputs[0].shape])(start)
+            shape = compile_python([flat], [pt.shape(node.inputs[0])])(start)
             if n_rows in (shape if axis is None else shape[list(axis)]):
                 names = [leaf.name for leaf in data_leaves([node.outputs[0]]) if leaf.name]
                 return f"{' + '.join(dict.fromkeys(names)) or 'An array'} {what}"
