@@ -14,6 +14,7 @@ import numpy as np
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
@@ -21,6 +22,9 @@ import pymc_minibatch.tall.special  # noqa: F401 - registers translations
 from pymc_minibatch.tall.matvec import NUMBA_MODE
 
 __all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached"]
+
+STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
+"""PyTensor's rewrites without those that matter for speed only."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,14 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
 
 
 def compile_python(
-    inputs: Sequence[Variable], outputs: Sequence[Variable]
+    inputs: Sequence[Variable], outputs: Sequence[Variable], *, stable: bool = False
 ) -> Callable[..., np.ndarray]:
-    """Build a function that runs operation by operation in Python, with all of its checks."""
-    mode = Mode(linker="py", optimizer="minimum_compile")
+    """Build a function that runs operation by operation in Python, with all of its checks.
+
+    `stable` applies the rewrites that machine code has against loss of digits. Some of what they
+    put in is slow in Python, so this is for few rows.
+    """
+    mode = Mode(linker="py", optimizer=STABLE if stable else "minimum_compile")
     return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
 
 

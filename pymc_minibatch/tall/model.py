@@ -9,7 +9,7 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,15 +18,23 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
 from pymc.util import get_var_name
-from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.tensor.variable import TensorVariable
+from pytensor.graph.traversal import ancestors
 
+from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.refusals import (
+    NotTallError,
+    dependent_rows,
+    leaf_name,
+    shared_across_rows,
+    unfit_data,
+)
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
     RowFile,
@@ -39,15 +47,9 @@ from pymc_minibatch.tall.sources import (
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
-_Graph = tuple[list[Variable], list[Variable]]
-"""Inputs and outputs."""
 
 MAX_LAYOUTS = 64
 """Ways to assign row axes that are tried before a model is refused."""
-
-
-class NotTallError(ValueError):
-    """The model is not a prior part plus independent rows; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +132,14 @@ class TallModel:
     def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
         sources = None if data is None else open_sources(data)
         self.model = modelcontext(model)
-        row_variables = _row_variables(self.model)
-        self.n_rows = _n_rows(self.model, row_variables[0])
-        self._check_prior_variables(row_variables)
         self.layout = PointLayout.of(
             self.model.initial_point(), [get_var_name(value) for value in self.model.value_vars]
         )
-        self.row_names = [get_var_name(variable) for variable in row_variables]
         self.flat = pt.vector("point", dtype="float64")
-        self._full_term = _row_terms(self.model, row_variables)
-        candidates = _candidate_axes(data_leaves([self._full_term]), self.n_rows)
-        self._check_data(candidates)
-        check = _SplitCheck(self, list(candidates))
-        self.row_inputs, self.batch_graph = self._split(check, candidates)
+        self._rng = np.random.default_rng(20170709)
+        self._split(observed_terms(self.model))
         if sources is not None:
-            self._bind_sources(sources, data, check)
+            self._bind_sources(sources, data)
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
@@ -276,47 +271,129 @@ class TallModel:
             or self.n_rows in [lengths.get(dim) for dim in dims.get(name, ())]
         ]
 
-    def _check_prior_variables(self, row_variables: Sequence[Variable]) -> None:
+    def _split(self, terms: Sequence[ObservedTerm]) -> None:
+        """Take the rows along the longest axis of what is observed that gives a verified split."""
+        refusal: NotTallError | None = None
+        for n_rows in row_counts(terms):
+            self.n_rows = n_rows
+            rows = [term for term in terms if n_rows in term.lengths]
+            self.row_names = [term.name for term in rows]
+            self._full_term = pt.cast(sum_rows(rows, n_rows), "float64")
+            candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
+            self._check_data(candidates)
+            try:
+                self._split_along(candidates, [term.leaf for term in rows])
+            except NotTallError as error:
+                refusal = refusal or error
+                continue
+            self._check_prior_part()
+            return
+        assert refusal is not None
+        raise refusal
+
+    def _split_along(
+        self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
+    ) -> None:
+        """Find the assignment of row axes that the full graph confirms."""
+        full, points = self._full_graph(list(candidates))
+        arrays = [leaf_value(leaf) for leaf in candidates]
+        # An array of the length of the rows may hold something else, such as scales of groups.
+        choices = [
+            [*axes] if leaf in observed else [*axes, None] for leaf, axes in candidates.items()
+        ]
+        first: str | None = None
+        for axes in itertools.islice(itertools.product(*choices), MAX_LAYOUTS):
+            row_axes = {
+                leaf: axis for leaf, axis in zip(candidates, axes, strict=True) if axis is not None
+            }
+            if not row_axes:
+                continue
+            reason = self._try_layout(SplitCheck(full, points, arrays, axes, self._rng), row_axes)
+            if reason is None:
+                return
+            first = first or reason
+        raise NotTallError(
+            dependent_rows(
+                self.row_names,
+                self.n_rows,
+                first or "none of its terms reads data with one entry per row",
+                self._latent_of_rows(),
+                shared_across_rows(
+                    self._bind(self._full_term, {}), self.flat, self._start(), self.n_rows
+                ),
+            )
+        )
+
+    def _try_layout(self, check: SplitCheck, row_axes: Mapping[Variable, int]) -> str | None:
+        graph = self._batch_graph(row_axes)
+        # Machine code last: where a graph reads beyond a batch, it would not notice.
+        reason = check.compare(graph)
+        if reason is None:
+            self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
+            self.compiled_row_logp = compile_numba(*graph)
+            reason = check.compare_compiled(graph, self.compiled_row_logp)
+        return reason
+
+    def _batch_graph(
+        self, row_axes: Mapping[Variable, int], dtypes: Mapping[Variable, np.dtype] | None = None
+    ) -> Graph:
+        inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
+        return [self.flat, *inputs], [self._bind(term, {})]
+
+    def _full_graph(self, leaves: Sequence[Variable]) -> tuple[FullGraph, list[np.ndarray]]:
+        """Compile the terms of all rows; find points where most of them are finite."""
+        inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
+        graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
+        full = FullGraph(graph, self.n_rows)
+        arrays = [leaf_value(leaf) for leaf in leaves]
+        try:
+            return full, full.points(self.layout, self._start(), arrays, self._rng)
+        except FAILURES as error:
+            raise unfit_data(self.row_names, data_leaves([self._full_term]), error) from error
+
+    def _start(self) -> np.ndarray:
+        return self.layout.flatten(self.model.initial_point())
+
+    def _latent_of_rows(self) -> list[str]:
+        """Name the parameters of the rows that have one value for each of them."""
+        read = set(ancestors([self._full_term]))
+        return [
+            get_var_name(self.model.values_to_rvs[value])
+            for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)
+            if value in read and self.n_rows in shape
+        ]
+
+    def _check_prior_part(self) -> None:
+        """Refuse terms of the prior part that would read every row at every step."""
+        rows = {row_input.leaf for row_input in self.row_inputs.values()}
         for potential in self.model.potentials:
             if any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves([potential])):
                 raise NotTallError(
                     f"Potential {potential.name} reads data with {self.n_rows} rows, so every step "
                     "would cost a full pass. Write its rows as an observed pm.CustomDist."
                 )
+        for rv in self.model.basic_RVs:
+            read = rows.intersection(ancestors([rv]))
+            if rv.name not in self.row_names and read:
+                names = ", ".join(sorted(leaf_name(leaf) for leaf in read))
+                raise NotTallError(
+                    f"The distribution of {rv.name} reads {names} with {self.n_rows} rows, so "
+                    "every step would cost a full pass. Compute what it needs before building the "
+                    "model."
+                )
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
         for leaf, axes in candidates.items():
             values = leaf_value(leaf)
-            check_finite(_leaf_name(leaf), np.moveaxis(values, axes[0], 0))
+            check_finite(leaf_name(leaf), np.moveaxis(values, axes[0], 0))
 
-    def _split(
-        self, check: "_SplitCheck", candidates: Mapping[Variable, Sequence[int]]
-    ) -> tuple[dict[str, RowInput], _Graph]:
-        """Find the assignment of row axes that the full graph confirms."""
-        reason: str | None = "none of its terms reads data with one entry per row"
-        layouts = itertools.product(*candidates.values())
-        for axes in itertools.islice(layouts, MAX_LAYOUTS if candidates else 0):
-            row_axes = dict(zip(candidates, axes, strict=True))
-            inputs, term = slice_rows(self._full_term, self.n_rows, row_axes)
-            row_inputs = _row_inputs(row_axes)
-            graph: _Graph = [self.flat, *inputs], [self._bind(term, {})]
-            # Python first: where a graph reads beyond a batch, Numba would not notice.
-            reason = check.compare(compile_python(*graph), row_inputs)
-            reason = reason or check.compare(compile_numba(*graph), row_inputs)
-            if reason is None:
-                return row_inputs, graph
-        raise NotTallError(self._refusal(reason))
-
-    def _bind_sources(
-        self, sources: dict[str, np.ndarray], data: Any, check: "_SplitCheck"
-    ) -> None:
+    def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> None:
         """Put other data in place of the model's, and compare both graphs on some of their rows."""
         bound = self._bound_inputs(sources, data)
         row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
         dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
-        inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
-        graph: _Graph = [self.flat, *inputs], [self._bind(term, {})]
-        reason = check.compare_bound(graph, bound)
+        graph = self._batch_graph(row_axes, dtypes)
+        reason = self._compare_bound(graph, bound)
         if reason is not None:
             raise NotTallError(
                 f"The data do not fit the model that was split on its own data: {reason}. Look at "
@@ -324,6 +401,27 @@ class TallModel:
             )
         self.row_inputs, self.batch_graph = bound, graph
         self.n_rows = len(self.data[0])
+
+    def _compare_bound(self, graph: Graph, bound: Mapping[str, RowInput]) -> str | None:
+        """Compare the graphs on some rows of other data, which are put through both."""
+        n_bound = len(next(iter(bound.values())).values)
+        rows = self._rng.integers(0, n_bound, self.n_rows)
+        extremes = _extreme_rows(bound)[: self.n_rows]
+        rows[: extremes.size] = extremes
+        sample = [row_input.taken(rows) for row_input in bound.values()]
+        arrays = [
+            np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)).astype(i.leaf.type.dtype)
+            for i in sample
+        ]
+        full, points = self._full_graph([i.leaf for i in sample])
+        first = [i.values[: extremes.size + 2] for i in sample]
+        try:  # by itself, because machine code would not notice an index that is out of range
+            compile_python(*graph)(points[0], *first)
+        except FAILURES as error:
+            return f"the rows with the smallest and largest numbers give an error ({error})"
+        check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
+        self.compiled_row_logp = compile_numba(*graph)
+        return check.compare(graph) or check.compare_compiled(graph, self.compiled_row_logp)
 
     def _bound_inputs(self, sources: dict[str, np.ndarray], data: Any) -> dict[str, RowInput]:
         """Match sources to row inputs by name, shape and dtype."""
@@ -361,25 +459,6 @@ class TallModel:
             check_range(name, row_input.values, np.dtype(row_input.leaf.type.dtype))
         return bound
 
-    def _refusal(self, reason: str | None) -> str:
-        latent = [
-            name
-            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
-            if self.n_rows in shape
-        ]
-        advice = (
-            f"{', '.join(latent)} may be a latent variable with one value per row: marginalise it, "
-            "or sample this model with NUTS."
-            if latent
-            else "Rows that depend on one another (time series, Gaussian processes, quantities "
-            "normalised over all rows) cannot be sampled by minibatch; compute such quantities "
-            "before building the model, or sample it with NUTS."
-        )
-        return (
-            f"The log-density of {' + '.join(self.row_names)} is not a sum over {self.n_rows} "
-            f"independent rows: {reason}. {advice}"
-        )
-
     def _bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:
         """Make `term` a graph of the flat point; shared variables become constants."""
         values = self.layout.symbolic(self.flat)
@@ -395,172 +474,6 @@ class TallModel:
         return bound
 
 
-class _SplitCheck:
-    """The full graph at random points, with which a batch graph is compared.
-
-    Row data are passed to the full graph as inputs of the same static shape, not as constants, so
-    that they are neither hashed nor compiled in.
-    """
-
-    N_POINTS = 3
-    BATCHES = (2, 5, 64)
-    RTOL = 1e-9
-
-    def __init__(self, tall: TallModel, leaves: Sequence[Variable]) -> None:
-        rng = np.random.default_rng(20170709)
-        self.tall, self.n_rows = tall, tall.n_rows
-        self.leaves = leaves
-        self.rng = rng
-        self.batches = [rng.integers(0, tall.n_rows, size) for size in self.BATCHES]
-        full_inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
-        self.full = full = compile_numba(
-            [tall.flat, *full_inputs.values()],
-            [tall._bind(tall._full_term, full_inputs)],
-        )
-        arrays = [leaf_value(leaf) for leaf in leaves]
-        try:
-            self.points, self.expected = self._evaluate(full, arrays, tall, rng)
-        except (ValueError, AssertionError, IndexError) as error:
-            used = data_leaves([tall._full_term])
-            raise _unfit_data(tall.row_names, used, error) from error
-
-    def _evaluate(
-        self,
-        full: CompiledFunction,
-        arrays: Sequence[np.ndarray],
-        tall: TallModel,
-        rng: np.random.Generator,
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Evaluate all rows at a few points near the start, where most rows are finite."""
-        start = tall.layout.flatten(tall.model.initial_point())
-        continuous = np.concatenate(
-            [
-                np.full(size, np.issubdtype(dtype, np.floating))
-                for size, dtype in zip(tall.layout.sizes, tall.layout.dtypes, strict=True)
-            ]
-        )
-        points: list[np.ndarray] = []
-        expected: list[np.ndarray] = []
-        for attempt in range(4 * self.N_POINTS):
-            jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
-            point = start + jitter * continuous
-            rows = full(point, *arrays)
-            if rows.shape != (self.n_rows,):
-                raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
-            if np.isfinite(rows).mean() > 0.5:
-                points.append(point)
-                expected.append(rows)
-            if len(points) == self.N_POINTS:
-                return points, expected
-        raise ValueError("At random points near model.initial_point() it is not finite.")
-
-    def compare_bound(self, graph: _Graph, bound: Mapping[str, RowInput]) -> str | None:
-        """Compare the graphs on some rows of other data, which are put through both."""
-        n_bound = len(next(iter(bound.values())).values)
-        rows = self.rng.integers(0, n_bound, self.n_rows)
-        extremes = _extreme_rows(bound)[: self.n_rows]
-        rows[: extremes.size] = extremes
-        sample = {name: i.taken(rows) for name, i in bound.items()}
-        in_python = compile_python(*graph)
-        first = [i.values[: extremes.size + 2] for i in sample.values()]
-        try:  # by itself, because Numba would not notice an index that is out of range
-            in_python(self.points[0], *first)
-        except (ValueError, AssertionError, IndexError) as error:
-            return f"the rows with the smallest and largest numbers give an error ({error})"
-        by_leaf = {i.leaf: np.moveaxis(i.values, 0, i.axis) for i in sample.values()}
-        arrays = [by_leaf[leaf].astype(leaf.type.dtype) for leaf in self.leaves]
-        self.expected = [self.full(point, *arrays) for point in self.points]
-        return self.compare(in_python, sample) or self.compare(compile_numba(*graph), sample)
-
-    def compare(
-        self, batch_logp: Callable[..., np.ndarray], inputs: Mapping[str, RowInput]
-    ) -> str | None:
-        """Say how the batch graph differs from the full graph; None if it does not."""
-        for point, expected in zip(self.points, self.expected, strict=True):
-            for rows in self.batches:
-                batch = [np.ascontiguousarray(i.values[rows]) for i in inputs.values()]
-                try:
-                    actual = batch_logp(point, *batch)
-                except (ValueError, AssertionError, IndexError) as error:
-                    return f"on a batch of rows it cannot be evaluated ({error})"
-                if actual.shape != rows.shape:
-                    return f"a batch of {rows.size} rows gives an array of shape {actual.shape}"
-                agrees = np.isclose(actual, expected[rows], rtol=self.RTOL, atol=1e-9)
-                finite = np.isfinite(expected[rows])
-                if not agrees[finite].all():
-                    worst = rows[finite][np.argmin(agrees[finite])]
-                    return f"row {worst} changes when it is evaluated with a few rows only"
-        return None
-
-
-def _row_variables(model: Model) -> list[TensorVariable]:
-    """Return the observed variables that have the rows: those with the most of them."""
-    names = {rv.name for rv in model.free_RVs}
-    for rv in model.observed_RVs:
-        if isinstance(rv.owner.op, MinibatchRandomVariable):
-            raise NotTallError(
-                f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
-                "data and leave total_size out."
-            )
-        if rv.name.endswith("_observed") and rv.name.replace("_observed", "_unobserved") in names:
-            raise NotTallError(
-                f"{rv.name.removesuffix('_observed')} has missing values, which PyMC imputes as "
-                "free variables. Remove those rows."
-            )
-    lengths = {rv: _first_length(model, rv) for rv in model.observed_RVs}
-    if not lengths:
-        raise NotTallError(
-            "The model has no observed variable. Give the likelihood its data with observed=."
-        )
-    most = max(lengths.values())
-    return [rv for rv, length in lengths.items() if length == most]
-
-
-def _first_length(model: Model, rv: TensorVariable) -> int:
-    [*_, leaf] = data_leaves([model.rvs_to_values[rv]])
-    value = leaf_value(leaf)
-    return value.shape[0] if value.ndim else 0
-
-
-def _n_rows(model: Model, rv: TensorVariable) -> int:
-    n_rows = _first_length(model, rv)
-    if n_rows < 2:
-        raise ValueError(
-            f"{rv.name} has {n_rows} rows; minibatch sampling needs at least 2. Look at the data "
-            "that were passed as observed."
-        )
-    return n_rows
-
-
-def _row_terms(model: Model, variables: Sequence[TensorVariable]) -> TensorVariable:
-    """Return the log-density of each row, summed over trailing axes and observed variables."""
-    try:
-        terms = model.logp(vars=list(variables), sum=False)
-    except ValueError as error:
-        names = [get_var_name(variable) for variable in variables]
-        values = [model.rvs_to_values[variable] for variable in variables]
-        raise _unfit_data(names, data_leaves([*variables, *values]), error) from error
-    for variable, term in zip(variables, terms, strict=True):
-        if term.ndim == 0:
-            raise NotTallError(
-                f"The log-density of {variable.name} is one number for all its rows, which depend "
-                "on one another. Minibatch sampling needs independent rows; sample this model "
-                "with NUTS."
-            )
-    rows = [term.sum(axis=tuple(range(1, term.ndim))) if term.ndim > 1 else term for term in terms]
-    return pt.cast(pt.add(*rows) if len(rows) > 1 else rows[0], "float64")
-
-
-def _unfit_data(names: Sequence[str], leaves: Sequence[Variable], error: Exception) -> ValueError:
-    """Say which data the log-density reads, since it cannot be evaluated."""
-    arrays = [leaf for leaf in leaves if leaf_value(leaf).size > 1]
-    shapes = ", ".join(f"{_leaf_name(leaf)} {leaf_value(leaf).shape}" for leaf in arrays)
-    return ValueError(
-        f"The log-density of {' + '.join(names)} cannot be evaluated: {error} Its data have shapes "
-        f"{shapes}; all that holds rows must have the same number of them."
-    )
-
-
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
     """Find the axes along which the rows of each leaf may lie."""
     axes = {
@@ -573,7 +486,7 @@ def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, l
 def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
     row_inputs: dict[str, RowInput] = {}
     for leaf, axis in row_axes.items():
-        name = base = _leaf_name(leaf)
+        name = base = leaf_name(leaf)
         for number in itertools.count(1):
             if name not in row_inputs:
                 break
@@ -649,7 +562,3 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
     opened = values.open() if isinstance(values, RowFile) else values
     return RowInput(name, leaf, axis, _read_only(opened))
-
-
-def _leaf_name(leaf: Variable) -> str:
-    return leaf.name or "constant"

@@ -1,0 +1,234 @@
+"""The check on which a split rests: the batch graph gives what the full graph gives.
+
+Rows are independent if and only if the term of a row is the same whatever other rows are evaluated
+with it. Both graphs are therefore evaluated operation by operation in Python, which is quick to
+start and notices every index out of range, and compared at several points on
+
+- small batches of random rows, where totals over rows differ from those over all of them;
+- all rows in random order, where each row has other neighbours;
+- other data: each array is replaced by random values of the same kind, so that arrays whose entries
+  are mostly alike, such as rare events, hide nothing.
+
+A Numba function cannot tell that an index lies outside of a batch. It is compared with Python on
+the small batches only after the batch graph has passed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.tall.compiled import compile_python
+from pymc_minibatch.tall.layout import PointLayout
+
+__all__ = ["FAILURES", "FullGraph", "Graph", "SplitCheck"]
+
+Graph = tuple[list[Variable], list[Variable]]
+"""Inputs and outputs."""
+
+FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
+"""What operations raise on data that do not fit."""
+
+N_POINTS = 4
+BATCHES = (2, 5, 64)
+CHUNK_ROWS = 2**15
+RTOL = 1e-9
+ATOL = 1e-9
+
+
+class FullGraph:
+    """The terms of all rows, a function of the flat point and the data.
+
+    Data are passed as inputs of the model's own static shape, not as constants, so that they are
+    not hashed.
+    """
+
+    def __init__(self, graph: Graph, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._evaluate = compile_python(*graph)
+
+    def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Evaluate all rows.
+
+        Raises
+        ------
+        ValueError
+            If the result does not have one entry per row.
+        """
+        rows = self._evaluate(point, *arrays)
+        if rows.shape != (self.n_rows,):
+            raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
+        return rows
+
+    def points(
+        self,
+        layout: PointLayout,
+        start: np.ndarray,
+        arrays: Sequence[np.ndarray],
+        rng: np.random.Generator,
+    ) -> list[np.ndarray]:
+        """Find a few points near the start where most rows are finite.
+
+        The start itself is one of them; at the others no parameter keeps its value, which may be a
+        zero that hides what the parameter multiplies.
+        """
+        continuous = np.concatenate(
+            [
+                np.full(size, np.issubdtype(dtype, np.floating))
+                for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
+            ]
+        )
+        points: list[np.ndarray] = []
+        for attempt in range(4 * N_POINTS):
+            jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
+            point = start + jitter * continuous
+            if np.isfinite(self(point, arrays)).mean() > 0.5:
+                points.append(point)
+            if len(points) == N_POINTS:
+                return points
+        raise ValueError("At random points near model.initial_point() it is not finite.")
+
+
+class SplitCheck:
+    """What the full graph gives at random points, on given data and on data made up from them.
+
+    Parameters
+    ----------
+    full
+        The full graph.
+    points
+        Where to compare.
+    arrays
+        The data, as the full graph takes them.
+    axes
+        For each array the axis along which the rows lie; None where it holds none.
+    rng
+        Chooses rows and makes data up.
+    """
+
+    def __init__(
+        self,
+        full: FullGraph,
+        points: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        axes: Sequence[int | None],
+        rng: np.random.Generator,
+    ) -> None:
+        n_rows = full.n_rows
+        self.batches = [rng.integers(0, n_rows, size) for size in BATCHES]
+        self.order = rng.permutation(n_rows)
+        self.points = points
+        self.axes = axes
+        self.arrays = arrays
+        self.expected = [full(point, arrays) for point in points]
+        self.made_up, self.expected_made_up = _made_up(full, points[-1], arrays, axes, rng)
+
+    def compare(self, graph: Graph) -> str | None:
+        """Say how a batch graph differs from the full graph; None if it does not."""
+        evaluate = compile_python(*graph)
+        for point, expected in zip(self.points, self.expected, strict=True):
+            reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
+            if reason is not None:
+                return reason
+        large = [self.order[i : i + CHUNK_ROWS] for i in range(0, self.order.size, CHUNK_ROWS)]
+        last, batches = self.points[-1], [*self.batches, *large]
+        return self._compare_rows(
+            evaluate, last, self.arrays, self.expected[-1], large
+        ) or self._compare_rows(evaluate, last, self.made_up, self.expected_made_up, batches)
+
+    def compare_compiled(self, graph: Graph, compiled: Callable[..., np.ndarray]) -> str | None:
+        """Say how machine code differs from the batch graph it was made of."""
+        evaluate = compile_python(*graph, stable=True)
+        for point in self.points:
+            for rows in self.batches:
+                batch = self._taken(self.arrays, rows)
+                expected, actual = evaluate(point, *batch), compiled(point, *batch)
+                if (worst := _difference(actual, expected)) is not None:
+                    return (
+                        f"machine code gives {actual[worst]} for row {rows[worst]}, where "
+                        f"{expected[worst]} is right"
+                    )
+        return None
+
+    def _compare_rows(
+        self,
+        evaluate: Callable[..., np.ndarray],
+        point: np.ndarray,
+        arrays: Sequence[np.ndarray],
+        expected: np.ndarray,
+        batches: Sequence[np.ndarray],
+    ) -> str | None:
+        for rows in batches:
+            try:
+                actual = evaluate(point, *self._taken(arrays, rows))
+            except FAILURES as error:
+                return f"on a batch of rows it cannot be evaluated ({_first_line(error)})"
+            if actual.shape != rows.shape:
+                return f"a batch of {rows.size} rows gives an array of shape {actual.shape}"
+            if (worst := _difference(actual, expected[rows])) is not None:
+                return f"row {rows[worst]} changes with the rows that it is evaluated with"
+        return None
+
+    def _taken(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
+        return [
+            np.ascontiguousarray(np.moveaxis(values, axis, 0)[rows])
+            for values, axis in zip(arrays, self.axes, strict=True)
+            if axis is not None
+        ]
+
+
+def _difference(actual: np.ndarray, expected: np.ndarray) -> int | None:
+    """Where two arrays differ; what is not a finite number in one must not be in the other."""
+    finite = np.isfinite(expected)
+    agrees = np.where(
+        finite, np.isclose(actual, expected, rtol=RTOL, atol=ATOL), ~np.isfinite(actual)
+    )
+    return None if agrees.all() else int(np.argmin(agrees))
+
+
+def _made_up(
+    full: FullGraph,
+    point: np.ndarray,
+    arrays: Sequence[np.ndarray],
+    axes: Sequence[int | None],
+    rng: np.random.Generator,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Replace one array after the other by random values, as long as most rows stay finite.
+
+    An array that allows no other values (counts of a fixed total, say) has its rows shuffled; one
+    that does not even allow this stays as it is.
+    """
+    current, terms = list(arrays), full(point, arrays)
+    for position, axis in enumerate(axes):
+        if axis is None:
+            continue
+        for values in _replacements(np.moveaxis(arrays[position], axis, 0), rng):
+            trial = [*current]
+            trial[position] = np.ascontiguousarray(np.moveaxis(values, 0, axis))
+            try:
+                changed = full(point, trial)
+            except FAILURES:
+                continue
+            if np.isfinite(changed).mean() > 0.5:
+                current, terms = trial, changed
+                break
+    return current, terms
+
+
+def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Make up values of the same type, range and, for floats, signs; then shuffle the rows."""
+    n_rows = len(values)
+    if values.dtype.kind == "f":
+        noise = rng.normal(size=(2, n_rows, *[1] * (values.ndim - 1))).astype(values.dtype)
+        yield np.where(values == 0, noise[0], values * np.exp(noise[1] / 4))
+        yield values * np.exp(noise[1] / 4)
+    elif values.dtype.kind in "iu":
+        low, high = values.min(axis=0), values.max(axis=0)
+        yield rng.integers(low, high, values.shape, dtype=values.dtype, endpoint=True)
+    elif values.dtype.kind == "b":
+        yield rng.random(values.shape) < 0.5
+    yield values[rng.permutation(n_rows)]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,132 @@
+"""What a model observes: log-density terms, and along which axes their rows may lie."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytensor.tensor as pt
+from pymc.model import Model
+from pymc.util import get_var_name
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+
+__all__ = ["ObservedTerm", "observed_terms", "row_counts", "sum_rows"]
+
+
+@dataclass(frozen=True)
+class ObservedTerm:
+    """An observed variable.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    leaf
+        Its data.
+    term
+        Its log-density; one axis less for each axis of a multivariate distribution.
+    distribution
+        Name of its distribution.
+    """
+
+    name: str
+    leaf: Variable
+    term: TensorVariable
+    distribution: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of its data."""
+        return leaf_value(self.leaf).shape
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the axes along which rows may lie."""
+        return self.shape[: self.term.ndim]
+
+    @property
+    def longest(self) -> int:
+        """The number of rows that it may have, or would if it were not one number for all."""
+        return max(self.lengths or self.shape, default=0)
+
+
+def observed_terms(model: Model) -> list[ObservedTerm]:
+    """List the observed variables.
+
+    Raises
+    ------
+    NotTallError
+        If there are none, values are missing, data are a minibatch, or shapes do not match.
+    """
+    observed = model.observed_RVs
+    if not observed:
+        raise NotTallError(
+            "The model has no observed variable. Give the likelihood its data with observed=."
+        )
+    free = {rv.name for rv in model.free_RVs}
+    for rv in observed:
+        _refuse_minibatch_or_missing(rv, free)
+    leaves = [data_leaves([model.rvs_to_values[rv]])[-1] for rv in observed]
+    try:
+        terms = model.logp(vars=observed, sum=False)
+    except ValueError as error:
+        names = [get_var_name(rv) for rv in observed]
+        values = [model.rvs_to_values[rv] for rv in observed]
+        raise unfit_data(names, data_leaves([*observed, *values]), error) from error
+    return [
+        ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv))
+        for rv, leaf, term in zip(observed, leaves, terms, strict=True)
+    ]
+
+
+def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
+    """List the numbers of rows that the model may have, the largest first.
+
+    Raises
+    ------
+    NotTallError
+        If what has most entries has one log-density for all of them.
+    ValueError
+        If there are fewer than two rows.
+    """
+    main = max(terms, key=lambda term: term.longest)
+    if main.longest < 2:
+        raise ValueError(
+            f"{main.name} has {main.longest} rows; minibatch sampling needs at least 2. Look at "
+            "the data that were passed as observed."
+        )
+    if not main.lengths:
+        raise NotTallError(whole_term(main.name, main.distribution))
+    return sorted({length for length in main.lengths if length > 1}, reverse=True)
+
+
+def sum_rows(terms: Sequence[ObservedTerm], n_rows: int) -> TensorVariable:
+    """Add the terms of each row up, over variables and over the axes that hold no rows."""
+    rows = []
+    for observed in terms:
+        axis = observed.lengths.index(n_rows)
+        others = [other for other in range(observed.term.ndim) if other != axis]
+        rows.append(observed.term.sum(axis=others) if others else observed.term)
+    return pt.add(*rows) if len(rows) > 1 else rows[0]
+
+
+def _refuse_minibatch_or_missing(rv: TensorVariable, free: set[str]) -> None:
+    if isinstance(rv.owner.op, MinibatchRandomVariable):
+        raise NotTallError(
+            f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
+            "data and leave total_size out."
+        )
+    name = get_var_name(rv)
+    if name.endswith("_observed") and name.replace("_observed", "_unobserved") in free:
+        raise NotTallError(
+            f"{name.removesuffix('_observed')} has missing values, which PyMC imputes as "
+            "free variables. Remove those rows."
+        )
+
+
+def _distribution(rv: TensorVariable) -> str:
+    names = getattr(rv.owner.op, "_print_name", None)
+    return names[0] if names else type(rv.owner.op).__name__.removesuffix("RV")

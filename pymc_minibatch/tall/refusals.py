@@ -1,0 +1,128 @@
+"""Why a model is refused, and what to do instead."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import All, Any, Dot
+from pytensor.tensor.shape import shape as symbolic_shape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+
+from pymc_minibatch.tall.compiled import compile_python
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+
+__all__ = [
+    "NotTallError",
+    "dependent_rows",
+    "leaf_name",
+    "shared_across_rows",
+    "unfit_data",
+    "whole_term",
+]
+
+TIME_SERIES = ("AR", "GARCH11", "EulerMaruyama", "RandomWalk", "GaussianRandomWalk")
+
+
+class NotTallError(ValueError):
+    """The model is not a prior part plus independent rows; the message says why."""
+
+
+def whole_term(name: str, distribution: str) -> str:
+    """Say that a variable has one log-density for all its rows."""
+    if "RandomWalk" in distribution or distribution in TIME_SERIES:
+        advice = (
+            "Given their past, the rows of an autoregression or a random walk are independent: "
+            "pass the past values as data of their own. Sample other time series with NUTS."
+        )
+    elif distribution.startswith("Mv") or "Normal" in distribution:
+        advice = (
+            "Approximate a Gaussian process by a basis (pm.gp.HSGP), give independent vectors one "
+            "row each, shape (N, K), or sample this model with NUTS."
+        )
+    else:
+        advice = (
+            "If its rows are independent, declare them along an axis of their own (a CustomDist: "
+            "ndim_supp=0 or a signature, and a logp that returns one value per row); otherwise "
+            "sample this model with NUTS."
+        )
+    return (
+        f"The log-density of {name} ({distribution}) is one number for all its rows, which depend "
+        f"on one another. {advice}"
+    )
+
+
+def dependent_rows(
+    names: Sequence[str], n_rows: int, reason: str, latent: Sequence[str], culprit: str | None
+) -> str:
+    """Say that a log-density is not a sum over rows."""
+    if latent:
+        has = "has" if len(latent) == 1 else "have"
+        cause = f"{reason}. {', '.join(latent)} {has} one value per row"
+        advice = "marginalise such a latent variable, or sample this model with NUTS"
+    else:
+        cause = f"{reason}. {culprit}" if culprit else reason
+        advice = (
+            "Compute what depends on several rows before building the model and pass it as data; "
+            "where this is not possible (it depends on parameters) sample this model with NUTS"
+        )
+    advice = advice[0].upper() + advice[1:]
+    return (
+        f"The log-density of {' + '.join(names)} is not a sum over {n_rows} independent rows: "
+        f"{cause}. {advice}."
+    )
+
+
+def unfit_data(names: Sequence[str], leaves: Sequence[Variable], error: Exception) -> NotTallError:
+    """Say which data a log-density reads, since it cannot be evaluated."""
+    arrays = [leaf for leaf in leaves if leaf_value(leaf).size > 1]
+    shapes = ", ".join(f"{leaf_name(leaf)} {leaf_value(leaf).shape}" for leaf in arrays)
+    return NotTallError(
+        f"The log-density of {' + '.join(names)} cannot be evaluated: {error} Its data have shapes "
+        f"{shapes}; all that holds rows must have the same number of them."
+    )
+
+
+def leaf_name(leaf: Variable) -> str:
+    """Name an array of the graph."""
+    return leaf.name or "constant"
+
+
+def shared_across_rows(
+    term: Variable, flat: Variable, start: np.ndarray, n_rows: int
+) -> str | None:
+    """Name the first operation that takes rows together, and the data that it reads."""
+    for node in io_toposort([flat], [term]):
+        for axis, what in _taken_together(node):
+            shape = compile_python([flat], [symbolic_shape(node.inputs[0])])(start)
+            if n_rows in (shape if axis is None else shape[list(axis)]):
+                names = [leaf.name for leaf in data_leaves([node.outputs[0]]) if leaf.name]
+                return f"{' + '.join(dict.fromkeys(names)) or 'An array'} {what}"
+    return None
+
+
+def _taken_together(node: Apply) -> Iterator[tuple[Sequence[int] | None, str]]:
+    """Yield along which axes of its first input an operation joins entries, and how.
+
+    None stands for all axes.
+    """
+    op = node.op
+    core = op.core_op if isinstance(op, Blockwise) else op
+    if isinstance(core, CumOp):
+        yield core.axis if core.axis is None else (core.axis,), "is cumulated over the rows"
+    elif isinstance(core, Softmax | LogSoftmax):
+        axes = core.axis if core.axis is None else (core.axis,)
+        yield axes, "is normalised over all rows (softmax)"
+    elif isinstance(core, Scan):
+        yield None, "is computed one row after another (scan)"
+    elif isinstance(core, CAReduce) and not isinstance(core, All | Any):
+        yield core.axis, "is reduced over all rows (a total, a mean, an extreme value)"
+    elif isinstance(core, Dot):
+        yield (-1,), "is multiplied over all rows (a matrix product)"
+    elif isinstance(core, Subtensor | IncSubtensor):
+        yield (0,), "is read or written at fixed positions of the rows (such as x[1:])"
