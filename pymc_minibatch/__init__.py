@@ -2,7 +2,14 @@
 
 from importlib.metadata import version
 
-from pymc_minibatch.acceptance import CorrectedBarker, Penalty
+from pymc_minibatch.acceptance import (
+    Austere,
+    Barker,
+    CorrectedBarker,
+    Naive,
+    Penalty,
+    SubLhd,
+)
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -16,14 +23,18 @@ from pymc_minibatch.tall import NotTallError, TallModel
 __version__ = version("pymc-minibatch")
 
 __all__ = [
+    "Austere",
+    "Barker",
     "CorrectedBarker",
     "Laplace",
     "MinibatchMH",
+    "Naive",
     "NoReferenceError",
     "NotTallError",
     "Penalty",
     "RandomWalk",
     "Reference",
+    "SubLhd",
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
