@@ -10,6 +10,7 @@ from pymc_minibatch.acceptance import (
     Penalty,
     SubLhd,
 )
+from pymc_minibatch.compare import compare
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -38,5 +39,6 @@ __all__ = [
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
+    "compare",
     "find_reference",
 ]
