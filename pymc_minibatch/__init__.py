@@ -2,7 +2,14 @@
 
 from importlib.metadata import version
 
-from pymc_minibatch.acceptance import CorrectedBarker, Penalty
+from pymc_minibatch.acceptance import (
+    Austere,
+    Barker,
+    CorrectedBarker,
+    Naive,
+    Penalty,
+    SubLhd,
+)
 from pymc_minibatch.bounds import (
     Bohning,
     Bound,
@@ -11,6 +18,7 @@ from pymc_minibatch.bounds import (
     NoBoundError,
     StudentT,
 )
+from pymc_minibatch.compare import compare
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -24,6 +32,8 @@ from pymc_minibatch.tall import NotTallError, TallModel
 __version__ = version("pymc-minibatch")
 
 __all__ = [
+    "Austere",
+    "Barker",
     "Bohning",
     "Bound",
     "BoundError",
@@ -32,6 +42,7 @@ __all__ = [
     "JaakkolaJordan",
     "Laplace",
     "MinibatchMH",
+    "Naive",
     "NoBoundError",
     "NoReferenceError",
     "NotTallError",
@@ -39,8 +50,10 @@ __all__ = [
     "RandomWalk",
     "Reference",
     "StudentT",
+    "SubLhd",
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
+    "compare",
     "find_reference",
 ]

@@ -1,6 +1,10 @@
 """Minibatch acceptance tests, one file each, and the correction distribution."""
 
+from pymc_minibatch.acceptance.austere import Austere
+from pymc_minibatch.acceptance.barker import Barker
 from pymc_minibatch.acceptance.corrected_barker import CorrectedBarker
+from pymc_minibatch.acceptance.naive import Naive
 from pymc_minibatch.acceptance.penalty import Penalty
+from pymc_minibatch.acceptance.sub_lhd import SubLhd
 
-__all__ = ["CorrectedBarker", "Penalty"]
+__all__ = ["Austere", "Barker", "CorrectedBarker", "Naive", "Penalty", "SubLhd"]

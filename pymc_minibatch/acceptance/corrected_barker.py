@@ -19,13 +19,13 @@ paper's Corollary 1, which ignores that the noise that is added makes the test s
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
 from pymc_minibatch.acceptance.correction import correction
-from pymc_minibatch.acceptance.decision import Decision
+from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["CorrectedBarker"]
@@ -69,6 +69,7 @@ class CorrectedBarker:
 
     sigma: float = 1.0
     test_error: float | None = 1e-3
+    first_batch: ClassVar[FirstBatchRule] = "tuned"
 
     def __post_init__(self) -> None:
         error = correction(self.sigma).cdf_error
@@ -79,7 +80,9 @@ class CorrectedBarker:
                 "limit."
             )
 
-    def parameters(self, temperature: float, batch_size: np.ndarray) -> tuple[Any, ...]:
+    def parameters(
+        self, temperature: float, batch_size: np.ndarray, n_rows: int
+    ) -> tuple[Any, ...]:
         """Return what the jitted test reads at every decision."""
         fitted = correction(self.sigma)
         limits = Limits(
@@ -94,7 +97,10 @@ class CorrectedBarker:
         return limits, (self.sigma**2, fitted.atoms, fitted.cumulative)
 
     def build(
-        self, draw_log_ratios: Callable[..., int], sum_log_ratios: Callable[..., tuple[float, int]]
+        self,
+        draw_log_ratios: Callable[..., int],
+        sum_log_ratios: Callable[..., tuple[float, int]],
+        scan_log_ratios: Callable[..., Scan],
     ) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
         return build_growing(draw_log_ratios, sum_log_ratios, accept, barker)

@@ -1,24 +1,42 @@
 """What every acceptance test takes and returns."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Acceptance", "Decision", "Rows", "Source", "row_workspace"]
+__all__ = ["Acceptance", "Decision", "FirstBatchRule", "Rows", "Scan", "Source", "row_workspace"]
+
+
+FirstBatchRule = Literal["tuned", "fixed", "designed"]
 
 
 class Acceptance(Protocol):
-    """An acceptance test on a batch of rows."""
+    """An acceptance test on a batch of rows.
 
-    def parameters(self, temperature: float, batch_size: np.ndarray) -> tuple[Any, ...]:
+    Attributes
+    ----------
+    first_batch
+        Who settles how many rows the first batch of a decision has: tuning, where more can be read
+        if they do not do ("tuned"); the user, where no batch is known to be large enough ("fixed");
+        or the test ("designed").
+    """
+
+    first_batch: ClassVar[FirstBatchRule]
+
+    def parameters(
+        self, temperature: float, batch_size: np.ndarray, n_rows: int
+    ) -> tuple[Any, ...]:
         """Return what the jitted test reads at every decision.
 
         ``batch_size[0]`` is the number of rows of the first batch, which tuning may change.
         """
 
     def build(
-        self, draw_log_ratios: Callable[..., int], sum_log_ratios: Callable[..., tuple[float, int]]
+        self,
+        draw_log_ratios: Callable[..., int],
+        sum_log_ratios: Callable[..., tuple[float, int]],
+        scan_log_ratios: Callable[..., "Scan"],
     ) -> Callable[..., "Decision"]:
         """Return the jitted test, composed with the functions that read the data.
 
@@ -45,6 +63,8 @@ class Decision(NamedTuple):
         Estimated bound on the error of the acceptance probability.
     impossible_row
         A row whose log-likelihood at the current point is not finite, or -1.
+    n_scanned
+        Rows read at both points only to learn what the test presupposes, not for the decision.
     """
 
     accepted: bool
@@ -53,6 +73,26 @@ class Decision(NamedTuple):
     grown: bool
     log_ratio_var: float
     test_error: float
+    impossible_row: int
+    n_scanned: int
+
+
+class Scan(NamedTuple):
+    """Summary of the log ratios of all rows.
+
+    Attributes
+    ----------
+    mean, sd
+        Mean and standard deviation; a mean of -inf means that the proposal is impossible.
+    range
+        The largest minus the smallest.
+    impossible_row
+        A row whose log-likelihood at the current point is not finite, or -1.
+    """
+
+    mean: float
+    sd: float
+    range: float
     impossible_row: int
 
 

@@ -153,11 +153,11 @@ def build_growing(
             impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
             mean, variance, skew, third = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
-                return Decision(False, n, n, bool(n_seen > 0), 0.0, 0.0, impossible)
+                return Decision(False, n, n, bool(n_seen > 0), 0.0, 0.0, impossible, 0)
             s2, error = noise(n, n_rows, scale, variance, skew, third, limits)
             if s2 < limits.variance and error <= limits.error:
                 accepted = accept(rng, psi + scale * mean, s2, details)
-                return Decision(accepted, n, n, bool(n_seen > 0), s2, min(1.0, error), -1)
+                return Decision(accepted, n, n, bool(n_seen > 0), s2, min(1.0, error), -1, 0)
             n_seen = n
             while 2 * n <= n_rows:  # find the batch that should do
                 n = math.ceil(GROWTH * n)
@@ -165,8 +165,9 @@ def build_growing(
                 if s2 <= HEADROOM * limits.variance and error <= limits.error:
                     break
         total, impossible = sum_log_ratios(current, proposed, source)
+        grown = bool(n_seen > 0)
         accepted = rng.random() < exact_probability(psi + total / limits.temperature)
-        return Decision(accepted, n_rows, n_seen + n_rows, bool(n_seen > 0), 0.0, 0.0, impossible)
+        return Decision(accepted, n_rows, n_seen + n_rows, grown, 0.0, 0.0, impossible, 0)
 
     return decide
 

@@ -26,13 +26,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 from scipy.special import ndtr
 
-from pymc_minibatch.acceptance.decision import Decision
+from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["Penalty"]
@@ -80,6 +80,7 @@ class Penalty:
 
     sigma: float = 0.3
     test_error: float | None = 1e-3
+    first_batch: ClassVar[FirstBatchRule] = "tuned"
 
     def __post_init__(self) -> None:
         if not SIGMA_MIN <= self.sigma <= SIGMA_MAX:
@@ -90,7 +91,9 @@ class Penalty:
         if self.test_error is not None and not self.test_error > 0:
             raise ValueError(f"test_error must be positive or None; got {self.test_error}.")
 
-    def parameters(self, temperature: float, batch_size: np.ndarray) -> tuple[Any, ...]:
+    def parameters(
+        self, temperature: float, batch_size: np.ndarray, n_rows: int
+    ) -> tuple[Any, ...]:
         """Return what the jitted test reads at every decision."""
         grid, smoothness = _smoothness(self.sigma)
         limits = Limits(
@@ -105,7 +108,10 @@ class Penalty:
         return limits, (self.sigma**2,)
 
     def build(
-        self, draw_log_ratios: Callable[..., int], sum_log_ratios: Callable[..., tuple[float, int]]
+        self,
+        draw_log_ratios: Callable[..., int],
+        sum_log_ratios: Callable[..., tuple[float, int]],
+        scan_log_ratios: Callable[..., Scan],
     ) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
         return build_growing(draw_log_ratios, sum_log_ratios, accept, metropolis)

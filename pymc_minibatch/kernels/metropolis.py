@@ -33,6 +33,8 @@ class Totals(NamedTuple):
         Largest bound on the error of the acceptance probability.
     impossible_row
         A row whose log-likelihood at the current point is not finite, or -1.
+    n_scanned
+        Rows read at both points only to learn what the test presupposes.
     """
 
     n_accepted: int
@@ -43,6 +45,7 @@ class Totals(NamedTuple):
     log_ratio_var: float
     test_error: float
     impossible_row: int
+    n_scanned: int
 
 
 def make_transitions(
@@ -93,6 +96,7 @@ def make_transitions(
         n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
         log_ratio_var = test_error = 0.0
         impossible_row = -1
+        n_scanned = 0
         for _ in range(n_steps):
             log_q = propose(rng, theta, candidate, proposal_state, place)
             put(candidate, active, proposed)
@@ -103,10 +107,11 @@ def make_transitions(
                 psi = candidate_log_base - log_base + log_q
                 decision = decide(rng, psi, point, proposed, source, rows, test_parameters)
                 accepted = decision.accepted
-                n_read = decision.n_evaluated
+                n_read = decision.n_evaluated + decision.n_scanned
                 n_decisions += 1
                 n_grown += decision.grown
-                n_evaluated += n_read
+                n_evaluated += decision.n_evaluated
+                n_scanned += decision.n_scanned
                 batch_rows += decision.batch_size
                 log_ratio_var += decision.log_ratio_var
                 test_error = max(test_error, decision.test_error)
@@ -129,6 +134,7 @@ def make_transitions(
             log_ratio_var,
             test_error,
             impossible_row,
+            n_scanned,
         )
 
     return transitions

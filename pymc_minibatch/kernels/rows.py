@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Rows, Source
+from pymc_minibatch.acceptance.decision import Rows, Scan, Source
+from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.tall.pointers import call_array
 
 __all__ = ["make_readers"]
@@ -100,8 +101,8 @@ def forget(rows: Rows) -> None:
 
 def make_readers(
     ndims: Sequence[int],
-) -> tuple[Callable[..., int], Callable[..., tuple[float, int]]]:
-    """Make the two functions that read the data for an acceptance test.
+) -> tuple[Callable[..., int], Callable[..., tuple[float, int]], Callable[..., Scan]]:
+    """Make the functions that read the data for an acceptance test.
 
     Parameters
     ----------
@@ -115,10 +116,13 @@ def make_readers(
         rows and fills ``rows.log_ratios[n_seen:n]``.
     sum_log_ratios
         ``(current, proposed, source)`` sums the log ratios of all rows.
+    scan_log_ratios
+        ``(current, proposed, source)`` summarises them as a
+        :class:`~pymc_minibatch.acceptance.decision.Scan`.
 
     Notes
     -----
-    Both return the number of a row that is impossible at the current point (its log-likelihood is
+    All return the number of a row that is impossible at the current point (its log-likelihood is
     not finite), or -1. A row that is impossible at the proposal has log ratio -inf.
     """
     take, copy = make_take(ndims), make_copy(len(ndims))
@@ -161,7 +165,24 @@ def make_readers(
                 break
         return total, -1
 
-    return draw_log_ratios, sum_log_ratios
+    @njit
+    def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, source: Source) -> Scan:
+        n_rows = source.data[0].shape[0]
+        log_ratios = np.empty(CHUNK_ROWS)
+        mean = squares = 0.0
+        lowest, highest = np.inf, -np.inf
+        for first in range(0, n_rows, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_rows)
+            batch = copy(source.data, first, last)
+            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            values = log_ratios[: last - first]
+            if bad >= 0 or values.min() == -np.inf:
+                return Scan(-np.inf, 0.0, np.inf, first + bad if bad >= 0 else -1)
+            mean, squares = extend_moments(first, mean, squares, values)
+            lowest, highest = min(lowest, values.min()), max(highest, values.max())
+        return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
+
+    return draw_log_ratios, sum_log_ratios, scan_log_ratios
 
 
 @njit

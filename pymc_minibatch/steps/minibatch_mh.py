@@ -1,6 +1,7 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -62,6 +63,7 @@ def transitions(rng, point, active, source, n_steps, tuning, state, guide, param
         t.log_ratio_var,
         t.test_error,
         t.impossible_row,
+        t.n_scanned,
     )
 """
 
@@ -97,8 +99,8 @@ class MinibatchMH(TallStep):
         their values are read at every draw.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
-    acceptance : CorrectedBarker or Penalty, optional
-        The acceptance test; CorrectedBarker() if not given.
+    acceptance : CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd, optional
+        The acceptance test; CorrectedBarker() if not given. The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed. If not given: with a control variate, Laplace where prior and Taylor
         likelihood together are nearly Gaussian, else SurrogateHamiltonian; without, RandomWalk.
@@ -112,8 +114,9 @@ class MinibatchMH(TallStep):
         there is no mode or several are seen, or where the model has discrete variables. Not every
         other mode is seen: where you know of one set 0, since moves about one rarely reach another.
     batch_size : int, optional
-        Rows of the first batch of each decision, from 2 to N. If not given it starts at 100 and is
-        tuned, towards the fewest rows that do for nine of ten decisions.
+        Rows of the first batch of each decision, from 2 to N. If not given it is 100, and tuned by
+        tests that can tell whether that does, towards the fewest rows that do for nine of ten
+        decisions. Austere finds it by itself.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int, default 1
@@ -149,11 +152,15 @@ class MinibatchMH(TallStep):
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
     - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
       one row at the reference, towards one point, count 1.
+    - ``n_scanned``: row log-likelihoods evaluated besides, by tests that have to know something
+      about all rows before they decide (SubLhd, and Austere with variant "nc").
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
+    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
+      with those of a reference that was handed over; the same at every draw, for :func:`compare`.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
@@ -173,10 +180,13 @@ class MinibatchMH(TallStep):
         "accept": (np.float64, []),
         "n_likelihood": (np.int64, []),
         "n_gradient": (np.int64, []),
+        "n_scanned": (np.int64, []),
         "batch_size": (np.float64, []),
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
         "scale": (np.float64, []),
+        "n_rows": (np.int64, []),
+        "setup_seconds": (np.float64, []),
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -200,6 +210,7 @@ class MinibatchMH(TallStep):
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
+        started = time.perf_counter()
         model = modelcontext(model)
         self.vars = continuous_value_vars(vars, model, "MinibatchMH")
         self.var_names = [get_var_name(var) for var in self.vars]
@@ -209,6 +220,11 @@ class MinibatchMH(TallStep):
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
+        if batch_size is not None and self.acceptance.first_batch == "designed":
+            raise ValueError(
+                f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
+                "leave batch_size out, or give the test other batch_sizes to choose from."
+            )
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         self.temperature = _checked_temperature(temperature)
         self.tune = True
@@ -224,6 +240,9 @@ class MinibatchMH(TallStep):
         self._start_is_checked = False
         self._warn(model)
         self._compile()
+        self.setup_seconds = time.perf_counter() - started
+        if reference is not None:
+            self.setup_seconds += reference.seconds
 
     def _default_proposal(self) -> Proposal:
         if not self.control_variate:
@@ -304,7 +323,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _parameters(self) -> tuple[Any, ...]:
-        return self.acceptance.parameters(self.temperature, self._first_batch)
+        return self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
 
     def _compile(self) -> None:
         """Compile before chains are forked, so that they share the machine code."""
@@ -389,7 +408,7 @@ class MinibatchMH(TallStep):
 
     def _tune(self, totals: Totals) -> None:
         self.proposal.end_draw(self.proposal_state)
-        if self.batch_size is None:
+        if self.batch_size is None and self.acceptance.first_batch == "tuned":
             tune_first_batch(self.batch_state, totals.n_grown, totals.n_decisions, self.n_rows)
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
@@ -398,10 +417,13 @@ class MinibatchMH(TallStep):
             "accept": totals.n_accepted / self.steps_per_draw,
             "n_likelihood": 2 * totals.n_evaluated,
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
+            "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,
             "scale": self.proposal.scale(self.proposal_state),
+            "n_rows": self.n_rows,
+            "setup_seconds": self.setup_seconds,
         }
 
 

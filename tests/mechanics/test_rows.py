@@ -100,7 +100,7 @@ def row(point, constants, batch):
     return logp
 
 
-DRAW, SUM = make_readers((2, 1, 1, 3))
+DRAW, SUM, SCAN = make_readers((2, 1, 1, 3))
 CURRENT = np.array([0.5, np.inf, 0.0])
 PROPOSED = np.array([-0.25, np.inf, 0.0])
 
@@ -150,6 +150,16 @@ def test_sum_log_ratios(n_rows):
     assert impossible == -1
 
 
+@pytest.mark.parametrize("n_rows", [2, 100, CHUNK_ROWS + 1, 3 * CHUNK_ROWS - 1])
+def test_scan_log_ratios(n_rows):
+    data = make_data(n_rows)
+    scan, expected = SCAN(CURRENT, PROPOSED, source(data)), log_ratios(data)
+    assert scan.mean == pytest.approx(expected.mean(), rel=1e-10)
+    assert scan.sd == pytest.approx(expected.std(), rel=1e-10)
+    assert scan.range == pytest.approx(np.ptp(expected), rel=1e-10)
+    assert scan.impossible_row == -1
+
+
 @pytest.mark.parametrize("is_nan", [0.0, 1.0])
 def test_a_row_impossible_at_the_current_point_is_reported(is_nan):
     """Its vector is its number, so that only the last row exceeds the bound."""
@@ -158,6 +168,8 @@ def test_a_row_impossible_at_the_current_point_is_reported(is_nan):
     current = np.array([0.5, n_rows - 1.5, is_nan])
     total, impossible = SUM(current, PROPOSED, source(data))
     assert (total, impossible) == (-np.inf, n_rows - 1)
+    scan = SCAN(current, PROPOSED, source(data))
+    assert (scan.mean, scan.impossible_row) == (-np.inf, n_rows - 1)
     half = n_rows // 2
     for seed in range(5):
         reported = DRAW(np.random.default_rng(seed), current, PROPOSED, source(data), rows, 0, half)
@@ -170,6 +182,8 @@ def test_a_row_impossible_at_the_proposal_has_log_ratio_minus_infinity(is_nan):
     data, rows = make_data(n_rows), row_workspace(n_rows)
     proposed = np.array([-0.25, 499.5, is_nan])
     assert SUM(CURRENT, proposed, source(data)) == (-np.inf, -1)
+    scan = SCAN(CURRENT, proposed, source(data))
+    assert (scan.mean, scan.impossible_row) == (-np.inf, -1)
     assert DRAW(np.random.default_rng(10), CURRENT, proposed, source(data), rows, 0, 100) == -1
     impossible = rows.drawn[:100] > 499.5
     assert impossible.any()

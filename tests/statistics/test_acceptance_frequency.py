@@ -63,9 +63,9 @@ def row(point, constants, batch):
 ROW = address_of(row, np.zeros(2), (), (np.zeros(1), np.zeros(1)))
 
 
-def make_counter(draw_log_ratios, sum_log_ratios):
+def make_counter(*readers):
     """Return a function that decides many times and counts."""
-    decide = CorrectedBarker().build(draw_log_ratios, sum_log_ratios)
+    decide = CorrectedBarker().build(*readers)
 
     @njit
     def count(rng, n_decisions, current, proposed, source, rows, parameters):
@@ -81,8 +81,8 @@ def make_counter(draw_log_ratios, sum_log_ratios):
     return count
 
 
-count_known_spread = make_counter(draw_rows_of_known_spread, sum_rows)
-count_normal = make_counter(draw_normal_rows, sum_rows)
+count_known_spread = make_counter(draw_rows_of_known_spread, sum_rows, None)
+count_normal = make_counter(draw_normal_rows, sum_rows, None)
 count_real_rows = make_counter(*make_readers([1, 1]))
 
 
@@ -101,7 +101,7 @@ def measure(count, delta, spread, batch_size, data, sigma=1.0):
         np.array([(delta - PSI) * TEMPERATURE / n_rows, spread]),
         Source(data, (), row=ROW if len(data) == 2 else 0),
         row_workspace(n_rows),
-        test.parameters(TEMPERATURE, np.array([batch_size])),
+        test.parameters(TEMPERATURE, np.array([batch_size]), n_rows),
     )
     probability = expit(delta)
     error = np.sqrt(probability * (1 - probability) / N_DECISIONS)

@@ -46,7 +46,7 @@ def simulate(test, probability, draw, n, s2):
     """Return the largest error over `DELTAS`, its standard error and the mean bound."""
     rng = np.random.default_rng(5)
     rows = draw(rng, (N_BATCHES, n)) * np.sqrt(s2 / n)  # their sum has variance s2
-    limits, details = test.parameters(1.0, np.array([n]))
+    limits, details = test.parameters(1.0, np.array([n]), N_ROWS)
     noises, bounds = np.empty(N_BATCHES), np.empty(N_BATCHES)
     scale = float(N_ROWS)
     for i, batch in enumerate(rows):

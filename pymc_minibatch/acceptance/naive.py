@@ -1,0 +1,97 @@
+"""The naive minibatch test: the estimate from a batch is taken for the log ratio itself.
+
+::
+
+    accept iff  log u < delta*
+
+The noise of the estimate makes the chain accept more often than it should, which widens the
+posterior. It is here to show what the corrected tests are for.
+
+Reference
+---------
+Micropolis II: Minibatch Metropolis-Hastings, the naive test.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Rows, Scan, Source
+from pymc_minibatch.acceptance.growing import moments
+
+__all__ = ["Naive"]
+
+
+@dataclass(frozen=True)
+class Naive:
+    """Metropolis's test on the estimate from a batch, as if it were exact.
+
+    Biased, and meant for comparison: the chain samples a wider distribution than the posterior
+    unless the noise of the batch is small. Use :class:`CorrectedBarker`.
+
+    Notes
+    -----
+    The batch has the same size at each decision, ``batch_size`` of :class:`MinibatchMH` (100 if not
+    given), and is not tuned, for no size is too small for this test. Beyond half of the rows all
+    are read and the test is exact.
+
+    ``test_error`` in the sample stats is the standard deviation s of the estimated log ratio, at
+    most 1: since min(1, exp) has no slope above 1, it bounds the error of the acceptance
+    probability.
+
+    Source: Micropolis II, the naive test.
+
+    Examples
+    --------
+    >>> import pymc_minibatch as pmb
+    >>> pmb.Naive()
+    Naive()
+    """
+
+    first_batch: ClassVar[FirstBatchRule] = "fixed"
+
+    def parameters(
+        self, temperature: float, batch_size: np.ndarray, n_rows: int
+    ) -> tuple[Any, ...]:
+        """Return what the jitted test reads at every decision."""
+        return float(temperature), batch_size
+
+    def build(
+        self,
+        draw_log_ratios: Callable[..., int],
+        sum_log_ratios: Callable[..., tuple[float, int]],
+        scan_log_ratios: Callable[..., Scan],
+    ) -> Callable[..., Decision]:
+        """Compose the test with the functions that read the data."""
+
+        @njit
+        def decide(
+            rng: np.random.Generator,
+            psi: float,
+            current: np.ndarray,
+            proposed: np.ndarray,
+            source: Source,
+            rows: Rows,
+            parameters: tuple[float, np.ndarray],
+        ) -> Decision:
+            temperature, batch_size = parameters
+            n_rows, n = source.data[0].shape[0], batch_size[0]
+            log_u = -rng.standard_exponential()
+            if 2 * n > n_rows:
+                total, impossible = sum_log_ratios(current, proposed, source)
+                accepted = log_u < psi + total / temperature
+                return Decision(accepted, n_rows, n_rows, False, 0.0, 0.0, impossible, 0)
+            impossible = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), n)
+            mean, variance, _, _ = moments(rows.log_ratios[:n])
+            if impossible >= 0 or mean == -np.inf:
+                return Decision(False, n, n, False, 0.0, 0.0, impossible, 0)
+            scale = n_rows / temperature
+            s2 = scale**2 * variance / n * (1 - n / n_rows)
+            accepted = log_u < psi + scale * mean
+            return Decision(accepted, n, n, False, s2, min(1.0, math.sqrt(s2)), -1, 0)
+
+        return decide

@@ -1,0 +1,108 @@
+"""Read rows until the mean log ratio is clearly above or below a threshold, then decide.
+
+Metropolis's test accepts iff the mean of the log ratios of all rows exceeds a threshold that is
+known before any row is read::
+
+    mean > mu0 = T (log u - psi) / N
+
+Rows are drawn without replacement, and after each look at those seen so far the test stops if their
+mean is further from mu0 than some half width. The tests that do this differ in the half width and
+in how many rows they add. When more than half of the rows would be needed, all are read and the
+decision is exact.
+
+References
+----------
+Korattikara, Chen and Welling (2014), Austerity in MCMC Land, section 4. Bardenet, Doucet and Holmes
+(2014), Towards scaling up Markov chain Monte Carlo, section 3.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Decision, Rows, Scan, Source
+
+__all__ = ["build_sequential", "extend_moments"]
+
+
+def build_sequential(
+    draw_log_ratios: Callable[..., int],
+    sum_log_ratios: Callable[..., tuple[float, int]],
+    scan_log_ratios: Callable[..., Scan],
+    begin: Any,
+    half_width: Any,
+    extend: Any,
+) -> Callable[..., Decision]:
+    """Compose a sequential test with the functions that read the data.
+
+    Parameters
+    ----------
+    draw_log_ratios, sum_log_ratios, scan_log_ratios
+        See :func:`pymc_minibatch.kernels.rows.make_readers`.
+    begin
+        ``(mu0, scan, n_rows, details) -> (n, error, plan)``: rows of the first look, the error to
+        report and whatever the two functions below need.
+    half_width
+        ``(n, look, sd, n_rows, scan, plan) -> float``, with `sd` that of the n log ratios seen.
+    extend
+        ``(n, plan) -> n``, the rows of the next look.
+
+    Returns
+    -------
+    decide
+        ``(rng, psi, current, proposed, source, rows, (temperature, scans, details)) -> Decision``,
+        where `scans` tells whether all rows are scanned first.
+    """
+
+    @njit
+    def decide(
+        rng: np.random.Generator,
+        psi: float,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        source: Source,
+        rows: Rows,
+        parameters: tuple[float, bool, Any],
+    ) -> Decision:
+        temperature, scans, details = parameters
+        n_rows = source.data[0].shape[0]
+        mu0 = -temperature * (rng.standard_exponential() + psi) / n_rows
+        scan, n_scanned = Scan(0.0, 0.0, 0.0, -1), 0
+        if scans:
+            scan, n_scanned = scan_log_ratios(current, proposed, source), n_rows
+            if scan.mean == -np.inf:
+                return Decision(False, 0, 0, False, 0.0, 0.0, scan.impossible_row, n_scanned)
+        n, error, plan = begin(mu0, scan, n_rows, details)
+        n_seen, look = np.int64(0), np.int64(0)
+        mean = squares = 0.0
+        while 2 * n <= n_rows:
+            impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
+            added = rows.log_ratios[n_seen:n]
+            grown = bool(n_seen > 0)
+            if impossible >= 0 or np.min(added) == -np.inf:
+                return Decision(False, n, n, grown, 0.0, 0.0, impossible, n_scanned)
+            mean, squares = extend_moments(n_seen, mean, squares, added)
+            look += 1
+            sd = math.sqrt(squares / (n - 1))
+            if abs(mean - mu0) >= half_width(n, look, sd, n_rows, scan, plan):
+                s2 = (n_rows / temperature * sd) ** 2 / n * (1 - n / n_rows)
+                return Decision(mean > mu0, n, n, grown, s2, error, -1, n_scanned)
+            n_seen, n = n, extend(n, plan)
+        total, impossible = sum_log_ratios(current, proposed, source)
+        accepted, n_read, grown = total > n_rows * mu0, n_seen + n_rows, bool(n_seen > 0)
+        return Decision(accepted, n_rows, n_read, grown, 0.0, 0.0, impossible, n_scanned)
+
+    return decide
+
+
+@njit
+def extend_moments(n: int, mean: float, squares: float, values: np.ndarray) -> tuple[float, float]:
+    """Add values to n others: their mean, and the sum of squared deviations from it."""
+    added = np.sum(values) / values.size
+    for value in values:
+        squares += (value - added) ** 2
+    squares += (added - mean) ** 2 * n * values.size / (n + values.size)
+    return mean + (added - mean) * values.size / (n + values.size), squares

@@ -1,0 +1,302 @@
+"""One table that says whether a fast posterior can be trusted, and how fast it is.
+
+Every number about draws is ArviZ's own. A run agrees with the reference if no mean, standard
+deviation or quantile of any parameter is further from the reference's than Monte Carlo error
+explains. So many are compared at once that the largest difference is large by chance alone: the
+limit is the one that the largest of them all exceeds in one of `FALSE_ALARMS` comparisons of equal
+distributions (Bonferroni).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy.stats import norm
+
+__all__ = ["compare"]
+
+FALSE_ALARMS = 1000
+"""One of so many comparisons of a run with its equal is flagged."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+R_HAT_LIMIT = 1.05
+"""Beyond it the chains of a run disagree with each other, and Monte Carlo errors mean little."""
+
+
+class _Draws(NamedTuple):
+    """A run's draws in terms of single parameters: all arrays have shape (K,), or (K, Q)."""
+
+    names: list[str]
+    mean: np.ndarray
+    mean_mcse: np.ndarray
+    sd: np.ndarray
+    sd_mcse: np.ndarray
+    quantiles: np.ndarray
+    quantiles_mcse: np.ndarray
+    ess_bulk: np.ndarray
+    ess_tail: np.ndarray
+    r_hat: np.ndarray
+
+
+def compare(
+    runs: Mapping[str, xr.DataTree],
+    reference: str,
+    *,
+    var_names: Sequence[str] | None = None,
+    n_rows: int | None = None,
+) -> pd.DataFrame:
+    """Compare posteriors and their cost, run by run, with a reference.
+
+    Parameters
+    ----------
+    runs : mapping of str to DataTree
+        Results of ``pm.sample`` for the same model, by name.
+    reference : str
+        The run that the others are compared with, such as a run of NUTS.
+    var_names : sequence of str, optional
+        The variables to compare; by default all that are in every run with the same shape.
+    n_rows : int, optional
+        Rows of the data, to count what NUTS reads. If not given it is taken from the sample stats
+        of any run of this package, else from the length of the observed data.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row for each run, with columns
+
+        - ``chains``, ``draws``: kept draws of each chain;
+        - ``setup_seconds``, ``sampling_seconds``: set-up is recorded by the steps of this package
+          and missing (nan) for others; sampling includes tuning;
+        - ``min_ess_bulk``, ``median_ess_bulk``, ``min_ess_tail``, ``max_r_hat``: over parameters;
+        - ``rows_per_draw``, ``rows_per_ess``: row evaluations while drawing (tuning excluded), by
+          draw and by effective sample. One row at one point is one evaluation, with or without
+          derivatives; scans of all rows are included. NUTS evaluates all rows ``n_steps`` times;
+        - ``ess_per_second``, ``ess_per_million_rows``: of the worst parameter's bulk ESS. Seconds
+          include set-up where it is recorded;
+        - ``speed_up``: ``ess_per_second`` over the reference's;
+        - ``mean_difference_sd``, ``mean_difference_mcse``: the worst difference of a mean, in the
+          reference's posterior standard deviations, and in Monte Carlo standard errors (of both
+          runs together);
+        - ``sd_ratio_min``, ``sd_ratio_max``: range of posterior standard deviations over the
+          reference's;
+        - ``quantile_difference_sd``: the worst difference of a 5, 25, 50, 75 or 95 % quantile, in
+          the reference's standard deviations;
+        - ``verdict``: "agrees", or the worst disagreement in words, such as "differs: beta[3] by
+          4.1 MCSE (0.2 sd)". A run whose chains disagree is "not converged".
+
+    Raises
+    ------
+    ValueError
+        If the reference is not among the runs, or there is no variable to compare.
+
+    Notes
+    -----
+    The limit in Monte Carlo standard errors grows with the number of parameters: equal
+    distributions are told apart in at most one of 1000 comparisons, which is 3.8 standard errors
+    for one parameter and 4.8 for a hundred. "agrees" means that no difference was seen at this
+    number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
+    rests on.
+
+    An element that is constant in both runs, such as the diagonal of a correlation matrix, is left
+    out.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> runs = {
+    ...     name: az.from_dict({"posterior": {"mu": rng.normal(mean, 1.0, (4, 1000))}})
+    ...     for name, mean in {"reference": 0.0, "good": 0.0, "bad": 1.0}.items()
+    ... }
+    >>> table = pmb.compare(runs, reference="reference")
+    >>> table.verdict["good"]
+    'agrees'
+    >>> table.verdict["bad"].startswith("differs: mu by")
+    True
+    """
+    if reference not in runs:
+        raise ValueError(
+            f"The reference {reference!r} is not among the runs, which are {list(runs)}."
+        )
+    names = _shared(runs, reference, var_names)
+    n_rows = _n_rows(runs, reference) if n_rows is None else n_rows
+    draws = {name: _summarise(run, names) for name, run in runs.items()}
+    table = pd.DataFrame(
+        {
+            name: _cost(run, draws[name], n_rows) | _difference(draws[name], draws[reference])
+            for name, run in runs.items()
+        }
+    ).T
+    table.loc[reference, "verdict"] = "reference" + (
+        "" if _converged(draws[reference]) else ", but not converged"
+    )
+    table.insert(
+        table.columns.get_loc("ess_per_million_rows") + 1,
+        "speed_up",
+        table.ess_per_second / table.ess_per_second[reference],
+    )
+    return table.infer_objects().astype({"chains": int, "draws": int, "speed_up": float})
+
+
+def _shared(
+    runs: Mapping[str, xr.DataTree], reference: str, var_names: Sequence[str] | None
+) -> list[str]:
+    """Find the variables that all runs have."""
+    wanted = list(runs[reference].posterior.data_vars) if var_names is None else list(var_names)
+    shapes = [
+        {name: values.shape[2:] for name, values in run.posterior.data_vars.items()}
+        for run in runs.values()
+    ]
+    shared = [
+        str(name)
+        for name in wanted
+        if all(name in shape and shape[name] == shapes[0][name] for shape in shapes)
+    ]
+    if not shared or (var_names is not None and len(shared) < len(wanted)):
+        raise ValueError(
+            f"Of the variables {wanted} only {shared} are in the posterior of all runs with the "
+            "same shape. Name some of these in var_names, and compare runs of the same model."
+        )
+    return shared
+
+
+def _stat(run: xr.DataTree, name: str) -> np.ndarray | None:
+    """Return a sample stat as an array (chains, draws, steps), or None."""
+    if "sample_stats" not in run.children or name not in run.sample_stats.data_vars:
+        return None
+    values = run.sample_stats[name].transpose("chain", "draw", ...).values
+    return values.reshape(*values.shape[:2], -1)
+
+
+def _n_rows(runs: Mapping[str, xr.DataTree], reference: str) -> int | None:
+    for run in runs.values():
+        if (recorded := _stat(run, "n_rows")) is not None:
+            return int(recorded.max())
+    if "observed_data" not in runs[reference].children:
+        return None
+    observed = runs[reference].observed_data.data_vars.values()
+    return max((values.shape[0] for values in observed if values.ndim), default=None)
+
+
+def _rows_read(run: xr.DataTree, n_rows: int | None) -> float:
+    """Sum the row evaluations of all kept draws."""
+    parts = [_stat(run, name) for name in ("n_likelihood", "n_gradient")]
+    known = [part.sum(axis=2) for part in parts if part is not None]
+    if known:
+        scanned = _stat(run, "n_scanned")
+        both = np.max(known, axis=0).sum()
+        return float(both + (0 if scanned is None else scanned.sum()))
+    n_steps = _stat(run, "n_steps")
+    return np.nan if n_steps is None or n_rows is None else float(n_steps.sum()) * n_rows
+
+
+def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
+    posterior = run.posterior.to_dataset()[names]
+
+    def flat(values: xr.Dataset) -> np.ndarray:
+        return np.concatenate([np.ravel(values[name].values) for name in names])
+
+    def quantiles(prob: float) -> xr.Dataset:
+        return posterior.quantile(prob, ("chain", "draw"))
+
+    def mcse(prob: float) -> xr.Dataset:
+        return az.mcse(posterior, method="quantile", prob=prob)
+
+    with np.errstate(invalid="ignore"):  # elements that are constant
+        return _Draws(
+            names=[label for name in names for label in _labels(posterior[name])],
+            mean=flat(posterior.mean(("chain", "draw"))),
+            mean_mcse=flat(az.mcse(posterior, method="mean")),
+            sd=flat(posterior.std(("chain", "draw"), ddof=1)),
+            sd_mcse=flat(az.mcse(posterior, method="sd")),
+            quantiles=np.stack([flat(quantiles(prob)) for prob in QUANTILES], axis=1),
+            quantiles_mcse=np.stack([flat(mcse(prob)) for prob in QUANTILES], axis=1),
+            ess_bulk=flat(az.ess(posterior, method="bulk")),
+            ess_tail=flat(az.ess(posterior, method="tail")),
+            r_hat=flat(az.rhat(posterior)),
+        )
+
+
+def _labels(values: xr.DataArray) -> list[str]:
+    """Name the elements of a variable by their coordinates."""
+    dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
+    indices = np.ndindex(*(values.sizes[dim] for dim in dims))
+    labels = (
+        ", ".join(str(values[dim].values[i]) for dim, i in zip(dims, index, strict=True))
+        for index in indices
+    )
+    return [f"{values.name}[{label}]" if label else str(values.name) for label in labels]
+
+
+def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]:
+    posterior = run.posterior
+    n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
+    recorded = _stat(run, "setup_seconds")
+    setup = np.nan if recorded is None else float(recorded.max())
+    sampling = float(posterior.attrs.get("sampling_time", np.nan))
+    rows = _rows_read(run, n_rows)
+    ess = float(np.nanmin(draws.ess_bulk))
+    return {
+        "chains": n_chains,
+        "draws": n_draws,
+        "setup_seconds": setup,
+        "sampling_seconds": sampling,
+        "min_ess_bulk": ess,
+        "median_ess_bulk": float(np.nanmedian(draws.ess_bulk)),
+        "min_ess_tail": float(np.nanmin(draws.ess_tail)),
+        "max_r_hat": float(np.nanmax(draws.r_hat)),
+        "rows_per_draw": rows / (n_chains * n_draws),
+        "rows_per_ess": rows / ess,
+        "ess_per_second": ess / (np.nan_to_num(setup) + sampling),
+        "ess_per_million_rows": 1e6 * ess / rows,
+    }
+
+
+def _difference(run: _Draws, reference: _Draws) -> dict[str, Any]:
+    varies = (run.sd > 0) | (reference.sd > 0)
+    names = [name for name, kept in zip(run.names, varies, strict=True) if kept]
+    run, reference = (
+        _Draws(names, *(values[varies] for values in draws[1:])) for draws in (run, reference)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _judge(run, reference)
+
+
+def _judge(run: _Draws, reference: _Draws) -> dict[str, Any]:
+    """Compare runs whose parameters all vary in one of them at least."""
+    names, sd = run.names, reference.sd
+    mean_shift = np.abs(run.mean - reference.mean)
+    sd_shift = np.abs(run.sd - sd)
+    quantile_shift = np.abs(run.quantiles - reference.quantiles)
+    mean_score = mean_shift / np.hypot(run.mean_mcse, reference.mean_mcse)
+    sd_score = sd_shift / np.hypot(run.sd_mcse, reference.sd_mcse)
+    quantile_score = quantile_shift / np.hypot(run.quantiles_mcse, reference.quantiles_mcse)
+    labels = ["", "sd of ", *(f"{prob:.0%} quantile of " for prob in QUANTILES)]
+    scores = np.column_stack([mean_score, sd_score, quantile_score])
+    shifts = np.column_stack([mean_shift, sd_shift, quantile_shift]) / sd[:, None]
+    k, j = np.unravel_index(np.argmax(np.nan_to_num(scores)), scores.shape)
+    limit = norm.isf(1 / (2 * FALSE_ALARMS * scores.size))
+    if not _converged(run):
+        worst = int(np.argmax(run.r_hat))
+        verdict = f"not converged: R-hat {run.r_hat[worst]:.2f} of {names[worst]}"
+    elif scores[k, j] > limit:
+        size = f"{scores[k, j]:.1f} MCSE ({shifts[k, j]:.2g} sd)"
+        verdict = f"differs: {labels[j]}{names[k]} by {size}"
+    else:
+        verdict = "agrees"
+    return {
+        "mean_difference_sd": float((mean_shift / sd).max()),
+        "mean_difference_mcse": float(mean_score.max()),
+        "sd_ratio_min": float((run.sd / sd).min()),
+        "sd_ratio_max": float((run.sd / sd).max()),
+        "quantile_difference_sd": float((quantile_shift / sd[:, None]).max()),
+        "verdict": verdict,
+    }
+
+
+def _converged(draws: _Draws) -> bool:
+    return bool(np.nanmax(draws.r_hat, initial=1.0) <= R_HAT_LIMIT)

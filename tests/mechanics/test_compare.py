@@ -1,0 +1,174 @@
+"""The table that compares runs: its numbers, its verdicts, and what it cannot know."""
+
+import re
+
+import arviz as az
+import numpy as np
+import pytest
+from models import normal_model
+from scipy.signal import lfilter
+
+import pymc_minibatch as pmb
+
+BURN_IN = 100
+
+
+def chains(seed, correlation=0.3, shape=(4, 1000, 20), shift=0.0, scale=1.0):
+    """Autoregressive chains with mean `shift` and standard deviation `scale`."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(shape[0], shape[1] + BURN_IN, *shape[2:]))
+    noise *= np.sqrt(1 - correlation**2)
+    return shift + scale * lfilter([1], [1, -correlation], noise, axis=1)[:, BURN_IN:]
+
+
+def run(beta, stats=None, seconds=None, observed=None):
+    groups = {"posterior": {"beta": beta}, "sample_stats": stats or {}}
+    if observed is not None:
+        groups["observed_data"] = {"y": observed}
+    result = az.from_dict({name: group for name, group in groups.items() if group})
+    if seconds is not None:
+        result.posterior.attrs["sampling_time"] = seconds
+    return result
+
+
+REFERENCE = run(chains(1, 0.1), {"n_steps": np.full((4, 1000), 7)}, 20.0, np.zeros(500))
+FAST = run(
+    chains(2),
+    {
+        "n_likelihood": np.full((4, 1000), 60),
+        "n_gradient": np.full((4, 1000), 80),
+        "n_scanned": np.full((4, 1000), 5),
+        "n_rows": np.full((4, 1000), 500),
+        "setup_seconds": np.full((4, 1000), 3.0),
+    },
+    2.0,
+)
+
+
+def test_costs():
+    table = pmb.compare({"fast": FAST, "NUTS": REFERENCE}, "NUTS")
+    fast, nuts = table.loc["fast"], table.loc["NUTS"]
+    assert list(table.index) == ["fast", "NUTS"]
+    assert (fast.chains, fast.draws) == (4, 1000)
+    assert (fast.setup_seconds, fast.sampling_seconds) == (3.0, 2.0)
+    assert np.isnan(nuts.setup_seconds)
+    assert (fast.rows_per_draw, nuts.rows_per_draw) == (85, 7 * 500)
+    assert fast.rows_per_ess == pytest.approx(85 * 4000 / fast.min_ess_bulk)
+    assert fast.ess_per_million_rows == pytest.approx(1e6 / fast.rows_per_ess)
+    assert fast.ess_per_second == pytest.approx(fast.min_ess_bulk / 5.0)
+    assert nuts.ess_per_second == pytest.approx(nuts.min_ess_bulk / 20.0)
+    assert fast.speed_up == pytest.approx(fast.ess_per_second / nuts.ess_per_second)
+    assert nuts.speed_up == 1.0
+
+
+def test_numbers_are_those_of_arviz():
+    table = pmb.compare({"fast": FAST, "NUTS": REFERENCE}, "NUTS")
+    fast, b, a = table.loc["fast"], FAST.posterior.beta, REFERENCE.posterior.beta
+    ess = [az.ess(b.values[..., k]) for k in range(20)]
+    assert fast.min_ess_bulk == min(ess)
+    assert fast.median_ess_bulk == np.median(ess)
+    assert fast.min_ess_tail == az.ess(FAST, method="tail").beta.values.min()
+    assert fast.max_r_hat == max(az.rhat(b.values[..., k]) for k in range(20))
+    mean = [abs(b.values[..., k].mean() - a.values[..., k].mean()) for k in range(20)]
+    sd = a.values.std(axis=(0, 1), ddof=1)
+    mcse = [
+        np.hypot(az.mcse(b.values[..., k]), az.mcse(a.values[..., k])).item() for k in range(20)
+    ]
+    assert fast.mean_difference_sd == pytest.approx(np.max(mean / sd), rel=1e-10)
+    assert fast.mean_difference_mcse == pytest.approx(np.max(np.divide(mean, mcse)), rel=1e-10)
+    ratio = b.values.std(axis=(0, 1), ddof=1) / sd
+    assert fast.sd_ratio_min == pytest.approx(ratio.min(), rel=1e-10)
+    assert fast.sd_ratio_max == pytest.approx(ratio.max(), rel=1e-10)
+    probs = [0.05, 0.25, 0.5, 0.75, 0.95]
+    shift = np.quantile(b, probs, axis=(0, 1)) - np.quantile(a, probs, axis=(0, 1))
+    assert fast.quantile_difference_sd == pytest.approx(np.max(abs(shift) / sd), rel=1e-10)
+
+
+def test_a_good_run_passes():
+    """In one of a thousand comparisons the largest of 140 differences is beyond the limit."""
+    runs = {str(seed): run(chains(seed, 0.5)) for seed in range(10, 16)}
+    table = pmb.compare(runs | {"reference": REFERENCE}, "reference")
+    assert (table.verdict.drop("reference") == "agrees").all()
+    assert table.verdict["reference"] == "reference"
+
+
+def biased(what):
+    beta = chains(3)
+    if what == "mean":
+        beta[..., 3] += 0.2
+    elif what == "sd":
+        beta[..., 3] *= 1.15
+    else:  # mean and standard deviation of a normal, with lighter tails
+        beta[..., 3] = np.sqrt(12) * (np.random.default_rng(4).random(beta.shape[:2]) - 0.5)
+    return beta
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("mean", r"differs: beta\[3\] by [\d.]+ MCSE \(0\.2\d? sd\)"),
+        ("sd", r"differs: sd of beta\[3\] by [\d.]+ MCSE"),
+        ("tails", r"differs: (5|25|75|95)% quantile of beta\[3\] by [\d.]+ MCSE"),
+    ],
+)
+def test_a_biased_run_is_flagged(what, words):
+    table = pmb.compare({"biased": run(biased(what)), "reference": REFERENCE}, "reference")
+    assert re.match(words, table.verdict["biased"]), table.verdict["biased"]
+
+
+def test_chains_that_disagree():
+    beta = chains(5)
+    beta[0, :, 7] += 3.0
+    stuck = run(beta)
+    table = pmb.compare({"stuck": stuck, "reference": REFERENCE}, "reference")
+    assert table.verdict["stuck"].startswith("not converged: R-hat 1.")
+    assert table.verdict["stuck"].endswith("of beta[7]")
+    table = pmb.compare({"good": FAST, "stuck": stuck}, "stuck")
+    assert table.verdict["stuck"] == "reference, but not converged"
+
+
+def test_what_is_not_recorded_is_missing():
+    bare = run(chains(6))
+    table = pmb.compare({"bare": bare, "NUTS": REFERENCE}, "bare")
+    missing = ["setup_seconds", "sampling_seconds", "rows_per_draw", "ess_per_second", "speed_up"]
+    assert table.loc["bare", missing].isna().all()
+    unknown = run(chains(6), {"n_steps": np.full((4, 1000), 3)})
+    assert np.isnan(pmb.compare({"u": unknown}, "u").rows_per_draw["u"])
+    assert pmb.compare({"u": unknown}, "u", n_rows=50).rows_per_draw["u"] == 150
+
+
+def test_constant_elements_are_left_out():
+    beta = chains(7)
+    beta[..., 0] = 1.0
+    other = chains(8)
+    other[..., 0] = 1.0
+    table = pmb.compare({"a": run(beta), "b": run(other)}, "b")
+    assert table.verdict["a"] == "agrees"
+    assert np.isfinite(table.sd_ratio_max["a"])
+
+
+def test_elements_are_named_by_their_coordinates():
+    beta = chains(9, shape=(4, 1000, 2))
+    labelled = [
+        az.from_dict({"posterior": {"b": b}}, coords={"who": ["he", "she"]}, dims={"b": ["who"]})
+        for b in (beta, beta + np.array([0.0, 1.0]))
+    ]
+    table = pmb.compare({"a": labelled[0], "b": labelled[1]}, "a")
+    assert table.verdict["b"].startswith("differs: b[she] by")
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="not among the runs"):
+        pmb.compare({"a": FAST}, "NUTS")
+    with pytest.raises(ValueError, match="only \\[\\] are in the posterior"):
+        pmb.compare({"a": FAST, "b": run(chains(1, shape=(4, 1000, 3)))}, "a")
+    with pytest.raises(ValueError, match="only \\['beta'\\]"):
+        pmb.compare({"a": FAST}, "a", var_names=["beta", "gamma"])
+
+
+def test_a_step_records_what_the_table_reads():
+    model = normal_model()
+    step = pmb.MinibatchMH(model=model, control_variate=0)
+    _, [stats] = step.step(model.initial_point())
+    assert stats["n_rows"] == 600
+    assert stats["setup_seconds"] == step.setup_seconds > 0
