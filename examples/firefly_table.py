@@ -92,7 +92,7 @@ def logistic(path: str | None, quick: bool) -> Experiment:
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=X.shape[1])
         pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
-    return Experiment("logistic", model, "metropolis", 2_000, 5_000 if quick else 40_000)
+    return Experiment("logistic", model, "metropolis", 2_000, 5_000 if quick else 20_000)
 
 
 def softmax(path: str | None, quick: bool) -> Experiment:

@@ -41,7 +41,7 @@ class Bohning:
     >>> with pm.Model():
     ...     alpha = pm.Normal("alpha", shape=3)
     ...     y = pm.Categorical("y", logit_p=alpha, observed=np.arange(99) % 3)
-    ...     step = pmb.FlyMC(bound=pmb.Bohning())
+    ...     step = pmb.FlyMC(bound=pmb.Bohning())  # doctest: +SKIP
     """
 
     family: ClassVar[str] = "softmax"

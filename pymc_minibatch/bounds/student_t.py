@@ -50,7 +50,7 @@ class StudentT:
     ...     mu = pm.Normal("mu")
     ...     sigma = pm.HalfNormal("sigma")
     ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=np.linspace(-2, 2, 100))
-    ...     step = pmb.FlyMC(bound=pmb.StudentT())
+    ...     step = pmb.FlyMC(bound=pmb.StudentT())  # doctest: +SKIP
     """
 
     xi: float = 0.0
