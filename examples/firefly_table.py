@@ -100,7 +100,7 @@ def softmax(path: str | None, quick: bool) -> Experiment:
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=(X.shape[1], 3))
         pm.Categorical("y", logit_p=pm.Data("X", X) @ beta, observed=y)
-    return Experiment("softmax", model, "langevin", 1_000, 2_000 if quick else 10_000)
+    return Experiment("softmax", model, "langevin", 1_000, 2_000 if quick else 5_000)
 
 
 def robust(path: str | None, quick: bool) -> Experiment:

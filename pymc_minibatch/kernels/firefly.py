@@ -73,7 +73,8 @@ class Work(NamedTuple):
     n_explicit : int
         Rows picked by an explicit update.
     z_cost : float
-        Tuning q, rows evaluated by an implicit update for each one that the updates of θ evaluate.
+        Rows that an implicit update evaluates for each one that the updates of θ evaluate, towards
+        which q is tuned; 0 where q is fixed.
     relight : bool
         Whether to draw all of z first, in a pass over all rows.
     tuning : bool
@@ -113,7 +114,7 @@ def make_iterations(
         ``(rng, point, source, flies, whitening, tuning, work, tolerance, counts) -> (accept,
         n_bright)`` moves ``point[whitening.active]`` in place; sums of acceptance and bright rows.
         `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
-        likelihood, or -1.
+        likelihood, or -1, with its gap.
     """
     take = make_take(ndims)
 
@@ -228,7 +229,7 @@ def make_iterations(
             if work.tuning:
                 cost = counts[0] - before_updates
                 tuning.cost[0] += max(FORGET, 1 / tuning.n_corrections[0]) * (cost - tuning.cost[0])
-                if work.z_update == IMPLICIT:
+                if work.z_cost > 0.0:
                     q = (1.0 + work.z_cost * tuning.cost[0]) / (1.0 + flies.state.size)
                     tuning.q[0] = min(0.5, q)
             if counts[2] >= 0:
@@ -246,7 +247,7 @@ def to_log_odds(
     counts[0] += rows.size
     for i in range(rows.size):
         if gaps[i] < -tolerance:
-            counts[2] = rows[i]
+            counts[2], counts[3] = rows[i], gaps[i]
         out[i] = log_odds(gaps[i])
 
 

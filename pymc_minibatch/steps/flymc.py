@@ -388,13 +388,14 @@ class FlyMC(TallStep):
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
     ) -> tuple[float, int, np.ndarray]:
-        counts = np.array([0, 0, -1])
+        counts = np.array([0.0, 0.0, -1.0, 0.0])
+        tunes_q = self.fixed_q is None and self.z_update == "implicit"
         work = Work(
             n_iterations,
             self.theta_updates,
             IMPLICIT if self.z_update == "implicit" else EXPLICIT,
             int(np.ceil(self.fraction * self.n_rows)),
-            self._update.z_cost if self.fixed_q is None else 0.0,
+            self._update.z_cost if tunes_q else 0.0,
             relight,
             self.tune,
         )
@@ -426,18 +427,13 @@ class FlyMC(TallStep):
                 self._settled = self._settled.moved(self.target, flat, self._elsewhere)
             accept, n_bright, counts = self._run(flat, self.steps_per_draw, relight)
             if counts[2] >= 0:
-                self._refuse(flat, int(counts[2]))
+                raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
             self._lit_at = flat[self.target.entering]
             return accept, n_bright, counts
         except BaseException:
             self.rng.bit_generator.state = rng_state
             self.tuning, self.fireflies = tuning, fireflies
             raise
-
-    def _refuse(self, flat: np.ndarray, row: int) -> None:
-        reference = self._settled.constants[0]
-        gap = float(self.target.gaps(flat, reference, np.array([row]))[0])
-        raise SamplingError(violation(self.tall, row, gap))
 
     def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
         return {

@@ -100,6 +100,12 @@ def test_n_likelihood_counts_rows_at_points(model, reference):
         assert stat["n_gradient"] == 0
 
 
+def test_a_fixed_q_is_not_tuned(model, reference):
+    step = new_step(model, reference=reference, q=0.03)
+    _, stats = run(step, model.initial_point(), 0, 10)
+    assert {stat["q"] for stat in stats} == {0.03}
+
+
 def test_a_chain_far_away_starts_near_the_mode(model, reference):
     step = new_step(model, reference=reference)
     far = {"beta": np.array([15.0, 15.0])}
