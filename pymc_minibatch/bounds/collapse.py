@@ -9,6 +9,7 @@ collapses into a number, a vector and a matrix, made once in one pass. What is l
 the gap gₙ = log Lₙ − log Bₙ ≥ 0.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -80,7 +81,7 @@ def gap(point, constants, batch, gradient):
 """
 
 
-class FireflyTarget:
+class FireflyTarget(ABC):
     """A density split in base and gaps; what the kinds of bounds have in common.
 
     Attributes
@@ -108,18 +109,18 @@ class FireflyTarget:
         """Row data: those of the model, then those that the bound reads besides."""
         return *self.tall.data, *(row_input.values for row_input in self.extra)
 
+    @abstractmethod
     def base_graph(self) -> tuple[list[Variable], list[Any]]:
         """Build what makes up the base; its inputs begin with point and reference."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gap_graph(self) -> tuple[list[Variable], Any]:
         """Build the gaps; the inputs are point, reference and then the batch."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def assemble(self) -> Callable[..., tuple[float, np.ndarray]]:
         """How the parts of the base and the collapsed bounds are put together."""
-        raise NotImplementedError
 
     def base(
         self, point: np.ndarray, constants: tuple[np.ndarray, ...]
@@ -129,6 +130,7 @@ class FireflyTarget:
         value, gradient = self.assemble(point, parts, constants)
         return float(value), gradient
 
+    @abstractmethod
     def constants(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
@@ -136,7 +138,6 @@ class FireflyTarget:
 
         Where `rows` are given, the sums are estimated from these.
         """
-        raise NotImplementedError
 
     @cached_property
     def compiled_base(self) -> CompiledFunction:
