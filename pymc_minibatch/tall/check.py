@@ -4,7 +4,8 @@ Rows are independent if and only if the term of a row is the same whatever other
 with it. Both graphs are therefore evaluated operation by operation in Python, which is quick to
 start and notices every index out of range, and compared at several points on
 
-- small batches of random rows, where totals over rows differ from those over all of them;
+- small batches of random rows, where totals over rows differ from those over all of them, and
+  some rows by themselves;
 - all rows in random order, where each row has other neighbours;
 - other data: each array is replaced by random values of the same kind, so that arrays whose entries
   are mostly alike, such as rare events, hide nothing.
@@ -30,7 +31,7 @@ FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 """What operations raise on data that do not fit."""
 
 N_POINTS = 4
-BATCHES = (2, 5, 64)
+BATCHES = (*[1] * 12, 2, 5, 64)
 CHUNK_ROWS = 2**15
 RTOL = 1e-9
 ATOL = 1e-9
@@ -216,7 +217,7 @@ def _made_up(
 
 
 def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Make up values of the same type, range and, for floats, signs; then shuffle the rows."""
+    """Make up values of the same type and signs or about the same range; then shuffle the rows."""
     n_rows = len(values)
     if values.dtype.kind == "f":
         noise = rng.normal(size=(2, n_rows, *[1] * (values.ndim - 1))).astype(values.dtype)
@@ -224,7 +225,9 @@ def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.n
         yield values * np.exp(noise[1] / 4)
     elif values.dtype.kind in "iu":
         low, high = values.min(axis=0), values.max(axis=0)
-        yield rng.integers(low, high, values.shape, dtype=values.dtype, endpoint=True)
+        wider = np.minimum(high, np.iinfo(values.dtype).max - 1) + 1
+        for most in (wider, high):
+            yield rng.integers(low, most, values.shape, dtype=values.dtype, endpoint=True)
     elif values.dtype.kind == "b":
         yield rng.random(values.shape) < 0.5
     yield values[rng.permutation(n_rows)]

@@ -237,12 +237,23 @@ class TallModel:
                 )
 
     def describe(self) -> str:
-        """Tell what was taken for rows and what for prior."""
-        prior = [
-            get_var_name(rv)
-            for rv in self.model.basic_RVs + self.model.potentials
+        """Tell a person what was taken for rows and what for prior.
+
+        Returns
+        -------
+        str
+            The number of rows and the observed variables that have them; each array of row data
+            with its type and its shape, rows first; the terms of the prior part. Warns of
+            Deterministics with one value per row.
+        """
+        prior = [get_var_name(rv) for rv in self.model.free_RVs]
+        prior += [
+            f"observed {get_var_name(rv)}"
+            for rv in self.model.observed_RVs
             if rv.name not in self.row_names
         ]
+        prior += [f"potential {get_var_name(potential)}" for potential in self.model.potentials]
+        row_bytes = sum(values.nbytes for values in self.data) // self.n_rows
         lines = [
             f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
             *(
@@ -250,6 +261,7 @@ class TallModel:
                 + (f", rows along axis {row_input.axis}" if row_input.axis else "")
                 for row_input in self.row_inputs.values()
             ),
+            f"  {row_bytes:,} bytes per row, {row_bytes * self.n_rows / 1e6:,.1f} MB in all",
             f"prior part: {', '.join(prior)} ({self.layout.size} unconstrained parameters)",
         ]
         lines += [
@@ -466,7 +478,7 @@ class TallModel:
             value: values[get_var_name(value)] for value in self.model.value_vars
         }
         replacements |= {
-            leaf: pt.constant(leaf_value(leaf), dtype=leaf.type.dtype)
+            leaf: pt.constant(leaf_value(leaf), name=leaf.name, dtype=leaf.type.dtype)
             for leaf in data_leaves([term])
             if isinstance(leaf, SharedVariable)
         }
