@@ -1,8 +1,12 @@
 """Many models are split into prior part and rows as PyMC's own log-density says."""
 
 import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from gallery import GALLERY
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from models import random_point
 
 from pymc_minibatch import TallModel
