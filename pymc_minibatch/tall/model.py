@@ -22,6 +22,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
@@ -273,15 +274,18 @@ class TallModel:
 
     def deterministics_of_rows(self) -> list[str]:
         """List the Deterministics with one value per row, which make every draw cost N."""
-        lengths = {dim: int(n.eval()) for dim, n in self.model.dim_lengths.items()}
-        dims = self.model.named_vars_to_dims
-        names = [get_var_name(variable) for variable in self.model.deterministics]
-        return [
-            name
-            for name in names
-            if self.n_rows in self.model[name].type.shape
-            or self.n_rows in [lengths.get(dim) for dim in dims.get(name, ())]
-        ]
+        rows = {row_input.leaf for row_input in self.row_inputs.values()}
+        start = self.model.initial_point()
+        point = [start[get_var_name(value)] for value in self.model.value_vars]
+        found = []
+        for variable in self.model.deterministics:
+            shape = variable.type.shape
+            if None in shape and rows.intersection(ancestors([variable])):
+                graph = shape_of(*self.model.replace_rvs_by_values([variable]))
+                shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
+            if self.n_rows in shape:
+                found.append(get_var_name(variable))
+        return found
 
     def _split(self, terms: Sequence[ObservedTerm]) -> None:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
