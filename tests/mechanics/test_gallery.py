@@ -68,7 +68,7 @@ LINKS = {
 }
 FAMILIES = {
     "Normal": ("real", lambda mean, y: pm.Normal("y", mean, 1.5, observed=y)),
-    "StudentT": ("real", lambda mean, y: pm.StudentT("y", 4.0, mean, 1.5, observed=y)),
+    "StudentT": ("real", lambda mean, y: pm.StudentT("y", nu=4.0, mu=mean, sigma=1.5, observed=y)),
     "Laplace": ("real", lambda mean, y: pm.Laplace("y", mean, 1.5, observed=y)),
     "Gamma": ("positive", lambda mean, y: pm.Gamma("y", mu=mean, sigma=1.5, observed=y)),
     "Poisson": ("positive", lambda mean, y: pm.Poisson("y", mean, observed=y)),
