@@ -59,7 +59,7 @@ def coefficients(name: str = "beta") -> pt.TensorVariable:
 
 
 def wide(columns: int, name: str = "beta") -> pt.TensorVariable:
-    """Several linear predictors. A matrix product is compiled for seconds, and `network` has one."""
+    """Several linear predictors, without a matrix product, which takes seconds to compile."""
     beta = pm.Normal(name, shape=(3, columns))
     return pt.stack([X @ beta[:, k] for k in range(columns)], axis=1)
 
