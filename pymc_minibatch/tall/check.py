@@ -41,11 +41,12 @@ class FullGraph:
     """The terms of all rows, a function of the flat point and the data.
 
     Data are passed as inputs of the model's own static shape, not as constants, so that they are
-    not hashed.
+    not hashed; they may be of a smaller type than the model's.
     """
 
     def __init__(self, graph: Graph, n_rows: int) -> None:
         self.n_rows = n_rows
+        self._dtypes = [data.type.dtype for data in graph[0][1:]]
         self._evaluate = compile_python(*graph)
 
     def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -56,7 +57,8 @@ class FullGraph:
         ValueError
             If the result does not have one entry per row.
         """
-        rows = self._evaluate(point, *arrays)
+        converted = [a.astype(t, copy=False) for a, t in zip(arrays, self._dtypes, strict=True)]
+        rows = self._evaluate(point, *converted)
         if rows.shape != (self.n_rows,):
             raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
         return rows
@@ -67,8 +69,8 @@ class FullGraph:
         start: np.ndarray,
         arrays: Sequence[np.ndarray],
         rng: np.random.Generator,
-    ) -> list[np.ndarray]:
-        """Find a few points near the start where most rows are finite.
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Find a few points near the start where most rows are finite; return points and rows.
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
         zero that hides what the parameter multiplies.
@@ -79,12 +81,13 @@ class FullGraph:
                 for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
             ]
         )
-        points: list[np.ndarray] = []
+        points: list[tuple[np.ndarray, np.ndarray]] = []
         for attempt in range(4 * N_POINTS):
             jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
             point = start + jitter * continuous
-            if np.isfinite(self(point, arrays)).mean() > 0.5:
-                points.append(point)
+            rows = self(point, arrays)
+            if np.isfinite(rows).mean() > 0.5:
+                points.append((point, rows))
             if len(points) == N_POINTS:
                 return points
         raise ValueError("At random points near model.initial_point() it is not finite.")
@@ -98,7 +101,7 @@ class SplitCheck:
     full
         The full graph.
     points
-        Where to compare.
+        Where to compare, each with what the full graph gives there.
     arrays
         The data, as the full graph takes them.
     axes
@@ -110,37 +113,39 @@ class SplitCheck:
     def __init__(
         self,
         full: FullGraph,
-        points: Sequence[np.ndarray],
+        points: Sequence[tuple[np.ndarray, np.ndarray]],
         arrays: Sequence[np.ndarray],
         axes: Sequence[int | None],
         rng: np.random.Generator,
     ) -> None:
         n_rows = full.n_rows
         self.batches = [rng.integers(0, n_rows, size) for size in BATCHES]
-        self.order = rng.permutation(n_rows)
+        self.full = full
         self.points = points
-        self.axes = axes
         self.arrays = arrays
-        self.expected = [full(point, arrays) for point in points]
-        self.made_up, self.expected_made_up = _made_up(full, points[-1], arrays, axes, rng)
+        self.axes = axes
+        self.rng = rng
 
     def compare(self, graph: Graph) -> str | None:
         """Say how a batch graph differs from the full graph; None if it does not."""
         evaluate = compile_python(*graph)
-        for point, expected in zip(self.points, self.expected, strict=True):
+        for point, expected in self.points:
             reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
             if reason is not None:
                 return reason
-        large = [self.order[i : i + CHUNK_ROWS] for i in range(0, self.order.size, CHUNK_ROWS)]
-        last, batches = self.points[-1], [*self.batches, *large]
-        return self._compare_rows(
-            evaluate, last, self.arrays, self.expected[-1], large
-        ) or self._compare_rows(evaluate, last, self.made_up, self.expected_made_up, batches)
+        order = self.rng.permutation(self.full.n_rows)
+        large = [order[i : i + CHUNK_ROWS] for i in range(0, order.size, CHUNK_ROWS)]
+        point, expected = self.points[-1]
+        reason = self._compare_rows(evaluate, point, self.arrays, expected, large)
+        if reason is not None:
+            return reason
+        made_up, rows = _made_up(self.full, point, expected, self.arrays, self.axes, self.rng)
+        return self._compare_rows(evaluate, point, made_up, rows, [*self.batches, *large])
 
     def compare_compiled(self, graph: Graph, compiled: Callable[..., np.ndarray]) -> str | None:
         """Say how machine code differs from the batch graph it was made of."""
         evaluate = compile_python(*graph, stable=True)
-        for point in self.points:
+        for point, _ in self.points:
             for rows in self.batches:
                 batch = self._taken(self.arrays, rows)
                 expected, actual = evaluate(point, *batch), compiled(point, *batch)
@@ -190,6 +195,7 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> int | None:
 def _made_up(
     full: FullGraph,
     point: np.ndarray,
+    terms: np.ndarray,
     arrays: Sequence[np.ndarray],
     axes: Sequence[int | None],
     rng: np.random.Generator,
@@ -199,7 +205,7 @@ def _made_up(
     An array that allows no other values (counts of a fixed total, say) has its rows shuffled; one
     that does not even allow this stays as it is.
     """
-    current, terms = list(arrays), full(point, arrays)
+    current = list(arrays)
     for position, axis in enumerate(axes):
         if axis is None:
             continue

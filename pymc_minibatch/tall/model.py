@@ -311,8 +311,8 @@ class TallModel:
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
     ) -> None:
         """Find the assignment of row axes that the full graph confirms."""
-        full, points = self._full_graph(list(candidates))
         arrays = [leaf_value(leaf) for leaf in candidates]
+        full, points = self._full_graph(list(candidates), arrays)
         # An array of the length of the rows may hold something else, such as scales of groups.
         choices = [
             [*axes] if leaf in observed else [*axes, None] for leaf, axes in candidates.items()
@@ -356,12 +356,13 @@ class TallModel:
         inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
         return [self.flat, *inputs], [self._bind(term, {})]
 
-    def _full_graph(self, leaves: Sequence[Variable]) -> tuple[FullGraph, list[np.ndarray]]:
-        """Compile the terms of all rows; find points where most of them are finite."""
+    def _full_graph(
+        self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
+    ) -> tuple[FullGraph, list[tuple[np.ndarray, np.ndarray]]]:
+        """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
         full = FullGraph(graph, self.n_rows)
-        arrays = [leaf_value(leaf) for leaf in leaves]
         try:
             return full, full.points(self.layout, self._start(), arrays, self._rng)
         except FAILURES as error:
@@ -425,16 +426,13 @@ class TallModel:
         extremes = _extreme_rows(bound)[: self.n_rows]
         rows[: extremes.size] = extremes
         sample = [row_input.taken(rows) for row_input in bound.values()]
-        arrays = [
-            np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)).astype(i.leaf.type.dtype)
-            for i in sample
-        ]
-        full, points = self._full_graph([i.leaf for i in sample])
         first = [i.values[: extremes.size + 2] for i in sample]
-        try:  # by itself, because machine code would not notice an index that is out of range
-            compile_python(*graph)(points[0], *first)
+        try:  # by itself, to say which rows are to blame
+            compile_python(*graph)(self._start(), *first)
         except FAILURES as error:
             return f"the rows with the smallest and largest numbers give an error ({error})"
+        arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
+        full, points = self._full_graph([i.leaf for i in sample], arrays)
         check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
         self.compiled_row_logp = compile_numba(*graph)
         return check.compare(graph) or check.compare_compiled(graph, self.compiled_row_logp)
