@@ -4,7 +4,8 @@ Rows are independent if and only if the term of a row is the same whatever other
 with it. Both graphs are therefore evaluated operation by operation in Python, which is quick to
 start and notices every index out of range, and compared at several points on
 
-- small batches of random rows, where totals over rows differ from those over all of them;
+- small batches of random rows, where totals over rows differ from those over all of them, and
+  some rows by themselves;
 - all rows in random order, where each row has other neighbours;
 - other data: each array is replaced by random values of the same kind, so that arrays whose entries
   are mostly alike, such as rare events, hide nothing.
@@ -30,7 +31,7 @@ FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 """What operations raise on data that do not fit."""
 
 N_POINTS = 4
-BATCHES = (2, 5, 64)
+BATCHES = (*[1] * 12, 2, 5, 64)
 CHUNK_ROWS = 2**15
 RTOL = 1e-9
 ATOL = 1e-9
@@ -40,11 +41,12 @@ class FullGraph:
     """The terms of all rows, a function of the flat point and the data.
 
     Data are passed as inputs of the model's own static shape, not as constants, so that they are
-    not hashed.
+    not hashed; they may be of a smaller type than the model's.
     """
 
     def __init__(self, graph: Graph, n_rows: int) -> None:
         self.n_rows = n_rows
+        self._dtypes = [data.type.dtype for data in graph[0][1:]]
         self._evaluate = compile_python(*graph)
 
     def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -55,7 +57,8 @@ class FullGraph:
         ValueError
             If the result does not have one entry per row.
         """
-        rows = self._evaluate(point, *arrays)
+        converted = [a.astype(t, copy=False) for a, t in zip(arrays, self._dtypes, strict=True)]
+        rows = self._evaluate(point, *converted)
         if rows.shape != (self.n_rows,):
             raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
         return rows
@@ -66,8 +69,8 @@ class FullGraph:
         start: np.ndarray,
         arrays: Sequence[np.ndarray],
         rng: np.random.Generator,
-    ) -> list[np.ndarray]:
-        """Find a few points near the start where most rows are finite.
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Find a few points near the start where most rows are finite; return points and rows.
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
         zero that hides what the parameter multiplies.
@@ -78,12 +81,13 @@ class FullGraph:
                 for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
             ]
         )
-        points: list[np.ndarray] = []
+        points: list[tuple[np.ndarray, np.ndarray]] = []
         for attempt in range(4 * N_POINTS):
             jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
             point = start + jitter * continuous
-            if np.isfinite(self(point, arrays)).mean() > 0.5:
-                points.append(point)
+            rows = self(point, arrays)
+            if np.isfinite(rows).mean() > 0.5:
+                points.append((point, rows))
             if len(points) == N_POINTS:
                 return points
         raise ValueError("At random points near model.initial_point() it is not finite.")
@@ -97,7 +101,7 @@ class SplitCheck:
     full
         The full graph.
     points
-        Where to compare.
+        Where to compare, each with what the full graph gives there.
     arrays
         The data, as the full graph takes them.
     axes
@@ -109,37 +113,39 @@ class SplitCheck:
     def __init__(
         self,
         full: FullGraph,
-        points: Sequence[np.ndarray],
+        points: Sequence[tuple[np.ndarray, np.ndarray]],
         arrays: Sequence[np.ndarray],
         axes: Sequence[int | None],
         rng: np.random.Generator,
     ) -> None:
         n_rows = full.n_rows
         self.batches = [rng.integers(0, n_rows, size) for size in BATCHES]
-        self.order = rng.permutation(n_rows)
+        self.full = full
         self.points = points
-        self.axes = axes
         self.arrays = arrays
-        self.expected = [full(point, arrays) for point in points]
-        self.made_up, self.expected_made_up = _made_up(full, points[-1], arrays, axes, rng)
+        self.axes = axes
+        self.rng = rng
 
     def compare(self, graph: Graph) -> str | None:
         """Say how a batch graph differs from the full graph; None if it does not."""
         evaluate = compile_python(*graph)
-        for point, expected in zip(self.points, self.expected, strict=True):
+        for point, expected in self.points:
             reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
             if reason is not None:
                 return reason
-        large = [self.order[i : i + CHUNK_ROWS] for i in range(0, self.order.size, CHUNK_ROWS)]
-        last, batches = self.points[-1], [*self.batches, *large]
-        return self._compare_rows(
-            evaluate, last, self.arrays, self.expected[-1], large
-        ) or self._compare_rows(evaluate, last, self.made_up, self.expected_made_up, batches)
+        order = self.rng.permutation(self.full.n_rows)
+        large = [order[i : i + CHUNK_ROWS] for i in range(0, order.size, CHUNK_ROWS)]
+        point, expected = self.points[-1]
+        reason = self._compare_rows(evaluate, point, self.arrays, expected, large)
+        if reason is not None:
+            return reason
+        made_up, rows = _made_up(self.full, point, expected, self.arrays, self.axes, self.rng)
+        return self._compare_rows(evaluate, point, made_up, rows, [*self.batches, *large])
 
     def compare_compiled(self, graph: Graph, compiled: Callable[..., np.ndarray]) -> str | None:
         """Say how machine code differs from the batch graph it was made of."""
         evaluate = compile_python(*graph, stable=True)
-        for point in self.points:
+        for point, _ in self.points:
             for rows in self.batches:
                 batch = self._taken(self.arrays, rows)
                 expected, actual = evaluate(point, *batch), compiled(point, *batch)
@@ -189,6 +195,7 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> int | None:
 def _made_up(
     full: FullGraph,
     point: np.ndarray,
+    terms: np.ndarray,
     arrays: Sequence[np.ndarray],
     axes: Sequence[int | None],
     rng: np.random.Generator,
@@ -198,7 +205,7 @@ def _made_up(
     An array that allows no other values (counts of a fixed total, say) has its rows shuffled; one
     that does not even allow this stays as it is.
     """
-    current, terms = list(arrays), full(point, arrays)
+    current = list(arrays)
     for position, axis in enumerate(axes):
         if axis is None:
             continue
@@ -216,7 +223,7 @@ def _made_up(
 
 
 def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Make up values of the same type, range and, for floats, signs; then shuffle the rows."""
+    """Make up values of the same type and signs or about the same range; then shuffle the rows."""
     n_rows = len(values)
     if values.dtype.kind == "f":
         noise = rng.normal(size=(2, n_rows, *[1] * (values.ndim - 1))).astype(values.dtype)
@@ -224,7 +231,9 @@ def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.n
         yield values * np.exp(noise[1] / 4)
     elif values.dtype.kind in "iu":
         low, high = values.min(axis=0), values.max(axis=0)
-        yield rng.integers(low, high, values.shape, dtype=values.dtype, endpoint=True)
+        wider = np.minimum(high, np.iinfo(values.dtype).max - 1) + 1
+        for most in (wider, high):
+            yield rng.integers(low, most, values.shape, dtype=values.dtype, endpoint=True)
     elif values.dtype.kind == "b":
         yield rng.random(values.shape) < 0.5
     yield values[rng.permutation(n_rows)]

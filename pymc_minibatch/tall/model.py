@@ -22,6 +22,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
@@ -237,12 +238,23 @@ class TallModel:
                 )
 
     def describe(self) -> str:
-        """Tell what was taken for rows and what for prior."""
-        prior = [
-            get_var_name(rv)
-            for rv in self.model.basic_RVs + self.model.potentials
+        """Tell a person what was taken for rows and what for prior.
+
+        Returns
+        -------
+        str
+            The number of rows and the observed variables that have them; each array of row data
+            with its type and its shape, rows first; the terms of the prior part. Warns of
+            Deterministics with one value per row.
+        """
+        prior = [get_var_name(rv) for rv in self.model.free_RVs]
+        prior += [
+            f"observed {get_var_name(rv)}"
+            for rv in self.model.observed_RVs
             if rv.name not in self.row_names
         ]
+        prior += [f"potential {get_var_name(potential)}" for potential in self.model.potentials]
+        row_bytes = sum(values.nbytes for values in self.data) // self.n_rows
         lines = [
             f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
             *(
@@ -250,6 +262,7 @@ class TallModel:
                 + (f", rows along axis {row_input.axis}" if row_input.axis else "")
                 for row_input in self.row_inputs.values()
             ),
+            f"  {row_bytes:,} bytes per row, {row_bytes * self.n_rows / 1e6:,.1f} MB in all",
             f"prior part: {', '.join(prior)} ({self.layout.size} unconstrained parameters)",
         ]
         lines += [
@@ -261,15 +274,18 @@ class TallModel:
 
     def deterministics_of_rows(self) -> list[str]:
         """List the Deterministics with one value per row, which make every draw cost N."""
-        lengths = {dim: int(n.eval()) for dim, n in self.model.dim_lengths.items()}
-        dims = self.model.named_vars_to_dims
-        names = [get_var_name(variable) for variable in self.model.deterministics]
-        return [
-            name
-            for name in names
-            if self.n_rows in self.model[name].type.shape
-            or self.n_rows in [lengths.get(dim) for dim in dims.get(name, ())]
-        ]
+        rows = {row_input.leaf for row_input in self.row_inputs.values()}
+        start = self.model.initial_point()
+        point = [start[get_var_name(value)] for value in self.model.value_vars]
+        found = []
+        for variable in self.model.deterministics:
+            shape = variable.type.shape
+            if None in shape and rows.intersection(ancestors([variable])):
+                graph = shape_of(*self.model.replace_rvs_by_values([variable]))
+                shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
+            if self.n_rows in shape:
+                found.append(get_var_name(variable))
+        return found
 
     def _split(self, terms: Sequence[ObservedTerm]) -> None:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
@@ -295,8 +311,8 @@ class TallModel:
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
     ) -> None:
         """Find the assignment of row axes that the full graph confirms."""
-        full, points = self._full_graph(list(candidates))
         arrays = [leaf_value(leaf) for leaf in candidates]
+        full, points = self._full_graph(list(candidates), arrays)
         # An array of the length of the rows may hold something else, such as scales of groups.
         choices = [
             [*axes] if leaf in observed else [*axes, None] for leaf, axes in candidates.items()
@@ -340,12 +356,13 @@ class TallModel:
         inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
         return [self.flat, *inputs], [self._bind(term, {})]
 
-    def _full_graph(self, leaves: Sequence[Variable]) -> tuple[FullGraph, list[np.ndarray]]:
-        """Compile the terms of all rows; find points where most of them are finite."""
+    def _full_graph(
+        self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
+    ) -> tuple[FullGraph, list[tuple[np.ndarray, np.ndarray]]]:
+        """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
         full = FullGraph(graph, self.n_rows)
-        arrays = [leaf_value(leaf) for leaf in leaves]
         try:
             return full, full.points(self.layout, self._start(), arrays, self._rng)
         except FAILURES as error:
@@ -409,16 +426,13 @@ class TallModel:
         extremes = _extreme_rows(bound)[: self.n_rows]
         rows[: extremes.size] = extremes
         sample = [row_input.taken(rows) for row_input in bound.values()]
-        arrays = [
-            np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)).astype(i.leaf.type.dtype)
-            for i in sample
-        ]
-        full, points = self._full_graph([i.leaf for i in sample])
         first = [i.values[: extremes.size + 2] for i in sample]
-        try:  # by itself, because machine code would not notice an index that is out of range
-            compile_python(*graph)(points[0], *first)
+        try:  # by itself, to say which rows are to blame
+            compile_python(*graph)(self._start(), *first)
         except FAILURES as error:
             return f"the rows with the smallest and largest numbers give an error ({error})"
+        arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
+        full, points = self._full_graph([i.leaf for i in sample], arrays)
         check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
         self.compiled_row_logp = compile_numba(*graph)
         return check.compare(graph) or check.compare_compiled(graph, self.compiled_row_logp)
@@ -466,7 +480,7 @@ class TallModel:
             value: values[get_var_name(value)] for value in self.model.value_vars
         }
         replacements |= {
-            leaf: pt.constant(leaf_value(leaf), dtype=leaf.type.dtype)
+            leaf: pt.constant(leaf_value(leaf), name=leaf.name, dtype=leaf.type.dtype)
             for leaf in data_leaves([term])
             if isinstance(leaf, SharedVariable)
         }

@@ -10,7 +10,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import All, Any, Dot
-from pytensor.tensor.shape import shape as symbolic_shape
+from pytensor.tensor.shape import shape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
@@ -63,15 +63,17 @@ def dependent_rows(
     """Say that a log-density is not a sum over rows."""
     if latent:
         has = "has" if len(latent) == 1 else "have"
-        cause = f"{reason}. {', '.join(latent)} {has} one value per row"
-        advice = "marginalise such a latent variable, or sample this model with NUTS"
+        cause = f"{', '.join(latent)} {has} one value per row"
+        advice = (
+            "A minibatch cannot move as many latent variables as there are rows: marginalise it, "
+            "or sample this model with NUTS"
+        )
     else:
-        cause = f"{reason}. {culprit}" if culprit else reason
+        cause = f"{reason} ({culprit})" if culprit else reason
         advice = (
             "Compute what depends on several rows before building the model and pass it as data; "
-            "where this is not possible (it depends on parameters) sample this model with NUTS"
+            "where it depends on parameters, sample this model with NUTS"
         )
-    advice = advice[0].upper() + advice[1:]
     return (
         f"The log-density of {' + '.join(names)} is not a sum over {n_rows} independent rows: "
         f"{cause}. {advice}."
@@ -99,8 +101,8 @@ def shared_across_rows(
     """Name the first operation that takes rows together, and the data that it reads."""
     for node in io_toposort([flat], [term]):
         for axis, what in _taken_together(node):
-            shape = compile_python([flat], [symbolic_shape(node.inputs[0])])(start)
-            if n_rows in (shape if axis is None else shape[list(axis)]):
+            lengths = compile_python([flat], [shape(node.inputs[0])])(start)
+            if n_rows in (lengths if axis is None else lengths[list(axis)]):
                 names = [leaf.name for leaf in data_leaves([node.outputs[0]]) if leaf.name]
                 return f"{' + '.join(dict.fromkeys(names)) or 'An array'} {what}"
     return None

@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 import pytest
 from models import normal_model, random_point
 
-from pymc_minibatch import NotTallError, TallModel
+from pymc_minibatch import TallModel
 
 N = 90
 RNG = np.random.default_rng(20240229)
@@ -217,6 +217,21 @@ def test_describe():
     text = TallModel(transposed_data()).describe()
     assert "(90, 3), rows along axis 1" in text
     assert "warning" not in text
+    assert "32 bytes per row, 0.0 MB in all" in text
+    text = TallModel(smaller_terms()).describe()
+    assert "prior part: mu, observed pilot, potential pull (7 unconstrained parameters)" in text
+
+
+def test_warns_of_deterministics_of_unknown_length():
+    """Without dims the length of pm.Data is known only when it is read."""
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        beta = pm.Normal("beta", shape=3)
+        mean = pm.Deterministic("mean", x @ beta)
+        pm.Deterministic("total", mean.sum())
+        pm.Deterministic("twice", 2 * beta)
+        pm.Normal("y", mean, 1.0, observed=Y)
+    assert TallModel(model).deterministics_of_rows() == ["mean"]
 
 
 def test_the_model_may_come_from_the_context():
@@ -224,102 +239,7 @@ def test_the_model_may_come_from_the_context():
         assert TallModel().model is model
 
 
-# --- Models that are refused ------------------------------------------------------------------
-
-
-def cumulative_sum():
-    with pm.Model() as model:
-        drift = pm.Normal("drift")
-        pm.Normal("y", drift * pt.cumsum(pm.Data("x", X[:, 0])), 1.0, observed=Y)
-    return model
-
-
-def centred_in_the_graph():
-    with pm.Model() as model:
-        x = pm.Data("x", X[:, 0])
-        slope = pm.Normal("slope")
-        pm.Normal("y", slope * (x - x.mean()), 1.0, observed=Y)
-    return model
-
-
-def latent_of_each_row():
-    with pm.Model() as model:
-        effect = pm.Normal("effect", shape=N)
-        pm.Normal("y", effect, 1.0, observed=Y)
-    return model
-
-
-def random_walk():
-    with pm.Model() as model:
-        sigma = pm.HalfNormal("sigma")
-        start = pm.Normal.dist()
-        pm.GaussianRandomWalk("y", sigma=sigma, init_dist=start, observed=Y)
-    return model
-
-
-def autoregression():
-    with pm.Model() as model:
-        rho = pm.Normal("rho", shape=1)
-        pm.AR("y", rho, 1.0, init_dist=pm.Normal.dist(), observed=Y)
-    return model
-
-
-def gaussian_process():
-    with pm.Model() as model:
-        scale = pm.HalfNormal("scale")
-        pm.MvNormal("y", np.zeros(N), cov=scale * np.eye(N), observed=Y)
-    return model
-
-
-def nothing_observed():
-    with pm.Model() as model:
-        pm.Normal("mu")
-    return model
-
-
-def missing_values():
-    with pm.Model() as model:
-        mu = pm.Normal("mu")
-        with pytest.warns(UserWarning, match="imput"):
-            pm.Normal("y", mu, 1.0, observed=np.where(np.arange(N) == 4, np.nan, Y))
-    return model
-
-
-def total_size():
-    with pm.Model() as model:
-        mu = pm.Normal("mu")
-        pm.Normal("y", mu, 1.0, observed=Y, total_size=10_000)
-    return model
-
-
-def potential_of_rows():
-    with pm.Model() as model:
-        mu = pm.Normal("mu")
-        pm.Normal("y", mu, 1.0, observed=Y)
-        pm.Potential("penalty", -((mu - X[:, 0]) ** 2))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("build", "variable", "advice"),
-    [
-        (cumulative_sum, "y", "before building the model"),
-        (centred_in_the_graph, "y", "before building the model"),
-        (latent_of_each_row, "effect", "marginalise it"),
-        (random_walk, "y", "NUTS"),
-        (autoregression, "y", "NUTS"),
-        (gaussian_process, "y", "NUTS"),
-        (nothing_observed, "no observed variable", "observed="),
-        (missing_values, "y has missing values", "Remove those rows"),
-        (total_size, "y has total_size", "leave total_size out"),
-        (potential_of_rows, "penalty", "pm.CustomDist"),
-    ],
-)
-def test_refuses(build, variable, advice):
-    with pytest.raises(NotTallError) as error:
-        TallModel(build())
-    assert variable in str(error.value)
-    assert advice in str(error.value)
+# --- Models that are refused: see also test_refusals.py ---------------------------------------
 
 
 def test_refuses_rows_that_are_listed_by_number():

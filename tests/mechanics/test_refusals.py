@@ -1,0 +1,174 @@
+"""Models that do not split are refused: which variable, why, and what to do instead."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from gallery import SLOPE, N, X, Y
+
+from pymc_minibatch import NotTallError, TallModel
+
+DATA = "before building the model"
+
+
+def observed(mean):
+    pm.Normal("y", mean, 1.0, observed=Y)
+
+
+def random_walk():
+    start = pm.Normal.dist()
+    pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("sigma"), init_dist=start, observed=Y)
+
+
+def latent_random_walk():
+    observed(pm.GaussianRandomWalk("level", init_dist=pm.Normal.dist(), shape=N))
+
+
+def autoregression():
+    pm.AR("y", pm.Normal("rho", shape=1), 1.0, init_dist=pm.Normal.dist(), observed=Y)
+
+
+def lag_in_the_graph():
+    y = pm.Data("past", Y)
+    observed(pm.Normal("rho") * pt.concatenate([pt.zeros(1), y[:-1]]))
+
+
+def garch():
+    a = pm.Uniform("a", 0, 0.4)
+    pm.GARCH11("y", omega=1.0, alpha_1=a, beta_1=0.4, initial_vol=1.0, observed=Y)
+
+
+def marginal_gaussian_process():
+    scale = pm.HalfNormal("scale")
+    process = pm.gp.Marginal(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, ls=1.0))
+    process.marginal_likelihood("y", X=SLOPE[:, None], y=Y, sigma=1.0)
+
+
+def latent_gaussian_process():
+    """With a fixed length scale it would be a matrix product, whose rows are independent."""
+    process = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Gamma("ls", 5, 5)))
+    observed(process.prior("f", X=SLOPE[:, None]))
+
+
+def cumulative_sum():
+    observed(pm.Normal("drift") * pt.cumsum(pm.Data("x", SLOPE)))
+
+
+def cumulative_sum_of_rare_events():
+    """Random rows in small batches would hardly meet one."""
+    events = np.zeros(3000)
+    events[2900] = 1.0
+    total = pt.cumsum(pm.Data("events", events))
+    pm.Normal("y", pm.Normal("jump") * total, 1.0, observed=np.zeros(3000))
+
+
+def distance_to_a_common_value():
+    """Nearly all rows have the smallest value, so that small batches have it too."""
+    x = np.zeros(3000, dtype=int)
+    x[[7, 1500]] = 1
+    data = pm.Data("x", x)
+    pm.Normal("y", pm.Normal("slope") * (data - data.min()), 1.0, observed=np.zeros(3000))
+
+
+def lag_of_a_constant():
+    """Every row has the same past; other data would not."""
+    past = pm.Data("past", np.ones(N))
+    observed(pm.Normal("rho") * pt.concatenate([past[:1], past[:-1]]))
+
+
+def centred_in_the_graph():
+    x = pm.Data("x", SLOPE)
+    observed(pm.Normal("slope") * (x - x.mean()))
+
+
+def softmax_over_rows():
+    x = pm.Data("x", SLOPE)
+    observed(pm.math.softmax(pm.Normal("slope") * x, axis=0))
+
+
+def total_in_a_matrix_product():
+    x = pm.Data("x", X)
+    observed(x @ (x.T @ x @ pm.Normal("beta", shape=3)))
+
+
+def first_row_as_baseline():
+    x = pm.Data("x", SLOPE)
+    observed(pm.Normal("slope") * (x - x[0]))
+
+
+def own_variable_of_each_row():
+    observed(pm.Normal("effect", shape=N))
+
+
+def missing_values():
+    with pytest.warns(UserWarning, match="imput"):
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.where(np.arange(N) == 4, np.nan, Y))
+
+
+def nothing_observed():
+    pm.Normal("mu")
+
+
+def potential_of_rows():
+    mu = pm.Normal("mu")
+    observed(mu)
+    pm.Potential("penalty", -((mu - SLOPE) ** 2))
+
+
+def total_size():
+    pm.Normal("y", pm.Normal("mu"), 1.0, observed=Y, total_size=10_000)
+
+
+def prior_of_rows():
+    x = pm.Data("x", SLOPE)
+    slope = pm.Normal("slope", 0, 1 / pt.std(x))
+    observed(slope * x)
+
+
+def no_common_axis():
+    observed(pm.Data("x", X[1:]) @ pm.Normal("beta", shape=3))
+
+
+def one_density_for_all():
+    def logp(value, mean):
+        return -pt.sum((value - mean) ** 2)
+
+    mean = pm.Normal("mu") * np.ones(N)
+    pm.CustomDist("y", mean, logp=logp, signature="(n)->(n)", observed=Y)
+
+
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        (random_walk, ["y (", "RandomWalk", "one number for all its rows", "past values as data"]),
+        (latent_random_walk, ["level has one value per row", "marginalise", "NUTS"]),
+        (autoregression, ["y (AR)", "past values as data", "NUTS"]),
+        (lag_in_the_graph, ["of y is not", "past is read", "positions of the rows", DATA]),
+        (garch, ["y (GARCH11)", "NUTS"]),
+        (marginal_gaussian_process, ["y (", "Normal)", "pm.gp.HSGP"]),
+        (latent_gaussian_process, ["f_rotated_ has one value per row", "NUTS"]),
+        (cumulative_sum, ["of y is not", "x is cumulated over the rows", DATA]),
+        (cumulative_sum_of_rare_events, ["of y is not", "events is cumulated", DATA]),
+        (distance_to_a_common_value, ["of y is not", "x is reduced over all rows", DATA]),
+        (lag_of_a_constant, ["of y is not", "past is read", DATA]),
+        (centred_in_the_graph, ["of y is not", "x is reduced over all rows", DATA]),
+        (softmax_over_rows, ["of y is not", "x is normalised over all rows", DATA]),
+        (total_in_a_matrix_product, ["of y is not", "x is multiplied over all rows", DATA]),
+        (first_row_as_baseline, ["of y is not", "x is read", "positions of the rows", DATA]),
+        (own_variable_of_each_row, ["effect has one value per row", "marginalise", "NUTS"]),
+        (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
+        (nothing_observed, ["no observed variable", "observed="]),
+        (potential_of_rows, ["Potential penalty", "40 rows", "pm.CustomDist"]),
+        (total_size, ["y has total_size", "minibatch already", "leave total_size out"]),
+        (prior_of_rows, ["distribution of slope reads x", "full pass", DATA]),
+        (no_common_axis, ["x (39, 3)", "y (40,)", "same number of them"]),
+        (one_density_for_all, ["y (", "one number for all its rows", "ndim_supp=0"]),
+    ],
+)
+def test_refuses(build, parts):
+    with pm.Model() as model:
+        build()
+    with pytest.raises(NotTallError) as error:
+        TallModel(model)
+    for part in parts:
+        assert part in str(error.value)
