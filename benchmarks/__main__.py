@@ -35,6 +35,10 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
     def settings(tune: int, draws: int, rate_draws: int, **options: Any) -> Settings:
         return Settings(model, rows, tune, draws, rate_draws, options)
 
+    def hmcecs(rate_draws: int, subsample_size: int, num_blocks: int) -> Settings:
+        sizes = {"subsample_size": subsample_size, "num_blocks": num_blocks}
+        return settings(500, 500, rate_draws, **sizes)
+
     nuts = settings(nuts_draws, nuts_draws, 0)
     return [
         ("MinibatchMH", "minibatch", settings(500, 1000, 20_000, steps_per_draw=5)),
@@ -43,9 +47,10 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
             "minibatch",
             settings(500, 1000, 20_000, steps_per_draw=2, acceptance="Penalty"),
         ),
+        ("NumPyro HMCECS, 100 rows", "hmcecs", hmcecs(10_000, 100, 10)),
+        ("NumPyro HMCECS, 1000 rows", "hmcecs", hmcecs(2000, 1000, 100)),
         (NUTS_LABELS[0], "nutpie", nuts),
         (NUTS_LABELS[1], "numpyro-nuts", replace(nuts, rate_draws=nuts_draws // 2)),
-        ("NumPyro HMCECS", "hmcecs", settings(500, 1000, 1000)),
     ]
 
 
