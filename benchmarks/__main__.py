@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.data import MODELS
 from benchmarks.outcome import Settings
-from benchmarks.report import Contender, report
+from benchmarks.report import Contender, report, write_section
 
 COMMAND = "make bench MODEL={model} ROWS={rows}"
 
@@ -105,7 +105,7 @@ def main() -> None:
         "--nuts-draws", type=int, default=600, help="for each chain; as many to tune"
     )
     parser.add_argument("--budget", type=float, default=3600, help="seconds for each process")
-    parser.add_argument("--output", type=Path, help="also append the table to this file")
+    parser.add_argument("--output", type=Path, help="a page to put the tables on as well")
     options = parser.parse_args()
     log = Path(tempfile.gettempdir()) / f"benchmarks-{os.getpid()}.log"
     measured = [
@@ -117,8 +117,7 @@ def main() -> None:
     text = report(command, options.model, options.rows, measured, NUTS_LABELS)
     print(text)
     if options.output:
-        with options.output.open("a") as file:
-            file.write("\n" + text)
+        write_section(options.output, text)
 
 
 if __name__ == "__main__":

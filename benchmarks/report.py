@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks.outcome import N_CHAINS, Settings
 
-__all__ = ["Contender", "machine", "report", "table", "versions"]
+__all__ = ["Contender", "machine", "report", "table", "versions", "write_section"]
 
 WANTED = 1000
 """Effective samples of the worst parameter."""
@@ -169,6 +170,15 @@ def _ratios(done: Sequence[Contender]) -> str:
         rows.append(row)
     header = ["times faster", "effective per second", f"to {WANTED} effective, cold", "warm"]
     return table(header, rows)
+
+
+def write_section(page: Path, section: str) -> None:
+    """Put a section on a page, in place of an earlier one with the same title."""
+    text = page.read_text() if page.exists() else ""
+    head, *others = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    title = section.splitlines()[0]
+    kept = [other for other in others if other.splitlines()[0] != title]
+    page.write_text("\n\n".join(part.strip() for part in (head, *kept, section)).lstrip() + "\n")
 
 
 def machine() -> str:

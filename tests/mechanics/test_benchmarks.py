@@ -8,7 +8,7 @@ import pytest
 from benchmarks.data import MODELS, simulate
 from benchmarks.models_pymc import build
 from benchmarks.outcome import Clock, Settings, summarise
-from benchmarks.report import Contender, report, seconds_to_wanted
+from benchmarks.report import Contender, report, seconds_to_wanted, write_section
 from benchmarks.worker import sampler
 
 
@@ -54,6 +54,14 @@ def test_the_report_has_a_line_for_every_sampler(summary, settings):
 def test_the_time_is_that_of_the_wanted_effective_sample_size():
     summary = {"phases": {"set-up": 2.0, "draws": 4.0}, "draws": 400, "ess": 2000.0}
     assert seconds_to_wanted(summary, seconds_per_draw=0.01) == pytest.approx(4.0)
+
+
+def test_a_section_replaces_the_earlier_one_of_its_title(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Benchmarks\n\nText.\n")
+    for section in ("## a\n\nold\n", "## b\n\nother\n", "## a\n\nnew\n"):
+        write_section(page, section)
+    assert page.read_text() == "# Benchmarks\n\nText.\n\n## b\n\nother\n\n## a\n\nnew\n"
 
 
 def test_the_clock_leaves_out_what_it_is_told_to():
