@@ -9,6 +9,7 @@ Every sampler runs in processes of its own with 2 chains: once with empty caches
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,6 @@ from typing import Any
 from benchmarks.data import MODELS
 from benchmarks.outcome import Settings
 from benchmarks.report import Contender, report, write_section
-
-COMMAND = "make bench MODEL={model} ROWS={rows}"
 
 NUTS_LABELS = ("PyMC NUTS (nutpie)", "NumPyro NUTS")
 
@@ -113,7 +112,7 @@ def main() -> None:
         for label, sampler, settings in contenders(options.model, options.rows, options.nuts_draws)
         if not options.only or options.only.lower() in label.lower()
     ]
-    command = COMMAND.format(model=options.model, rows=options.rows)
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     text = report(command, options.model, options.rows, measured, NUTS_LABELS)
     print(text)
     if options.output:
