@@ -99,7 +99,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", choices=list(MODELS), default="logistic")
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--only", help="samplers whose label contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="samplers named so, in part")
     parser.add_argument(
         "--nuts-draws", type=int, default=600, help="for each chain; as many to tune"
     )
@@ -110,7 +110,7 @@ def main() -> None:
     measured = [
         measure(label, sampler, settings, options.budget, log)
         for label, sampler, settings in contenders(options.model, options.rows, options.nuts_draws)
-        if not options.only or options.only.lower() in label.lower()
+        if any(part.lower() in label.lower() for part in options.only)
     ]
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     text = report(command, options.model, options.rows, measured, NUTS_LABELS)
