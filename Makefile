@@ -7,13 +7,16 @@ SHELL = /bin/sh
 PYTHON =
 NAMES = python3 python3.14 python3.13 python3.12 python
 VENV = .venv
+BENCH_VENV = .venv-bench
+MODEL = logistic
+ROWS = 100000
 RUN = $(VENV)/bin/python
 
 .SUFFIXES:
 .NOTPARALLEL:
 .PRECIOUS: $(RUN)
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast lint types docs clean
+.PHONY: help demo bench test test-fast lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +25,10 @@ help: ## list the targets
 
 demo: $(VENV)/.installed-examples ## run examples/quickstart.py
 	@$(RUN) examples/quickstart.py
+
+# nutpie needs a newer zarr than PyMC's ZarrTrace, hence the environment of its own.
+bench: $(BENCH_VENV)/.installed ## compare with other samplers: make bench MODEL=poisson ROWS=1000000
+	@$(BENCH_VENV)/bin/python -m benchmarks --model $(MODEL) --rows $(ROWS) --output docs/benchmarks.md
 
 test: lint types docs ## lint, check types, build the documentation, run all tests
 	@echo "running all tests ..."
@@ -64,6 +71,13 @@ $(VENV)/.installed-docs: pyproject.toml $(RUN)
 $(VENV)/.installed-dev: pyproject.toml $(RUN)
 	$(call install,dev)
 	@touch $(VENV)/.installed-examples $(VENV)/.installed-docs $@
+
+$(BENCH_VENV)/.installed: pyproject.toml $(RUN)
+	@test -x $(BENCH_VENV)/bin/python || { \
+	  echo "creating $(BENCH_VENV) ..."; $(RUN) -m venv $(BENCH_VENV); }
+	@echo "installing pymc-minibatch[benchmarks] into $(BENCH_VENV) ..."
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[benchmarks]'
+	@touch $@
 
 # $(call install,EXTRAS): the package, editable, into a .venv that may have been made by hand.
 define install

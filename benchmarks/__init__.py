@@ -1,0 +1,1 @@
+"""Comparisons with other samplers, and how the cost of a draw scales."""

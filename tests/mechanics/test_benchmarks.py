@@ -1,0 +1,80 @@
+"""The benchmarks still run, as far as they need nothing but this package."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.data import MODELS, simulate
+from benchmarks.models_pymc import build
+from benchmarks.outcome import Clock, Settings, summarise
+from benchmarks.report import Contender, report, seconds_to_wanted, write_section
+from benchmarks.worker import sampler
+
+
+@pytest.fixture(scope="module")
+def settings():
+    # Without a control variate there is less to compile.
+    options = {"control_variate": 0, "steps_per_draw": 2}
+    return Settings("logistic", 2000, tune=60, draws=60, rate_draws=40, options=options)
+
+
+@pytest.fixture(scope="module")
+def summary(settings):
+    data = simulate(settings.model, settings.rows)
+    outcome = sampler("minibatch")(settings, data, Clock())
+    return json.loads(json.dumps(summarise(outcome)))
+
+
+def test_the_seconds_are_split_into_phases(summary):
+    assert set(summary["phases"]) >= {"model", "split", "reference", "kernel", "tuning", "draws"}
+    assert all(seconds >= 0 for seconds in summary["phases"].values())
+
+
+def test_draws_are_counted_and_timed(summary):
+    assert summary["draws"] == 60
+    assert summary["seconds_per_draw"] > 0
+    assert summary["row_evaluations_per_ess"] > 0
+    assert len(summary["mean"]["beta"]) == len(summary["sd"]["beta"]) == 20
+
+
+def test_the_report_has_a_line_for_every_sampler(summary, settings):
+    contenders = [
+        Contender("MinibatchMH", settings, summary, summary),
+        Contender("NUTS", settings, summary, summary),
+        Contender("slow", settings, "not done within 5 seconds", None),
+    ]
+    text = report("command", "logistic", 2000, contenders, ("NUTS",))
+    assert "| MinibatchMH | " in text
+    assert "| slow | not done within 5 seconds |" in text
+    assert "| MinibatchMH against NUTS | 1.0 | 1.0 | 1.0 |" in text
+    assert "| MinibatchMH | 0.000 |" in text  # the same draws have the same mean
+
+
+def test_the_time_is_that_of_the_wanted_effective_sample_size():
+    summary = {"phases": {"set-up": 2.0, "draws": 4.0}, "draws": 400, "ess": 2000.0}
+    assert seconds_to_wanted(summary, seconds_per_draw=0.01) == pytest.approx(4.0)
+
+
+def test_a_section_replaces_the_earlier_one_of_its_title(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Benchmarks\n\nText.\n")
+    for section in ("## a\n\nold\n", "## b\n\nother\n", "## a\n\nnew\n"):
+        write_section(page, section)
+    assert page.read_text() == "# Benchmarks\n\nText.\n\n## b\n\nother\n\n## a\n\nnew\n"
+
+
+def test_the_clock_leaves_out_what_it_is_told_to():
+    clock = Clock()
+    with clock.stopped():
+        np.linalg.inv(np.eye(400))
+    clock.mark("rest")
+    assert list(clock.phases) == ["rest"]
+    assert clock.phases["rest"] >= 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_as_many_rows_as_asked_for(name):
+    data = simulate(name, 300)
+    assert {len(values) for values in data.values()} == {300}
+    assert [variable.name for variable in build(name, data).observed_RVs] == ["y"]
