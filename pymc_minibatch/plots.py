@@ -392,7 +392,7 @@ class _Panels:
 def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
     """Return the size of a figure; Matplotlib has to be told to make room for the legend."""
     backend = import_module("arviz_base").rcParams["plot.backend"] if backend is None else backend
-    size = {"figsize": (4.5 * columns + 2, 3.8 * rows), "figsize_units": "inches"}
+    size = {"figsize": (450 * columns + 200, 380 * rows), "figsize_units": "dots"}
     return size | ({"layout": "constrained"} if backend == "matplotlib" else {})
 
 
