@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from pymc_minibatch import plots
 from pymc_minibatch.acceptance import (
     Austere,
     Barker,
@@ -56,4 +57,5 @@ __all__ = [
     "TallModel",
     "compare",
     "find_reference",
+    "plots",
 ]

@@ -123,7 +123,7 @@ def compare(
             f"The reference {reference!r} is not among the runs, which are {list(runs)}."
         )
     names = _shared(runs, reference, var_names)
-    n_rows = _n_rows(runs, reference) if n_rows is None else n_rows
+    n_rows = rows_of_data(runs) if n_rows is None else n_rows
     draws = {name: _summarise(run, names) for name, run in runs.items()}
     table = pd.DataFrame(
         {
@@ -172,26 +172,30 @@ def _stat(run: xr.DataTree, name: str) -> np.ndarray | None:
     return values.reshape(*values.shape[:2], -1)
 
 
-def _n_rows(runs: Mapping[str, xr.DataTree], reference: str) -> int | None:
+def rows_of_data(runs: Mapping[str, xr.DataTree]) -> int | None:
+    """Find the number of rows that the runs sampled, or None."""
     for run in runs.values():
         if (recorded := _stat(run, "n_rows")) is not None:
             return int(recorded.max())
-    if "observed_data" not in runs[reference].children:
-        return None
-    observed = runs[reference].observed_data.data_vars.values()
-    return max((values.shape[0] for values in observed if values.ndim), default=None)
+    observed = [
+        values.shape[0]
+        for run in runs.values()
+        if "observed_data" in run.children
+        for values in run.observed_data.data_vars.values()
+        if values.ndim
+    ]
+    return max(observed, default=None)
 
 
-def _rows_read(run: xr.DataTree, n_rows: int | None) -> float:
-    """Sum the row evaluations of all kept draws."""
+def rows_read(run: xr.DataTree, n_rows: int | None) -> np.ndarray | None:
+    """Count row evaluations at each draw, shape (chains, draws), or return None if not known."""
     parts = [_stat(run, name) for name in ("n_likelihood", "n_gradient")]
-    known = [part.sum(axis=2) for part in parts if part is not None]
-    if known:
+    if known := [part.sum(axis=2) for part in parts if part is not None]:
         scanned = _stat(run, "n_scanned")
-        both = np.max(known, axis=0).sum()
-        return float(both + (0 if scanned is None else scanned.sum()))
+        both: np.ndarray = np.max(known, axis=0)
+        return both if scanned is None else both + scanned.sum(axis=2)
     n_steps = _stat(run, "n_steps")
-    return np.nan if n_steps is None or n_rows is None else float(n_steps.sum()) * n_rows
+    return None if n_steps is None or n_rows is None else n_steps.sum(axis=2) * n_rows
 
 
 def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
@@ -208,7 +212,7 @@ def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
 
     with np.errstate(invalid="ignore"):  # elements that are constant
         return _Draws(
-            names=[label for name in names for label in _labels(posterior[name])],
+            names=[label for name in names for label in labels(posterior[name])],
             mean=flat(posterior.mean(("chain", "draw"))),
             mean_mcse=flat(az.mcse(posterior, method="mean")),
             sd=flat(posterior.std(("chain", "draw"), ddof=1)),
@@ -221,7 +225,7 @@ def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
         )
 
 
-def _labels(values: xr.DataArray) -> list[str]:
+def labels(values: xr.DataArray) -> list[str]:
     """Name the elements of a variable by their coordinates."""
     dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
     indices = np.ndindex(*(values.sizes[dim] for dim in dims))
@@ -238,7 +242,8 @@ def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]
     recorded = _stat(run, "setup_seconds")
     setup = np.nan if recorded is None else float(recorded.max())
     sampling = float(posterior.attrs.get("sampling_time", np.nan))
-    rows = _rows_read(run, n_rows)
+    read = rows_read(run, n_rows)
+    rows = np.nan if read is None else float(read.sum())
     ess = float(np.nanmin(draws.ess_bulk))
     return {
         "chains": n_chains,

@@ -159,8 +159,9 @@ class MinibatchMH(TallStep):
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
-    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
-      with those of a reference that was handed over; the same at every draw, for :func:`compare`.
+    - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
+    - ``setup_seconds``: seconds that making the step took, with those of a reference that was
+      handed over; the same at every draw.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.

@@ -96,9 +96,10 @@ def test_returns_what_pymc_returns(result):
 def test_stats_are_those_of_the_docstring(result):
     documented = re.findall(r"^ *- ``(\w+)``:", MinibatchMH.__doc__, flags=re.MULTILINE)
     assert set(result.sample_stats.data_vars) == set(documented)
+    whole = ("n_likelihood", "n_gradient", "n_scanned", "n_rows")
     for name in documented:
         stat = result.sample_stats[name]
-        assert stat.dtype == (np.int64 if name in ("n_likelihood", "n_gradient") else np.float64)
+        assert stat.dtype == (np.int64 if name in whole else np.float64)
         assert stat.shape == (2, 60)
         assert np.isfinite(stat).all()
 

@@ -1,0 +1,464 @@
+"""Figures of what a minibatch run read, how exact it was, and how it compares.
+
+All are drawn by arviz-plots, with any of its backends (``pip install 'pymc-minibatch[plots]'``), in
+the colours of Okabe and Ito, which colour-blind readers can tell apart. Each function returns the
+:class:`arviz_plots.PlotCollection`, whose ``savefig`` writes a file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from pymc_minibatch.compare import labels, rows_of_data, rows_read
+
+__all__ = [
+    "accuracy_by_rows",
+    "batch_sizes",
+    "bright_rows",
+    "error_by_rows",
+    "marginals",
+    "noise",
+    "running_mean",
+]
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito (2008), Color Universal Design."""
+
+MOST_POINTS = 2000
+"""A curve with more would only be slower to draw."""
+
+type Run = xr.DataTree
+type Runs = Mapping[str, xr.DataTree]
+
+
+def marginals(
+    runs: Runs, *, var_names: Sequence[str] | None = None, backend: str | None = None
+) -> Any:
+    """Overlay the marginal posteriors of several runs.
+
+    Parameters
+    ----------
+    runs : mapping of str to DataTree
+        Results of ``pm.sample`` for the same model, by name.
+    var_names : sequence of str, optional
+        The variables to draw; all if not given.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> runs = {
+    ...     name: az.from_dict({"posterior": {"mu": rng.normal(size=(2, 200))}})
+    ...     for name in ("MinibatchMH", "NUTS")
+    ... }
+    >>> figure = pmb.plots.marginals(runs, backend="none")
+    """
+    plots = _arviz_plots()
+    posteriors = [run.posterior.to_dataset() for run in runs.values()]
+    names = list(posteriors[0].data_vars) if var_names is None else list(var_names)
+    n_panels = sum(len(labels(posteriors[0][name])) for name in names)
+    columns = min(n_panels, 4)
+    collection = plots.plot_dist(
+        dict(runs),
+        var_names=names,
+        kind="kde",
+        backend=backend,
+        aes={"color": ["model"], "linestyle": ["model"]},
+        color=list(COLORS),
+        col_wrap=columns,
+        figure_kwargs=_figure(columns, -(-n_panels // columns), backend),
+        visuals={"point_estimate_text": False, "credible_interval": False, "point_estimate": False},
+    )
+    if len(runs) == 1:
+        return collection
+    collection.add_legend("model", title="run")
+    return collection
+
+
+def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = None) -> Any:
+    """Draw the histogram of batch sizes, both axes logarithmic.
+
+    With ``steps_per_draw=1`` these are the rows of each decision, as in figures 2, 4 and 5 of Seita
+    et al. (2017); otherwise they are means over the decisions of a draw.
+
+    Parameters
+    ----------
+    runs : DataTree, or mapping of str to DataTree
+        Runs of :class:`MinibatchMH`, which record ``batch_size``.
+    n_bins : int, default 40
+        Bins, of equal width in the logarithm.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Raises
+    ------
+    ValueError
+        If a run has no such stat.
+    """
+    runs = _named(runs)
+    sizes = {name: _stat(run, "batch_size", name) for name, run in runs.items()}
+    sizes = {name: values[values > 0] for name, values in sizes.items()}
+    low = min(values.min() for values in sizes.values())
+    high = max(values.max() for values in sizes.values())
+    edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
+    panel = _Panels(runs, ["batch sizes"], backend)
+    for name, values in sizes.items():
+        share = np.histogram(values, edges)[0] / values.size
+        # A logarithmic axis has no zero: empty bins are drawn at half a decision.
+        floor = 0.5 / values.size
+        first, last = np.flatnonzero(share)[[0, -1]]
+        height = np.maximum(share[first : last + 1], floor)
+        outline = np.concatenate([[floor], height, [floor]])
+        panel.step(name, edges[[first, *range(first, last + 2)]], outline)
+    panel.label("rows for a decision", "share of draws", log="xy")
+    return panel.finish()
+
+
+def error_by_rows(
+    runs: Runs,
+    reference: str,
+    *,
+    var_names: Sequence[str] | None = None,
+    n_rows: int | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Draw the error of the posterior mean against the rows that were read.
+
+    Parameters
+    ----------
+    runs : mapping of str to DataTree
+        Runs of the same model, by name. Those of NUTS are counted by their ``n_steps``.
+    reference : str
+        The run whose means and standard deviations are taken for the truth. It is not drawn.
+    var_names : sequence of str, optional
+        The variables whose means are compared; all of the reference's if not given.
+    n_rows : int, optional
+        Rows of the data, if the runs do not tell; as in :func:`compare`.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+        One curve for each run: the error of the running mean of a chain, in posterior standard
+        deviations, as root mean square over parameters and chains, against the rows that a chain
+        has evaluated since tuning ended.
+
+    Raises
+    ------
+    ValueError
+        If the reference is not among the runs, or a run does not tell its rows.
+    """
+    truth = _matrix(_of(runs, reference), var_names)
+    mean, sd = truth.mean((0, 1)), truth.std((0, 1))
+    mean, sd = mean[sd > 0], np.where(sd > 0, sd, 1.0)[sd > 0]
+    kept = truth.std((0, 1)) > 0
+
+    def error(run: Run) -> np.ndarray:
+        running = _running_mean(_matrix(run, var_names)[:, :, kept])
+        return np.sqrt((((running - mean) / sd) ** 2).mean(axis=(0, 2)))
+
+    others = {name: run for name, run in runs.items() if name != reference}
+    count = rows_of_data(runs) if n_rows is None else n_rows
+    panel = _by_rows(others, {name: error(run) for name, run in others.items()}, count, backend)
+    panel.label("rows evaluated in a chain", "error of the mean (posterior sd)", log="xy")
+    return panel.finish()
+
+
+def accuracy_by_rows(
+    runs: Runs,
+    accuracy: Mapping[str, Any],
+    *,
+    label: str = "accuracy",
+    n_rows: int | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Draw a number that each draw has, such as the accuracy of its predictions, against rows read.
+
+    Parameters
+    ----------
+    runs : mapping of str to DataTree
+        Runs, by name.
+    accuracy : mapping of str to array_like, shape (chains, draws)
+        The number for each draw of each run.
+    label : str, default "accuracy"
+        What the number is, with its unit.
+    n_rows : int, optional
+        Rows of the data, if the runs do not tell; as in :func:`compare`.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+        One curve for each run: the mean over chains against the rows that a chain has evaluated
+        since tuning ended.
+
+    Raises
+    ------
+    ValueError
+        If a run does not tell its rows.
+    """
+    curves = {name: np.mean(np.atleast_2d(accuracy[name]), axis=0) for name in runs}
+    count = rows_of_data(runs) if n_rows is None else n_rows
+    panel = _by_rows(runs, curves, count, backend)
+    panel.label("rows evaluated in a chain", label, log="x")
+    return panel.finish()
+
+
+def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
+    """Draw the number of bright rows of Firefly Monte Carlo over time, one line for each chain.
+
+    Parameters
+    ----------
+    runs : DataTree, or mapping of str to DataTree
+        Runs that record ``n_bright``.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Raises
+    ------
+    ValueError
+        If a run has no such stat.
+    """
+    runs = _named(runs)
+    panel = _Panels(runs, ["bright rows"], backend, dashes=False)
+    for name, run in runs.items():
+        for chain in _stat(run, "n_bright", name):
+            panel.line(name, *_thinned(np.arange(chain.size) + 1, chain), alpha=0.7, width=0.8)
+    panel.label("draw", "bright rows")
+    return panel.finish()
+
+
+def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
+    """Draw s² and the bound on the error of the acceptance test at each draw.
+
+    Parameters
+    ----------
+    runs : DataTree, or mapping of str to DataTree
+        Runs of :class:`MinibatchMH`, which record ``log_ratio_var`` and ``test_error``.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+        Two panels, with logarithmic axes. Draws that read all rows have no noise and are left out.
+
+    Raises
+    ------
+    ValueError
+        If a run has no such stats.
+    """
+    runs = _named(runs)
+    panels = _Panels(runs, ["noise of the log ratio", "error of the test"], backend, dashes=False)
+    stats = ("log_ratio_var", "test_error")
+    labels = ("s² (nats²)", "bound on the probability's error")
+    for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
+        for name, run in runs.items():
+            for chain in _stat(run, stat, name):
+                draw, values = _thinned(np.arange(chain.size) + 1, chain)
+                panels.scatter(name, draw[values > 0], values[values > 0], k)
+        panels.label("draw", label, log="y", panel=k)
+    return panels.finish()
+
+
+def running_mean(
+    runs: Runs,
+    reference: str,
+    *,
+    var_names: Sequence[str] | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Draw running means of every chain against the mean of a reference.
+
+    Parameters
+    ----------
+    runs : mapping of str to DataTree
+        Runs of the same model, by name.
+    reference : str
+        The run whose mean over all draws is the horizontal line; its own chains are not drawn.
+    var_names : sequence of str, optional
+        The variables to draw, one panel for each element; all if not given.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Raises
+    ------
+    ValueError
+        If the reference is not among the runs.
+    """
+    posterior = _of(runs, reference).posterior.to_dataset()
+    names = list(posterior.data_vars) if var_names is None else list(var_names)
+    titles = [label for name in names for label in labels(posterior[name])]
+    truth = _matrix(runs[reference], names).mean((0, 1))
+    panels = _Panels(runs, titles, backend)
+    for name, run in runs.items():
+        if name == reference:
+            continue
+        running = _running_mean(_matrix(run, names))
+        for chain in running:
+            for k, values in enumerate(chain.T):
+                panels.line(name, *_thinned(np.arange(values.size) + 1, values), panel=k, alpha=0.8)
+    n_draws = max(run.posterior.sizes["draw"] for run in runs.values())
+    for k, title in enumerate(titles):
+        panels.line(reference, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
+        panels.label("draw", f"running mean of {title}", log="x", panel=k)
+    return panels.finish()
+
+
+class _Panels:
+    """Panels side by side, with one colour and line style for each run in all of them."""
+
+    def __init__(
+        self, runs: Runs, titles: Sequence[str], backend: str | None, dashes: bool = True
+    ) -> None:
+        plots = _arviz_plots()
+        self.runs, self.titles = list(runs), list(titles)
+        self.aes = ("color", "linestyle") if dashes else ("color",)
+        data = xr.Dataset(
+            {title: ("run", np.zeros(len(runs))) for title in titles}, {"run": self.runs}
+        )
+        columns = min(len(titles), 3)
+        rows = -(-len(titles) // columns)
+        self.collection = plots.PlotCollection.wrap(
+            data,
+            cols=["__variable__"],
+            col_wrap=columns,
+            backend=backend,
+            aes={aes: ["run"] for aes in self.aes},
+            color=list(COLORS),
+            figure_kwargs=_figure(columns, rows, backend),
+        )
+        self.backend = import_module(f"arviz_plots.backend.{self.collection.backend}")
+
+    def _draw(
+        self, draw: Callable[..., Any], aes: Sequence[str], run: str, panel: int, **style: Any
+    ) -> None:
+        title, here = self.titles[panel], {"run": run}
+        mapped = self.collection.get_aes_kwargs(list(aes), title, here)
+        draw(target=self.collection.get_target(title, here), **mapped, **style)
+
+    def line(
+        self, run: str, x: Any, y: Any, panel: int = 0, alpha: float = 1.0, width: float = 1.5
+    ) -> None:
+        self._draw(self.backend.line, self.aes, run, panel, x=x, y=y, alpha=alpha, width=width)
+
+    def step(self, run: str, x: Any, y: Any) -> None:
+        style = {"step_mode": "after", "width": 1.8}
+        self._draw(self.backend.step, self.aes, run, 0, x=x, y=y, **style)
+
+    def scatter(self, run: str, x: Any, y: Any, panel: int) -> None:
+        self._draw(self.backend.scatter, ["color"], run, panel, x=x, y=y, alpha=0.4, size=8)
+
+    def label(self, x: str, y: str, log: str = "", panel: int = 0) -> None:
+        target = self.collection.get_target(self.titles[panel], {"run": self.runs[0]})
+        self.backend.xlabel(x, target)
+        self.backend.ylabel(y, target)
+        if "x" in log:
+            self.backend.xscale(target, "log")
+        if "y" in log:
+            self.backend.yscale(target, "log")
+        if len(self.titles) > 1:
+            self.backend.title(self.titles[panel], target)
+
+    def finish(self) -> Any:
+        if len(self.runs) > 1:
+            self.collection.add_legend("run")
+        return self.collection
+
+
+def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
+    """Return the size of a figure; Matplotlib has to be told to make room for the legend."""
+    backend = import_module("arviz_base").rcParams["plot.backend"] if backend is None else backend
+    size = {"figsize": (450 * columns + 200, 380 * rows), "figsize_units": "dots"}
+    return size | ({"layout": "constrained"} if backend == "matplotlib" else {})
+
+
+def _by_rows(
+    runs: Runs, curves: Mapping[str, np.ndarray], n_rows: int | None, backend: str | None
+) -> _Panels:
+    panel = _Panels(runs, ["by rows"], backend)
+    for name, run in runs.items():
+        read = rows_read(run, n_rows)
+        if read is None:
+            raise ValueError(
+                f"The run {name!r} does not tell how many rows it read: it has neither n_likelihood"
+                " nor n_gradient, nor n_steps with a known number of rows. Give n_rows, or leave "
+                "the run out."
+            )
+        rows = np.cumsum(read.mean(axis=0))
+        panel.line(name, *_thinned(rows, curves[name]))
+    return panel
+
+
+def _arviz_plots() -> Any:
+    try:
+        return import_module("arviz_plots")
+    except ImportError as error:
+        raise ImportError(
+            "The figures need arviz-plots and one of its backends: "
+            "pip install 'pymc-minibatch[plots]'."
+        ) from error
+
+
+def _named(runs: Run | Runs) -> Runs:
+    return {"run": runs} if isinstance(runs, xr.DataTree) else runs
+
+
+def _of(runs: Runs, reference: str) -> Run:
+    if reference not in runs:
+        raise ValueError(
+            f"The reference {reference!r} is not among the runs, which are {list(runs)}."
+        )
+    return runs[reference]
+
+
+def _stat(run: Run, stat: str, name: str) -> np.ndarray:
+    """Return a sample stat, shape (chains, draws)."""
+    if "sample_stats" not in run.children or stat not in run.sample_stats.data_vars:
+        raise ValueError(
+            f"The run {name!r} has no sample stat {stat}. Leave it out, or draw another figure."
+        )
+    values = run.sample_stats[stat].transpose("chain", "draw", ...).values
+    return values.reshape(*values.shape[:2], -1)[:, :, 0]
+
+
+def _matrix(run: Run, var_names: Sequence[str] | None) -> np.ndarray:
+    """Return all elements of the variables, shape (chains, draws, K)."""
+    posterior = run.posterior
+    names = list(posterior.data_vars) if var_names is None else var_names
+    parts = [posterior[name].transpose("chain", "draw", ...).values for name in names]
+    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
+
+
+def _running_mean(draws: np.ndarray) -> np.ndarray:
+    counts = np.arange(1, draws.shape[1] + 1)
+    return np.cumsum(draws, axis=1) / counts[None, :, None]
+
+
+def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keep at most `MOST_POINTS` points, the last among them."""
+    step = -(-x.size // MOST_POINTS)
+    return x[::-1][::step][::-1], y[::-1][::step][::-1]
