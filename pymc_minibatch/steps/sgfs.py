@@ -153,7 +153,7 @@ class SGFS(GradientStep):
             )
         if self._B is not None:
             self._B = checked_covariance("B", self._B, self._active.size)
-            if self.variant == "diagonal" and (self._B != np.diag(np.diag(self._B))).any():
+            if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
         self.options = (self.variant, self.alpha, self._B)
         self._check_information()
