@@ -27,7 +27,7 @@ def stationary(epsilon, M, H, Q):
 
 @pytest.mark.parametrize(
     ("preconditioner", "epsilon", "thin"),
-    [("reference", 0.3, 20), ("identity", 3e-4, 80), (MATRIX, 3e-4, 60), ("fisher", 0.3, 20)],
+    [("reference", 0.2, 30), ("identity", 3e-4, 80), (MATRIX, 3e-4, 60), ("fisher", 0.2, 30)],
 )
 def test_bias_is_as_in_theory(correlated, preconditioner, epsilon, thin):
     model, mean, H = correlated
