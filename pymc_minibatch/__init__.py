@@ -27,12 +27,15 @@ from pymc_minibatch.proposals import (
     SurrogateLangevin,
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
-from pymc_minibatch.steps import FlyMC, MinibatchMH
+from pymc_minibatch.stein import SteinDiscrepancy, ksd
+from pymc_minibatch.steps import SGFS, SGLD, FlyMC, MinibatchMH
 from pymc_minibatch.tall import NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
 __all__ = [
+    "SGFS",
+    "SGLD",
     "Austere",
     "Barker",
     "Bohning",
@@ -50,6 +53,7 @@ __all__ = [
     "Penalty",
     "RandomWalk",
     "Reference",
+    "SteinDiscrepancy",
     "StudentT",
     "SubLhd",
     "SurrogateHamiltonian",
@@ -57,5 +61,6 @@ __all__ = [
     "TallModel",
     "compare",
     "find_reference",
+    "ksd",
     "plots",
 ]

@@ -13,7 +13,7 @@ from numba.core import cgutils, typing
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
-__all__ = ["address_of", "call_array", "call_scalar"]
+__all__ = ["address_of", "call_array", "call_matrix", "call_scalar"]
 
 
 def address_of(function: Any, *arguments: Any) -> int:
@@ -59,3 +59,6 @@ call_array = _caller(types.float64[::1])
 
 call_scalar = _caller(types.float64)
 """For functions that return a number."""
+
+call_matrix = _caller(types.float64[:, ::1])
+"""For functions that return a contiguous matrix."""

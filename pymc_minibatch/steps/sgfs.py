@@ -1,0 +1,254 @@
+"""The PyMC step for stochastic gradient Fisher scoring."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pymc.exceptions import SamplingError
+from pymc.model import Model
+from pymc.util import RandomGenerator
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.kernels.sgfs import Scoring, ScoringState, make_scoring, scoring_state
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.steps.gradient_step import GradientStep, checked_covariance
+
+__all__ = ["SGFS"]
+
+ROWS_PER_PARAMETER = 10
+"""The first estimate of the information rests on at least so many rows for each parameter."""
+
+TRIAL_ROWS = 10_000
+
+LEAST_ALPHA = 0.5
+"""With a control variate a step is about 2/(1 + α²) of the way to the mode."""
+
+
+class SGFS(GradientStep):
+    """Stochastic gradient Fisher scoring: steps along the gradient of a few rows, without a test.
+
+    Each step moves by the gradient of a batch, preconditioned so that the noise of the batch and
+    the noise that is added make up the covariance of the posterior. That holds for a posterior that
+    is nearly Gaussian; what is drawn is approximate, and no test corrects it.
+
+    Parameters
+    ----------
+    vars : variable, name, or list of them, optional
+        Continuous free variables to sample; all if not given.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+    variant : {"full", "diagonal"}, default "full"
+        Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
+        tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
+        the batch unmatched where parameters are correlated.
+    alpha : float, default 1.0
+        α ≥ 0, the weight of the added noise: α² is its variance relative to what the step accounts
+        for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
+        the draws are those of the normal approximation; with a large α they come from the
+        posterior, slowly. With a control variate at least 0.5.
+    B : array_like of shape (D, D), optional
+        Covariance of the added noise, α² B, in the units of the gradient; γN times the estimated
+        Fisher information if not given.
+    reference : Reference, optional
+        Where the log-likelihood is expanded; found here if not given and wanted.
+    control_variate : {"auto", 0, 1, 2}, default "auto"
+        Order of the Taylor expansion about the reference whose gradient is taken off the rows; see
+        :class:`MinibatchMH`. With it the curvature of the density is that at the reference, not
+        estimated, and the chain forgets its past in a few steps. Without (0, as in the paper) that
+        takes (1 + α²) N/2n steps, about a pass over the data.
+    batch_size : int, optional
+        Rows n of each step, drawn with replacement; 300, or N if that is less.
+    steps_per_draw : int, default 1
+        Steps for each draw that is kept. Many cost little more than one, since they run in one
+        compiled call.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    rng : seed or numpy.random.Generator, optional
+        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    ValueError
+        If an argument is out of range, a variable is unknown or discrete, the reference does not
+        fit the model, or the rows tell nothing about a variable and there is no control variate.
+    SamplingError
+        While sampling, if the steps diverge, or the Fisher information is still singular after
+        tuning.
+
+    Warns
+    -----
+    UserWarning
+        If a Deterministic has a value for each row, which makes every draw cost N.
+
+    Notes
+    -----
+    The Fisher information is a running average while the chain tunes and is frozen afterwards.
+    Until it rests on 10 rows for each parameter and has full rank, the chain stays where it is.
+    Batch t of them counts with weight t², not 1 as in the paper, so that the way from a far start
+    is forgotten.
+
+    The formulae take the prior to weigh little against the rows. Without a control variate, a prior
+    that does not is right in the limit of short steps only, that is for n far below N.
+
+    Sample stats, for each draw:
+
+    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
+      and their changes by the Hessian, count too.
+    - ``step_size``: share of the way to the mode that a step makes, averaged over the directions;
+      its inverse is about the autocorrelation time in steps.
+    - ``gradient_noise``: share of the batch in the variance of the noise, in the last step; nan
+      while the chain waits.
+    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
+      including those of a reference handed to it; the same for every draw.
+
+    Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
+    Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pm.sample(step=pmb.SGFS(alpha=2))  # doctest: +SKIP
+    """
+
+    name = "sgfs"
+    learns_while_tuning: ClassVar[bool] = True
+    tuned: ScoringState
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        data: Any = None,
+        variant: Literal["full", "diagonal"] = "full",
+        alpha: float = 1.0,
+        B: Any = None,
+        reference: Reference | None = None,
+        control_variate: Literal["auto", 0, 1, 2] = "auto",
+        batch_size: int | None = None,
+        steps_per_draw: int = 1,
+        model: Model | None = None,
+        rng: RandomGenerator = None,
+    ) -> None:
+        if variant not in ("full", "diagonal"):
+            raise ValueError(f"variant must be 'full' or 'diagonal'; got {variant!r}.")
+        if not (np.isfinite(alpha) and alpha >= 0):
+            raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
+        self.variant, self.alpha, self._B = variant, float(alpha), B
+        super().__init__(
+            vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
+        )
+
+    def _prepare(self) -> None:
+        if self.control_variate and self._B is None and self.alpha < LEAST_ALPHA:
+            raise ValueError(
+                f"alpha must be at least {LEAST_ALPHA} with a control variate; got {self.alpha}. "
+                "The batch has hardly any noise then, and a step would lead to the other side of "
+                "the mode and the next one back. Set control_variate=0, or leave alpha at 1."
+            )
+        if self._B is not None:
+            self._B = checked_covariance("B", self._B, self._active.size)
+            if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
+                raise ValueError("B must be diagonal where variant='diagonal'.")
+        self.options = (self.variant, self.alpha, self._B)
+        self._check_information()
+        self.tuned = self._untuned()
+
+    def _check_information(self) -> None:
+        """Refuse parameters on which no row depends: their Fisher information is zero."""
+        if self.control_variate:
+            return
+        rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
+        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        without = ~self._row_gradients(flat, rows, self._target).any(axis=0)
+        if without.any():
+            names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
+            raise ValueError(
+                f"The rows tell nothing about {sorted(names)}: their gradients are zero, so that "
+                "there is no Fisher information to scale a step by. Use control_variate=2, or name "
+                "the other variables in vars and let another step sample these."
+            )
+
+    @property
+    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
+        return make_scoring
+
+    def _untuned(self) -> ScoringState:
+        state = scoring_state(self._active.size)
+        if self._B is not None:
+            state.noise[:] = self.alpha * np.linalg.cholesky(self._B)
+        return state
+
+    @cached_property
+    def _scoring(self) -> Scoring:
+        n, n_rows, dim = self.batch_size, self.n_rows, self._active.size
+        curvature = np.zeros((dim, dim))
+        weight = (n + n_rows) / n * n_rows
+        least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
+        if self.control_variate:
+            assert self.reference is not None
+            precision = self.reference.precision_at(1.0)
+            curvature = np.ascontiguousarray(precision[np.ix_(self._active, self._active)])
+            weight, least_rows = n_rows**2 / n, 0
+        return Scoring(
+            curvature=curvature,
+            weight=float(weight),
+            alpha=self.alpha,
+            injected=np.zeros((dim, dim)) if self._B is None else self.alpha**2 * self._B,
+            is_users=self._B is not None,
+            batch_size=n,
+            least_rows=least_rows,
+            band=dim if self.variant == "full" else 1,
+        )
+
+    def _settings(self) -> Scoring:
+        return self._scoring
+
+    def _check_ready(self) -> None:
+        if self.tuned.counts[1]:
+            return
+        if not self.tuned.counts[0]:
+            raise SamplingError(
+                "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample."
+            )
+        information = self.tuned.fisher + np.tril(self.tuned.fisher, -1).T
+        scale = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+        if self.variant == "full":
+            _, vectors = np.linalg.eigh(information / np.outer(scale, scale))
+            worst = int(np.argmax(np.abs(vectors[:, 0])))
+        else:
+            worst = int(np.argmin(scale))
+        raise SamplingError(
+            "The Fisher information is singular after "
+            f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
+            f"{self.tall.layout.name_of(int(self._active[worst]))}: the rows do not tell its "
+            "parameters apart. Tune for longer, use control_variate=2, or sample it by another "
+            "step."
+        )
+
+    def _step_size(self) -> float:
+        """Return the mean eigenvalue of C times the curvature."""
+        state, scoring, n = self.tuned, self._scoring, self.batch_size
+        if not state.counts[1]:
+            return 0.0
+        if not (self.control_variate or scoring.is_users):
+            return 2 / ((1 + self.alpha**2) * (n + self.n_rows) / n)
+        curvature = scoring.curvature if self.control_variate else self.n_rows * state.fisher
+        if self.variant == "diagonal":
+            return float(2 * np.mean(np.diag(curvature) / np.diag(state.factor) ** 2))
+        full = np.tril(curvature) + np.tril(curvature, -1).T
+        inverse = np.linalg.inv(state.factor)
+        return float(2 * np.einsum("ki,ij,kj->", inverse, full, inverse) / len(full))
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "The density is more curved than the Fisher information says. Raise alpha (steps "
+            "shorten by 1/(1 + alpha²)) or batch_size, or start nearer to the mode: pass "
+            "initvals to pm.sample."
+        )

@@ -1,0 +1,249 @@
+"""The PyMC step for stochastic gradient Langevin dynamics."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pymc.model import Model
+from pymc.util import RandomGenerator
+from pytensor.graph.basic import Variable
+from scipy.linalg import eigh
+
+from pymc_minibatch.kernels.sgld import Langevin, LangevinState, make_langevin
+from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
+from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
+from pymc_minibatch.steps.gradient_step import GradientStep, checked_covariance
+
+__all__ = ["SGLD"]
+
+DEFAULT_BIAS = 0.1
+"""The default step makes variances too large by about this share, in the worst direction."""
+
+TRIAL_ROWS = 10_000
+TRIAL_POINTS = 8
+
+PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity")
+
+
+class SGLD(GradientStep):
+    """Stochastic gradient Langevin dynamics: noisy gradient steps without a test.
+
+    What is drawn is approximate: at a constant step size the draws are spread too widely, by a
+    factor that the step size sets and that no number of draws makes smaller.
+
+    Parameters
+    ----------
+    vars : variable, name, or list of them, optional
+        Continuous free variables to sample; all if not given.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+    step_size : float or tuple (a, b, gamma), optional
+        ε, a positive number; or one that falls with the number t of steps so far (those of tuning
+        included) as a (b + t)^(−gamma), with a and b positive and gamma in (0, 1]: then averages
+        over draws should be weighted by the stat ``step_size``. The default is the constant that
+        makes variances too large by about 10 %, where the posterior is nearly Gaussian.
+    preconditioner : {"reference", "fisher", "diagonal", "identity"} or array_like of shape (D, D)
+        M, which is fixed: the covariance at the reference (the default), the inverse of the
+        empirical Fisher information at the reference and the prior's curvature, the inverse of its
+        diagonal, the identity, or a matrix.
+    reference : Reference, optional
+        Where the log-likelihood is expanded; found here if not given and wanted.
+    control_variate : {"auto", 0, 1, 2}, default "auto"
+        Order of the Taylor expansion about the reference whose gradient is taken off the rows
+        (SGLD-CV); see :class:`MinibatchMH`. Without it, the default step makes about N/n steps
+        for each independent draw.
+    batch_size : int, optional
+        Rows n of each step, drawn with replacement; 300, or N if that is less.
+    steps_per_draw : int, default 1
+        Steps for each draw that is kept. Many cost little more than one, since they run in one
+        compiled call.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    rng : seed or numpy.random.Generator, optional
+        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    NoReferenceError
+        If there is no reference point, and the step size or the preconditioner needs one.
+    ValueError
+        If an argument is out of range, a variable is unknown or discrete, or the reference does not
+        fit the model.
+    SamplingError
+        While sampling, if the steps diverge.
+
+    Warns
+    -----
+    UserWarning
+        If a Deterministic has a value for each row, which makes every draw cost N.
+
+    Notes
+    -----
+    Sample stats, for each draw:
+
+    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
+      and their changes by the Hessian, count too.
+    - ``step_size``: ε of the last step.
+    - ``gradient_noise``: share of the batch in the variance of the noise, in the last step; nothing
+      makes up for it, so it should be small.
+    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
+      including those of a reference handed to it; the same for every draw.
+
+    Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
+    with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic
+    gradient MCMC. The default step size is not in the papers.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pm.sample(step=pmb.SGLD(steps_per_draw=10))  # doctest: +SKIP
+    """
+
+    name = "sgld"
+    learns_while_tuning: ClassVar[bool] = False
+    tuned: LangevinState
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        data: Any = None,
+        step_size: float | tuple[float, float, float] | None = None,
+        preconditioner: Any = "reference",
+        reference: Reference | None = None,
+        control_variate: Literal["auto", 0, 1, 2] = "auto",
+        batch_size: int | None = None,
+        steps_per_draw: int = 1,
+        model: Model | None = None,
+        rng: RandomGenerator = None,
+    ) -> None:
+        schedule = None if step_size is None else _checked_schedule(step_size)
+        if isinstance(preconditioner, str) and preconditioner not in PRECONDITIONERS:
+            raise ValueError(
+                f"preconditioner must be one of {PRECONDITIONERS} or a matrix; got "
+                f"{preconditioner!r}."
+            )
+        self._given = schedule, preconditioner
+        super().__init__(
+            vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
+        )
+
+    def _prepare(self) -> None:
+        schedule, preconditioner = self._given
+        named = isinstance(preconditioner, str)
+        if schedule is None or (named and preconditioner != "identity"):
+            self._need_reference()
+        matrix = self._preconditioner(preconditioner)
+        self._band = 1 if np.array_equal(matrix, np.diag(np.diag(matrix))) else len(matrix)
+        self._factor = np.linalg.cholesky(matrix)
+        self.schedule = (self._default_step(matrix), 1.0, 0.0) if schedule is None else schedule
+        self.options = (self.schedule, preconditioner if named else matrix)
+        self.tuned = self._untuned()
+
+    def _need_reference(self) -> None:
+        if self.reference is None:
+            try:
+                self.reference = find_reference(tall=self.tall)
+            except NoReferenceError as error:
+                raise NoReferenceError(
+                    f"{error}. Without a reference point, give SGLD a step_size and "
+                    "preconditioner='identity' or a matrix."
+                ) from error
+
+    def _precision(self) -> np.ndarray:
+        """Precision of the Gaussian approximation, of the sampled variables given the others."""
+        assert self.reference is not None
+        return self.reference.precision_at(1.0)[np.ix_(self._active, self._active)]
+
+    def _preconditioner(self, preconditioner: Any) -> np.ndarray:
+        dim = self._active.size
+        if not isinstance(preconditioner, str):
+            return checked_covariance("preconditioner", preconditioner, dim)
+        if preconditioner == "identity":
+            return np.eye(dim)
+        if preconditioner == "reference":
+            return np.linalg.inv(self._precision())
+        information = self._information()
+        if preconditioner == "diagonal":
+            information = np.diag(np.diag(information))
+        if np.linalg.eigvalsh(information).min() <= 0:
+            raise ValueError(
+                "The Fisher information of the rows and the prior's curvature are not positive "
+                "definite; use preconditioner='reference'."
+            )
+        return np.linalg.inv(information)
+
+    def _information(self) -> np.ndarray:
+        """Empirical Fisher information of the rows, and the prior's curvature, at the reference."""
+        assert self.reference is not None
+        plain = make_gradient_target(self.tall, None, 0)
+        rows = self._covariance_of_rows(self.reference.flat, plain)
+        prior = self.reference.prior_hessian[np.ix_(self._active, self._active)]
+        return self.n_rows * rows - prior
+
+    def _covariance_of_rows(self, flat: np.ndarray, target: GradientTarget) -> np.ndarray:
+        """Estimate V at a point, from rows that are the same in every run."""
+        rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
+        return np.atleast_2d(np.cov(self._row_gradients(flat, rows, target), rowvar=False))
+
+    def _default_step(self, matrix: np.ndarray) -> float:
+        """Return the step at which the variance is too large by the default bias.
+
+        Along an eigenvector of M, with h of the curvature and q of the batch's gradient, it is
+        (1 + εmq/4) / (1 − εmh/4) of the posterior's.
+        """
+        assert self.reference is not None
+        rng, precision = np.random.default_rng(0), self._precision()
+        covariance, size = np.linalg.inv(precision), TRIAL_POINTS
+        points = np.tile(self.reference.flat, (size, 1))
+        points[:, self._active] += rng.multivariate_normal(
+            np.zeros(len(covariance)), covariance, size, method="cholesky"
+        )
+        rows = np.mean([self._covariance_of_rows(point, self._target) for point in points], axis=0)
+        noise = self.n_rows**2 / self.batch_size * rows
+        inverse = np.linalg.inv(matrix)
+        largest = eigh(precision + noise, (inverse + inverse.T) / 2, eigvals_only=True)[-1]
+        return float(4 * DEFAULT_BIAS / largest)
+
+    @property
+    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
+        return make_langevin
+
+    def _untuned(self) -> LangevinState:
+        return LangevinState(np.zeros(1))
+
+    def _settings(self) -> Langevin:
+        n_before = self.n_draws * self.steps_per_draw
+        return Langevin(self._factor, self.schedule, n_before, self.batch_size, self._band)
+
+    def _step_size(self) -> float:
+        a, b, gamma = self.schedule
+        return a * (b + (self.n_draws + 1) * self.steps_per_draw - 1) ** -gamma
+
+    @property
+    def _advice(self) -> str:
+        return (
+            f"Its step_size of {self._step_size():.3g} is too long for the preconditioner: halve "
+            "it until it does not, or leave it out for the default; or start nearer to the mode: "
+            "pass initvals to pm.sample."
+        )
+
+
+def _checked_schedule(step_size: Any) -> tuple[float, float, float]:
+    """Return a, b and γ."""
+    values = np.atleast_1d(np.asarray(step_size, dtype=np.float64))
+    if values.shape not in ((1,), (3,)):
+        raise ValueError(f"step_size must be a number or (a, b, gamma); got {step_size!r}.")
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ValueError(f"step_size must be positive and finite; got {step_size!r}.")
+    if values.size == 1:
+        return float(values[0]), 1.0, 0.0
+    a, b, gamma = values.tolist()
+    if gamma > 1:
+        raise ValueError(f"gamma of step_size=(a, b, gamma) must lie in (0, 1]; got {gamma}.")
+    return a, b, gamma

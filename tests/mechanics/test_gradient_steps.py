@@ -1,0 +1,256 @@
+"""The stochastic-gradient steps inside and outside of pm.sample."""
+
+import pickle
+import re
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+from models import N_ROWS, grouped_model, normal_model
+from pymc.exceptions import SamplingError
+from pymc.step_methods.state import equal_dataclass_values
+
+from pymc_minibatch import SGFS, SGLD, find_reference
+
+TUNE, DRAWS = 20, 15
+STEPS = [SGFS, SGLD]
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return normal_model()
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    return find_reference(model)
+
+
+def new_step(kind, model, reference, **changes):
+    options = {"reference": reference, "control_variate": 1, "batch_size": 50, "steps_per_draw": 2}
+    return kind(model=model, **options | changes)
+
+
+def run(step, point, first, last):
+    """Make draws `first` to `last` of a chain by hand."""
+    points, stats = [], []
+    for done in range(first, last):
+        if done == TUNE:
+            step.stop_tuning()
+        point, [stat] = step.step(point)
+        points.append(point)
+        stats.append({name: value for name, value in stat.items() if name != "setup_seconds"})
+    return points, stats
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_in_pm_sample(kind, model, reference):
+    """In two processes, twice, with the stats of the docstring."""
+    results = []
+    for _ in range(2):
+        step = new_step(kind, model, reference)
+        with model:
+            results.append(
+                pm.sample(100, tune=50, chains=2, cores=2, random_seed=1, step=step, **QUIET)
+            )
+    one, other = (result.posterior.to_dataset().drop_attrs() for result in results)
+    xr.testing.assert_identical(one, other)
+    assert one["mu"].shape == (2, 100)
+    assert np.unique(one["mu"]).size > 150
+    assert abs(one["mu"].mean() - 0.5) < 0.3
+    stats = results[0].sample_stats
+    documented = re.findall(r"^ *- (``.*``):", kind.__doc__, flags=re.MULTILINE)
+    assert set(stats.data_vars) == set(re.findall(r"``(\w+)``", " ".join(documented)))
+    assert (stats["n_gradient"] == 2 * 50 * 2).all()
+    assert ((stats["gradient_noise"] > 0) & (stats["gradient_noise"] < 1)).all()
+    assert (stats["step_size"] > 0).all()
+    assert np.unique(stats["step_size"]).size == (2 if kind is SGFS else 1)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("done", [1, TUNE, TUNE + 5])
+def test_resumed_by_hand(model, reference, kind, done, order):
+    def fresh(seed):
+        return new_step(kind, model, reference, rng=seed, control_variate=order)
+
+    step = fresh(1)
+    before, _ = run(step, model.initial_point(), 0, done)
+    saved = pickle.dumps(step.sampling_state)
+    expected, expected_stats = run(step, before[-1], done, TUNE + DRAWS)
+    assert equal_dataclass_values(pickle.loads(saved), pickle.loads(saved))
+    resumed = fresh(2)
+    resumed.sampling_state = pickle.loads(saved)
+    np.testing.assert_array_equal(resumed.tall.layout.flatten(before[-1]), resumed.last_point)
+    points, stats = run(resumed, before[-1], done, TUNE + DRAWS)
+    assert points == expected
+    assert stats == expected_stats
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_an_interrupted_draw_is_repeated(model, reference, kind, monkeypatch):
+    """What the kernel has changed before a Ctrl-C is put back."""
+    step, same = (new_step(kind, model, reference, rng=1) for _ in range(2))
+    [*_, point], _ = run(step, model.initial_point(), 0, 5)
+    run(same, model.initial_point(), 0, 5)
+    kernel = step._kernel
+
+    def interrupted(*arguments):
+        kernel(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(step.__dict__, "_kernel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step.step(point)
+    assert run(step, point, 5, 9) == run(same, point, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "changes"),
+    [
+        (SGFS, "options", {"alpha": 2.0}),
+        (SGFS, "options", {"variant": "diagonal"}),
+        (SGLD, "options", {"step_size": 0.1}),
+        (SGLD, "options", {"preconditioner": np.eye(2)}),
+        (SGLD, "batch_size", {"batch_size": 51}),
+        (SGLD, "control_variate", {"control_variate": 0, "step_size": 0.3999}),
+    ],
+)
+def test_a_step_with_other_settings_refuses_the_state(model, reference, kind, field, changes):
+    state = new_step(kind, model, reference).sampling_state
+    other = new_step(kind, model, reference, **changes)
+    with pytest.raises(ValueError, match="has different values"):
+        other.sampling_state = state
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_pickled_step_goes_on(model, reference, kind):
+    step = new_step(kind, model, reference, rng=1)
+    [*_, point], _ = run(step, model.initial_point(), 0, 3)
+    copied = cloudpickle.loads(cloudpickle.dumps(step))
+    assert run(copied, point, 3, 5) == run(step, point, 3, 5)
+
+
+def test_only_the_named_variables_move(model, reference):
+    step = new_step(SGFS, model, reference, vars=["sigma"], rng=1)
+    point = model.initial_point()
+    [*_, last], _ = run(step, point, 0, 5)
+    assert last["mu"] == point["mu"]
+    assert last["sigma_log__"] != point["sigma_log__"]
+
+
+def test_nothing_is_learned_after_tuning(model, reference):
+    step = new_step(SGFS, model, reference, control_variate=0, rng=1)
+    [*_, point], _ = run(step, model.initial_point(), 0, TUNE)
+    step.stop_tuning()
+    before = pickle.dumps(step.tuned.fisher)
+    run(step, point, TUNE, TUNE + DRAWS)
+    assert pickle.dumps(step.tuned.fisher) == before
+
+
+# --- Fisher information -----------------------------------------------------------------------
+
+
+def test_the_chain_waits_for_full_rank():
+    """Three rows a batch and four parameters: nothing moves before 40 rows."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(N_ROWS, 4))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=4)
+        pm.Normal("y", X @ beta, 1.0, observed=rng.normal(size=N_ROWS))
+    step = SGFS(model=model, control_variate=0, batch_size=3, rng=1)
+    points, stats = run(step, model.initial_point(), 0, 16)
+    moved = [bool(point["beta"].any()) for point in points]
+    assert moved == [3 * (t + 1) >= 40 for t in range(16)]
+    noise = [stat["gradient_noise"] for stat in stats]
+    assert np.isnan(noise).tolist() == [not m for m in moved]
+
+
+def test_singular_information_is_named():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=N_ROWS)
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        level = pm.Normal("level")
+        pm.Normal("y", level + (a + b) * x, 1.0, observed=x)
+    step = SGFS(model=model, control_variate=0, batch_size=50, rng=1)
+    points, _ = run(step, model.initial_point(), 0, 10)
+    assert points[-1]["level"] == 0
+    step.stop_tuning()
+    with pytest.raises(SamplingError, match=r"singular after 500 rows, mostly in [ab]:"):
+        step.step(points[-1])
+
+
+def test_parameters_without_rows_are_named():
+    with pytest.raises(ValueError, match=r"tell nothing about \['mu', 'tau_log__'\]"):
+        SGFS(model=grouped_model(), control_variate=0)
+
+
+def test_sgfs_without_tuning_is_refused(model, reference):
+    step = new_step(SGFS, model, reference)
+    step.stop_tuning()
+    with pytest.raises(SamplingError, match="pass tune="):
+        step.step(model.initial_point())
+
+
+# --- Bad input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (SGFS, {"alpha": -0.1}, "alpha must be at least 0"),
+        (SGFS, {"alpha": np.nan}, "alpha must be at least 0"),
+        (SGFS, {"alpha": 0.4}, "alpha must be at least 0.5 with a control variate"),
+        (SGFS, {"variant": "half"}, "variant must be"),
+        (SGFS, {"B": np.eye(3)}, "B has shape"),
+        (SGFS, {"B": -np.eye(2)}, "B must be positive definite"),
+        (SGFS, {"B": [[1.0, 0.5], [0.5, 1.0]], "variant": "diagonal"}, "B must be diagonal"),
+        (SGFS, {"batch_size": 1}, "batch_size must be"),
+        (SGFS, {"steps_per_draw": 0}, "steps_per_draw must be"),
+        (SGFS, {"vars": ["nu"]}, "not a free variable"),
+        (SGFS, {"control_variate": 3}, "control_variate must be"),
+        (SGLD, {"step_size": 0.0}, "step_size must be positive"),
+        (SGLD, {"step_size": (1.0, 2.0)}, "step_size must be a number or"),
+        (SGLD, {"step_size": (1.0, 1.0, 1.5)}, "gamma"),
+        (SGLD, {"preconditioner": "hessian"}, "preconditioner must be one of"),
+        (SGLD, {"preconditioner": np.eye(3)}, "preconditioner has shape"),
+        (SGLD, {"preconditioner": np.diag([1.0, 0.0])}, "preconditioner must be positive definite"),
+    ],
+)
+def test_refuses(model, reference, kind, changes, message):
+    with pytest.raises(ValueError, match=message):
+        new_step(kind, model, reference, **changes)
+
+
+ADVICE = r"diverges at draw \d+: .* (halve it|Raise alpha)"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"step_size": 5.0, "control_variate": 0}, {"step_size": 5.0}, {"step_size": 1e8}],
+)
+def test_sgld_that_diverges_is_stopped(model, reference, changes):
+    step = new_step(SGLD, model, reference, rng=1, **changes)
+    points = [reference.mode]
+
+    def walk():
+        while len(points) < 2000:
+            points.append(step.step(points[-1])[0])
+
+    with pytest.raises(SamplingError, match=ADVICE):
+        walk()
+    assert max(abs(value) for point in points for value in point.values()) < 1e4
+
+
+def test_sgfs_that_diverges_is_stopped(model, reference):
+    """Where sigma is small the density is far more curved than at the mode."""
+    step = new_step(SGFS, model, reference, rng=1)
+    run(step, reference.mode, 0, TUNE)
+    step.stop_tuning()
+    with pytest.raises(SamplingError, match=ADVICE):
+        step.step({**reference.mode, "sigma_log__": np.array(-4.0)})
