@@ -141,7 +141,8 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "memory": outcome.memory,
         "draws": outcome.first.per_chain,
         "ess": worst_ess(outcome.first),
-        "ess_of_moments": sum(worst_ess(draws) for draws in every if draws.per_chain > 3),
+        "ess_of_mean": sum(worst_ess(draws, "mean") for draws in every),
+        "ess_of_sd": sum(worst_ess(draws, "sd") for draws in every),
         "mean": {name: v.mean(axis=0).tolist() for name, v in flat.items()},
         "sd": {name: v.std(axis=0).tolist() for name, v in flat.items()},
     }
@@ -155,10 +156,10 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     return summary
 
 
-def worst_ess(draws: Draws) -> float:
-    """Return the effective sample size of the worst parameter."""
+def worst_ess(draws: Draws, method: str = "bulk") -> float:
+    """Return the effective sample size of the worst parameter, by one of ArviZ's methods."""
     from arviz_stats.base import array_stats
 
     values = [v.reshape(*v.shape[:2], -1) for v in draws.posterior.values()]
     stacked = np.concatenate(values, axis=2)
-    return float(np.min(array_stats.ess(stacked, chain_axis=0, draw_axis=1, method="bulk")))
+    return float(np.min(array_stats.ess(stacked, chain_axis=0, draw_axis=1, method=method)))

@@ -42,7 +42,7 @@ def report(
     done = [c for c in measured if isinstance(c.warm, dict)]
     known = {c.label: c.warm for c in done if isinstance(c.warm, dict)}
     labels = [label for label in references if label in known]
-    reference = max(labels, key=lambda label: known[label]["ess_of_moments"], default=None)
+    reference = max(labels, key=lambda label: known[label]["ess_of_sd"], default=None)
     parts = [
         f"## {model}, {rows:,} rows\n",
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}. {machine()}\n\n{versions()}\n",
@@ -127,15 +127,15 @@ def _posterior_row(contender: Contender, reference: str, truth: Summary) -> list
         for summary in (truth, contender.warm)
     )
     ratio = other_sd / sd
-    inverse = 1 / truth["ess_of_moments"] + 1 / contender.warm["ess_of_moments"]
+    inverse = [1 / truth[key] + 1 / contender.warm[key] for key in ("ess_of_mean", "ess_of_sd")]
     # Expected largest of as many independent normal variables.
     largest = np.sqrt(2 * np.log(max(2, mean.size)))
     return [
         contender.label,
         f"{np.max(np.abs(mean - other_mean) / sd):.3f}",
-        f"{largest * np.sqrt(inverse):.3f}",
+        f"{largest * np.sqrt(inverse[0]):.3f}",
         f"{ratio.min():.3f} to {ratio.max():.3f}",
-        f"± {largest * np.sqrt(inverse / 2):.3f}",
+        f"± {largest * np.sqrt(inverse[1] / 2):.3f}",
     ]
 
 
