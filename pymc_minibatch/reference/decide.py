@@ -63,8 +63,8 @@ def decide_control_variate(
         if control_variate != "auto":
             raise
         warnings.warn(
-            f"No control variate: {error}. Batches will be large, and moves are a random walk; "
-            "control_variate=0 silences this warning.",
+            f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
+            "warning.",
             stacklevel=4,
         )
         return None, 0

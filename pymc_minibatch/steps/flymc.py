@@ -159,6 +159,8 @@ class FlyMC(TallStep):
     - ``n_bright``: mean number of bright rows.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
+    - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
+    - ``setup_seconds``: seconds that making the step took, the same at every draw.
 
     A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
     a time.
@@ -187,6 +189,8 @@ class FlyMC(TallStep):
         "n_bright": (np.float64, []),
         "q": (np.float64, []),
         "scale": (np.float64, []),
+        "n_rows": (np.int64, []),
+        "setup_seconds": (np.float64, []),
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -443,6 +447,8 @@ class FlyMC(TallStep):
             "n_bright": n_bright / self.steps_per_draw,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
+            "n_rows": self.n_rows,
+            "setup_seconds": self.setup_seconds,
         }
 
 
