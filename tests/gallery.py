@@ -500,7 +500,7 @@ def labelled_arrays() -> None:
 
 @model
 def single_precision() -> None:
-    pm.Normal("y", X.astype("float32") @ coefficients(), 1.0, observed=Y)
+    pm.Normal("y", (X.astype("float32") * coefficients()).sum(axis=1), 1.0, observed=Y)
 
 
 @model
@@ -551,8 +551,8 @@ def column_vectors() -> None:
 
 @model
 def reshaped() -> None:
-    flat = pm.Data("x", X.ravel())
-    pm.Normal("y", flat.reshape((N, 3)) @ coefficients(), 1.0, observed=Y)
+    x = pm.Data("x", X[:, None, :])
+    pm.Normal("y", x.reshape((N, 3)) @ coefficients(), 1.0, observed=Y)
 
 
 @model
