@@ -138,9 +138,16 @@ class TallModel:
         )
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
-        self._split(observed_terms(self.model))
+        check = self._split(observed_terms(self.model))
         if sources is not None:
-            self._bind_sources(sources, data)
+            check = self._bind_sources(sources, data)
+        # Machine code last: where a graph reads beyond a batch, it would not notice.
+        reason = check.compare_compiled(self.batch_graph, self.compiled_row_logp)
+        if reason is not None:
+            raise NotTallError(
+                f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly "
+                f"({reason}). Sample this model with NUTS."
+            )
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
@@ -287,7 +294,7 @@ class TallModel:
                 found.append(get_var_name(variable))
         return found
 
-    def _split(self, terms: Sequence[ObservedTerm]) -> None:
+    def _split(self, terms: Sequence[ObservedTerm]) -> SplitCheck:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         refusal: NotTallError | None = None
         for n_rows in row_counts(terms):
@@ -298,18 +305,18 @@ class TallModel:
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:
-                self._split_along(candidates, [term.leaf for term in rows])
+                check = self._split_along(candidates, [term.leaf for term in rows])
             except NotTallError as error:
                 refusal = refusal or error
                 continue
             self._check_prior_part()
-            return
+            return check
         assert refusal is not None
         raise refusal
 
     def _split_along(
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
-    ) -> None:
+    ) -> SplitCheck:
         """Find the assignment of row axes that the full graph confirms."""
         arrays = [leaf_value(leaf) for leaf in candidates]
         full, points = self._full_graph(list(candidates), arrays)
@@ -324,9 +331,12 @@ class TallModel:
             }
             if not row_axes:
                 continue
-            reason = self._try_layout(SplitCheck(full, points, arrays, axes, self._rng), row_axes)
+            check = SplitCheck(full, points, arrays, axes, self._rng)
+            graph = self._batch_graph(row_axes)
+            reason = check.compare(graph)
             if reason is None:
-                return
+                self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
+                return check
             first = first or reason
         raise NotTallError(
             dependent_rows(
@@ -339,16 +349,6 @@ class TallModel:
                 ),
             )
         )
-
-    def _try_layout(self, check: SplitCheck, row_axes: Mapping[Variable, int]) -> str | None:
-        graph = self._batch_graph(row_axes)
-        # Machine code last: where a graph reads beyond a batch, it would not notice.
-        reason = check.compare(graph)
-        if reason is None:
-            self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
-            self.compiled_row_logp = compile_numba(*graph)
-            reason = check.compare_compiled(graph, self.compiled_row_logp)
-        return reason
 
     def _batch_graph(
         self, row_axes: Mapping[Variable, int], dtypes: Mapping[Variable, np.dtype] | None = None
@@ -404,22 +404,24 @@ class TallModel:
             values = leaf_value(leaf)
             check_finite(leaf_name(leaf), np.moveaxis(values, axes[0], 0))
 
-    def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> None:
+    def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> SplitCheck:
         """Put other data in place of the model's, and compare both graphs on some of their rows."""
         bound = self._bound_inputs(sources, data)
         row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
         dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
         graph = self._batch_graph(row_axes, dtypes)
-        reason = self._compare_bound(graph, bound)
-        if reason is not None:
+        try:
+            check = self._check_bound(graph, bound)
+        except FAILURES as error:
             raise NotTallError(
-                f"The data do not fit the model that was split on its own data: {reason}. Look at "
+                f"The data do not fit the model that was split on its own data: {error}. Look at "
                 "the order and the meaning of what is passed as data."
-            )
+            ) from error
         self.row_inputs, self.batch_graph = bound, graph
         self.n_rows = len(self.data[0])
+        return check
 
-    def _compare_bound(self, graph: Graph, bound: Mapping[str, RowInput]) -> str | None:
+    def _check_bound(self, graph: Graph, bound: Mapping[str, RowInput]) -> SplitCheck:
         """Compare the graphs on some rows of other data, which are put through both."""
         n_bound = len(next(iter(bound.values())).values)
         rows = self._rng.integers(0, n_bound, self.n_rows)
@@ -430,12 +432,16 @@ class TallModel:
         try:  # by itself, to say which rows are to blame
             compile_python(*graph)(self._start(), *first)
         except FAILURES as error:
-            return f"the rows with the smallest and largest numbers give an error ({error})"
+            raise ValueError(
+                f"the rows with the smallest and largest numbers give an error ({error})"
+            ) from error
         arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
         full, points = self._full_graph([i.leaf for i in sample], arrays)
         check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
-        self.compiled_row_logp = compile_numba(*graph)
-        return check.compare(graph) or check.compare_compiled(graph, self.compiled_row_logp)
+        reason = check.compare(graph)
+        if reason is not None:
+            raise ValueError(reason)
+        return check
 
     def _bound_inputs(self, sources: dict[str, np.ndarray], data: Any) -> dict[str, RowInput]:
         """Match sources to row inputs by name, shape and dtype."""
