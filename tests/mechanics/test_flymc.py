@@ -49,7 +49,7 @@ def run(step, point, first, last):
             step.stop_tuning()
         point, [stat] = step.step(point)
         points.append(point)
-        stats.append(stat)
+        stats.append({name: value for name, value in stat.items() if name != "setup_seconds"})
     return points, stats
 
 
