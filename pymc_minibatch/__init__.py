@@ -20,6 +20,7 @@ from pymc_minibatch.bounds import (
     StudentT,
 )
 from pymc_minibatch.compare import compare
+from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -46,6 +47,7 @@ __all__ = [
     "JaakkolaJordan",
     "Laplace",
     "MinibatchMH",
+    "MultilevelResult",
     "Naive",
     "NoBoundError",
     "NoReferenceError",
@@ -62,5 +64,6 @@ __all__ = [
     "compare",
     "find_reference",
     "ksd",
+    "multilevel_sgld",
     "plots",
 ]

@@ -244,6 +244,11 @@ class TallModel:
                     "start elsewhere: pass initvals to pm.sample."
                 )
 
+    def value_graph(self, variable: Variable) -> Variable:
+        """Make a variable of the model, or a function of some, a graph of the flat point."""
+        [graph] = self.model.replace_rvs_by_values([variable])
+        return self._bind(graph, {})
+
     def describe(self) -> str:
         """Tell a person what was taken for rows and what for prior.
 

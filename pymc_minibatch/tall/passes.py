@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from rich.progress import track
 
-__all__ = ["over_chunks"]
+__all__ = ["n_cores", "over_chunks"]
 
 CHUNK_ROWS = 2**14
 CHUNK_BYTES = 2**22
@@ -56,7 +56,7 @@ def over_chunks[T](
 
 def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     """Map in threads, with few results waiting at any time."""
-    n_threads = min(_n_cores(), len(starts))
+    n_threads = min(n_cores(), len(starts))
     if n_threads == 1:
         yield from map(apply, starts)
         return
@@ -70,6 +70,6 @@ def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
             yield waiting.popleft().result()
 
 
-def _n_cores() -> int:
+def n_cores() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

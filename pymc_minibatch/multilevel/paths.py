@@ -1,0 +1,104 @@
+"""Blocks of coupled paths of one model, in threads."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+
+from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.kernels.multilevel import Coupling, make_paths
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.gradient import GradientTarget
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.pointers import address_of
+
+__all__ = ["DivergedError", "Paths", "identity"]
+
+BLOCK = 32
+"""Paths of a call of the kernel, which cannot be interrupted."""
+
+KERNEL_SOURCE = """
+def paths(rng, starts, factor, source, function, coupling, fine_values, coarse_values):
+    return loop(rng, starts, factor, source, function, coupling, fine_values, coarse_values)
+"""
+
+
+class DivergedError(Exception):
+    """A path whose steps are too long."""
+
+
+class Paths:
+    """Blocks of coupled paths, in threads."""
+
+    def __init__(
+        self,
+        tall: TallModel,
+        reference: Reference,
+        target: GradientTarget,
+        rng: np.random.Generator,
+        cores: int,
+    ) -> None:
+        self.mode = reference.flat
+        self.factor = np.linalg.cholesky(np.linalg.inv(reference.precision_at(1.0)))
+        self._rng, self._cores = rng, cores
+        self._point, (base, row, constants), data = tall.layout.empty(), target, tall.data
+        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
+        self._keep = target  # addresses are good as long as the functions live
+        row_address = address_of(row, self._point, constants, batch)
+        base_address = address_of(base, self._point, constants)
+        self._source = Source(data, constants, row_address, base_address)
+        ndims = [values.ndim for values in data]
+        loop = make_paths(ndims)
+        keys = [code_key(), repr(ndims), "multilevel"]
+        self._kernel = cast(Any, jit_cached(KERNEL_SOURCE, "paths", {"loop": loop}, keys))
+        self._kernel.targetoptions["nogil"] = True
+
+    def address(self, function: Callable[..., np.ndarray]) -> int:
+        """Return the address under which the kernel calls a function of the point."""
+        return address_of(function, self._point)
+
+    def run(
+        self, coupling: Coupling, n: int, function: int, n_values: int, spread: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return values of fine and coarse paths, shape (n, k).
+
+        All start at the mode; where `spread` is given, the coarse paths so far from it.
+
+        Raises
+        ------
+        DivergedError
+            If the steps are too long.
+        """
+        sizes = [min(BLOCK, n - first) for first in range(0, n, BLOCK)]
+        dim = self.mode.size
+
+        def block(size: int, rng: np.random.Generator) -> tuple[bool, np.ndarray, np.ndarray]:
+            starts = np.tile(self.mode, (size, 2, 1))
+            starts[:, 1] += spread * rng.standard_normal((size, dim)) @ self.factor.T
+            fine, coarse = np.zeros((2, size, n_values))
+            diverged = self._kernel(
+                rng, starts, self.factor, self._source, function, coupling, fine, coarse
+            )
+            return diverged, fine, coarse
+
+        with ThreadPoolExecutor(self._cores) as pool:
+            waiting = [
+                pool.submit(block, *job)
+                for job in zip(sizes, self._rng.spawn(len(sizes)), strict=True)
+            ]
+            try:
+                done = [job.result() for job in waiting]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        if any(diverged for diverged, *_ in done):
+            raise DivergedError
+        return np.concatenate([d[1] for d in done]), np.concatenate([d[2] for d in done])
+
+
+def identity() -> Callable[[np.ndarray], np.ndarray]:
+    """Compile the function that returns the point."""
+    return jit_cached("def values(point): return point.copy()", "values", {}, [])

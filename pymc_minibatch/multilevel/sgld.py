@@ -1,0 +1,242 @@
+"""Multilevel stochastic gradient Langevin dynamics: an estimator without draws.
+
+    E f(θ_L) = E f(θ_0) + Σ_ℓ E[f(θ_ℓ) − f(θ_{ℓ−1})]
+
+where θ_ℓ is the end of a path with steps h₀ 2^(−ℓ). Paths of adjacent levels are coupled
+(:mod:`pymc_minibatch.kernels.multilevel`), so that most samples are needed on the lowest level,
+where they are cheap. Samples are allocated such that they contribute half of the squared error that
+is asked for, and levels are added until what is left of the bias is within the other half.
+
+References
+----------
+Giles, Nagapetyan, Szpruch, Vollmer and Zygalakis (2016), Multilevel Monte Carlo for scalable
+Bayesian computations. Giles (2015), Multilevel Monte Carlo methods, for the allocation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from pymc.model import Model, modelcontext
+from pymc.util import RandomGenerator, get_random_generator
+from scipy.linalg import solve_triangular
+
+from pymc_minibatch.kernels.multilevel import Coupling
+from pymc_minibatch.multilevel.estimand import make_estimand
+from pymc_minibatch.multilevel.level import Schedule
+from pymc_minibatch.multilevel.paths import DivergedError, Paths, identity
+from pymc_minibatch.multilevel.result import MultilevelResult
+from pymc_minibatch.multilevel.run import Run
+from pymc_minibatch.reference import Reference, find_reference
+from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
+from pymc_minibatch.steps.common import checked_count
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import n_cores
+
+__all__ = ["multilevel_sgld"]
+
+BATCH, TAYLOR_BATCH = 300, 32
+
+LARGEST_STEP = 1.0
+STIFFNESS = 2.0
+"""h₀ times the largest curvature, noise of the batch included, of the whitened log-density: the
+variance on the lowest level is then too large by a half or so, where the posterior is Gaussian."""
+
+TRIAL_ROWS, TRIAL_POINTS = 2000, 8
+
+TRIAL_PATHS = 32
+TRIAL_STEP = 0.25
+CONTRACTED = math.exp(-4)
+"""After the time τ the squared distance of paths with the same noise has fallen to this share."""
+
+LONGEST = 256.0
+"""τ is sought up to this time."""
+
+HALVINGS = 8
+"""How often h₀ is halved where paths diverge."""
+
+
+def multilevel_sgld(
+    f: Callable[..., Any] | str | Sequence[str],
+    *,
+    model: Model | None = None,
+    data: Any = None,
+    reference: Reference | None = None,
+    rtol: float = 0.05,
+    antithetic: bool = True,
+    taylor: bool = True,
+    average: int | None = None,
+    batch_size: int | None = None,
+    max_evaluations: float = 1e10,
+    random_seed: RandomGenerator = None,
+    cores: int | None = None,
+) -> MultilevelResult:
+    """Estimate posterior expectations by multilevel stochastic gradient Langevin dynamics.
+
+    It is an estimator, not a sampler: it returns no draws, but numbers with a standard error and an
+    estimate of the bias that is left. Posteriors with several modes are beyond it: all paths
+    start at one.
+
+    Parameters
+    ----------
+    f : callable, str or list of str
+        A function of variables of the model, free ones or Deterministics, which are passed by the
+        names of its arguments as PyTensor variables, on their own scale; it returns a PyTensor
+        expression, of any shape. Or names of variables, whose means and variances are estimated.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    data : mapping of str to array, optional
+        Data in place of the model's own; see :class:`TallModel`.
+    reference : Reference, optional
+        The mode, where paths start; its covariance is the preconditioner. Found here if not given.
+    rtol : float, default 0.05
+        The root mean square error that is asked for. For a function it is relative to the absolute
+        value of each expectation; for means of variables relative to their standard deviations,
+        and for variances to these.
+    antithetic : bool, default True
+        Whether to couple each path with two coarse ones, which makes the variance of the
+        differences fall like h² instead of h.
+    taylor : bool, default True
+        Whether to take the gradient of the Taylor expansion about the mode off the rows: the noise
+        of the batches becomes small, and the cost hardly depends on the number of rows.
+    average : int, optional
+        Values of f whose mean a path returns, a time h₀ apart; 1 for the end point. The default is
+        half of the steps of the lowest level. Paths are made long enough for it.
+    batch_size : int, optional
+        Rows of each gradient, drawn with replacement; 32, or 300 without `taylor`, or N if less.
+    max_evaluations : float, default 1e10
+        Row evaluations to spend at most.
+    random_seed : seed or numpy.random.Generator, optional
+        Results do not depend on the number of cores.
+    cores : int, optional
+        Threads; as many as there are cores.
+
+    Returns
+    -------
+    MultilevelResult
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    NoReferenceError
+        If the posterior has no proper mode.
+    ValueError
+        If an argument is out of range; if f is not finite, reads the rows of the data or names
+        variables that the model does not have; if paths from different starts do not come
+        together, or diverge at any step; if pilot runs show that `rtol` cannot be met within
+        `max_evaluations`.
+
+    Warns
+    -----
+    UserWarning
+        If it has to stop before the target is met; the result says why.
+
+    Notes
+    -----
+    Step sizes are in units of time in which the Gaussian approximation of the posterior relaxes
+    as e^(−t/2). h₀ is 1, or less where the noise of the batches is large; the time τ, by which
+    paths grow from level to level, is what paths with the same noise need to come together.
+
+    Source: Giles, Nagapetyan, Szpruch, Vollmer and Zygalakis (2016), Multilevel Monte Carlo for
+    Scalable Bayesian Computations. The preconditioner, the choice of h₀ and τ, and values of f at
+    the same times on all levels are not in the paper.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.arange(1000.0) / 1000)
+    ...     result = pmb.multilevel_sgld(lambda mu: (mu - 0.5) ** 2, rtol=0.2, random_seed=1)
+    >>> abs(result.estimate - 0.001) < 5 * 0.2 * 0.001
+    True
+    """
+    if not 0 < rtol < math.inf:
+        raise ValueError(f"rtol must be positive and finite; got {rtol!r}.")
+    if not max_evaluations > 0:
+        raise ValueError(f"max_evaluations must be positive; got {max_evaluations!r}.")
+    counts = {"average": average, "batch_size": batch_size, "cores": cores}
+    for name, value in counts.items():
+        if value is not None:
+            checked_count(name, value, 1)
+    model = modelcontext(model)
+    if discrete := [variable.name for variable in model.discrete_value_vars]:
+        raise ValueError(f"Langevin dynamics needs gradients, and {discrete} are discrete.")
+    tall = TallModel(model, data=data)
+    reference = find_reference(tall=tall) if reference is None else reference
+    decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
+    estimand = make_estimand(f, tall, reference.flat)
+    target = make_gradient_target(tall, reference, 2 if taylor else 0)
+    default = min(TAYLOR_BATCH if taylor else BATCH, tall.n_rows)
+    batch_size = default if batch_size is None else batch_size
+    rng = get_random_generator(random_seed)
+    paths = Paths(tall, reference, target, rng, n_cores() if cores is None else cores)
+    step_size = first_step(tall, paths, target, batch_size)
+    spent, row_cost = TRIAL_ROWS * TRIAL_POINTS, 3 if taylor else 1
+    for _ in range(HALVINGS):
+        run = None
+        try:
+            n_contraction, n_read = contraction(paths, step_size, batch_size)
+            spent += row_cost * n_read
+            n_average = max(1, n_contraction // 2) if average is None else average
+            n_steps = max(n_contraction, n_average)
+            schedule = Schedule(step_size, n_steps, n_average, antithetic, batch_size, row_cost)
+            run = Run(paths, estimand, schedule, rtol, max_evaluations, spent)
+            run.until_met()
+            return run.result(tall.n_rows, reference.passes)
+        except DivergedError:
+            spent = spent if run is None else run.spent
+            step_size /= 2
+    raise ValueError(
+        f"Paths diverge even at steps of {2 * step_size:.2g}: the log-density falls off too "
+        "steeply, or its gradient is not finite. Use MinibatchMH, or a parametrisation in which "
+        "the posterior is nearer to a Gaussian."
+    )
+
+
+def first_step(tall: TallModel, paths: Paths, target: GradientTarget, batch_size: int) -> float:
+    """Return h₀: a power of 2 at which neither curvature nor the noise of the batches is too much.
+
+    Along a whitened direction in which a batch's gradient has variance q, the lowest level draws
+    (1 + hq/4) / (1 − h/4) times the posterior's variance.
+    """
+    rng, n_rows, dim = np.random.default_rng(0), tall.n_rows, paths.mode.size
+    noise = np.zeros((dim, dim))
+    for _ in range(TRIAL_POINTS):
+        point = paths.mode + paths.factor @ rng.standard_normal(dim)
+        rows = rng.integers(0, n_rows, TRIAL_ROWS)
+        batch = tuple(np.ascontiguousarray(values[rows]) for values in tall.data)
+        gradients = target.row(point, target.constants, batch) @ paths.factor
+        noise += np.cov(gradients, rowvar=False).reshape(dim, dim) / TRIAL_POINTS
+    stiffness = 1 + n_rows**2 / batch_size * np.linalg.eigvalsh(noise)[-1]
+    return float(2.0 ** math.floor(math.log2(min(LARGEST_STEP, STIFFNESS / stiffness))))
+
+
+def contraction(paths: Paths, step_size: float, batch_size: int) -> tuple[int, int]:
+    """Return τ/h₀, and how many rows were read to find it.
+
+    Paths with the same noise and batches start at the mode and about it, and τ is when their
+    squared distance has fallen far enough.
+    """
+    point = identity()
+    address, dim, n_read = paths.address(point), paths.mode.size, 0
+    substeps = math.ceil(step_size / TRIAL_STEP)
+    time = 2.0
+    while time <= LONGEST:
+        n_steps = math.ceil(time / step_size)
+        n_moves = n_steps * substeps
+        coupling = Coupling(step_size / substeps, 0, n_moves, 1, 1, 1, 1, batch_size)
+        ends = paths.run(coupling, TRIAL_PATHS, address, dim, spread=1.0)
+        n_read += 2 * TRIAL_PATHS * n_moves * batch_size
+        apart = solve_triangular(paths.factor, (ends[0] - ends[1]).T, lower=True)
+        if (apart**2).mean() < CONTRACTED:
+            return n_steps, n_read
+        time *= 1.4
+    raise ValueError(
+        f"Paths from different starts have not come together after {LONGEST:g} relaxation times of "
+        "the Gaussian approximation: the posterior is far from it, or has several modes. Use "
+        "MinibatchMH."
+    )

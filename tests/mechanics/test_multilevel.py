@@ -1,0 +1,133 @@
+"""Multilevel SGLD: what it returns, what it refuses, and where it stops."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from models import logistic_model, normal_model
+
+from pymc_minibatch import find_reference, multilevel_sgld
+from pymc_minibatch.multilevel.level import Level, Schedule, allocate
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    model = logistic_model()
+    return {"model": model, "reference": find_reference(model), "random_seed": 1}
+
+
+def test_result(logistic):
+    result = multilevel_sgld(lambda beta: pm.math.stack([beta, beta**2]), rtol=0.1, **logistic)
+    assert result.converged
+    assert result.estimate.shape == result.standard_error.shape == result.bias.shape == (2, 2)
+    assert list(result.summary.index) == ["f[0, 0]", "f[0, 1]", "f[1, 0]", "f[1, 1]"]
+    levels = result.levels
+    assert np.allclose(levels["step"], levels["step"][0] / 2.0**levels.index)
+    assert np.allclose(levels["length"], levels["length"][0] * (levels.index + 1))
+    assert (levels["total"] == levels["samples"] * levels["cost"]).all()
+    assert result.n_gradient > levels["total"].sum()
+    assert result.epochs == result.n_gradient / 600
+    for part in (result.decisive, "rmse", "variance", "row evaluations", "meets the target"):
+        assert part in str(result)
+    assert len(result.plot().axes) == 3
+
+
+def test_variables():
+    result = multilevel_sgld(["mu", "sigma"], model=normal_model(), rtol=0.3, random_seed=1)
+    assert result.estimate["sigma"].sel(moment="mean") == pytest.approx(1.43, abs=0.1)
+    assert result.estimate["sigma"].sel(moment="variance") == pytest.approx(0.0017, rel=0.5)
+    assert list(result.summary.index) == [
+        "mean of mu",
+        "mean of sigma",
+        "variance of mu",
+        "variance of sigma",
+    ]
+
+
+def test_cores_do_not_matter(logistic):
+    one, two = (multilevel_sgld("beta", rtol=0.3, cores=n, **logistic) for n in (1, 2))
+    assert one.estimate.equals(two.estimate)
+
+
+def test_stops_at_the_limit(logistic):
+    mode = logistic["reference"].mode["beta"]
+    arguments = {"f": lambda beta: ((beta - mode) ** 2).sum(), "rtol": 0.03, **logistic}
+    with pytest.warns(UserWarning, match="max_evaluations=1e\\+07"):
+        result = multilevel_sgld(max_evaluations=1e7, **arguments)
+    assert not result.converged
+    assert result.n_gradient <= 1e7
+    assert (result.summary["rmse"] > result.summary["target"]).all()
+
+
+def test_out_of_reach(logistic):
+    mode = logistic["reference"].mode["beta"]
+    with pytest.raises(ValueError, match=r"rtol=1e-09 cannot be met.*rtol=.* can be"):
+        multilevel_sgld(lambda beta: beta, rtol=1e-9, **logistic)
+    with pytest.raises(ValueError, match=r"may be zero.*add a constant"):
+        multilevel_sgld(lambda beta: beta[0] - mode[0], rtol=0.01, max_evaluations=1e7, **logistic)
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda beta: pm.math.log(beta[0] - beta[0]), "f is .* at the posterior mode"),
+        (lambda beta: pm.math.log(beta[0] - 0.8), "f is"),
+        (lambda gamma: gamma, "arguments of f must be variables.*gamma"),
+        (lambda: 1.0, "f has none"),
+        ("gamma", "got \\['gamma'\\]"),
+        ([], "names no variables"),
+        (lambda beta: beta[:0], "empty"),
+    ],
+)
+def test_unfit_functions(logistic, f, message):
+    with pytest.raises(ValueError, match=message):
+        multilevel_sgld(f, **logistic)
+
+
+def test_functions_of_the_rows(logistic):
+    X = logistic["model"]["X"]
+    with pytest.raises(ValueError, match="reads the rows"):
+        multilevel_sgld(lambda beta: (X @ beta).sum(), **logistic)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"rtol": 0.0},
+        {"rtol": -1.0},
+        {"average": 0},
+        {"cores": 0},
+        {"batch_size": 1.5},
+        {"max_evaluations": 0},
+    ],
+)
+def test_bad_arguments(logistic, bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        multilevel_sgld("beta", **logistic, **bad)
+
+
+def test_allocation():
+    variances, costs = np.array([4.0, 1.0, 0.1]), np.array([1.0, 3.0, 8.0])
+    samples = allocate(variances, costs)
+    assert (variances / samples).sum() == pytest.approx(0.5)
+    rates = np.sqrt(variances / costs) / samples
+    assert np.allclose(rates, rates[0])
+
+
+def test_moments_of_a_level():
+    values = 1e6 + np.random.default_rng(1).normal(size=(100, 3))
+    level = Level()
+    for block in np.split(values, [10, 40]):
+        level.add(block)
+    assert np.allclose(level.mean, values.mean(axis=0), rtol=1e-14)
+    assert np.allclose(level.covariance, np.cov(values.T), rtol=1e-9)
+
+
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_lengths_of_paths(antithetic):
+    schedule = Schedule(0.5, 6, 2, antithetic, 10, 3)
+    assert schedule.cost(0) == 3 * 10 * 6
+    for level in range(1, 5):
+        c = schedule.coupling(level)
+        below = schedule.length(level - 1)
+        assert c.n_joint * 2 * c.step_size == below
+        assert c.n_alone * c.step_size == schedule.length(level) - below
