@@ -23,11 +23,9 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from scipy.ndimage import gaussian_filter, map_coordinates
+from digits import deformed_rows, load_digits
 
 import pymc_minibatch as pmb
-
-SIDE = 28
 
 
 @dataclass
@@ -44,31 +42,6 @@ class Experiment:
 # --- Data -------------------------------------------------------------------------------------
 
 
-def load_digits(path: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels."""
-    if path is not None:
-        with np.load(path) as stored:
-            return stored["images"], stored["labels"]
-    from sklearn.datasets import fetch_openml
-
-    images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False)
-    return images, labels.astype(int)
-
-
-def deformed(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Shift, rotate and bend an image a little."""
-    rows, columns = np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2
-    angle = np.deg2rad(rng.normal(0, 6))
-    bend = [30 * gaussian_filter(rng.uniform(-1, 1, (SIDE, SIDE)), 4) for _ in range(2)]
-    turned = (
-        np.cos(angle) * rows - np.sin(angle) * columns,
-        np.sin(angle) * rows + np.cos(angle) * columns,
-    )
-    center = (SIDE - 1) / 2 + rng.normal(0, 1, 2)
-    where = [t + c + b for t, c, b in zip(turned, center, bend, strict=True)]
-    return map_coordinates(image.reshape(SIDE, SIDE).astype(float), where, order=1).ravel()
-
-
 def principal_components(
     path: str | None, classes: list[int], n_rows: int, n_components: int = 50
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +50,7 @@ def principal_components(
     images, labels = load_digits(path)
     chosen = np.flatnonzero(np.isin(labels, classes))
     rows = rng.permutation(chosen)[np.arange(n_rows) % chosen.size]
-    pixels = np.array([deformed(images[row], rng) for row in rows]) / 255
+    pixels = deformed_rows(images[rows], rng)
     pixels -= pixels.mean(axis=0)
     _, vectors = np.linalg.eigh(pixels.T @ pixels)
     scores = pixels @ vectors[:, ::-1][:, :n_components]

@@ -53,6 +53,18 @@ class RandomWalkState(NamedTuple):
     scatter: np.ndarray
 
 
+class FixedSteps(NamedTuple):
+    """What is known of steps that are independent in each parameter and not tuned.
+
+    Attributes
+    ----------
+    sd : ndarray, shape (D,)
+        Standard deviations.
+    """
+
+    sd: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class RandomWalk:
     """Gaussian random-walk proposal.
@@ -98,7 +110,7 @@ class RandomWalk:
 
     def initial_state(
         self, dim: int, default_variance: float, approximation: Approximation | None = None
-    ) -> RandomWalkState:
+    ) -> RandomWalkState | FixedSteps:
         """Return the state before tuning, for `dim` parameters."""
         if self.cov is not None:
             cov = np.asarray(self.cov, dtype=np.float64)
@@ -111,6 +123,10 @@ class RandomWalk:
                 f"cov has shape {cov.shape}, but the sampled variables have {dim} unconstrained "
                 f"parameters: give a number, {dim} variances or a {dim} x {dim} matrix."
             )
+        if self._independent:
+            if not (np.isfinite(cov).all() and (cov > 0).all()):
+                raise ValueError("cov must be positive and finite.")
+            return FixedSteps(np.sqrt(np.broadcast_to(cov, dim)))
         if cov.ndim < 2:
             cov = np.diag(np.broadcast_to(cov, dim))
         if not (np.isfinite(cov).all() and np.allclose(cov, cov.T)):
@@ -128,16 +144,23 @@ class RandomWalk:
         )
 
     @property
-    def jit_options(self) -> tuple[str, bool, float]:
+    def _independent(self) -> bool:
+        """Whether no matrix is needed, which thousands of parameters are too many for."""
+        return not self.adapt and np.ndim(self.cov) < 2
+
+    @property
+    def jit_options(self) -> tuple[str, bool, float, bool]:
         """What the jitted functions depend on."""
-        return (type(self).__name__, self.adapt, self.target_accept)
+        return (type(self).__name__, self.adapt, self.target_accept, self._independent)
 
-    def scale(self, state: RandomWalkState) -> float:
+    def scale(self, state: RandomWalkState | FixedSteps) -> float:
         """Return the factor on the standard deviations, for the sample stats."""
-        return math.exp(state.log_scale[0])
+        return 1.0 if isinstance(state, FixedSteps) else math.exp(state.log_scale[0])
 
-    def end_draw(self, state: RandomWalkState) -> None:
+    def end_draw(self, state: RandomWalkState | FixedSteps) -> None:
         """Where a window is full, take its covariance for the steps and open the next one."""
+        if isinstance(state, FixedSteps):
+            return
         n = state.counts[1]
         if n < state.counts[2]:
             return
@@ -155,7 +178,7 @@ class RandomWalk:
         state.mean[:] = 0
         state.scatter[:] = 0
 
-    def end_tuning(self, state: RandomWalkState) -> None:
+    def end_tuning(self, state: RandomWalkState | FixedSteps) -> None:
         """Nothing is left to do: scale and covariance stay as they are."""
 
     def guide(
@@ -166,7 +189,9 @@ class RandomWalk:
 
     def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""
-        return propose, _adapter(self.adapt, self.target_accept)
+        return propose_independent if self._independent else propose, _adapter(
+            self.adapt, self.target_accept
+        )
 
 
 @njit
@@ -180,6 +205,20 @@ def propose(
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
     candidate[:] = theta
     add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
+    return 0.0
+
+
+@njit
+def propose_independent(
+    rng: np.random.Generator,
+    theta: np.ndarray,
+    candidate: np.ndarray,
+    state: FixedSteps,
+    place: Place,
+) -> float:
+    """Write a candidate whose parameters move by themselves; return as :func:`propose`."""
+    for i in range(theta.size):
+        candidate[i] = theta[i] + state.sd[i] * rng.standard_normal()
     return 0.0
 
 

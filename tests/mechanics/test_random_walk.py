@@ -164,3 +164,23 @@ def test_refuses_a_covariance_that_is_not_positive_definite(cov):
 def test_refuses_a_covariance_that_is_not_symmetric_and_finite(cov):
     with pytest.raises(ValueError, match="symmetric and finite"):
         RandomWalk(cov=cov).initial_state(3, 1.0)
+
+
+def test_fixed_independent_steps_take_no_matrix():
+    """Thousands of parameters would need gigabytes, and each move a product with them."""
+    walk = RandomWalk(cov=0.25, adapt=False)
+    propose, _ = walk.build()
+    state = walk.initial_state(5000, 1.0)
+    assert sum(array.size for array in state) == 5000
+    proposal = np.empty(5000)
+    propose(np.random.default_rng(2), np.zeros(5000), proposal, state, PLACE)
+    np.testing.assert_allclose(proposal, 0.5 * np.random.default_rng(2).standard_normal(5000))
+    walk.end_draw(state)
+    walk.end_tuning(state)
+    assert walk.scale(state) == 1.0
+
+
+@pytest.mark.parametrize("cov", [-1.0, [1.0, 0.0, 1.0], np.nan])
+def test_fixed_independent_steps_need_positive_variances(cov):
+    with pytest.raises(ValueError, match="positive"):
+        RandomWalk(cov=cov, adapt=False).initial_state(3, 1.0)

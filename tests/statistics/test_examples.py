@@ -1,11 +1,14 @@
 """Each example runs from beginning to end in its quick mode, and reads the rows that it should."""
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.ndimage import zoom
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -40,3 +43,81 @@ def test_multilevel(tmp_path):
     assert power["multilevel SGLD"] < 0.5 < power["MALA"]
     for figure in ("multilevel_coupling.png", "multilevel_cost.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
+
+
+@pytest.fixture
+def run_example(monkeypatch, capsys):
+    """Run an example in this process, which has compiled much of it already; return its lines."""
+    matplotlib = pytest.importorskip("matplotlib", reason="the examples draw with Matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def run(name, *arguments):
+        importlib.import_module(name).main([*map(str, arguments)])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def cells(lines, first):
+    """Return the other cells of the line of a table that begins with these, as numbers."""
+    [line] = [line for line in lines if line.startswith(f"| {first} |")]
+    text = line.removeprefix(f"| {first} |").replace(",", "")
+    return [[float(number) for number in re.findall(r"[\d.]+", cell)] for cell in text.split("|")]
+
+
+@pytest.fixture
+def small_digits(tmp_path):
+    """Write the digits that come with scikit-learn in the format of MNIST."""
+    datasets = pytest.importorskip("sklearn.datasets", reason="the digits are scikit-learn's")
+    data = datasets.load_digits()
+    chosen = np.isin(data.target, [1, 7])
+    images = np.array([zoom(image, 3.5, order=1) for image in data.images[chosen]])
+    path = tmp_path / "digits.npz"
+    images = (images * 255 / 16).reshape(-1, 784).astype(np.uint8)
+    np.savez(path, images=images, labels=data.target[chosen])
+    return path
+
+
+@pytest.mark.slow
+def test_logistic(run_example, small_digits, tmp_path):
+    """The corrected Barker test reads fewer rows than the austere one, and both learn."""
+    lines = run_example(
+        "logistic_tests", "--quick", "--digits", small_digits, "--figures", tmp_path
+    )
+    found = {name: cells(lines, name) for name in ("MinibatchMH", "AustereMH(nc)")}
+    rows = {name: values[0][0] for name, values in found.items()}
+    assert 100 <= rows["MinibatchMH"] < rows["AustereMH(nc)"]
+    assert all(values[4][0] > 85 for values in found.values())
+    for name in ("rows", "accuracy"):
+        assert (tmp_path / f"logistic_quick_{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_worst_case(run_example, tmp_path):
+    """Steps a tenth as long need a hundredth of the rows, and never all; not so with AustereMH."""
+    figure = tmp_path / "worst_case.png"
+    lines = run_example("worst_case", "--quick", "--figure", figure)
+    (_, (full, full_all)) = cells(lines, "1 | MinibatchMH")[:2]
+    (_, (short, short_all)) = cells(lines, "0.1 | MinibatchMH")[:2]
+    (_, (austere, austere_all)) = cells(lines, "0.1 | AustereMH(nc)")[:2]
+    assert full > 30
+    assert full_all > 20
+    assert short < 3
+    assert short_all == 0
+    assert austere > 2 * short
+    assert austere_all > 0
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_micropolis(run_example, tmp_path):
+    pytest.importorskip("sklearn.datasets", reason="the digits are scikit-learn's")
+    figure = tmp_path / "micropolis.png"
+    lines = run_example("micropolis", "--quick", "--figure", figure)
+    for name in ("full batch", "naive, 64 rows", "exact, 64 rows"):
+        accuracy, _, [n_steps], [accepted], *_ = cells(lines, name)
+        assert 0 <= accuracy[0] <= 100
+        assert n_steps > 0
+        assert 0 < accepted < 1
+    assert figure.stat().st_size > 10_000
