@@ -40,8 +40,6 @@ SEED = 2017
 ONE, SEVEN = 1, 7
 STEP_SIZES = (0.005, 0.01, 0.05)
 HOT_DRAWS = 400
-FIXED = ("Barker, uncorrected", "naive")
-"""Tests whose batches all have the same size are left out of the histograms."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,7 @@ def compare_tests(
         if test in chosen:
             trials[test] = summarised(run(model, experiment, settings, starts), held_out)
             print(table_line(test, trials[test], trials["MinibatchMH"]), flush=True)
-    growing = {test: done for test, done in trials.items() if test not in FIXED}
-    first = {test: done.stats.isel(chain=[0]) for test, done in growing.items()}
+    first = {test: done.stats.isel(chain=[0]) for test, done in trials.items()}
     save(pmb.plots.batch_sizes(first), folder / f"logistic_{name}_rows.png")
     runs = {test: done.stats for test, done in trials.items()}
     curves = {test: 100 * done.accuracy for test, done in trials.items()}
