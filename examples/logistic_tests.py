@@ -290,7 +290,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a small version of the first")
     parser.add_argument("--only", choices=[*EXPERIMENTS, "steps", "schedule"], nargs="+")
-    parser.add_argument("--tests", nargs="+", help="names of tests; all if not given")
+    names = list(tests(EXPERIMENTS["13k"]))
+    parser.add_argument("--tests", choices=names, nargs="+", default=names)
     parser.add_argument("--trials", type=int)
     parser.add_argument("--draws", type=int)
     parser.add_argument("--warm", type=int, default=0, help="draws of MinibatchMH that come first")
@@ -300,7 +301,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     given = {key: getattr(options, key) for key in ("draws", "trials") if getattr(options, key)}
     settings = {name: replace(each, **given) for name, each in EXPERIMENTS.items()}
-    chosen = options.tests or list(tests(settings["13k"]))
+    chosen = {"MinibatchMH", *options.tests}  # the others are relative to it
     source = Source(options.digits, options.strength)
     if options.quick:
         small = replace(EXPERIMENTS["13k"], n_rows=4000, temperature=31.0, draws=200, trials=1)
