@@ -199,9 +199,13 @@ class Run:
         return errors
 
     def _bias(self) -> np.ndarray:
-        """Estimate what is left: for an error of order h, it is as large as the last difference."""
+        """Estimate what is left: for an error of order h, it is as large as the last difference.
+
+        That may be small by chance, so that the two before it have a say.
+        """
         means, _ = self._differences()
-        bias: np.ndarray = np.maximum(np.abs(means[-1]), np.abs(means[-2]) / 2)
+        last = np.abs(means[1:][-3:])
+        bias: np.ndarray = (last * 0.5 ** np.arange(len(last))[::-1, None]).max(axis=0)
         return bias
 
     def _missing(self) -> np.ndarray:
