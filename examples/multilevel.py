@@ -167,7 +167,7 @@ def coupling_figure(p: Problem, size: Size, path: Path) -> None:
 def separations(paths: Paths, schedule: Schedule, size: Size, axes: plt.Axes) -> None:
     """Draw the distance of coupled paths, which start apart, over time."""
     point = identity()
-    address, times = paths.address(point), np.arange(1, 9)
+    address, times = paths.address(point), np.arange(2, 17, 2)
     for level in range(1, size.n_levels):
         distances = []
         for time in times:

@@ -19,7 +19,7 @@ _log = logging.getLogger("pymc_minibatch")
 PILOT_LEVELS = 3
 PILOT = 256
 PILOT_ABOVE = 64
-"""Samples before the variance is known: on the first levels, and on those above."""
+"""Samples before the variance is known: on the lowest level, and on those above."""
 
 LAST_LEVEL = 20
 
@@ -72,7 +72,7 @@ class Run:
             If f is not finite, or pilot runs show that the target cannot be met.
         """
         for level in range(PILOT_LEVELS):
-            self.sample(level, PILOT)
+            self.sample(level, PILOT_ABOVE if level else PILOT)
         self._refuse_hopeless()
         while True:
             missing = self._missing()
@@ -184,10 +184,10 @@ class Run:
     def _cautious_variances(self) -> np.ndarray:
         """Variances, not taken to be far below what those of the level below lead to expect.
 
-        Those of the highest level rest on few samples.
+        Those of high levels rest on few samples; the first two are before the fall sets in.
         """
         _, variances = self._differences()
-        for level in range(PILOT_LEVELS, len(variances)):
+        for level in range(2, len(variances)):
             expected = variances[level - 1] / 2**self._schedule.variance_order
             variances[level] = np.maximum(variances[level], expected / 2)
         return variances
@@ -199,9 +199,13 @@ class Run:
         return errors
 
     def _bias(self) -> np.ndarray:
-        """Estimate what is left: for an error of order h, it is as large as the last difference."""
+        """Estimate what is left: for an error of order h, it is as large as the last difference.
+
+        That may be small by chance, so that the two before it have a say.
+        """
         means, _ = self._differences()
-        bias: np.ndarray = np.maximum(np.abs(means[-1]), np.abs(means[-2]) / 2)
+        last = np.abs(means[1:][-3:])
+        bias: np.ndarray = (last * 0.5 ** np.arange(len(last))[::-1, None]).max(axis=0)
         return bias
 
     def _missing(self) -> np.ndarray:

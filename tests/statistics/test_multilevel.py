@@ -79,7 +79,7 @@ def test_variance_decay(logistic, antithetic, rate, within):
     schedule = Schedule(1 / 8, 48, 4, antithetic, BATCH, 1)
     levels, variances = np.arange(2, 5), []
     for level in levels:
-        fine, coarse = paths.run(schedule.coupling(level), 6000 // 2**level, function, 1)
+        fine, coarse = paths.run(schedule.coupling(level), 4000 // 2**level, function, 1)
         variances.append((fine - coarse).var())
     slope = np.polyfit(levels, np.log2(variances), 1)[0]
     assert -slope == pytest.approx(rate, abs=within)
