@@ -40,11 +40,11 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
 
     nuts = settings(nuts_draws, nuts_draws, 0)
     return [
-        ("MinibatchMH", "minibatch", settings(500, 1000, 20_000, steps_per_draw=5)),
+        ("MinibatchMH", "minibatch", settings(500, 1000, 20_000, steps_per_draw=10)),
         (
             "MinibatchMH, Penalty",
             "minibatch",
-            settings(500, 1000, 20_000, steps_per_draw=2, acceptance="Penalty"),
+            settings(500, 1000, 20_000, steps_per_draw=5, acceptance="Penalty"),
         ),
         ("NumPyro HMCECS, 100 rows", "hmcecs", hmcecs(10_000, 100, 10)),
         ("NumPyro HMCECS, 1000 rows", "hmcecs", hmcecs(2000, 1000, 100)),

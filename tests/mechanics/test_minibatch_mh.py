@@ -458,7 +458,9 @@ def test_warns_of_a_deterministic_of_rows():
 # --- Interruption -----------------------------------------------------------------------------
 
 INTERRUPTED = """
+import signal
 import numpy as np, pymc as pm, pymc_minibatch as pmb
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells switch it off in the background
 with pm.Model():
     mu = pm.Normal("mu")
     sigma = pm.HalfNormal("sigma")

@@ -18,7 +18,7 @@ def data(monkeypatch):
 
 @pytest.mark.parametrize("n_cores", [1, 4])
 def test_chunks_come_in_order_and_hold_all_rows(data, n_cores, monkeypatch):
-    monkeypatch.setattr(passes, "_n_cores", lambda: n_cores)
+    monkeypatch.setattr(passes, "n_cores", lambda: n_cores)
     waits = iter(np.random.default_rng(0).uniform(0, 0.01, 11))
 
     def slow(x, z):
@@ -32,7 +32,7 @@ def test_chunks_come_in_order_and_hold_all_rows(data, n_cores, monkeypatch):
 
 
 def test_several_chunks_at_a_time(data, monkeypatch):
-    monkeypatch.setattr(passes, "_n_cores", lambda: 2)
+    monkeypatch.setattr(passes, "n_cores", lambda: 2)
     barrier = threading.Barrier(2, timeout=10)  # passed only by two threads at once
     pairs = [values[:200] for values in data]
     assert len(list(over_chunks(lambda *_: barrier.wait(), pairs))) == 2
