@@ -22,6 +22,9 @@ from benchmarks.data import MODELS
 from benchmarks.outcome import Settings
 from benchmarks.report import Contender, report, write_section
 
+FEW = 10
+"""Draws of a run that only compiles."""
+
 NUTS_LABELS = ("PyMC NUTS (nutpie)", "NumPyro NUTS")
 
 
@@ -39,6 +42,7 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
         return settings(500, 500, rate_draws, **sizes)
 
     nuts = settings(nuts_draws, nuts_draws, 0)
+    flymc = ("FlyMC", "flymc", settings(500, 1000, 20_000, steps_per_draw=5))
     return [
         ("MinibatchMH", "minibatch", settings(500, 1000, 20_000, steps_per_draw=10)),
         (
@@ -46,6 +50,7 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
             "minibatch",
             settings(500, 1000, 20_000, steps_per_draw=5, acceptance="Penalty"),
         ),
+        *([flymc] if model in ("logistic", "hierarchical") else []),
         ("NumPyro HMCECS, 100 rows", "hmcecs", hmcecs(10_000, 100, 10)),
         ("NumPyro HMCECS, 1000 rows", "hmcecs", hmcecs(2000, 1000, 100)),
         (NUTS_LABELS[0], "nutpie", nuts),
@@ -82,13 +87,20 @@ def run(
     return json.loads(output.read_text())
 
 
-def measure(label: str, sampler: str, settings: Settings, budget: float, log: Path) -> Contender:
-    """Run a sampler cold and warm."""
+def measure(
+    label: str, sampler: str, settings: Settings, budget: float, log: Path, warm_only: bool
+) -> Contender:
+    """Run a sampler cold and warm; or cold for a few draws, which fills the caches, and warm."""
     with tempfile.TemporaryDirectory() as folder:
         print(f"{label}: cold ...", file=sys.stderr, flush=True)
-        cold = run(sampler, replace(settings, rate_draws=0), Path(folder), budget, log)
+        first = replace(settings, rate_draws=0)
+        if warm_only:
+            first = replace(first, tune=FEW, draws=FEW)
+        cold = run(sampler, first, Path(folder), budget, log)
         if isinstance(cold, str):
             return Contender(label, settings, cold, None)
+        if warm_only:
+            cold = None
         print(f"{label}: warm ...", file=sys.stderr, flush=True)
         return Contender(label, settings, cold, run(sampler, settings, Path(folder), budget, log))
 
@@ -103,14 +115,21 @@ def main() -> None:
     parser.add_argument(
         "--nuts-draws", type=int, default=600, help="for each chain; as many to tune"
     )
+    parser.add_argument(
+        "--warm-only", nargs="+", default=[], help="samplers, named so in part, not measured cold"
+    )
     parser.add_argument("--budget", type=float, default=3600, help="seconds for each process")
     parser.add_argument("--output", type=Path, help="a page to put the tables on as well")
     options = parser.parse_args()
     log = Path(tempfile.gettempdir()) / f"benchmarks-{os.getpid()}.log"
+
+    def named(label: str, parts: list[str]) -> bool:
+        return any(part.lower() in label.lower() for part in parts)
+
     measured = [
-        measure(label, sampler, settings, options.budget, log)
+        measure(label, sampler, settings, options.budget, log, named(label, options.warm_only))
         for label, sampler, settings in contenders(options.model, options.rows, options.nuts_draws)
-        if any(part.lower() in label.lower() for part in options.only)
+        if named(label, options.only)
     ]
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     text = report(command, options.model, options.rows, measured, NUTS_LABELS)

@@ -27,11 +27,11 @@ type Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """What a sampler did cold and warm; text where it did not end."""
+    """What a sampler did cold and warm; text where it did not end, None where it was not run."""
 
     label: str
     settings: Settings
-    cold: Summary | str
+    cold: Summary | str | None
     warm: Summary | str | None
 
 
@@ -89,14 +89,15 @@ def _speed_row(contender: Contender) -> list[str]:
         return [contender.label, "", warm or "", *[""] * 5]
     draw = warm["seconds_per_draw"]
     rate = warm["ess_per_second"]
-    times = [_time(summary, draw) for summary in (cold, warm)]
+    times = [_time(cold, draw) if cold else "", _time(warm, draw)]
+    memory = max(summary["memory"] for summary in (cold, warm) if summary)
     return [
         contender.label,
         *times,
         f"{rate / N_CHAINS:,.3g}" if rate < 1e3 * N_CHAINS else f"{rate / N_CHAINS:,.0f}",
         f"{rate:,.3g}" if rate < 1e3 else f"{rate:,.0f}",
         f"{warm['row_evaluations_per_ess']:,.0f}",
-        f"{max(cold['memory'], warm['memory']) / 1e6:,.0f}",
+        f"{memory / 1e6:,.0f}",
         f"{N_CHAINS} × {warm['draws']:,} ({warm['ess']:,.0f})",
     ]
 
@@ -144,7 +145,8 @@ def _phases(done: Sequence[Contender]) -> str:
     rows = []
     for contender in done:
         for name, summary in (("cold", contender.cold), ("warm", contender.warm)):
-            assert isinstance(summary, dict)
+            if not isinstance(summary, dict):
+                continue
             spent = ", ".join(f"{k} {v:.1f}" for k, v in summary["phases"].items())
             notes = ", ".join(f"{k} {v:.3g}" for k, v in summary["notes"].items())
             rows.append([f"{contender.label}, {name}", spent, notes])
@@ -165,8 +167,9 @@ def _ratios(done: Sequence[Contender]) -> str:
             for contender in (other, first):
                 summary, warm = getattr(contender, which), contender.warm
                 assert isinstance(warm, dict)
-                seconds.append(seconds_to_wanted(summary, warm["seconds_per_draw"]))
-            row.append(f"{seconds[0] / seconds[1]:,.1f}")
+                if summary:
+                    seconds.append(seconds_to_wanted(summary, warm["seconds_per_draw"]))
+            row.append(f"{seconds[0] / seconds[1]:,.1f}" if len(seconds) == 2 else "")
         rows.append(row)
     header = ["times faster", "effective per second", f"to {WANTED} effective, cold", "warm"]
     return table(header, rows)

@@ -1,6 +1,7 @@
-"""MinibatchMH, as a user would run it: `pm.sample` with a step."""
+"""Steps of this package, as a user would run them: `pm.sample` with a step."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,32 +12,53 @@ from benchmarks.data import Data
 from benchmarks.models_pymc import build
 from benchmarks.outcome import N_CHAINS, Clock, Draws, Outcome, Settings, peak_memory
 
-__all__ = ["TimedMH", "draw", "sample"]
+__all__ = ["TimedFlyMC", "TimedMH", "draw", "sample_flymc", "sample_minibatch"]
 
 
-class TimedMH(pmb.MinibatchMH):
-    """MinibatchMH that notes the time: at the end of each draw and of compiling."""
-
-    stats_dtypes_shapes = pmb.MinibatchMH.stats_dtypes_shapes | {"clock": (np.float64, [])}
+class _Timed:
+    """Notes the time at the end of each draw and of compiling."""
 
     def step(self, point: Any) -> tuple[Any, Any]:
         """Make a draw."""
-        moved, [stats] = super().step(point)
+        moved, [stats] = super().step(point)  # type: ignore[misc]
         return moved, [stats | {"clock": time.perf_counter()}]
 
     def _compile(self) -> None:
         start = time.perf_counter()
-        super()._compile()
+        super()._compile()  # type: ignore[misc]
         self.compile_seconds = time.perf_counter() - start
 
 
-def sample(settings: Settings, data: Data, clock: Clock) -> Outcome:
+class TimedMH(_Timed, pmb.MinibatchMH):
+    """MinibatchMH that notes the time."""
+
+    stats_dtypes_shapes = pmb.MinibatchMH.stats_dtypes_shapes | {"clock": (np.float64, [])}
+
+
+class TimedFlyMC(_Timed, pmb.FlyMC):
+    """FlyMC that notes the time."""
+
+    stats_dtypes_shapes = pmb.FlyMC.stats_dtypes_shapes | {"clock": (np.float64, [])}
+
+
+def sample_minibatch(settings: Settings, data: Data, clock: Clock) -> Outcome:
     """Run MinibatchMH; `options` are its own, with the acceptance test by name."""
     options = dict(settings.options)
     acceptance = getattr(pmb, options.pop("acceptance", "CorrectedBarker"))()
+    return _sample(TimedMH, {"acceptance": acceptance, **options}, settings, data, clock)
+
+
+def sample_flymc(settings: Settings, data: Data, clock: Clock) -> Outcome:
+    """Run FlyMC; `options` are its own."""
+    return _sample(TimedFlyMC, settings.options, settings, data, clock)
+
+
+def _sample(
+    kind: type[Any], options: Mapping[str, Any], settings: Settings, data: Data, clock: Clock
+) -> Outcome:
     with build(settings.model, data):
         clock.mark("model")
-        step = TimedMH(acceptance=acceptance, **options)
+        step = kind(**options)
         clock.mark("split")
         first, tuned, drawn = draw(step, settings.tune, settings.draws, seed=1)
         clock.mark("tuning", until=tuned)
@@ -46,20 +68,17 @@ def sample(settings: Settings, data: Data, clock: Clock) -> Outcome:
         rate = None
         if settings.rate_draws:
             rate = draw(step, settings.tune, settings.rate_draws, seed=2)[0]
-    reference = step.reference
+    reference = getattr(step, "reference", None)
     found = 0.0 if reference is None else reference.seconds
     phases = dict(clock.phases)
     phases["split"] -= found + step.compile_seconds
     phases |= {"reference": found, "kernel": step.compile_seconds}
-    notes = {
-        "passes of the search for the mode": 0.0 if reference is None else reference.passes,
-        "control variate": float(step.control_variate),
-    }
+    notes = {} if reference is None else {"passes of the search for the mode": reference.passes}
     return Outcome(phases, first, rate, memory, notes)
 
 
 def draw(
-    step: TimedMH, tune: int, draws: int, seed: int, cores: int = N_CHAINS
+    step: TimedMH | TimedFlyMC, tune: int, draws: int, seed: int, cores: int = N_CHAINS
 ) -> tuple[Draws, float, float]:
     """Sample; return the draws, when the first of them was made, and when the last."""
     idata = pm.sample(

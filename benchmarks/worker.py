@@ -17,10 +17,10 @@ __all__ = ["sampler"]
 
 def sampler(name: str) -> Callable[[Settings, Data, Clock], Outcome]:
     """Import a sampler."""
-    if name == "minibatch":
-        from benchmarks.sampler_minibatch import sample
+    if name in ("minibatch", "flymc"):
+        from benchmarks.sampler_minibatch import sample_flymc, sample_minibatch
 
-        return sample
+        return {"minibatch": sample_minibatch, "flymc": sample_flymc}[name]
     if name == "nutpie":
         from benchmarks.sampler_nutpie import sample as sample_nutpie
 
