@@ -10,7 +10,6 @@ distributions (Bonferroni).
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import arviz as az
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -199,6 +198,8 @@ def rows_read(run: xr.DataTree, n_rows: int | None) -> np.ndarray | None:
 
 
 def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
+    import arviz as az  # takes half a second, which samplers need not wait for
+
     posterior = run.posterior.to_dataset()[names]
 
     def flat(values: xr.Dataset) -> np.ndarray:

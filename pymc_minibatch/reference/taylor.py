@@ -14,6 +14,7 @@ derivatives along θ̂ + εδ; nothing of size N × D is ever made.
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor.tensor as pt
@@ -50,18 +51,26 @@ def make_target(
 ) -> Target:
     """Split the density with a control variate of order 0 (none), 1 or 2."""
     prior = tall.compiled_prior_logp
-    constants: tuple[np.ndarray, ...] = ()
     if order == 0 or reference is None:
         rows = tall.compiled_row_logp
         sources = PLAIN_BASE, PLAIN_ROW
     else:
         rows = compile_remainder(tall, order)
-        hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
-        constants = (reference.flat, reference.gradient / temperature, hessian / temperature)
         sources = SURROGATE_BASE, REMAINDER_ROW
+    constants = target_constants(reference, order, temperature)
     base = jit_cached(sources[0], "base", {"prior_logp": prior.jitted}, [prior.cache_key])
     row = jit_cached(sources[1], "row", {"row_logp": rows.jitted}, [rows.cache_key])
     return Target(base, row, constants)
+
+
+def target_constants(
+    reference: Reference | None, order: int, temperature: float
+) -> tuple[np.ndarray, ...]:
+    """Return what a target reads besides the data; empty without control variate."""
+    if order == 0 or reference is None:
+        return ()
+    hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
+    return reference.flat, reference.gradient / temperature, hessian / temperature
 
 
 PLAIN_BASE = """
@@ -103,6 +112,16 @@ def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     """Compile the row log-likelihoods less their Taylor terms, ``(point, reference, *batch)``."""
+    known = _REMAINDERS.setdefault(tall, {})
+    if order not in known:
+        known[order] = _compile_remainder(tall, order)
+    return known[order]
+
+
+_REMAINDERS: WeakKeyDictionary[TallModel, dict[int, CompiledFunction]] = WeakKeyDictionary()
+
+
+def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     [flat, *batch], [term] = tall.batch_graph
     reference, epsilon = pt.dvector("reference"), pt.dscalar("epsilon")
     along = {flat: reference + epsilon * (flat - reference)}

@@ -4,6 +4,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -30,7 +31,12 @@ from pymc_minibatch.reference.decide import (
     gaussian_acceptance,
     start_near_mode,
 )
-from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
+from pymc_minibatch.reference.taylor import (
+    Target,
+    compile_prior_gradient,
+    make_target,
+    target_constants,
+)
 from pymc_minibatch.steps.common import (
     TallStep,
     checked_count,
@@ -39,6 +45,7 @@ from pymc_minibatch.steps.common import (
     row_deterministics_warning,
 )
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.ahead import CompiledAhead
 from pymc_minibatch.tall.compiled import jit_cached
 from pymc_minibatch.tall.pointers import address_of
 
@@ -66,6 +73,15 @@ def transitions(rng, point, active, source, n_steps, tuning, state, guide, param
         t.n_scanned,
     )
 """
+
+
+def make_kernel(
+    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal
+) -> Callable[..., tuple[Any, ...]]:
+    """Assemble the loop of transitions, its machine code kept on disk."""
+    loop = make_transitions(ndims, acceptance.build, *proposal.build())
+    keys = [code_key(), repr(ndims), type(acceptance).__name__, repr(proposal.jit_options)]
+    return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
 
 @dataclass_state
@@ -231,12 +247,14 @@ class MinibatchMH(TallStep):
         self.tune = True
         self.rng = get_random_generator(rng)
         self._active = positions(self.tall, self.var_names)
-        self.reference, self.control_variate = decide_control_variate(
-            self.tall, reference, control_variate, self.temperature
-        )
-        self.proposal = self._default_proposal() if proposal is None else proposal
-        self.proposal_options = self.proposal.jit_options
-        self.proposal_state, self.batch_state = self._untuned()
+        with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
+            self.reference, self.control_variate = decide_control_variate(
+                self.tall, reference, control_variate, self.temperature
+            )
+            self.proposal = self._default_proposal() if proposal is None else proposal
+            self.proposal_options = self.proposal.jit_options
+            self.proposal_state, self.batch_state = self._untuned()
+            _ = self._source, self._guide  # compiles them
         self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = False
         self._warn(model)
@@ -300,11 +318,29 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
-        ndims = [values.ndim for values in self.tall.data]
-        loop = make_transitions(ndims, self.acceptance.build, *self.proposal.build())
-        keys = [code_key(), repr(ndims), type(self.acceptance).__name__]
-        keys += [repr(self.proposal_options)]
-        return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
+        return make_kernel(*self._kernel_options)
+
+    @property
+    def _kernel_options(self) -> tuple[list[int], Acceptance, Proposal]:
+        return [values.ndim for values in self.tall.data], self.acceptance, self.proposal
+
+    def _compiled_ahead(
+        self, proposal: Proposal, control_variate: Literal["auto", 0, 1, 2]
+    ) -> AbstractContextManager[object]:
+        """Compile beside the search the kernel that is likely to be wanted after it.
+
+        Its machine code depends on the types of its arguments alone, so any reference will do.
+        """
+        if control_variate == 0:
+            return nullcontext()
+        twin = copy.copy(self)
+        twin.reference, twin.control_variate = _any_reference(self.tall.layout.size), 2
+        twin.proposal = proposal
+        twin.proposal_state, twin.batch_state = twin._untuned()
+        constants = target_constants(twin.reference, twin.control_variate, self.temperature)
+        twin._source = Source(self.tall.data, constants)
+        twin._guide = proposal.guide(twin._approximation())
+        return CompiledAhead(make_kernel, twin._kernel_options, twin._arguments(np.empty(0), 0))
 
     @cached_property
     def _source(self) -> Source:
@@ -375,7 +411,11 @@ class MinibatchMH(TallStep):
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
-        totals = self._kernel(
+        return Totals(*self._kernel(*self._arguments(flat, n_steps)))
+
+    def _arguments(self, flat: np.ndarray, n_steps: int) -> tuple[Any, ...]:
+        """Return what the kernel is called with."""
+        return (
             self.rng,
             flat,
             self._active,
@@ -387,7 +427,6 @@ class MinibatchMH(TallStep):
             self._parameters,
             self._rows,
         )
-        return Totals(*totals)
 
     def _transitions_or_nothing(self, flat: np.ndarray) -> Totals:
         """Make the transitions; when interrupted, leave the state as before them.
@@ -426,6 +465,12 @@ class MinibatchMH(TallStep):
             "n_rows": self.n_rows,
             "setup_seconds": self.setup_seconds,
         }
+
+
+def _any_reference(dim: int) -> Reference:
+    """Return a reference for what depends on its shape alone."""
+    zeros, negative = np.zeros(dim), -np.eye(dim)
+    return Reference({}, zeros, zeros, negative, negative, 1.0, False, 0.0, 0.0)
 
 
 def _checked_temperature(temperature: float) -> float:
