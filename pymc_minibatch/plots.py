@@ -164,18 +164,14 @@ def error_by_rows(
     """
     truth = _matrix(_of(runs, reference), var_names)
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
-    mean, sd = mean[sd > 0], np.where(sd > 0, sd, 1.0)[sd > 0]
-    kept = truth.std((0, 1)) > 0
+    varies = sd > 0
 
     def error(run: Run) -> np.ndarray:
-        running = _running_mean(_matrix(run, var_names)[:, :, kept])
-        return np.sqrt((((running - mean) / sd) ** 2).mean(axis=(0, 2)))
+        running = _running_mean(_matrix(run, var_names)[:, :, varies])
+        return np.sqrt((((running - mean[varies]) / sd[varies]) ** 2).mean(axis=(0, 2)))
 
-    others = {name: run for name, run in runs.items() if name != reference}
-    count = rows_of_data(runs) if n_rows is None else n_rows
-    panel = _by_rows(others, {name: error(run) for name, run in others.items()}, count, backend)
-    panel.label("rows evaluated in a chain", "error of the mean (posterior sd)", log="xy")
-    return panel.finish()
+    curves = {name: error(run) for name, run in runs.items() if name != reference}
+    return _by_rows(runs, curves, n_rows, "error of the mean (posterior sd)", "xy", backend)
 
 
 def accuracy_by_rows(
@@ -213,10 +209,7 @@ def accuracy_by_rows(
         If a run does not tell its rows.
     """
     curves = {name: np.mean(np.atleast_2d(accuracy[name]), axis=0) for name in runs}
-    count = rows_of_data(runs) if n_rows is None else n_rows
-    panel = _by_rows(runs, curves, count, backend)
-    panel.label("rows evaluated in a chain", label, log="x")
-    return panel.finish()
+    return _by_rows(runs, curves, n_rows, label, "x", backend)
 
 
 def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
@@ -242,7 +235,7 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
     panel = _Panels(runs, ["bright rows"], backend, dashes=False)
     for name, run in runs.items():
         for chain in _stat(run, "n_bright", name):
-            panel.line(name, *_thinned(np.arange(chain.size) + 1, chain), alpha=0.7, width=0.8)
+            panel.line(name, *_over_draws(chain), alpha=0.7, width=0.8)
     panel.label("draw", "bright rows")
     return panel.finish()
 
@@ -274,7 +267,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
         for name, run in runs.items():
             for chain in _stat(run, stat, name):
-                draw, values = _thinned(np.arange(chain.size) + 1, chain)
+                draw, values = _over_draws(chain)
                 panels.scatter(name, draw[values > 0], values[values > 0], k)
         panels.label("draw", label, log="y", panel=k)
     return panels.finish()
@@ -320,7 +313,7 @@ def running_mean(
         running = _running_mean(_matrix(run, names))
         for chain in running:
             for k, values in enumerate(chain.T):
-                panels.line(name, *_thinned(np.arange(values.size) + 1, values), panel=k, alpha=0.8)
+                panels.line(name, *_over_draws(values), panel=k, alpha=0.8)
     n_draws = max(run.posterior.sizes["draw"] for run in runs.values())
     for k, title in enumerate(titles):
         panels.line(reference, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
@@ -397,11 +390,18 @@ def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
 
 
 def _by_rows(
-    runs: Runs, curves: Mapping[str, np.ndarray], n_rows: int | None, backend: str | None
-) -> _Panels:
-    panel = _Panels(runs, ["by rows"], backend)
-    for name, run in runs.items():
-        read = rows_read(run, n_rows)
+    runs: Runs,
+    curves: Mapping[str, np.ndarray],
+    n_rows: int | None,
+    label: str,
+    log: str,
+    backend: str | None,
+) -> Any:
+    """Draw a curve of some of the runs against the rows that they read."""
+    count = rows_of_data(runs) if n_rows is None else n_rows
+    panel = _Panels({name: runs[name] for name in curves}, ["by rows"], backend)
+    for name, curve in curves.items():
+        read = rows_read(runs[name], count)
         if read is None:
             raise ValueError(
                 f"The run {name!r} does not tell how many rows it read: it has neither n_likelihood"
@@ -409,8 +409,9 @@ def _by_rows(
                 "the run out."
             )
         rows = np.cumsum(read.mean(axis=0))
-        panel.line(name, *_thinned(rows, curves[name]))
-    return panel
+        panel.line(name, *_thinned(rows, curve))
+    panel.label("rows evaluated in a chain", label, log=log)
+    return panel.finish()
 
 
 def _arviz_plots() -> Any:
@@ -456,6 +457,11 @@ def _matrix(run: Run, var_names: Sequence[str] | None) -> np.ndarray:
 def _running_mean(draws: np.ndarray) -> np.ndarray:
     counts = np.arange(1, draws.shape[1] + 1)
     return np.cumsum(draws, axis=1) / counts[None, :, None]
+
+
+def _over_draws(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a chain with the numbers of its draws."""
+    return _thinned(np.arange(values.size) + 1, values)
 
 
 def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,21 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Acceptance", "Decision", "FirstBatchRule", "Rows", "Scan", "Source", "row_workspace"]
+from pymc_minibatch.reference.gradient import GradientTarget
+from pymc_minibatch.reference.taylor import Target
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.pointers import address_of, batch_of_one
+
+__all__ = [
+    "Acceptance",
+    "Decision",
+    "FirstBatchRule",
+    "Rows",
+    "Scan",
+    "Source",
+    "make_source",
+    "row_workspace",
+]
 
 
 FirstBatchRule = Literal["tuned", "fixed", "designed"]
@@ -135,6 +149,14 @@ class Source(NamedTuple):
     constants: tuple[np.ndarray, ...]
     row: int = 0
     base: int = 0
+
+
+def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
+    """Compile the parts of a target for the data; the addresses are good as long as it is alive."""
+    base, row, constants = target
+    point, data = tall.layout.empty(), tall.data
+    row_address = address_of(row, point, constants, batch_of_one(data))
+    return Source(data, constants, row_address, address_of(base, point, constants))
 
 
 def row_workspace(n_rows: int) -> Rows:

@@ -6,24 +6,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.acceptance.decision import make_source
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.multilevel import Coupling, make_paths
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.gradient import GradientTarget
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import jit_cached
+from pymc_minibatch.tall.compiled import jit_cached, jit_loop
 from pymc_minibatch.tall.pointers import address_of
 
 __all__ = ["DivergedError", "Paths", "identity"]
 
 BLOCK = 32
 """Paths of a call of the kernel, which cannot be interrupted."""
-
-KERNEL_SOURCE = """
-def paths(rng, starts, factor, source, function, coupling, fine_values, coarse_values):
-    return loop(rng, starts, factor, source, function, coupling, fine_values, coarse_values)
-"""
 
 
 class DivergedError(Exception):
@@ -44,16 +39,12 @@ class Paths:
         self.mode = reference.flat
         self.factor = np.linalg.cholesky(np.linalg.inv(reference.precision_at(1.0)))
         self._rng, self._cores = rng, cores
-        self._point, (base, row, constants), data = tall.layout.empty(), target, tall.data
-        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
+        self._point = tall.layout.empty()
         self._keep = target  # addresses are good as long as the functions live
-        row_address = address_of(row, self._point, constants, batch)
-        base_address = address_of(base, self._point, constants)
-        self._source = Source(data, constants, row_address, base_address)
-        ndims = [values.ndim for values in data]
-        loop = make_paths(ndims)
+        self._source = make_source(tall, target)
+        ndims = [values.ndim for values in tall.data]
         keys = [code_key(), repr(ndims), "multilevel"]
-        self._kernel = cast(Any, jit_cached(KERNEL_SOURCE, "paths", {"loop": loop}, keys))
+        self._kernel = cast(Any, jit_loop(make_paths(ndims), keys))
         self._kernel.targetoptions["nogil"] = True
 
     def address(self, function: Callable[..., np.ndarray]) -> int:

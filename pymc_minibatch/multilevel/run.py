@@ -2,7 +2,6 @@
 
 import logging
 import math
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ from pymc_minibatch.multilevel.estimand import Estimand
 from pymc_minibatch.multilevel.level import Level, Schedule, allocate
 from pymc_minibatch.multilevel.paths import Paths
 from pymc_minibatch.multilevel.result import MultilevelResult
+from pymc_minibatch.warn import warn
 
 __all__ = ["PILOT_LEVELS", "Run"]
 
@@ -144,7 +144,7 @@ class Run:
         )
         levels.index.name = "level"
         if not self.converged:
-            warnings.warn(self.message, stacklevel=3)
+            warn(self.message)
         return MultilevelResult(
             estimate=shaped(estimates),
             standard_error=shaped(errors),

@@ -29,7 +29,7 @@ from pymc_minibatch.proposals.guided import Guided, colored, whitened
 from pymc_minibatch.proposals.proposal import Place
 from pymc_minibatch.tall.pointers import call_array
 
-__all__ = ["SurrogateHamiltonian", "trajectory"]
+__all__ = ["SurrogateHamiltonian"]
 
 
 @dataclass(frozen=True)

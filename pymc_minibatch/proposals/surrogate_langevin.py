@@ -13,18 +13,16 @@ Stuart and White (2013), MCMC methods for functions, section 4.3: the form about
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pymc_minibatch.proposals.guided import Guided
-from pymc_minibatch.proposals.surrogate_hamiltonian import trajectory
+from pymc_minibatch.proposals.surrogate_hamiltonian import SurrogateHamiltonian
 
 __all__ = ["SurrogateLangevin"]
 
 
 @dataclass(frozen=True)
-class SurrogateLangevin(Guided):
+class SurrogateLangevin(SurrogateHamiltonian):
     """Langevin moves under prior and Taylor likelihood, mixed with a random walk.
 
     Cheaper than :class:`SurrogateHamiltonian` and shorter where the posterior is not Gaussian. The
@@ -48,8 +46,3 @@ class SurrogateLangevin(Guided):
     """
 
     settings: ClassVar = [(2, math.pi / 2 * 2.0 ** (-k / 2)) for k in range(10)]
-
-    @property
-    def move(self) -> Callable[..., float]:
-        """The jitted move."""
-        return trajectory

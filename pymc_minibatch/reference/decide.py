@@ -2,7 +2,6 @@
 
 import logging
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.warn import warn
 
 __all__ = [
     "choose_order",
@@ -62,10 +62,9 @@ def decide_control_variate(
     except NoReferenceError as error:
         if control_variate != "auto":
             raise
-        warnings.warn(
+        warn(
             f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
-            "warning.",
-            stacklevel=4,
+            "warning."
         )
         return None, 0
     if control_variate != "auto":

@@ -8,7 +8,6 @@ searches, on few rows and from elsewhere, tell whether there are other modes.
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from scipy.optimize import minimize
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import compile_numba
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.warn import warn
 
 __all__ = ["NoReferenceError", "Reference", "find_reference", "search"]
 
@@ -186,10 +186,9 @@ def find_reference(
     tall = TallModel(model, data=data) if tall is None else tall
     reference = search(tall, temperature, random_seed, progressbar)
     if reference.several_modes:
-        warnings.warn(
+        warn(
             "The posterior seems to have several modes. Moves about this one do not reach the "
-            "others, and R-hat of chains that all stay here does not show it.",
-            stacklevel=2,
+            "others, and R-hat of chains that all stay here does not show it."
         )
     return reference
 

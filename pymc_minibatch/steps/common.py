@@ -1,39 +1,164 @@
-"""What steps share: checked arguments, and how they are pickled and shown."""
+"""What steps share: everything between PyMC and the draws of an algorithm."""
 
-from collections.abc import Sequence
+import copy
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from pymc.model import Model
-from pymc.step_methods.compound import BlockedStep
-from pymc.util import get_var_name
+from pymc.blocking import PointType, StatsType
+from pymc.model import Model, modelcontext
+from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import RandomGenerator, get_random_generator, get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
 from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
+from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.warn import warn
 
-__all__ = [
-    "TallStep",
-    "checked_count",
-    "continuous_value_vars",
-    "positions",
-    "row_deterministics_warning",
-]
+__all__ = ["TallStep", "TallStepState", "checked_count"]
+
+
+@dataclass_state
+class TallStepState(StepMethodState):
+    """What is needed to continue a chain, whatever the algorithm."""
+
+    tune: bool
+    n_draws: int
+    last_point: np.ndarray
+    n_rows: int = field(metadata={"frozen": True})
+    steps_per_draw: int = field(metadata={"frozen": True})
 
 
 class TallStep(BlockedStep):
     """A step on the rows of a model.
 
+    An algorithm makes the transitions of a draw in `_draw`, starts tuning anew in `_reset_tuning`,
+    and knows in `_near_mode` where a chain had better start. Its `__init__` begins with that of
+    this class and ends with `_get_ready`.
+
     Attributes
     ----------
     shown
         The stats in the progress bar: for each the header of its column and its format.
+    learns
+        The attributes that draws change while the chain tunes.
     """
 
+    default_blocked = True
+    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
+        "n_rows": (np.int64, []),
+        "setup_seconds": (np.float64, []),
+    }
     shown: ClassVar[dict[str, tuple[str, str]]]
+    learns: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None,
+        data: Any,
+        steps_per_draw: int,
+        model: Model | None,
+        rng: RandomGenerator,
+    ) -> None:
+        model = modelcontext(model)
+        self.vars = _continuous_value_vars(vars, model, type(self).__name__)
+        self.var_names = [get_var_name(var) for var in self.vars]
+        self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
+        self.tall = TallModel(model, data=data)
+        self.n_rows = self.tall.n_rows
+        self._active = _positions(self.tall, self.var_names)
+        self.tune = True
+        self.rng = get_random_generator(rng)
+        self.n_draws, self.last_point = 0, np.empty(0)
+        self._start_is_checked = False
+        _warn_of_row_deterministics(self.tall)
+
+    def _get_ready(self, started: float, reference: Reference | None) -> None:
+        """Compile, and note the seconds since `started` and those of a reference handed over."""
+        self._reset_tuning()
+        self._compile()
+        self.setup_seconds = time.perf_counter() - started
+        if reference is not None:
+            self.setup_seconds += reference.seconds
+
+    # --- What an algorithm fills in -----------------------------------------------------------
+
+    @abstractmethod
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        """Make the transitions of one draw, which move `flat`; return the algorithm's stats."""
+
+    @abstractmethod
+    def _reset_tuning(self) -> None:
+        """Set what `learns` names to what it is before the first draw."""
+
+    @abstractmethod
+    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a random point near the mode if `point` is far from it; all variables move."""
+
+    @abstractmethod
+    def _compile(self) -> None:
+        """Compile before chains are forked, so that they share the machine code."""
+
+    # --- Sampling -----------------------------------------------------------------------------
+
+    def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
+        """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
+        super().setup_chain(rng, tune, draws)
+        if tune:
+            self._reset_tuning()
+        self.n_draws = 0
+        self._start_is_checked = False
+
+    def step(self, point: PointType) -> tuple[PointType, StatsType]:
+        """Make the transitions of one draw."""
+        if not self._start_is_checked:
+            self.tall.check_start(point)
+            self._start_is_checked = True
+            point = self._start(point)
+        flat = self.tall.layout.flatten(point)
+        stats = self._draw_or_nothing(flat)
+        stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
+        moved = self.tall.layout.unflatten(flat)
+        new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        self.n_draws, self.last_point = self.n_draws + 1, flat
+        return new_point, [stats]
+
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain that tunes start near the mode, where all variables can be moved there."""
+        moves_all = self._active.size == self.tall.layout.size
+        if self.tune and self.n_draws == 0 and moves_all:
+            return {**point, **self._near_mode(point)}
+        return point
+
+    def _draw_or_nothing(self, flat: np.ndarray) -> dict[str, Any]:
+        """Make a draw; when interrupted, leave the state as before it.
+
+        A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
+        """
+        rng_state, before = self.rng.bit_generator.state, self._changing()
+        try:
+            return self._draw(flat)
+        except BaseException:
+            self.rng.bit_generator.state = rng_state
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
+
+    def _changing(self) -> dict[str, Any]:
+        """Copy the attributes that the next draw may change."""
+        if not self.tune:
+            return {}
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.learns}
+
+    # --- Pickling and display -----------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain: the cached properties."""
@@ -67,7 +192,7 @@ class TallStep(BlockedStep):
         return (update_stats,)
 
 
-def continuous_value_vars(
+def _continuous_value_vars(
     vars: Variable | str | Sequence[Variable | str] | None, model: Model, step: str
 ) -> list[Variable]:
     """Resolve what the user named to continuous value variables of the model."""
@@ -94,7 +219,7 @@ def continuous_value_vars(
     return chosen
 
 
-def positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
+def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
     """Find the sampled variables in the flat point."""
     slices = tall.layout.slices
     found = [np.arange(slices[name].start, slices[name].stop) for name in names]
@@ -110,12 +235,11 @@ def checked_count(name: str, value: int, least: int, most: int | None = None) ->
     raise ValueError(f"{name} must be a whole number, at least {least}{upper}; got {value!r}.")
 
 
-def row_deterministics_warning(tall: TallModel) -> str | None:
+def _warn_of_row_deterministics(tall: TallModel) -> None:
     """Warn of Deterministics that make every draw cost N."""
     if slow := tall.deterministics_of_rows():
-        return (
+        warn(
             f"Deterministics {slow} have one value for each of the {tall.n_rows} rows, and "
             "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
             "var_names to keep, and use pm.compute_deterministics afterwards."
         )
-    return None

@@ -1,20 +1,17 @@
 """The PyMC step for Firefly Monte Carlo."""
 
-import copy
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pymc.blocking import PointType, StatsType
+from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
-from pymc.model import Model, modelcontext
-from pymc.step_methods.compound import StepMethodState
+from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
-from pymc.util import RandomGenerator, get_random_generator, get_var_name
+from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance.decision import Source
@@ -32,49 +29,31 @@ from pymc_minibatch.kernels.firefly import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import nearer_start
-from pymc_minibatch.steps.common import (
-    TallStep,
-    checked_count,
-    continuous_value_vars,
-    positions,
-    row_deterministics_warning,
-)
-from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import jit_cached
-from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
+from pymc_minibatch.tall.compiled import jit_loop
+from pymc_minibatch.tall.pointers import address_of, batch_of_one
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
+from pymc_minibatch.warn import warn
 
 __all__ = ["FlyMC", "FlyMCState"]
 
 FASTEST = "hamiltonian"
 
-# Plain numbers, because Numba would call Python to return a named tuple, and crashes where Ctrl-C
-# has arrived in the meantime.
-KERNEL_SOURCE = """
-def iterations(rng, point, source, flies, whitening, tuning, work, tolerance, counts):
-    return loop(rng, point, source, flies, whitening, tuning, work, tolerance, counts)
-"""
-
 
 @dataclass_state
-class FlyMCState(StepMethodState):
+class FlyMCState(TallStepState):
     """What is needed to continue a chain."""
 
-    tune: bool
     tuning: Tuning
     fireflies: tuple[np.ndarray, ...]
-    n_draws: int
-    last_point: np.ndarray
     bound_options: str = field(metadata={"frozen": True})
     tune_bounds: bool = field(metadata={"frozen": True})
-    n_rows: int = field(metadata={"frozen": True})
     kernel: str = field(metadata={"frozen": True})
     z_update: str = field(metadata={"frozen": True})
     fraction: float = field(metadata={"frozen": True})
     fixed_q: float | None = field(metadata={"frozen": True})
     theta_updates: int = field(metadata={"frozen": True})
-    steps_per_draw: int = field(metadata={"frozen": True})
 
 
 class FlyMC(TallStep):
@@ -123,7 +102,8 @@ class FlyMC(TallStep):
     Attributes
     ----------
     setup_seconds : float
-        Time spent on the search for the mode, the sums and compilation.
+        Time spent on the search for the mode, the sums and compilation, with that of a reference
+        that was handed over.
 
     Raises
     ------
@@ -160,7 +140,8 @@ class FlyMC(TallStep):
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
-    - ``setup_seconds``: seconds that making the step took, the same at every draw.
+    - ``setup_seconds``: seconds that making the step took, with those of a reference that was
+      handed over; the same at every draw.
 
     A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
     a time.
@@ -181,7 +162,6 @@ class FlyMC(TallStep):
     """
 
     name = "flymc"
-    default_blocked = True
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
         "accept": (np.float64, []),
         "n_likelihood": (np.int64, []),
@@ -189,14 +169,14 @@ class FlyMC(TallStep):
         "n_bright": (np.float64, []),
         "q": (np.float64, []),
         "scale": (np.float64, []),
-        "n_rows": (np.int64, []),
-        "setup_seconds": (np.float64, []),
+        **TallStep.stats_dtypes_shapes,
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
         "accept": ("Accept", "0.2f"),
         "n_bright": ("Bright", ",.0f"),
     }
+    learns = ("tuning",)
     _state_class = FlyMCState
 
     def __init__(
@@ -217,21 +197,13 @@ class FlyMC(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
-        model = modelcontext(model)
-        self.vars = continuous_value_vars(vars, model, "FlyMC")
-        self.var_names = [get_var_name(var) for var in self.vars]
         self.kernel = FASTEST if kernel == "auto" else _checked_choice("kernel", kernel, UPDATES)
         self.z_update = _checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = _checked_share("fraction", fraction, 1.0)
         self.fixed_q = None if q is None else _checked_share("q", q, 1 - 1e-9)
-        self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         updates = self._update.n_updates if theta_updates is None else theta_updates
         self.theta_updates = checked_count("theta_updates", updates, 1)
-        self.tune = True
-        self.rng = get_random_generator(rng)
-        self.tall = TallModel(model, data=data)
-        self.n_rows = self.tall.n_rows
-        self._active = positions(self.tall, self.var_names)
+        super().__init__(vars, data, steps_per_draw, model, rng)
         self.tune_bounds = bool(tune_bounds)
         self.target, self.bound, self._settled = settle(
             self.tall,
@@ -243,23 +215,16 @@ class FlyMC(TallStep):
         )
         self.bound_options = repr(self.bound)
         self._whitening = Whitening(self._active, *self._settled.approximation)
-        self.tuning = self._untuned()
         self._lit_at: np.ndarray | None = None
-        self.n_draws, self.last_point = 0, np.empty(0)
-        self._start_is_checked = False
-        self._warn(model)
-        self._compile()
-        self.setup_seconds = time.perf_counter() - started
+        self._warn_of_passes()
+        self._get_ready(started, reference)
 
-    def _warn(self, model: Model) -> None:
-        if message := row_deterministics_warning(self.tall):
-            warnings.warn(message, stacklevel=3)
+    def _warn_of_passes(self) -> None:
         others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
         if others:
-            warnings.warn(
+            warn(
                 f"The likelihood depends on {sorted(others)}, which other steps move. That is "
-                "exact, but every draw at which they have changed costs a pass over all rows.",
-                stacklevel=3,
+                "exact, but every draw at which they have changed costs a pass over all rows."
             )
 
     # --- What is rebuilt in the process of a chain --------------------------------------------
@@ -284,7 +249,7 @@ class FlyMC(TallStep):
             update.longest_step,
         )
         keys = [code_key(), repr(ndims), self.kernel]
-        return jit_cached(KERNEL_SOURCE, "iterations", {"loop": loop}, keys)
+        return jit_loop(loop, keys)
 
     @cached_property
     def _jitted(self) -> JittedTarget:
@@ -295,9 +260,8 @@ class FlyMC(TallStep):
         """Where the compiled gaps and the base are."""
         data, constants = self.target.data, self._settled.constants
         point, gradient = self.tall.layout.empty(), self.tall.layout.empty()
-        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
         return (
-            address_of(self._jitted.gap, point, constants, batch, gradient),
+            address_of(self._jitted.gap, point, constants, batch_of_one(data), gradient),
             address_of(self._jitted.base, point, constants, gradient),
         )
 
@@ -305,18 +269,14 @@ class FlyMC(TallStep):
     def _flies(self) -> Fireflies:
         return new_fireflies(self.n_rows)
 
-    def _untuned(self) -> Tuning:
+    def _reset_tuning(self) -> None:
         first_step = self._update.first_step(self._active.size)
         q = -1.0 if self.fixed_q is None else self.fixed_q
-        return Tuning(
-            np.array([np.log(first_step)]),
-            np.zeros(1),
-            np.array([q]),
-            np.zeros(1),
+        self.tuning = Tuning(
+            np.array([np.log(first_step)]), np.zeros(1), np.array([q]), np.zeros(1)
         )
 
     def _compile(self) -> None:
-        """Compile before chains are forked, so that they share the machine code."""
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
         self._run(flat, 0, relight=False)
 
@@ -356,38 +316,28 @@ class FlyMC(TallStep):
         self._lit_at = lit_at if touches_here else None
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
-        """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
+        """Prepare for a chain, which draws anew which rows are bright."""
         super().setup_chain(rng, tune, draws)
-        if tune:
-            self.tuning = self._untuned()
         self._lit_at = None
-        self.n_draws = 0
-        self._start_is_checked = False
 
-    def step(self, point: PointType) -> tuple[PointType, StatsType]:
-        """Make the iterations of one draw."""
-        if not self._start_is_checked:
-            self.tall.check_start(point)
-            self._start_is_checked = True
-            point = self._start(point)
-        flat = self.tall.layout.flatten(point)
-        accept, n_bright, counts = self._run_or_nothing(flat)
-        moved = self.tall.layout.unflatten(flat)
-        new_point = {**point, **{name: moved[name] for name in self.var_names}}
-        self.n_draws, self.last_point = self.n_draws + 1, flat
-        return new_point, [self._stats(accept, n_bright, counts)]
-
-    def _start(self, point: PointType) -> PointType:
-        """Let a chain that tunes start near the mode, where all variables can be moved there."""
-        moves_all = self._active.size == self.tall.layout.size
-        if not (self.tune and self.n_draws == 0 and moves_all):
-            return point
+    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         center, _, inverse = self._settled.approximation
         order = np.argsort(self._active)
-        return {
-            **point,
-            **nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng),
-        }
+        return nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng)
+
+    def _changing(self) -> dict[str, Any]:
+        return super()._changing() | {"fireflies": self.fireflies}
+
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        here = flat[self.target.entering]
+        relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
+        if relight:
+            self._settled = self._settled.moved(self.target, flat, self._elsewhere)
+        accept, n_bright, counts = self._run(flat, self.steps_per_draw, relight)
+        if counts[2] >= 0:
+            raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
+        self._lit_at = flat[self.target.entering]
+        return self._stats(accept, n_bright, counts)
 
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
@@ -416,29 +366,6 @@ class FlyMC(TallStep):
         )
         return accept, n_bright, counts
 
-    def _run_or_nothing(self, flat: np.ndarray) -> tuple[float, int, np.ndarray]:
-        """Make the iterations; when interrupted, leave the state as before them.
-
-        A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
-        """
-        rng_state = self.rng.bit_generator.state
-        tuning = copy.deepcopy(self.tuning) if self.tune else self.tuning
-        fireflies = self.fireflies
-        try:
-            here = flat[self.target.entering]
-            relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
-            if relight:
-                self._settled = self._settled.moved(self.target, flat, self._elsewhere)
-            accept, n_bright, counts = self._run(flat, self.steps_per_draw, relight)
-            if counts[2] >= 0:
-                raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
-            self._lit_at = flat[self.target.entering]
-            return accept, n_bright, counts
-        except BaseException:
-            self.rng.bit_generator.state = rng_state
-            self.tuning, self.fireflies = tuning, fireflies
-            raise
-
     def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
         return {
             "accept": accept / (self.steps_per_draw * self.theta_updates),
@@ -447,8 +374,6 @@ class FlyMC(TallStep):
             "n_bright": n_bright / self.steps_per_draw,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
-            "n_rows": self.n_rows,
-            "setup_seconds": self.setup_seconds,
         }
 
 

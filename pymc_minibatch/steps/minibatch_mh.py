@@ -2,24 +2,28 @@
 
 import copy
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pymc.blocking import PointType, StatsType
+from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
-from pymc.model import Model, modelcontext
-from pymc.step_methods.compound import StepMethodState
+from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
-from pymc.util import RandomGenerator, get_random_generator, get_var_name
+from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source, row_workspace
+from pymc_minibatch.acceptance.decision import (
+    Acceptance,
+    Rows,
+    Source,
+    make_source,
+    row_workspace,
+)
 from pymc_minibatch.acceptance.growing import FirstBatch, first_batch, tune_first_batch
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
@@ -37,17 +41,11 @@ from pymc_minibatch.reference.taylor import (
     make_target,
     target_constants,
 )
-from pymc_minibatch.steps.common import (
-    TallStep,
-    checked_count,
-    continuous_value_vars,
-    positions,
-    row_deterministics_warning,
-)
-from pymc_minibatch.tall import TallModel
+from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
 from pymc_minibatch.tall.ahead import CompiledAhead
 from pymc_minibatch.tall.compiled import jit_cached
 from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
@@ -85,21 +83,16 @@ def make_kernel(
 
 
 @dataclass_state
-class MinibatchMHState(StepMethodState):
+class MinibatchMHState(TallStepState):
     """What is needed to continue a chain."""
 
-    tune: bool
     proposal_state: tuple[np.ndarray, ...]
     batch_state: FirstBatch
-    n_draws: int
-    last_point: np.ndarray
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
-    n_rows: int = field(metadata={"frozen": True})
     acceptance: Acceptance = field(metadata={"frozen": True})
     batch_size: int | None = field(metadata={"frozen": True})
     temperature: float = field(metadata={"frozen": True})
-    steps_per_draw: int = field(metadata={"frozen": True})
 
 
 class MinibatchMH(TallStep):
@@ -192,7 +185,6 @@ class MinibatchMH(TallStep):
     """
 
     name = "minibatch_mh"
-    default_blocked = True
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
         "accept": (np.float64, []),
         "n_likelihood": (np.int64, []),
@@ -202,14 +194,14 @@ class MinibatchMH(TallStep):
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
         "scale": (np.float64, []),
-        "n_rows": (np.int64, []),
-        "setup_seconds": (np.float64, []),
+        **TallStep.stats_dtypes_shapes,
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
         "accept": ("Accept", "0.2f"),
         "batch_size": ("Rows", ",.0f"),
     }
+    learns = ("proposal_state", "batch_state")
     _state_class = MinibatchMHState
 
     def __init__(
@@ -228,11 +220,7 @@ class MinibatchMH(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
-        model = modelcontext(model)
-        self.vars = continuous_value_vars(vars, model, "MinibatchMH")
-        self.var_names = [get_var_name(var) for var in self.vars]
-        self.tall = TallModel(model, data=data)
-        self.n_rows = self.tall.n_rows
+        super().__init__(vars, data, steps_per_draw, model, rng)
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
@@ -242,26 +230,16 @@ class MinibatchMH(TallStep):
                 f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
                 "leave batch_size out, or give the test other batch_sizes to choose from."
             )
-        self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         self.temperature = _checked_temperature(temperature)
-        self.tune = True
-        self.rng = get_random_generator(rng)
-        self._active = positions(self.tall, self.var_names)
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
                 self.tall, reference, control_variate, self.temperature
             )
             self.proposal = self._default_proposal() if proposal is None else proposal
             self.proposal_options = self.proposal.jit_options
-            self.proposal_state, self.batch_state = self._untuned()
             _ = self._source, self._guide  # compiles them
-        self.n_draws, self.last_point = 0, np.empty(0)
-        self._start_is_checked = False
-        self._warn(model)
-        self._compile()
-        self.setup_seconds = time.perf_counter() - started
-        if reference is not None:
-            self.setup_seconds += reference.seconds
+        self._warn_of_other_temperatures()
+        self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
         if not self.control_variate:
@@ -282,24 +260,27 @@ class MinibatchMH(TallStep):
             curvature=self.reference.hessian[self._active] / self.temperature,
         )
 
-    def _untuned(self) -> tuple[Any, FirstBatch]:
+    def _warn_of_other_temperatures(self) -> None:
+        others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
+        if others and self.temperature != 1.0:
+            warn(
+                f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
+                "must use the same temperature, or the chain has no well-defined target."
+            )
+
+    def _reset_tuning(self) -> None:
         variance = self.temperature / self.n_rows
         size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
-        return (
-            self.proposal.initial_state(self._active.size, variance, self._approximation()),
-            first_batch(size),
+        self.proposal_state = self.proposal.initial_state(
+            self._active.size, variance, self._approximation()
         )
+        self.batch_state = first_batch(size)
 
-    def _warn(self, model: Model) -> None:
-        if message := row_deterministics_warning(self.tall):
-            warnings.warn(message, stacklevel=3)
-        others = [var.name for var in model.value_vars if var not in self.vars]
-        if others and self.temperature != 1.0:
-            warnings.warn(
-                f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
-                "must use the same temperature, or the chain has no well-defined target.",
-                stacklevel=3,
-            )
+    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        if not self.control_variate:
+            return point
+        assert self.reference is not None
+        return start_near_mode(self.tall, self.reference, self.temperature, point, self.rng)
 
     @cached_property
     def _target(self) -> Target:
@@ -336,7 +317,7 @@ class MinibatchMH(TallStep):
         twin = copy.copy(self)
         twin.reference, twin.control_variate = _any_reference(self.tall.layout.size), 2
         twin.proposal = proposal
-        twin.proposal_state, twin.batch_state = twin._untuned()
+        twin._reset_tuning()
         constants = target_constants(twin.reference, twin.control_variate, self.temperature)
         twin._source = Source(self.tall.data, constants)
         twin._guide = proposal.guide(twin._approximation())
@@ -344,11 +325,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _source(self) -> Source:
-        base, row, constants = self._target
-        point, data = self.tall.layout.empty(), self.tall.data
-        batch = tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
-        row_address = address_of(row, point, constants, batch)
-        return Source(data, constants, row_address, address_of(base, point, constants))
+        return make_source(self.tall, self._target)
 
     @cached_property
     def _rows(self) -> Rows:
@@ -363,31 +340,16 @@ class MinibatchMH(TallStep):
         return self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
 
     def _compile(self) -> None:
-        """Compile before chains are forked, so that they share the machine code."""
         start = self.tall.layout.flatten(self.tall.model.initial_point())
         self._transitions(start, n_steps=0)
-
-    def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
-        """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
-        super().setup_chain(rng, tune, draws)
-        if tune:
-            self.proposal_state, self.batch_state = self._untuned()
-        self.n_draws = 0
-        self._start_is_checked = False
 
     def stop_tuning(self) -> None:
         """Settle on what tuning has found."""
         super().stop_tuning()
         self.proposal.end_tuning(self.proposal_state)
 
-    def step(self, point: PointType) -> tuple[PointType, StatsType]:
-        """Make the transitions of one draw."""
-        if not self._start_is_checked:
-            self.tall.check_start(point)
-            self._start_is_checked = True
-            point = self._start(point)
-        flat = self.tall.layout.flatten(point)
-        totals = self._transitions_or_nothing(flat)
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        totals = self._transitions(flat, self.steps_per_draw)
         if totals.impossible_row >= 0:
             raise SamplingError(
                 f"Row {totals.impossible_row} of {' + '.join(self.tall.row_names)} has a "
@@ -395,19 +357,9 @@ class MinibatchMH(TallStep):
                 "Minibatch sampling needs rows that are possible at every value of the parameters "
                 "(no support that depends on them); sample this model with NUTS."
             )
-        moved = self.tall.layout.unflatten(flat)
-        new_point = {**point, **{name: moved[name] for name in self.var_names}}
-        self.n_draws, self.last_point = self.n_draws + 1, flat
-        return new_point, [self._stats(totals)]
-
-    def _start(self, point: PointType) -> PointType:
-        """Let a chain that tunes start near the mode, where all variables can be moved there."""
-        moves_all = self._active.size == self.tall.layout.size
-        if not (self.tune and self.n_draws == 0 and self.control_variate and moves_all):
-            return point
-        assert self.reference is not None
-        near = start_near_mode(self.tall, self.reference, self.temperature, point, self.rng)
-        return {**point, **near}
+        if self.tune:
+            self._tune(totals)
+        return self._stats(totals)
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
@@ -428,24 +380,6 @@ class MinibatchMH(TallStep):
             self._rows,
         )
 
-    def _transitions_or_nothing(self, flat: np.ndarray) -> Totals:
-        """Make the transitions; when interrupted, leave the state as before them.
-
-        A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
-        """
-        rng_state = self.rng.bit_generator.state
-        tuned = self.proposal_state, self.batch_state
-        before = copy.deepcopy(tuned) if self.tune else tuned
-        try:
-            totals = self._transitions(flat, self.steps_per_draw)
-            if self.tune:
-                self._tune(totals)
-            return totals
-        except BaseException:
-            self.rng.bit_generator.state = rng_state
-            self.proposal_state, self.batch_state = before
-            raise
-
     def _tune(self, totals: Totals) -> None:
         self.proposal.end_draw(self.proposal_state)
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
@@ -462,8 +396,6 @@ class MinibatchMH(TallStep):
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,
             "scale": self.proposal.scale(self.proposal_state),
-            "n_rows": self.n_rows,
-            "setup_seconds": self.setup_seconds,
         }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pymc.exceptions import SamplingError
@@ -18,8 +18,6 @@ __all__ = ["SGFS"]
 
 ROWS_PER_PARAMETER = 10
 """The first estimate of the information rests on at least so many rows for each parameter."""
-
-TRIAL_ROWS = 10_000
 
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
@@ -117,7 +115,7 @@ class SGFS(GradientStep):
     """
 
     name = "sgfs"
-    learns_while_tuning: ClassVar[bool] = True
+    learns = ("tuned",)
     tuned: ScoringState
 
     def __init__(
@@ -157,15 +155,13 @@ class SGFS(GradientStep):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
         self.options = (self.variant, self.alpha, self._B)
         self._check_information()
-        self.tuned = self._untuned()
 
     def _check_information(self) -> None:
         """Refuse parameters on which no row depends: their Fisher information is zero."""
         if self.control_variate:
             return
-        rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
-        without = ~self._row_gradients(flat, rows, self._target).any(axis=0)
+        without = ~self._trial_gradients(flat, self._target).any(axis=0)
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
@@ -178,11 +174,10 @@ class SGFS(GradientStep):
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
         return make_scoring
 
-    def _untuned(self) -> ScoringState:
-        state = scoring_state(self._active.size)
+    def _reset_tuning(self) -> None:
+        self.tuned = scoring_state(self._active.size)
         if self._B is not None:
-            state.noise[:] = self.alpha * np.linalg.cholesky(self._B)
-        return state
+            self.tuned.noise[:] = self.alpha * np.linalg.cholesky(self._B)
 
     @cached_property
     def _scoring(self) -> Scoring:
@@ -191,9 +186,7 @@ class SGFS(GradientStep):
         weight = (n + n_rows) / n * n_rows
         least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
         if self.control_variate:
-            assert self.reference is not None
-            precision = self.reference.precision_at(1.0)
-            curvature = np.ascontiguousarray(precision[np.ix_(self._active, self._active)])
+            curvature = np.ascontiguousarray(self._precision())
             weight, least_rows = n_rows**2 / n, 0
         return Scoring(
             curvature=curvature,

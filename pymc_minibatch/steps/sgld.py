@@ -1,7 +1,7 @@
 """The PyMC step for stochastic gradient Langevin dynamics."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pymc.model import Model
@@ -19,7 +19,6 @@ __all__ = ["SGLD"]
 DEFAULT_BIAS = 0.1
 """The default step makes variances too large by about this share, in the worst direction."""
 
-TRIAL_ROWS = 10_000
 TRIAL_POINTS = 8
 
 PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity")
@@ -105,7 +104,7 @@ class SGLD(GradientStep):
     """
 
     name = "sgld"
-    learns_while_tuning: ClassVar[bool] = False
+    learns = ()  # besides the limit on the length of its steps, which a draw sets once
     tuned: LangevinState
 
     def __init__(
@@ -143,7 +142,6 @@ class SGLD(GradientStep):
         self._factor = np.linalg.cholesky(matrix)
         self.schedule = (self._default_step(matrix), 1.0, 0.0) if schedule is None else schedule
         self.options = (self.schedule, preconditioner if named else matrix)
-        self.tuned = self._untuned()
 
     def _need_reference(self) -> None:
         if self.reference is None:
@@ -154,11 +152,6 @@ class SGLD(GradientStep):
                     f"{error}. Without a reference point, give SGLD a step_size and "
                     "preconditioner='identity' or a matrix."
                 ) from error
-
-    def _precision(self) -> np.ndarray:
-        """Precision of the Gaussian approximation, of the sampled variables given the others."""
-        assert self.reference is not None
-        return self.reference.precision_at(1.0)[np.ix_(self._active, self._active)]
 
     def _preconditioner(self, preconditioner: Any) -> np.ndarray:
         dim = self._active.size
@@ -187,9 +180,8 @@ class SGLD(GradientStep):
         return self.n_rows * rows - prior
 
     def _covariance_of_rows(self, flat: np.ndarray, target: GradientTarget) -> np.ndarray:
-        """Estimate V at a point, from rows that are the same in every run."""
-        rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
-        return np.atleast_2d(np.cov(self._row_gradients(flat, rows, target), rowvar=False))
+        """Estimate V at a point."""
+        return np.atleast_2d(np.cov(self._trial_gradients(flat, target), rowvar=False))
 
     def _default_step(self, matrix: np.ndarray) -> float:
         """Return the step at which the variance is too large by the default bias.
@@ -214,8 +206,8 @@ class SGLD(GradientStep):
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
         return make_langevin
 
-    def _untuned(self) -> LangevinState:
-        return LangevinState(np.zeros(1))
+    def _reset_tuning(self) -> None:
+        self.tuned = LangevinState(np.zeros(1))
 
     def _settings(self) -> Langevin:
         n_before = self.n_draws * self.steps_per_draw

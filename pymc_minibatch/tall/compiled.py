@@ -8,6 +8,7 @@ to our own kernels: a second process on the same model starts warm.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 import pymc_minibatch.tall.special  # noqa: F401 - registers translations
 from pymc_minibatch.tall.matvec import NUMBA_MODE
 
-__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached"]
+__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached", "jit_loop"]
 
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for speed only."""
@@ -99,3 +100,14 @@ def jit_cached(
     module = {"__name__": __name__, **environment}
     function = compile_numba_function_src(source, name, module, cache_key=key)
     return numba_njit(function, final_function=True, cache=complete)
+
+
+def jit_loop(loop: Callable[..., Any], keys: Sequence[str | None]) -> Callable[..., Any]:
+    """Compile a jitted loop and keep its machine code on disk; `keys` as in :func:`jit_cached`.
+
+    It should return plain numbers: Numba would call Python to return a named tuple, and crashes
+    where Ctrl-C has arrived in the meantime.
+    """
+    names = ", ".join(signature(loop).parameters)
+    source = f"def kernel({names}):\n    return loop({names})\n"
+    return jit_cached(source, "kernel", {"loop": loop}, keys)

@@ -5,15 +5,16 @@ level of calls above it. By address, the graph of a model is compiled once by it
 is compiled once for all models whose data have the same types.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from numba import types
 from numba.core import cgutils, typing
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
-__all__ = ["address_of", "call_array", "call_matrix", "call_scalar"]
+__all__ = ["address_of", "batch_of_one", "call_array", "call_matrix", "call_scalar"]
 
 
 def address_of(function: Any, *arguments: Any) -> int:
@@ -25,6 +26,11 @@ def address_of(function: Any, *arguments: Any) -> int:
     function.compile(signature)
     compiled = function.overloads[signature]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
+def batch_of_one(data: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return a batch of one row, without values, whose types those of all batches are."""
+    return tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
 
 
 def _caller(result: types.Type) -> Callable[..., Any]:

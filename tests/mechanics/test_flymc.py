@@ -118,6 +118,11 @@ def test_a_chain_far_away_starts_near_the_mode(model, reference):
     assert abs(kept["beta"] - far["beta"]).max() < 10
 
 
+def test_the_seconds_of_a_reference_count(model, reference):
+    step = new_step(model, reference=replace(reference, seconds=1e6))
+    assert step.setup_seconds > 1e6
+
+
 def test_other_steps_move_what_the_likelihood_depends_on():
     model = grouped_model()
     with pytest.warns(UserWarning, match=r"\['sigma_log__'\], which other steps move"):

@@ -451,8 +451,10 @@ def test_warns_of_a_deterministic_of_rows():
         mu = pm.Normal("mu")
         mean = pm.Deterministic("mean", mu * np.linspace(0, 1, 50))
         pm.Normal("y", mean, 1.0, observed=np.arange(50.0))
-    with pytest.warns(UserWarning, match=r"\['mean'\] have one value for each of the 50 rows"):
+    message = r"\['mean'\] have one value for each of the 50 rows"
+    with pytest.warns(UserWarning, match=message) as caught:
         PlainMH(batch_size=50, model=model)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 # --- Interruption -----------------------------------------------------------------------------

@@ -130,8 +130,9 @@ def test_auto_falls_back_where_there_is_no_mode():
     with pm.Model():
         slope = pm.Flat("slope")
         pm.Bernoulli("y", logit_p=slope * x, observed=x > 0)
-        with pytest.warns(UserWarning, match="No control variate"):
+        with pytest.warns(UserWarning, match="No control variate") as caught:
             step = pmb.MinibatchMH()
+        assert [warning.filename for warning in caught] == [__file__]
         assert step.control_variate == 0
         assert isinstance(step.proposal, pmb.RandomWalk)
         with pytest.raises(ValueError, match=r"fall off from its mode, mostly in slope"):
