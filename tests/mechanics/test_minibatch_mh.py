@@ -24,6 +24,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from rich.console import Console
 
 from pymc_minibatch import CorrectedBarker, MinibatchMH, RandomWalk
+from pymc_minibatch.tall.passes import n_cores
 
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
 
@@ -319,7 +320,7 @@ def test_pickle_round_trip(normal):
         np.testing.assert_array_equal(stat, expected_stats[name])
 
 
-def test_a_second_process_compiles_no_kernel(tmp_path):
+def test_a_kernel_is_compiled_once_and_found_on_disk(tmp_path):
     script = (
         "import numpy as np, pymc as pm, pymc_minibatch as pmb\n"
         "with pm.Model():\n"
@@ -336,7 +337,9 @@ def test_a_second_process_compiles_no_kernel(tmp_path):
         ).stdout.split()
         for _ in range(2)
     ]
-    assert counts == [["0", "1"], ["1", "0"]]
+    # Where there are two cores, the first of them has it compiled beside the search.
+    first = ["1", "0"] if n_cores() > 1 else ["0", "1"]
+    assert counts == [first, ["1", "0"]]
 
 
 # --- Progress bar -----------------------------------------------------------------------------
