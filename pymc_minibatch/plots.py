@@ -441,10 +441,12 @@ def _stat(run: Run, stat: str, name: str) -> np.ndarray:
 def _outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
     """Draw round each block of bins that are not empty, with gaps (nan) in between."""
     filled = np.concatenate([[False], share > 0, [False]])
-    x, y = [], []
+    base, gap = np.array([floor]), np.array([np.nan])
+    x: list[np.ndarray] = []
+    y: list[np.ndarray] = []
     for first, last in np.flatnonzero(np.diff(filled)).reshape(-1, 2):
-        x += [np.repeat(edges[first : last + 1], 2), [np.nan]]
-        y += [[floor], np.repeat(share[first:last], 2), [floor, np.nan]]
+        x += [np.repeat(edges[first : last + 1], 2), gap]
+        y += [base, np.repeat(share[first:last], 2), base, gap]
     return np.concatenate(x)[:-1], np.concatenate(y)[:-1]
 
 
