@@ -25,20 +25,33 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 R_HAT_LIMIT = 1.05
 """Beyond it the chains of a run disagree with each other, and Monte Carlo errors mean little."""
 
+GRADIENTS = ("n_steps", "tree_size", "num_steps", "num_integration_steps")
+"""Names of the gradients of a trajectory: PyMC and nutpie, old PyMC, NumPyro, and BlackJAX."""
+
 
 class _Draws(NamedTuple):
-    """A run's draws in terms of single parameters: all arrays have shape (K,), or (K, Q)."""
+    """A run's draws in terms of single parameters: arrays of shape (K,).
+
+    Estimates and their Monte Carlo standard errors have shape (K, 2 + Q): mean, standard deviation
+    and quantiles.
+    """
 
     names: list[str]
-    mean: np.ndarray
-    mean_mcse: np.ndarray
-    sd: np.ndarray
-    sd_mcse: np.ndarray
-    quantiles: np.ndarray
-    quantiles_mcse: np.ndarray
+    estimates: np.ndarray
+    errors: np.ndarray
     ess_bulk: np.ndarray
     ess_tail: np.ndarray
     r_hat: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Return the first of the estimates."""
+        return self.estimates[:, 0]
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Return the second of the estimates."""
+        return self.estimates[:, 1]
 
 
 def compare(
@@ -85,7 +98,8 @@ def compare(
         - ``quantile_difference_sd``: the worst difference of a 5, 25, 50, 75 or 95 % quantile, in
           the reference's standard deviations;
         - ``verdict``: "agrees", or the worst disagreement in words, such as "differs: beta[3] by
-          4.1 MCSE (0.2 sd)". A run whose chains disagree is "not converged".
+          4.1 MCSE (0.2 sd)". A run whose chains disagree is "not converged", and one with draws
+          that are nan or infinite is "not finite".
 
     Raises
     ------
@@ -100,8 +114,10 @@ def compare(
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.
 
-    An element that is constant in both runs, such as the diagonal of a correlation matrix, is left
-    out.
+    An element that has the same value in all draws of both runs, such as the diagonal of a
+    correlation matrix, is left out. Where a run has a single chain, R-hat is missing (nan) and does
+    not tell whether it has converged. Runs whose sample stats are not those of PyMC are read as
+    well: of nutpie and NumPyro ``n_steps``, also under its other names.
 
     Examples
     --------
@@ -130,9 +146,8 @@ def compare(
             for name, run in runs.items()
         }
     ).T
-    table.loc[reference, "verdict"] = "reference" + (
-        "" if _converged(draws[reference]) else ", but not converged"
-    )
+    trouble = _trouble(draws[reference])
+    table.loc[reference, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
     table.insert(
         table.columns.get_loc("ess_per_million_rows") + 1,
         "speed_up",
@@ -193,7 +208,8 @@ def rows_read(run: xr.DataTree, n_rows: int | None) -> np.ndarray | None:
         scanned = _stat(run, "n_scanned")
         both: np.ndarray = np.max(known, axis=0)
         return both if scanned is None else both + scanned.sum(axis=2)
-    n_steps = _stat(run, "n_steps")
+    gradients = [_stat(run, name) for name in GRADIENTS]
+    n_steps = next((steps for steps in gradients if steps is not None), None)
     return None if n_steps is None or n_rows is None else n_steps.sum(axis=2) * n_rows
 
 
@@ -205,21 +221,25 @@ def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
     def flat(values: xr.Dataset) -> np.ndarray:
         return np.concatenate([np.ravel(values[name].values) for name in names])
 
-    def quantiles(prob: float) -> xr.Dataset:
-        return posterior.quantile(prob, ("chain", "draw"))
+    def mcse(method: str, **prob: float) -> np.ndarray:
+        return flat(az.mcse(posterior, method=method, **prob))
 
-    def mcse(prob: float) -> xr.Dataset:
-        return az.mcse(posterior, method="quantile", prob=prob)
-
-    with np.errstate(invalid="ignore"):  # elements that are constant
+    start = posterior.isel(chain=0, draw=0)
+    whole = flat(start.map(lambda values: xr.full_like(values, values.dtype.kind != "f")))
+    constant = flat((posterior == start).all(("chain", "draw")))
+    with np.errstate(invalid="ignore", divide="ignore"):  # constant, or not finite
+        estimates = [
+            np.where(constant, flat(start), flat(posterior.mean(("chain", "draw"), skipna=False))),
+            np.where(constant, 0.0, flat(posterior.std(("chain", "draw"), ddof=1))),
+            *(flat(posterior.quantile(prob, ("chain", "draw"))) for prob in QUANTILES),
+        ]
+        # Quantiles of whole numbers jump; their means and standard deviations tell as much.
+        jumps = [np.where(whole, np.inf, mcse("quantile", prob=prob)) for prob in QUANTILES]
+        errors = np.stack([mcse("mean"), mcse("sd"), *jumps], axis=1)
         return _Draws(
             names=[label for name in names for label in labels(posterior[name])],
-            mean=flat(posterior.mean(("chain", "draw"))),
-            mean_mcse=flat(az.mcse(posterior, method="mean")),
-            sd=flat(posterior.std(("chain", "draw"), ddof=1)),
-            sd_mcse=flat(az.mcse(posterior, method="sd")),
-            quantiles=np.stack([flat(quantiles(prob)) for prob in QUANTILES], axis=1),
-            quantiles_mcse=np.stack([flat(mcse(prob)) for prob in QUANTILES], axis=1),
+            estimates=np.stack(estimates, axis=1),
+            errors=np.where(constant[:, None], 0.0, errors),
             ess_bulk=flat(az.ess(posterior, method="bulk")),
             ess_tail=flat(az.ess(posterior, method="tail")),
             r_hat=flat(az.rhat(posterior)),
@@ -241,20 +261,20 @@ def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]
     posterior = run.posterior
     n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
     recorded = _stat(run, "setup_seconds")
-    setup = np.nan if recorded is None else float(recorded.max())
+    setup = np.nan if recorded is None else float(recorded.max(axis=(0, 1)).sum())
     sampling = float(posterior.attrs.get("sampling_time", np.nan))
     read = rows_read(run, n_rows)
     rows = np.nan if read is None else float(read.sum())
-    ess = float(np.nanmin(draws.ess_bulk))
+    ess = -_most(-draws.ess_bulk)
     return {
         "chains": n_chains,
         "draws": n_draws,
         "setup_seconds": setup,
         "sampling_seconds": sampling,
         "min_ess_bulk": ess,
-        "median_ess_bulk": float(np.nanmedian(draws.ess_bulk)),
-        "min_ess_tail": float(np.nanmin(draws.ess_tail)),
-        "max_r_hat": float(np.nanmax(draws.r_hat)),
+        "median_ess_bulk": float(np.median(draws.ess_bulk)),
+        "min_ess_tail": -_most(-draws.ess_tail),
+        "max_r_hat": _most(draws.r_hat),
         "rows_per_draw": rows / (n_chains * n_draws),
         "rows_per_ess": rows / ess,
         "ess_per_second": ess / (np.nan_to_num(setup) + sampling),
@@ -263,46 +283,53 @@ def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]
 
 
 def _difference(run: _Draws, reference: _Draws) -> dict[str, Any]:
-    varies = (run.sd > 0) | (reference.sd > 0)
-    names = [name for name, kept in zip(run.names, varies, strict=True) if kept]
+    """Compare runs in the elements that vary in one of them, or from one to the other."""
+    kept = ~((run.sd == 0) & (reference.sd == 0) & (run.mean == reference.mean))
+    names = [name for name, keep in zip(run.names, kept, strict=True) if keep]
     run, reference = (
-        _Draws(names, *(values[varies] for values in draws[1:])) for draws in (run, reference)
+        _Draws(names, *(values[kept] for values in draws[1:])) for draws in (run, reference)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         return _judge(run, reference)
 
 
 def _judge(run: _Draws, reference: _Draws) -> dict[str, Any]:
-    """Compare runs whose parameters all vary in one of them at least."""
-    names, sd = run.names, reference.sd
-    mean_shift = np.abs(run.mean - reference.mean)
-    sd_shift = np.abs(run.sd - sd)
-    quantile_shift = np.abs(run.quantiles - reference.quantiles)
-    mean_score = mean_shift / np.hypot(run.mean_mcse, reference.mean_mcse)
-    sd_score = sd_shift / np.hypot(run.sd_mcse, reference.sd_mcse)
-    quantile_score = quantile_shift / np.hypot(run.quantiles_mcse, reference.quantiles_mcse)
-    labels = ["", "sd of ", *(f"{prob:.0%} quantile of " for prob in QUANTILES)]
-    scores = np.column_stack([mean_score, sd_score, quantile_score])
-    shifts = np.column_stack([mean_shift, sd_shift, quantile_shift]) / sd[:, None]
-    k, j = np.unravel_index(np.argmax(np.nan_to_num(scores)), scores.shape)
-    limit = norm.isf(1 / (2 * FALSE_ALARMS * scores.size))
-    if not _converged(run):
-        worst = int(np.argmax(run.r_hat))
-        verdict = f"not converged: R-hat {run.r_hat[worst]:.2f} of {names[worst]}"
-    elif scores[k, j] > limit:
-        size = f"{scores[k, j]:.1f} MCSE ({shifts[k, j]:.2g} sd)"
-        verdict = f"differs: {labels[j]}{names[k]} by {size}"
-    else:
-        verdict = "agrees"
+    sd = reference.sd[:, None]
+    shifts = np.abs(run.estimates - reference.estimates)
+    scores = np.where(shifts == 0, 0.0, shifts / np.hypot(run.errors, reference.errors))
     return {
-        "mean_difference_sd": float((mean_shift / sd).max()),
-        "mean_difference_mcse": float(mean_score.max()),
-        "sd_ratio_min": float((run.sd / sd).min()),
-        "sd_ratio_max": float((run.sd / sd).max()),
-        "quantile_difference_sd": float((quantile_shift / sd[:, None]).max()),
-        "verdict": verdict,
+        "mean_difference_sd": _most((shifts / sd)[:, 0]),
+        "mean_difference_mcse": _most(scores[:, 0]),
+        "sd_ratio_min": -_most(-run.sd / reference.sd),
+        "sd_ratio_max": _most(run.sd / reference.sd),
+        "quantile_difference_sd": _most((shifts / sd)[:, 2:]),
+        "verdict": _trouble(run) or _verdict(run.names, scores, shifts / sd),
     }
 
 
-def _converged(draws: _Draws) -> bool:
-    return bool(np.nanmax(draws.r_hat, initial=1.0) <= R_HAT_LIMIT)
+def _verdict(names: list[str], scores: np.ndarray, shifts: np.ndarray) -> str:
+    """Put the worst difference in words; arrays have shape (K, 2 + Q)."""
+    if np.isnan(scores).any():
+        return "not compared: too few draws, or a reference that is not finite"
+    if not scores.size or scores.max() <= norm.isf(1 / (2 * FALSE_ALARMS * scores.size)):
+        return "agrees"
+    k, j = np.unravel_index(np.argmax(scores), scores.shape)
+    what = ["", "sd of ", *(f"{prob:.0%} quantile of " for prob in QUANTILES)][j]
+    return f"differs: {what}{names[k]} by {scores[k, j]:.1f} MCSE ({shifts[k, j]:.2g} sd)"
+
+
+def _trouble(draws: _Draws) -> str:
+    """Say why a run cannot be judged by its Monte Carlo errors; empty if it can."""
+    infinite = ~np.isfinite(draws.mean)
+    if infinite.any():
+        return f"not finite: {draws.names[int(np.argmax(infinite))]}"
+    r_hat = np.nan_to_num(draws.r_hat, nan=1.0)
+    if r_hat.size and r_hat.max() > R_HAT_LIMIT:
+        return f"not converged: R-hat {r_hat.max():.2f} of {draws.names[int(np.argmax(r_hat))]}"
+    return ""
+
+
+def _most(values: np.ndarray) -> float:
+    """Return the largest that is known, or nan."""
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else np.nan

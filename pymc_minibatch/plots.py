@@ -95,7 +95,7 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     runs : DataTree, or mapping of str to DataTree
         Runs of :class:`MinibatchMH`, which record ``batch_size``.
     n_bins : int, default 40
-        Bins, of equal width in the logarithm.
+        Bins, of equal width in the logarithm. Empty ones are left out.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 
@@ -114,15 +114,12 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     low = min(values.min() for values in sizes.values())
     high = max(values.max() for values in sizes.values())
     edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
-    panel = _Panels(runs, ["batch sizes"], backend)
+    panel = _Panels(runs, ["batch sizes"], backend, dashes=False)
+    # A logarithmic axis has no zero: bins stand on half a decision of the longest run.
+    floor = 0.5 / max(values.size for values in sizes.values())
     for name, values in sizes.items():
         share = np.histogram(values, edges)[0] / values.size
-        # A logarithmic axis has no zero: empty bins are drawn at half a decision.
-        floor = 0.5 / values.size
-        first, last = np.flatnonzero(share)[[0, -1]]
-        height = np.maximum(share[first : last + 1], floor)
-        outline = np.concatenate([[floor], height, [floor]])
-        panel.step(name, edges[[first, *range(first, last + 2)]], outline)
+        panel.line(name, *_outline(edges, share, floor), width=1.8)
     panel.label("rows for a decision", "share of draws", log="xy")
     return panel.finish()
 
@@ -358,10 +355,6 @@ class _Panels:
     ) -> None:
         self._draw(self.backend.line, self.aes, run, panel, x=x, y=y, alpha=alpha, width=width)
 
-    def step(self, run: str, x: Any, y: Any) -> None:
-        style = {"step_mode": "after", "width": 1.8}
-        self._draw(self.backend.step, self.aes, run, 0, x=x, y=y, **style)
-
     def scatter(self, run: str, x: Any, y: Any, panel: int) -> None:
         self._draw(self.backend.scatter, ["color"], run, panel, x=x, y=y, alpha=0.4, size=8)
 
@@ -444,6 +437,18 @@ def _stat(run: Run, stat: str, name: str) -> np.ndarray:
         )
     values = run.sample_stats[stat].transpose("chain", "draw", ...).values
     return values.reshape(*values.shape[:2], -1)[:, :, 0]
+
+
+def _outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Draw round each block of bins that are not empty, with gaps (nan) in between."""
+    filled = np.concatenate([[False], share > 0, [False]])
+    base, gap = np.array([floor]), np.array([np.nan])
+    x: list[np.ndarray] = []
+    y: list[np.ndarray] = []
+    for first, last in np.flatnonzero(np.diff(filled)).reshape(-1, 2):
+        x += [np.repeat(edges[first : last + 1], 2), gap]
+        y += [base, np.repeat(share[first:last], 2), base, gap]
+    return np.concatenate(x)[:-1], np.concatenate(y)[:-1]
 
 
 def _matrix(run: Run, var_names: Sequence[str] | None) -> np.ndarray:

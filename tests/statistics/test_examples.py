@@ -121,3 +121,14 @@ def test_micropolis(run_example, tmp_path):
         assert n_steps > 0
         assert 0 < accepted < 1
     assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_trust(run_example, tmp_path):
+    """Both steps agree with NUTS, and every figure is drawn."""
+    lines = run_example("trust", "--quick", "--figures", tmp_path)
+    [verdicts] = [line.split()[1:] for line in lines if line.startswith("verdict")]
+    assert verdicts == ["agrees", "agrees", "reference"]
+    figures = sorted(path.name for path in tmp_path.glob("trust_*.png"))
+    assert len(figures) == 7
+    assert all((tmp_path / name).stat().st_size > 8_000 for name in figures)
