@@ -25,10 +25,8 @@ TRIAL_ROWS = 10_000
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
 
-LONGEST_STEP = 0.5
-"""The default α lets a step be at most so much of the way to the mode, where it is steepest."""
-
 TRIAL_POINTS, TRIAL_BATCH, POWER_STEPS = 16, 2000, 10
+"""For the largest curvature: points about the mode, rows, iterations of the power method."""
 
 
 class SGFS(GradientStep):
@@ -53,8 +51,8 @@ class SGFS(GradientStep):
         for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
         the draws are those of the normal approximation; with a large α they come from the
         posterior, slowly. With a control variate at least 0.5. The default is 1 without a control
-        variate, or with B. Else it is such that a step is at most half the way to the mode, at
-        points about it where the density is more curved than there: 1.8 for a normal posterior.
+        variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
+        1 for a normal posterior, more where the density is more curved than at the mode.
     B : array_like of shape (D, D), optional
         Covariance of the added noise, α² B, in the units of the gradient; γN times the estimated
         Fisher information if not given.
@@ -169,10 +167,10 @@ class SGFS(GradientStep):
         self.tuned = self._untuned()
 
     def _default_alpha(self) -> float:
-        """Return the α at which 2/(1 + α²) times the largest curvature is the longest step."""
+        """Return the α at which 2/(1 + α²) times the largest curvature is 1."""
         if not self.control_variate or self._B is not None:
             return 1.0
-        return math.sqrt(2 * max(1.0, self._largest_curvature()) / LONGEST_STEP - 1)
+        return math.sqrt(2 * max(1.0, self._largest_curvature()) - 1)
 
     def _largest_curvature(self) -> float:
         """Largest curvature at points about the mode, in units of that at the mode.

@@ -135,7 +135,12 @@ def test_steps_that_fit_the_mode_alone_diverge_on_groups(grouped):
 
 
 def test_default_alpha_of_a_normal_posterior(correlated):
-    """Half the way to the mode in each step."""
-    step = SGFS(model=correlated[0], control_variate=1)
-    assert step.alpha == pytest.approx(np.sqrt(3), rel=1e-3)
-    assert SGFS(model=correlated[0], control_variate=0).alpha == 1
+    """The whole way to the mode in each step, but in parameters that the diagonal mixes up."""
+    model, _, precision = correlated
+    step = SGFS(model=model, control_variate=1)
+    assert step.alpha == pytest.approx(1, abs=1e-3)
+    scale = np.sqrt(np.diag(precision))
+    rho = np.linalg.eigvalsh(precision / np.outer(scale, scale))[-1]
+    step = SGFS(model=model, control_variate=1, variant="diagonal", reference=step.reference)
+    assert step.alpha == pytest.approx(np.sqrt(2 * rho - 1), rel=0.02)
+    assert SGFS(model=model, control_variate=0).alpha == 1
