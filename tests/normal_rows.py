@@ -9,7 +9,7 @@ import pymc as pm
 
 N_ROWS, BATCH = 500, 100
 FULL = np.array([[1.0, 0.6, 0.0], [0.0, 1.0, -0.5], [0.0, 0.0, 2.0]])
-Z_MAX = 5.5
+Z_MAX = 5.0
 """Nine entries of a mean and a covariance, of draws of which nearly all are independent."""
 
 

@@ -1,5 +1,6 @@
 """The PyMC step for stochastic gradient Fisher scoring."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -22,6 +23,9 @@ ROWS_PER_PARAMETER = 10
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
 
+TRIAL_POINTS, TRIAL_BATCH, POWER_STEPS = 16, 2000, 10
+"""For the largest curvature: points about the mode, rows, iterations of the power method."""
+
 
 class SGFS(GradientStep):
     """Stochastic gradient Fisher scoring: steps along the gradient of a few rows, without a test.
@@ -40,11 +44,13 @@ class SGFS(GradientStep):
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
         tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
         the batch unmatched where parameters are correlated.
-    alpha : float, default 1.0
+    alpha : float, optional
         α ≥ 0, the weight of the added noise: α² is its variance relative to what the step accounts
         for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
         the draws are those of the normal approximation; with a large α they come from the
-        posterior, slowly. With a control variate at least 0.5.
+        posterior, slowly. With a control variate at least 0.5. The default is 1 without a control
+        variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
+        1 for a normal posterior, more where the density is more curved than at the mode.
     B : array_like of shape (D, D), optional
         Covariance of the added noise, α² B, in the units of the gradient; γN times the estimated
         Fisher information if not given.
@@ -124,7 +130,7 @@ class SGFS(GradientStep):
         *,
         data: Any = None,
         variant: Literal["full", "diagonal"] = "full",
-        alpha: float = 1.0,
+        alpha: float | None = None,
         B: Any = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
@@ -135,19 +141,20 @@ class SGFS(GradientStep):
     ) -> None:
         if variant not in ("full", "diagonal"):
             raise ValueError(f"variant must be 'full' or 'diagonal'; got {variant!r}.")
-        if not (np.isfinite(alpha) and alpha >= 0):
+        if alpha is not None and not (np.isfinite(alpha) and alpha >= 0):
             raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
-        self.variant, self.alpha, self._B = variant, float(alpha), B
+        self.variant, self._alpha, self._B = variant, alpha, B
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )
 
     def _prepare(self) -> None:
+        self.alpha = self._default_alpha() if self._alpha is None else float(self._alpha)
         if self.control_variate and self._B is None and self.alpha < LEAST_ALPHA:
             raise ValueError(
                 f"alpha must be at least {LEAST_ALPHA} with a control variate; got {self.alpha}. "
                 "The batch has hardly any noise then, and a step would lead to the other side of "
-                "the mode and the next one back. Set control_variate=0, or leave alpha at 1."
+                "the mode and the next one back. Set control_variate=0, or leave alpha out."
             )
         if self._B is not None:
             self._B = checked_covariance("B", self._B, self._active.size)
@@ -155,6 +162,41 @@ class SGFS(GradientStep):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
         self.options = (self.variant, self.alpha, self._B)
         self._check_information()
+
+    def _default_alpha(self) -> float:
+        """Return the α at which 2/(1 + α²) times the largest curvature is 1."""
+        if not self.control_variate or self._B is not None:
+            return 1.0
+        return math.sqrt(2 * max(1.0, self._largest_curvature()) - 1)
+
+    def _largest_curvature(self) -> float:
+        """Largest curvature at points about the mode, in units of that at the mode.
+
+        Eigenvalues are found by the power method, with differences of gradients for products.
+        """
+        assert self.reference is not None
+        mode, target = self.reference.flat, self._target
+        precision = self.reference.precision_at(1.0)[np.ix_(self._active, self._active)]
+        if self.variant == "diagonal":
+            precision = np.diag(np.diag(precision))
+        lower, rng = np.linalg.cholesky(np.linalg.inv(precision)), np.random.default_rng(0)
+        rows = rng.integers(0, self.n_rows, min(self.n_rows, TRIAL_BATCH))
+
+        def gradient(z: np.ndarray) -> np.ndarray:
+            flat = mode.copy()
+            flat[self._active] += lower @ z
+            base = target.base(flat, target.constants)[self._active]
+            mean = self._row_gradients(flat, rows, target).mean(axis=0)
+            return lower.T @ (base + self.n_rows * mean)
+
+        largest, h = 0.0, 1e-4
+        for z in rng.standard_normal((TRIAL_POINTS, len(lower))):
+            here, along = gradient(z), rng.standard_normal(len(lower))
+            for _ in range(POWER_STEPS):
+                along *= h / np.linalg.norm(along)
+                along = (here - gradient(z + along)) / h
+            largest = max(largest, float(np.linalg.norm(along)))
+        return largest
 
     def _check_information(self) -> None:
         """Refuse parameters on which no row depends: their Fisher information is zero."""
@@ -166,8 +208,9 @@ class SGFS(GradientStep):
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
                 f"The rows tell nothing about {sorted(names)}: their gradients are zero, so that "
-                "there is no Fisher information to scale a step by. Use control_variate=2, or name "
-                "the other variables in vars and let another step sample these."
+                "there is no Fisher information to scale a step by. Use control_variate=2 if the "
+                "posterior has a mode, or name the other variables in vars and let another step, "
+                "such as MinibatchMH, sample these."
             )
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
-from models import N_ROWS, grouped_model, normal_model
+from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 
@@ -150,6 +150,53 @@ def test_nothing_is_learned_after_tuning(model, reference):
     before = pickle.dumps(step.tuned.fisher)
     run(step, point, TUNE, TUNE + DRAWS)
     assert pickle.dumps(step.tuned.fisher) == before
+
+
+# --- Data from elsewhere ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """Rows in single precision, a model that has them, and its reference point."""
+    X, y = logistic_rows(2000)
+    X = X.astype(np.float32)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        pm.Bernoulli("y", logit_p=pm.Data("X", X.astype(float)) @ beta, observed=y)
+    return {"X": X, "y": y.astype(np.int8)}, model, find_reference(model)
+
+
+def in_memory(data, folder):
+    return data
+
+
+def in_memory_maps(data, folder):
+    return {name: np.load(path, mmap_mode="r") for name, path in in_files(data, folder).items()}
+
+
+def in_files(data, folder):
+    for name, values in data.items():
+        np.save(folder / f"{name}.npy", values)
+    return {name: str(folder / f"{name}.npy") for name in data}
+
+
+def in_zarr(data, folder):
+    zarr = pytest.importorskip("zarr", reason="zarr is an extra")
+    return {name: zarr.array(values, chunks=300) for name, values in data.items()}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
+    data, model, reference = stored
+    options = {"reference": reference, "batch_size": 50, "control_variate": 2, "rng": 1}
+    points, stats = run(kind(model=model, **options), reference.mode, 0, TUNE + DRAWS)
+    for source in (in_memory, in_memory_maps, in_files, in_zarr):
+        step = kind(model=logistic_model(40), data=source(data, tmp_path), **options)
+        found, found_stats = run(step, reference.mode, 0, TUNE + DRAWS)
+        for point, expected in zip(found, points, strict=True):
+            np.testing.assert_allclose(point["beta"], expected["beta"], rtol=1e-9)
+        for stat, expected in zip(found_stats, stats, strict=True):
+            assert stat == pytest.approx(expected)
 
 
 # --- Fisher information -----------------------------------------------------------------------

@@ -71,7 +71,7 @@ def small_digits(tmp_path):
     """Write the digits that come with scikit-learn in the format of MNIST."""
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits are scikit-learn's")
     data = datasets.load_digits()
-    chosen = np.isin(data.target, [1, 7])
+    chosen = np.isin(data.target, [1, 7, 9])
     images = np.array([zoom(image, 3.5, order=1) for image in data.images[chosen]])
     path = tmp_path / "digits.npz"
     images = (images * 255 / 16).reshape(-1, 784).astype(np.uint8)
@@ -107,6 +107,22 @@ def test_worst_case(run_example, tmp_path):
     assert short_all == 0
     assert austere > 2 * short
     assert austere_all > 0
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_sgfs_figure(run_example, small_digits, tmp_path):
+    """The full Fisher information gives the covariance; its diagonal and long SGLD steps do not."""
+    figure = tmp_path / "sgfs_figure.png"
+    lines = run_example("sgfs_figure", "--quick", "--digits", small_digits, "--figure", figure)
+    errors = {
+        name: cells(lines, name)[2][0]
+        for name in ("SGFS-f | α = 0", "SGFS-f | α = 1", "SGFS-d | α = 0", "SGLD | ε = 0.001")
+    }
+    assert errors["SGFS-f | α = 0"] < 0.25
+    assert errors["SGFS-f | α = 1"] < 0.25
+    assert errors["SGFS-d | α = 0"] > 0.25
+    assert errors["SGLD | ε = 0.001"] > 0.5
     assert figure.stat().st_size > 10_000
 
 
