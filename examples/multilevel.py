@@ -173,7 +173,7 @@ def separations(paths: Paths, schedule: Schedule, size: Size, axes: plt.Axes) ->
         for time in times:
             n_joint = int(time * 16 * 2 ** (level - 1))
             coupling = schedule.coupling(level)._replace(n_alone=0, n_joint=n_joint)
-            fine, coarse = paths.run(coupling, 32, address, DIM, spread=1.0)
+            fine, coarse = paths.run(coupling, 32, address, DIM, apart=True)
             distances.append(((fine - coarse) ** 2).sum(axis=1).mean())
         axes.semilogy(times, distances, "o-", label=f"level {level}")
     axes.legend(frameon=False, fontsize="small")
