@@ -1,12 +1,13 @@
 """Coupled paths of stochastic gradient Langevin dynamics at two step sizes.
 
-Paths start from the Gaussian approximation N(mode, L Lᵀ). The fine path runs alone for a while. Beside
-it, with the same noise, runs a stationary Gaussian chain, Langevin dynamics of the approximation,
-which costs no gradients; the coarse path starts where that ends, and so not far from the fine one.
-Then both run together: fine steps of length h with noise ξᵢ and batches τᵢ, and one coarse step over
-the same time with the scaled sum of the ξᵢ. The batch of the coarse step is drawn from the union of
-the τᵢ (plain), or there are two coarse paths, one on τ₁ and one on τ₂, whose values are averaged
-(antithetic). Either way a coarse path has the same law as the fine path of the level below.
+Paths start from the Gaussian approximation N(mode, L Lᵀ). The fine path runs alone for a while.
+Beside it, with the same noise, runs a stationary Gaussian chain, Langevin dynamics of the
+approximation, which costs no gradients; the coarse path starts where that ends, and so not far from
+the fine one. Then both run together: fine steps of length h with noise ξᵢ and batches τᵢ, and one
+coarse step over the same time with the scaled sum of the ξᵢ. The batch of the coarse step is drawn
+from the union of the τᵢ (plain), or there are two coarse paths, one on τ₁ and one on τ₂, whose
+values are averaged (antithetic). Either way a coarse path has the same law as the fine path of the
+level below.
 
 In the paper all paths start at the mode. Coupled paths are then far apart to begin with, and the
 lowest levels are biased by the start as well as by the step size.

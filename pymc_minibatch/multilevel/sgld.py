@@ -40,8 +40,8 @@ __all__ = ["multilevel_sgld"]
 BATCH, TAYLOR_BATCH = 300, 32
 
 LARGEST_STEP = 0.5
-"""The bias of the lowest level is then about an eighth. Twice as much costs more where the target is
-small, and half of it where it is large."""
+"""The bias of the lowest level is then about an eighth. Twice as much costs more where the target
+is small, and half of it where it is large."""
 
 STIFFNESS = 2.0
 """h₀ times the largest curvature, noise of the batch included, of the whitened log-density: the
