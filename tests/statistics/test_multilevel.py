@@ -88,7 +88,7 @@ def logistic():
 
 @pytest.mark.parametrize(
     ("antithetic", "levels", "n", "values", "rate", "within"),
-    [(False, [1, 2, 3], 1500, slice(0, 2), 1, 0.2), (True, [2, 3, 4], 2000, slice(2, 3), 2, 0.3)],
+    [(False, [1, 2, 3], 1500, slice(0, 2), 1, 0.2), (True, [2, 3, 4], 4000, slice(2, 3), 2, 0.3)],
 )
 def test_variance_decay(logistic, antithetic, levels, n, values, rate, within):
     """Of the differences, by level: like h (plain) and like h² (antithetic).
