@@ -7,11 +7,16 @@ rows. MALA reads all rows at each step; it has the preconditioner of the multile
 step size that is optimal for a Gaussian. Cost is counted in evaluations of rows: MALA's gradient
 counts as one for each row, that with a Taylor expansion as three.
 
-Run ``python examples/multilevel.py [--quick] [--figures DIR]``. ``--quick`` takes less than a
-minute, the whole with up to 10⁶ rows hours, nearly all for MALA.
+The truth is the mean of all chains of MALA together with what is known for many rows: the trace of
+the covariance at the mode, relative to which it differs by c/N. It is that of the chains up to 10⁴
+rows, and with c from these for more.
+
+Run ``python examples/multilevel.py [--quick] [--repetitions N] [--figures DIR]``. ``--quick`` takes
+less than a minute, the whole with up to 10⁶ rows most of an hour.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +29,9 @@ import pymc_minibatch as pmb
 from pymc_minibatch.multilevel.estimand import make_estimand
 from pymc_minibatch.multilevel.level import Schedule
 from pymc_minibatch.multilevel.paths import Paths, identity
+from pymc_minibatch.multilevel.result import MultilevelResult
+from pymc_minibatch.multilevel.run import Accuracy
+from pymc_minibatch.multilevel.sgld import estimate
 from pymc_minibatch.reference.gradient import make_gradient_target
 
 DIM, BATCH = 3, 32
@@ -54,15 +62,22 @@ class Size(NamedTuple):
     n_rows: list[int]
     rtols: list[float]
     repetitions: int
-    mala_steps: int
+    mala_steps: list[int]
     n_levels: int
     samples: int
 
 
-QUICK = Size([1_000, 10_000], [0.2, 0.1], 3, 2_000, 4, 50)
+QUICK = Size([1_000, 10_000], [0.2, 0.1], 3, [2_000, 2_000], 4, 50)
 WHOLE = Size(
-    [1_000, 10_000, 100_000, 1_000_000], [0.2, 0.1, 0.05, 0.02, 0.01], 50, 20_000, 6, 1_000
+    [1_000, 10_000, 100_000, 1_000_000],
+    [0.1, 0.05, 0.02, 0.01, 0.005],
+    50,
+    [20_000, 20_000, 2_000, 1_000],
+    5,
+    500,
 )
+LARGEST_MALA = 10_000
+"""Rows up to which the truth is that of the chains alone."""
 
 
 def problem(n_rows: int) -> Problem:
@@ -119,15 +134,23 @@ def mala(X, y, mode, factor, n_steps, seed):
     return trace
 
 
-def mala_traces(p: Problem, size: Size) -> np.ndarray:
-    """Chains, shape (repetitions, steps)."""
+def mala_traces(p: Problem, n_steps: int, repetitions: int) -> np.ndarray:
+    """Chains, shape (repetitions, steps), less a twentieth."""
     factor = np.linalg.cholesky(p.reference.covariance)
-    return np.array(
-        [
-            mala(p.X, p.y, p.reference.flat, factor, size.mala_steps, seed)
-            for seed in range(size.repetitions)
-        ]
-    )
+    chains = [
+        mala(p.X, p.y, p.reference.flat, factor, n_steps, seed) for seed in range(repetitions)
+    ]
+    return np.array(chains)[:, n_steps // 20 :]
+
+
+def truths(problems: list[Problem], traces: list[np.ndarray]) -> list[float]:
+    laplace = [np.trace(p.reference.covariance) for p in problems]
+    means = [trace.mean() for trace in traces]
+    c = len(problems[0].y) * (means[0] / laplace[0] - 1)
+    return [
+        mean if len(p.y) <= LARGEST_MALA else trace * (1 + c / len(p.y))
+        for p, mean, trace in zip(problems, means, laplace, strict=True)
+    ]
 
 
 # --- First figure: coupling -------------------------------------------------------------------
@@ -173,7 +196,7 @@ def separations(paths: Paths, schedule: Schedule, size: Size, axes: plt.Axes) ->
         for time in times:
             n_joint = int(time * 16 * 2 ** (level - 1))
             coupling = schedule.coupling(level)._replace(n_alone=0, n_joint=n_joint)
-            fine, coarse = paths.run(coupling, 32, address, DIM, spread=1.0)
+            fine, coarse = paths.run(coupling, 32, address, DIM, apart=True)
             distances.append(((fine - coarse) ** 2).sum(axis=1).mean())
         axes.semilogy(times, distances, "o-", label=f"level {level}")
     axes.legend(frameon=False, fontsize="small")
@@ -182,40 +205,49 @@ def separations(paths: Paths, schedule: Schedule, size: Size, axes: plt.Axes) ->
 # --- Second figure: cost ----------------------------------------------------------------------
 
 
+def compiled_once(p: Problem) -> Callable[[float, int], MultilevelResult]:
+    """`multilevel_sgld` as a function of `rtol` and the seed."""
+    tall, reference = pmb.TallModel(p.model), p.reference
+    estimand = make_estimand(p.squared_distance, tall, reference.flat)
+    target = make_gradient_target(tall, reference, 2)
+
+    def result(rtol: float, seed: int) -> MultilevelResult:
+        paths = Paths(tall, reference, target, np.random.default_rng(seed), 2)
+        accuracy = Accuracy(rtol, 1e10)
+        run = estimate(tall, target, paths, estimand, accuracy, True, True, None, BATCH)
+        return run.result(tall.n_rows, reference.passes)
+
+    return result
+
+
 def cost_figure(problems: list[Problem], size: Size, path: Path) -> None:
     figure, (error, cost) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     goal = 0.05 if 0.05 in size.rtols else size.rtols[-1]
     costs: dict[str, list[float]] = {"multilevel SGLD": [], "MALA": []}
-    print("\n    rows   rtol   error   evaluations   epochs")
-    for p in problems:
-        n_rows = len(p.y)
-        burned = size.mala_steps // 20
-        traces = mala_traces(p, size)[:, burned:]
-        truth = traces.mean()
-        steps = np.unique(np.geomspace(100, traces.shape[1] / 5, 20).astype(int))
-        running = np.cumsum(traces, axis=1)[:, steps - 1] / steps
+    traces = [
+        mala_traces(p, n_steps, size.repetitions)
+        for p, n_steps in zip(problems, size.mala_steps, strict=True)
+    ]
+    print("\n| rows | rtol | relative error | row evaluations | epochs |")
+    print("| --- | --- | --- | --- | --- |")
+    for p, trace, truth in zip(problems, traces, truths(problems, traces), strict=True):
+        n_rows, burned = len(p.y), trace.shape[1] // 19
+        steps = np.unique(np.geomspace(50, trace.shape[1] / 5, 20).astype(int))
+        running = np.cumsum(trace, axis=1)[:, steps - 1] / steps
         mala_error = np.sqrt(np.mean((running / truth - 1) ** 2, axis=0))
         [line] = error.loglog(steps + burned, mala_error, ":", label=f"MALA, {n_rows:,} rows")
-        epochs, errors = [], []
+        epochs, errors, multilevel = [], [], compiled_once(p)
         for rtol in size.rtols:
-            runs = [
-                pmb.multilevel_sgld(
-                    p.squared_distance,
-                    model=p.model,
-                    reference=p.reference,
-                    rtol=rtol,
-                    random_seed=seed,
-                )
-                for seed in range(size.repetitions)
-            ]
+            runs = [multilevel(rtol, seed) for seed in range(size.repetitions)]
             epochs.append(np.mean([run.epochs for run in runs]))
             errors.append(np.sqrt(np.mean([(run.estimate / truth - 1) ** 2 for run in runs])))
+            spent = epochs[-1] * n_rows
             print(
-                f"{n_rows:8,} {rtol:6} {errors[-1]:7.3f} {epochs[-1] * n_rows:13,.0f} "
-                f"{epochs[-1]:8.4g}"
+                f"| {n_rows:,} | {rtol} | {errors[-1]:.4f} | {spent:,.0f} | {epochs[-1]:.4g} |",
+                flush=True,
             )
             if rtol == goal:
-                costs["multilevel SGLD"].append(epochs[-1] * n_rows)
+                costs["multilevel SGLD"].append(spent)
         error.loglog(epochs, errors, "o-", color=line.get_color(), label=f"multilevel, {n_rows:,}")
         # The error of a mean falls like the root of the number of steps.
         needed = np.median(mala_error**2 * steps) / goal**2
@@ -236,9 +268,12 @@ def cost_figure(problems: list[Problem], size: Size, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rows and repetitions")
+    parser.add_argument("--repetitions", type=int, help="runs and chains of each kind")
     parser.add_argument("--figures", type=Path, default=Path("."), metavar="DIR")
     options = parser.parse_args()
     size = QUICK if options.quick else WHOLE
+    if options.repetitions:
+        size = size._replace(repetitions=options.repetitions)
     problems = [problem(n_rows) for n_rows in size.n_rows]
     coupling_figure(problems[0], size, options.figures / "multilevel_coupling.png")
     cost_figure(problems, size, options.figures / "multilevel_cost.png")

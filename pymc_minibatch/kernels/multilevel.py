@@ -1,10 +1,16 @@
 """Coupled paths of stochastic gradient Langevin dynamics at two step sizes.
 
-The fine path runs alone for a while, then both run together: fine steps of length h with noise ξᵢ
-and batches τᵢ, and one coarse step over the same time with the scaled sum of the ξᵢ. The batch of
-the coarse step is drawn from the union of the τᵢ (plain), or there are two coarse paths, one on τ₁
-and one on τ₂, whose values are averaged (antithetic). Either way a coarse path has the same law as
-the fine path of the level below.
+Paths start from the Gaussian approximation N(mode, L Lᵀ). The fine path runs alone for a while.
+Beside it, with the same noise, runs a stationary Gaussian chain, Langevin dynamics of the
+approximation, which costs no gradients; the coarse path starts where that ends, and so not far from
+the fine one. Then both run together: fine steps of length h with noise ξᵢ and batches τᵢ, and one
+coarse step over the same time with the scaled sum of the ξᵢ. The batch of the coarse step is drawn
+from the union of the τᵢ (plain), or there are two coarse paths, one on τ₁ and one on τ₂, whose
+values are averaged (antithetic). Either way a coarse path has the same law as the fine path of the
+level below.
+
+In the paper all paths start at the mode. Coupled paths are then far apart to begin with, and the
+lowest levels are biased by the start as well as by the step size.
 
 References
 ----------
@@ -81,10 +87,10 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     Returns
     -------
     paths
-        ``(rng, starts, factor, source, function, coupling, fine_values, coarse_values)`` returns
-        whether a path diverged. It runs paths from each pair of points in `starts`, shape
-        (n, 2, d), the first for the fine path, and adds the values of f, a function called by
-        address, to arrays of shape (n, k).
+        ``(rng, starts, mode, factor, source, function, coupling, fine_values, coarse_values)``
+        returns whether a path diverged. It runs a fine path and a Gaussian one from each pair of
+        points in `starts`, shape (n, 2, d), in whitened coordinates, and adds the values of f, a
+        function called by address, to arrays of shape (n, k).
     """
     take = make_take(ndims)
 
@@ -115,6 +121,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     def paths(
         rng: np.random.Generator,
         starts: np.ndarray,
+        mode: np.ndarray,
         factor: np.ndarray,
         source: Source,
         function: int,
@@ -126,15 +133,19 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         h, n_fine, n_coarse = coupling.step_size, coupling.n_fine, coupling.n_coarse
         work = Workspace(np.arange(dim), factor, np.empty(dim), np.empty(dim))
         fine, coarse = np.empty(dim), np.empty((n_coarse, dim))
-        xi, summed = np.empty(dim), np.empty(dim)
+        gauss, xi, summed = np.empty(dim), np.empty(dim), np.empty(dim)
         rows = np.empty((n_fine, coupling.batch_size), np.int64)
         sane = True
         for k in range(starts.shape[0]):
-            fine[:] = starts[k, 0]
-            coarse[:] = starts[k, 1]
+            place(starts[k, 0], mode, factor, fine)
+            gauss[:] = starts[k, 1]
             for _ in range(coupling.n_alone):
                 draw(rng, n_rows, rows[0], xi)
                 sane &= move(fine, h, xi, rows[0], source, work)
+                for d in range(dim):
+                    gauss[d] = (1 - h / 2) * gauss[d] + math.sqrt(h - h**2 / 4) * xi[d]
+            for i in range(n_coarse):
+                place(gauss, mode, factor, coarse[i])
             for j in range(coupling.n_joint):
                 summed[:] = 0.0
                 for i in range(n_fine):
@@ -157,6 +168,14 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         return False
 
     return paths
+
+
+@njit
+def place(z: np.ndarray, mode: np.ndarray, factor: np.ndarray, point: np.ndarray) -> None:
+    """θ = mode + L z."""
+    point[:] = z
+    multiply(factor, z.size, point)
+    point += mode
 
 
 @njit

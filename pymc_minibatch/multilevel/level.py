@@ -99,11 +99,9 @@ class Level:
 
 
 def allocate(variances: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Choose samples per level whose means have variances that add up to 1/2, at the least cost.
+    """Choose samples per level whose means have variances that add up to 1, at the least cost.
 
-    N_ℓ = 2 √(V_ℓ/C_ℓ) Σ_k √(V_k C_k), with variances in units of the squared target.
+    N_ℓ = √(V_ℓ/C_ℓ) Σ_k √(V_k C_k)
     """
-    samples: np.ndarray = (
-        2 * np.sqrt(variances / costs) * np.sqrt(variances * costs).sum(keepdims=True)
-    )
+    samples: np.ndarray = np.sqrt(variances / costs) * np.sqrt(variances * costs).sum()
     return samples

@@ -1,5 +1,6 @@
 """Blocks of coupled paths of one model, in threads."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -17,8 +18,9 @@ from pymc_minibatch.tall.pointers import address_of
 
 __all__ = ["DivergedError", "Paths", "identity"]
 
-BLOCK = 32
-"""Paths of a call of the kernel, which cannot be interrupted."""
+BLOCK, BLOCKS = 32, 8
+"""Most paths in a call of the kernel, which cannot be interrupted; and calls at least, if there are
+so many paths, so that no core is left without work."""
 
 
 class DivergedError(Exception):
@@ -52,26 +54,37 @@ class Paths:
         return address_of(function, self._point)
 
     def run(
-        self, coupling: Coupling, n: int, function: int, n_values: int, spread: float = 0.0
+        self, coupling: Coupling, n: int, function: int, n_values: int, apart: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return values of fine and coarse paths, shape (n, k).
 
-        All start at the mode; where `spread` is given, the coarse paths so far from it.
+        Paths start from the Gaussian approximation; with `apart`, a coarse path that starts at once
+        is independent of the fine one there.
 
         Raises
         ------
         DivergedError
             If the steps are too long.
         """
-        sizes = [min(BLOCK, n - first) for first in range(0, n, BLOCK)]
+        length = min(BLOCK, math.ceil(n / BLOCKS))
+        sizes = [min(length, n - first) for first in range(0, n, length)]
         dim = self.mode.size
 
         def block(size: int, rng: np.random.Generator) -> tuple[bool, np.ndarray, np.ndarray]:
-            starts = np.tile(self.mode, (size, 2, 1))
-            starts[:, 1] += spread * rng.standard_normal((size, dim)) @ self.factor.T
+            starts = rng.standard_normal((size, 2, dim))
+            if not apart:
+                starts[:, 1] = starts[:, 0]
             fine, coarse = np.zeros((2, size, n_values))
             diverged = self._kernel(
-                rng, starts, self.factor, self._source, function, coupling, fine, coarse
+                rng,
+                starts,
+                self.mode,
+                self.factor,
+                self._source,
+                function,
+                coupling,
+                fine,
+                coarse,
             )
             return diverged, fine, coarse
 

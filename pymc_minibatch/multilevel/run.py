@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,14 +13,12 @@ from pymc_minibatch.multilevel.paths import Paths
 from pymc_minibatch.multilevel.result import MultilevelResult
 from pymc_minibatch.warn import warn
 
-__all__ = ["PILOT_LEVELS", "Run"]
+__all__ = ["Accuracy", "Run"]
 
 _log = logging.getLogger("pymc_minibatch")
 
-PILOT_LEVELS = 3
-PILOT = 256
-PILOT_ABOVE = 64
-"""Samples before the variance is known: on the lowest level, and on those above."""
+PILOT = (64, 16, 8)
+"""Samples before anything is known, by level; those above begin with as many as the last."""
 
 LAST_LEVEL = 20
 
@@ -32,8 +31,27 @@ ENOUGH = 0.99
 SURE = 3.0
 """Standard errors."""
 
+LARGEST_BIAS = math.sqrt(0.5)
+"""Of the target."""
+
 SMALLEST = 1e-100
 """Errors are compared with no target smaller than this."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What is asked for.
+
+    Attributes
+    ----------
+    rtol : float
+        Relative root mean square error.
+    max_evaluations : float
+        Row evaluations to spend at most.
+    """
+
+    rtol: float
+    max_evaluations: float
 
 
 class Run:
@@ -52,12 +70,11 @@ class Run:
         paths: Paths,
         estimand: Estimand,
         schedule: Schedule,
-        rtol: float,
-        max_evaluations: float,
+        accuracy: Accuracy,
         spent: int,
     ) -> None:
         self._paths, self._estimand, self._schedule = paths, estimand, schedule
-        self._rtol, self._max_evaluations = rtol, max_evaluations
+        self._rtol, self._max_evaluations = accuracy.rtol, accuracy.max_evaluations
         self._function = paths.address(estimand.function)
         self.levels: list[Level] = []
         self.spent = spent
@@ -71,8 +88,8 @@ class Run:
         ValueError
             If f is not finite, or pilot runs show that the target cannot be met.
         """
-        for level in range(PILOT_LEVELS):
-            self.sample(level, PILOT_ABOVE if level else PILOT)
+        for level, n in enumerate(PILOT):
+            self.sample(level, n)
         self._refuse_hopeless()
         while True:
             missing = self._missing()
@@ -84,14 +101,14 @@ class Run:
                         self.sample(level, int(n))
             elif missing.any():
                 return
-            elif (self._bias() <= math.sqrt(0.5) * self._target()).all():
+            elif (self._bias() <= LARGEST_BIAS * self._target()).all():
                 self.converged, self.message = True, "The estimated RMSE meets the target."
                 return
             elif n_levels > LAST_LEVEL:
                 self._give_up(f"the bias of the step size has not vanished on level {LAST_LEVEL}")
                 return
-            elif self._affordable(PILOT_ABOVE * self._schedule.cost(n_levels)):
-                self.sample(n_levels, PILOT_ABOVE)
+            elif self._affordable(PILOT[-1] * self._schedule.cost(n_levels)):
+                self.sample(n_levels, PILOT[-1])
             else:
                 return
 
@@ -201,7 +218,8 @@ class Run:
     def _bias(self) -> np.ndarray:
         """Estimate what is left: for an error of order h, it is as large as the last difference.
 
-        That may be small by chance, so that the two before it have a say.
+        Of that and what the two before it lead to expect, the largest: few samples may make any of
+        them small by chance, so that this is too large on average.
         """
         means, _ = self._differences()
         last = np.abs(means[1:][-3:])
@@ -209,9 +227,14 @@ class Run:
         return bias
 
     def _missing(self) -> np.ndarray:
-        """Count the samples to add to each level."""
+        """Count the samples to add to each level.
+
+        The squared error may be what the bias leaves of it; or all of it, where levels are to come.
+        """
         target = np.maximum(self._target(), SMALLEST)
-        relative = (self._cautious_variances() / target**2).max(axis=1)
+        bias = self._bias() / target
+        share = np.where(bias <= LARGEST_BIAS, 1 - bias**2, 1.0)
+        relative = (self._cautious_variances() / (share * target**2)).max(axis=1)
         needed = allocate(relative, self._costs(len(self.levels)))
         n = np.array([level.n for level in self.levels])
         extra = np.ceil(np.minimum(needed - n, (GROWTH - 1) * n))
@@ -240,7 +263,7 @@ class Run:
         means, variances = self._differences()
         noise = np.sqrt(variances[-1] / self.levels[-1].n)
         bias = np.maximum(np.abs(means[-1]) - SURE * noise, 0.0) / target
-        more = max(0, math.ceil(math.log2(max(1.0, bias.max() * math.sqrt(2)))))
+        more = max(0, math.ceil(math.log2(max(1.0, bias.max() / LARGEST_BIAS))))
         relative = variances / target**2
         fall = 2.0 ** -(self._schedule.variance_order * np.arange(1, more + 1))
         relative = np.vstack([relative, fall[:, None] * relative[-1]])

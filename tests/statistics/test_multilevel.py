@@ -1,15 +1,20 @@
 """Multilevel SGLD: known expectations within the reported error, and the rates of the method."""
 
+import itertools
+
 import numpy as np
+import pymc as pm
 import pytest
 from models import logistic_model
-from normal_rows import FULL, normal_rows
+from normal_rows import FULL, N_ROWS, normal_rows
+from scipy.linalg import solve_triangular
 
 from pymc_minibatch import TallModel, find_reference, multilevel_sgld
 from pymc_minibatch.multilevel.estimand import make_estimand
 from pymc_minibatch.multilevel.level import Schedule
-from pymc_minibatch.multilevel.paths import Paths
-from pymc_minibatch.multilevel.run import Run
+from pymc_minibatch.multilevel.paths import Paths, identity
+from pymc_minibatch.multilevel.run import Accuracy
+from pymc_minibatch.multilevel.sgld import estimate
 from pymc_minibatch.reference.gradient import make_gradient_target
 
 Z_MAX = 5.0
@@ -39,26 +44,31 @@ def test_gaussian_posterior(gaussian, antithetic, taylor):
 
 
 def test_errors_are_those_reported(gaussian):
-    """Over repetitions of a function whose expectation is known: tr Σ."""
+    """Over repetitions of a function whose expectation is known, also that at a step: tr Σ.
+
+    In each direction paths end with a variance v that starts at 1 and tends to 1 / (1 − h/4).
+    """
     model, mean, precision = gaussian
-    expected, rtol, n = np.trace(np.linalg.inv(precision)), 0.1, 40
+    expected, rtol, n = np.trace(np.linalg.inv(precision)), 0.05, 60
     tall = TallModel(model)
     reference = find_reference(tall=tall)
     estimand = make_estimand(lambda mu: ((mu - mean) ** 2).sum(), tall, reference.flat)
     target = make_gradient_target(tall, reference, 2)
     paths = Paths(tall, reference, target, np.random.default_rng(4), 2)
-    schedule, runs = Schedule(1.0, 4, 2, True, BATCH, 3), []
+    runs, accuracy = [], Accuracy(rtol, 1e9)
     for _ in range(n):
-        run = Run(paths, estimand, schedule, rtol, 1e9, 0)
-        run.until_met()
+        run = estimate(tall, target, paths, estimand, accuracy, True, True, None, BATCH)
         runs.append(run.result(tall.n_rows, reference.passes))
-    estimates = np.array([run.estimate for run in runs])
-    rmse = np.sqrt(np.mean((estimates / expected - 1) ** 2))
-    assert 0.3 * rtol < rmse < 1.2 * rtol
-    reported = np.sqrt(np.mean([run.standard_error**2 for run in runs]))
+    assert all(run.converged for run in runs)
+    estimates = np.array([run.estimate for run in runs]) / expected
+    rmse = np.sqrt(np.mean((estimates - 1) ** 2))
+    assert 0.5 * rtol < rmse < 1.3 * rtol
+    reported = np.sqrt(np.mean([run.standard_error**2 for run in runs])) / expected
     assert estimates.std(ddof=1) / reported == pytest.approx(1, abs=3.9 / np.sqrt(2 * n))
-    remaining = abs(estimates.mean() - expected)
-    assert remaining < 2 * np.mean([run.bias for run in runs])
+    bias = [run.bias / expected for run in runs]
+    true_bias = [1 / (1 - run.levels["step"].iloc[-1] / 4) - 1 for run in runs]
+    assert abs(np.mean(estimates - 1 - true_bias)) < 4 * reported / np.sqrt(n)
+    assert 1 < np.mean(bias) / np.mean(true_bias) < 1.8
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +76,87 @@ def logistic():
     tall = TallModel(logistic_model(300))
     reference = find_reference(tall=tall)
     mode = reference.mode["beta"]
-    estimand = make_estimand(lambda beta: ((beta - mode) ** 2).sum(), tall, reference.flat)
+    estimand = make_estimand(
+        lambda beta: pm.math.concatenate([beta - mode, [((beta - mode) ** 2).sum()]]),
+        tall,
+        reference.flat,
+    )
     target = make_gradient_target(tall, reference, 0)
     paths = Paths(tall, reference, target, np.random.default_rng(3), 2)
     return paths, paths.address(estimand.function)
 
 
-@pytest.mark.parametrize(("antithetic", "rate", "within"), [(False, 1, 0.2), (True, 2, 0.3)])
-def test_variance_decay(logistic, antithetic, rate, within):
-    """Of the differences, by level: like h (plain) and like h² (antithetic)."""
+@pytest.mark.parametrize(
+    ("antithetic", "levels", "n", "values", "rate", "within"),
+    [(False, [1, 2, 3], 1500, slice(0, 2), 1, 0.2), (True, [2, 3, 4], 4000, slice(2, 3), 2, 0.3)],
+)
+def test_variance_decay(logistic, antithetic, levels, n, values, rate, within):
+    """Of the differences, by level: like h (plain) and like h² (antithetic).
+
+    The logarithm of an estimated variance has a standard deviation of √((kurtosis − 1)/n). For a
+    Gaussian posterior the variances are known (:func:`covariance_of_a_pair`) and would give rates
+    of 1.05 for the parameters, plain, and 2.08 for their squares, antithetic.
+    """
     paths, function = logistic
-    schedule = Schedule(1 / 8, 48, 4, antithetic, BATCH, 1)
-    levels, variances = np.arange(2, 5), []
+    schedule = Schedule(1 / 4, 12, 1, antithetic, 60, 1)
+    variances = []
     for level in levels:
-        fine, coarse = paths.run(schedule.coupling(level), 4000 // 2**level, function, 1)
-        variances.append((fine - coarse).var())
+        fine, coarse = paths.run(schedule.coupling(level), n, function, 3)
+        variances.append((fine - coarse).var(axis=0)[values].sum())
     slope = np.polyfit(levels, np.log2(variances), 1)[0]
     assert -slope == pytest.approx(rate, abs=within)
+
+
+def covariance_of_a_pair(coupling, noise):
+    """Covariance of a fine path and its coarse ones at their ends, in a direction of variance 1.
+
+    The posterior is Gaussian, and `noise` is the variance of the gradient of a batch.
+    """
+    h, n = coupling.step_size, coupling.n_coarse
+    injected, gradient = np.sqrt(h), h / 2 * np.sqrt(noise)
+    alone = np.array([[injected, gradient], [np.sqrt(h - h**2 / 4), 0]])
+    start = np.ones((2, 2))
+    for _ in range(coupling.n_alone):
+        start = (1 - h / 2) ** 2 * start + alone @ alone.T
+    of_start = np.array([[1, 0], *[[0, 1]] * n])
+    covariance = of_start @ start @ of_start.T
+    shrink = np.diag([(1 - h / 2) ** 2, *[1 - h] * n])
+    # By noise ξ₁, ξ₂, batches τ₁, τ₂, and a half of their union.
+    fine = [(1 - h / 2) * injected, injected, (1 - h / 2) * gradient, gradient, 0]
+    batch = [[0, 0, 2, 0, 0], [0, 0, 0, 2, 0]] if n == 2 else [[0, 0, 0, 0, 2]]
+    together = np.array(
+        [fine, *(np.array([injected, injected, 0, 0, 0]) + gradient * np.array(batch))]
+    )
+    dependence = np.eye(5)
+    dependence[4, 2:4] = dependence[2:4, 4] = 0.5
+    for _ in range(coupling.n_joint):
+        covariance = shrink @ covariance @ shrink + together @ dependence @ together.T
+    return covariance
+
+
+@pytest.mark.parametrize("taylor", [True, False])
+def test_covariance_of_pairs(gaussian, taylor):
+    """Of the ends of fine and coarse paths: each variance is that of 6,000 nearly normal numbers.
+
+    The paths are too short to forget how they start.
+    """
+    n, point = 2000, identity()
+    tall = TallModel(gaussian[0])
+    reference = find_reference(tall=tall)
+    target = make_gradient_target(tall, reference, 2 if taylor else 0)
+    paths = Paths(tall, reference, target, np.random.default_rng(5), 2)
+    address, noise = paths.address(point), 0.0 if taylor else N_ROWS / BATCH
+    for antithetic, level in itertools.product([True, False], [1, 2]):
+        schedule = Schedule(1.0 if taylor else 0.25, 1, 1, antithetic, BATCH, 1)
+        coupling = schedule.coupling(level)
+        ends = [(end - reference.flat).T for end in paths.run(coupling, n, address, 3)]
+        pairs = [solve_triangular(paths.factor, end, lower=True).ravel() for end in ends]
+        covariance = covariance_of_a_pair(coupling, noise)
+        share = 1 / coupling.n_coarse
+        for fine, coarse in ([1, 0], [0, 1], [1, -1]):
+            weights = np.array([fine, *[coarse * share] * coupling.n_coarse])
+            ratio = np.var([fine, coarse] @ np.array(pairs)) / (weights @ covariance @ weights)
+            assert ratio == pytest.approx(1, abs=Z_MAX * np.sqrt(2 / (3 * n)))
 
 
 def test_levels_add_up(logistic):
@@ -90,7 +164,9 @@ def test_levels_add_up(logistic):
     paths, function = logistic
     for antithetic in (True, False):
         schedule = Schedule(1 / 4, 8, 2, antithetic, BATCH, 1)
-        _, coarse = paths.run(schedule.coupling(1), 4000, function, 1)
-        fine, _ = paths.run(schedule.coupling(0), 4000, function, 1)
-        z = (coarse.mean() - fine.mean()) / np.sqrt((coarse.var() + fine.var()) / 4000)
-        assert abs(z) < 4
+        _, coarse = paths.run(schedule.coupling(1), 4000, function, 3)
+        fine, _ = paths.run(schedule.coupling(0), 4000, function, 3)
+        z = (coarse.mean(axis=0) - fine.mean(axis=0)) / np.sqrt(
+            (coarse.var(axis=0) + fine.var(axis=0)) / 4000
+        )
+        assert (abs(z) < 4.5).all()
