@@ -71,7 +71,7 @@ def small_digits(tmp_path):
     """Write the digits that come with scikit-learn in the format of MNIST."""
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits are scikit-learn's")
     data = datasets.load_digits()
-    chosen = np.isin(data.target, [1, 7])
+    chosen = np.isin(data.target, [1, 7, 9])
     images = np.array([zoom(image, 3.5, order=1) for image in data.images[chosen]])
     path = tmp_path / "digits.npz"
     images = (images * 255 / 16).reshape(-1, 784).astype(np.uint8)
@@ -91,6 +91,21 @@ def test_logistic(run_example, small_digits, tmp_path):
     assert all(values[4][0] > 85 for values in found.values())
     for name in ("rows", "accuracy"):
         assert (tmp_path / f"logistic_quick_{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_firefly_table(run_example, small_digits):
+    """Tuned bounds leave few rows bright, and the default update learns more from each."""
+    lines = run_example("firefly_table", "--quick", "--digits", small_digits)
+    regular, untuned, tuned, default = (
+        [number for [number] in cells(lines, name)[:5]]
+        for name in (
+            "regular, metropolis",
+            "untuned FlyMC, metropolis",
+            "MAP-tuned FlyMC, metropolis",
+            "MAP-tuned FlyMC, default",
+        )
+    )
 
 
 @pytest.mark.slow
