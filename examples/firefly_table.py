@@ -35,7 +35,6 @@ class Experiment:
     name: str
     model: pm.Model
     update: str
-    tune: int
     draws: int
     slow_draws: int
 
@@ -67,7 +66,7 @@ def logistic(path: str | None, quick: bool) -> Experiment:
         beta = pm.Normal("beta", 0, 1, shape=X.shape[1])
         pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
     draws = 5_000 if quick else 20_000
-    return Experiment("logistic", model, "metropolis", 2_000, draws, draws)
+    return Experiment("logistic", model, "metropolis", draws, draws)
 
 
 def softmax(path: str | None, quick: bool) -> Experiment:
@@ -76,7 +75,7 @@ def softmax(path: str | None, quick: bool) -> Experiment:
         beta = pm.Normal("beta", 0, 1, shape=(X.shape[1], 3))
         pm.Categorical("y", logit_p=pm.Data("X", X) @ beta, observed=y)
     draws = 2_000 if quick else 5_000
-    return Experiment("softmax", model, "langevin", 1_000, draws, draws)
+    return Experiment("softmax", model, "langevin", draws, draws)
 
 
 def robust(path: str | None, quick: bool) -> Experiment:
@@ -87,7 +86,7 @@ def robust(path: str | None, quick: bool) -> Experiment:
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=n_features)
         pm.StudentT("y", nu=4, mu=pm.Data("X", X) @ beta, sigma=1.0, observed=y)
-    return Experiment("robust", model, "slice", 200, 20_000, 3_000)
+    return Experiment("robust", model, "slice", 20_000, 300)
 
 
 EXPERIMENTS = {"logistic": logistic, "softmax": softmax, "robust": robust}
@@ -118,9 +117,10 @@ def none_dark(model: pm.Model) -> pmb.Bound:
     return pmb.Bound(-1e4 + pt.zeros(n_rows), pt.constant(-1e4 * n_rows))
 
 
-def run(step: pmb.FlyMC, tune: int, n_draws: int) -> tuple[float, float, float]:
+def run(step: pmb.FlyMC, n_draws: int) -> tuple[float, float, float]:
     """Return likelihoods and bright rows per iteration, and effective samples per 1000 of them."""
     point, draws, n_likelihood, n_bright = start(step), [], 0, 0.0
+    tune = n_draws // 5
     for i in range(tune + n_draws):
         if i == tune:
             step.stop_tuning()
@@ -164,7 +164,7 @@ def print_table(experiment: Experiment) -> None:
     for name, step in steps(experiment).items():
         is_fast = name.startswith("MAP-tuned")
         n_draws = experiment.draws if is_fast else experiment.slow_draws
-        n_likelihood, n_bright, ess = run(step, experiment.tune, n_draws)
+        n_likelihood, n_bright, ess = run(step, n_draws)
         per_likelihood = ess / n_likelihood
         first = first or per_likelihood
         print(

@@ -106,6 +106,10 @@ def test_firefly_table(run_example, small_digits):
             "MAP-tuned FlyMC, default",
         )
     )
+    assert regular[1:3] == [2000, 2000]
+    assert tuned[1] < 0.5 * untuned[1]
+    assert tuned[2] < 0.5 * untuned[2]
+    assert default[4] > 2
 
 
 @pytest.mark.slow
