@@ -260,7 +260,7 @@ REFUSED = [
     (poisson, "y is Poisson, .* falls off faster than any parabola. Use MinibatchMH, or bring"),
     (
         probit,
-        "not the sigmoid .* of a predictor; for other links .probit.*Use MinibatchMH, or bring",
+        "not the sigmoid .*; for other links .probit.*Use MinibatchMH, or bring a",
     ),
     (neural_network, "not affine in W, so that quadratic bounds do not collapse.*MinibatchMH"),
     (relu_network, "not affine in W"),
