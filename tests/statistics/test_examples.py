@@ -98,7 +98,7 @@ def test_firefly_table(run_example, small_digits):
     """Tuned bounds leave few rows bright, and the default update learns more from each."""
     lines = run_example("firefly_table", "--quick", "--digits", small_digits)
     regular, untuned, tuned, default = (
-        [number for [number] in cells(lines, name)[:5]]
+        [number for [number] in cells(lines, name)[:4]]
         for name in (
             "regular, metropolis",
             "untuned FlyMC, metropolis",
@@ -106,10 +106,10 @@ def test_firefly_table(run_example, small_digits):
             "MAP-tuned FlyMC, default",
         )
     )
-    assert regular[1:3] == [2000, 2000]
+    assert regular[:2] == [2000, 2000]
+    assert tuned[0] < 0.5 * untuned[0]
     assert tuned[1] < 0.5 * untuned[1]
-    assert tuned[2] < 0.5 * untuned[2]
-    assert default[4] > 2
+    assert default[3] > 2
 
 
 @pytest.mark.slow
