@@ -258,8 +258,11 @@ def two_observed():
 
 REFUSED = [
     (poisson, "y is Poisson, .* falls off faster than any parabola. Use MinibatchMH, or bring"),
-    (probit, "not the sigmoid .* of a predictor; for other links .probit"),
-    (neural_network, "not affine in W"),
+    (
+        probit,
+        "not the sigmoid .*; for other links .probit.*Use MinibatchMH, or bring a",
+    ),
+    (neural_network, "not affine in W, so that quadratic bounds do not collapse.*MinibatchMH"),
     (relu_network, "not affine in W"),
     (not_centred, "not affine in tau_log__.*write group effects centred"),
     (product, "not affine in a, b"),

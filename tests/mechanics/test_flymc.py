@@ -151,6 +151,27 @@ def test_data_from_files_on_a_small_model(model, result, tmp_path):
     np.testing.assert_allclose(other.posterior["beta"], result.posterior["beta"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_float32_rows_are_read_as_they_are(tmp_path, mapped):
+    """They stay float32, and make the draws that the same numbers make as float64."""
+    X, y = logistic_rows(N_ROWS)
+    narrow = X.astype(np.float32)
+    if mapped:
+        np.save(tmp_path / "X.npy", narrow)
+        narrow = np.load(tmp_path / "X.npy", mmap_mode="r")
+    small = logistic_model(50)
+    step, wide = (new_step(small, data={"X": x, "y": y}) for x in (narrow, narrow.astype(float)))
+    assert step.tall.row_inputs["X"].values.dtype == np.float32
+    assert np.shares_memory(step.tall.row_inputs["X"].values, narrow)
+    start = small.initial_point()
+    draws, stats = run(step, start, 0, TUNE + DRAWS)
+    expected, expected_stats = run(wide, start, 0, TUNE + DRAWS)
+    np.testing.assert_allclose(
+        [draw["beta"] for draw in draws], [draw["beta"] for draw in expected], rtol=1e-9
+    )
+    assert [s["n_bright"] for s in stats] == [s["n_bright"] for s in expected_stats]
+
+
 def test_pickles_refer_to_the_data(tmp_path):
     n_rows = 50_000
     X, y = logistic_rows(n_rows)

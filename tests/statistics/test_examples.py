@@ -94,6 +94,25 @@ def test_logistic(run_example, small_digits, tmp_path):
 
 
 @pytest.mark.slow
+def test_firefly_table(run_example, small_digits):
+    """Tuned bounds leave few rows bright, and the default update learns more from each."""
+    lines = run_example("firefly_table", "--quick", "--digits", small_digits)
+    regular, untuned, tuned, default = (
+        [number for [number] in cells(lines, name)[:4]]
+        for name in (
+            "regular, metropolis",
+            "untuned FlyMC, metropolis",
+            "MAP-tuned FlyMC, metropolis",
+            "MAP-tuned FlyMC, default",
+        )
+    )
+    assert regular[:2] == [2000, 2000]
+    assert tuned[0] < 0.5 * untuned[0]
+    assert tuned[1] < 0.5 * untuned[1]
+    assert default[3] > 2
+
+
+@pytest.mark.slow
 def test_worst_case(run_example, tmp_path):
     """Steps a tenth as long need a hundredth of the rows, and never all; not so with AustereMH."""
     figure = tmp_path / "worst_case.png"
