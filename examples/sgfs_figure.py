@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
 from digits import deformed_rows, load_digits
+from matplotlib.ticker import NullFormatter
 from pymc.exceptions import SamplingError
 
 import pymc_minibatch as pmb
@@ -209,15 +210,16 @@ def draw(truth: Moments, found: dict[tuple[str, float], Moments], path: Path) ->
     for panel, error, what in zip(
         panels, floor(truth, time, n_steps), ("mean", "covariance"), strict=False
     ):
-        panel.loglog(time, error, color="lightgrey", label="posterior", zorder=0)
+        panel.loglog(time, error, color="lightgrey", label="exact draws", zorder=0)
         panel.set(xlabel="autocorrelation time, steps", ylabel=f"relative error of the {what}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
     panels[0].legend(fontsize="small")
     pair = most_different(found["SGFS-d", 0], truth)
     panels[2].plot(*ellipse(truth, pair), color="lightgrey", linewidth=4, label="NUTS")
     for kind in ("SGFS-f", "SGFS-d"):
         panels[2].plot(*ellipse(found[kind, 0], pair), color=color[kind], label=f"{kind}, α = 0")
     panels[2].set(xlabel=f"coefficient {pair[0]}", ylabel=f"coefficient {pair[1]}")
-    panels[2].legend(fontsize="small")
+    panels[2].legend(fontsize="small", loc="upper right")
     figure.savefig(path)
     print(f"figure: {path}")
 
