@@ -12,7 +12,7 @@ two coefficients at alpha = 0: ellipses at two standard deviations, of the pair 
 SGFS-d and NUTS differ most. A step size that diverges is in the table and not in the figure.
 
 Rows are digits, each in several copies that small shifts, rotations and deformations tell apart.
-Their mean is taken off, as SGLD diverges otherwise at all but the smallest steps.
+Their mean is taken off; with it one direction is so steep that SGLD needs far smaller steps.
 
 Run ``python examples/sgfs_figure.py [--quick] [--steps N] [--nuts N] [--digits FILE] [--figure
 FILE]``: N steps for each of two chains, N draws for each of NUTS's. FILE is an ``.npz`` with
