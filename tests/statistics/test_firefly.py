@@ -38,12 +38,12 @@ def logistic_step(kernel, **options):
         return pmb.FlyMC(kernel=kernel, rng=1, **options)
 
 
-def replace_data(step, y):
-    """Put other data into a step, and collapse its bounds."""
+def replace_data(step, y, stretch=1.0):
+    """Put other data into a step, and collapse its bounds; their curvature may be made wrong."""
     inputs = step.tall.row_inputs
     inputs["y_rows"] = replace(inputs["y_rows"], values=read_only(y))
-    constants = step.target.constants(TOUCH)
-    step._settled = replace(step._settled, constants=constants)
+    *constants, curvature = step.target.constants(TOUCH)
+    step._settled = replace(step._settled, constants=(*constants, stretch * curvature))
 
 
 def read_only(values):
@@ -79,7 +79,14 @@ def test_joint_distribution(kernel):
         assert standard_error(z_excess) < 0.05
 
 
-def simulate_jointly(step, n_pairs):
+@pytest.mark.slow
+def test_the_joint_distribution_shows_a_wrong_bound():
+    step = logistic_step("hamiltonian")
+    before, after, _ = simulate_jointly(step, n_pairs=500, stretch=1.2)
+    assert max(abs(change.mean()) / standard_error(change) for change in (after - before).T) > 6
+
+
+def simulate_jointly(step, n_pairs, stretch=1.0):
     """Draw parameters, then data, then update the parameters; their joint law stays the same."""
     rng = np.random.default_rng(5)
     before, after, excess = [], [], []
@@ -87,7 +94,7 @@ def simulate_jointly(step, n_pairs):
     for _ in range(n_pairs):
         beta = rng.normal(size=2)
         y = draw_data(beta, rng)
-        replace_data(step, y)
+        replace_data(step, y, stretch)
         before.append(joint_quantities(beta, y))
         step._run(beta, 20, relight=True)
         after.append(joint_quantities(beta, y))

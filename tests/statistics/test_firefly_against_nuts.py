@@ -10,11 +10,11 @@ from scipy.special import expit
 import pymc_minibatch as pmb
 
 N_ROWS, N_COVARIATES = 1500, 3
-SD_BAR = 0.05
-"""Largest relative difference of standard deviations."""
+MEAN_BAR = 4.9
+"""Monte Carlo errors allowed; one of 13 means is off by more in 80,000 runs."""
 
-MOST_ERRORS = 4.7
-"""Monte Carlo errors allowed: of 17 differences of each kind, one is so large in 20,000 runs."""
+SD_BAR, SD_ERRORS = 0.05, 4.3
+"""Largest relative difference of standard deviations, and how many errors it is at least."""
 
 
 def logistic(X, rng):
@@ -75,11 +75,11 @@ def test_moments(build):
     X[:, 0] = 1.0
     with pm.Model():
         build(X, rng)
-        nuts = sample(8_000, nuts_sampler="pymc")
-        firefly = sample(8_000, step=pmb.FlyMC(steps_per_draw=10))
-    assert 1 < firefly.sample_stats.n_bright.mean() < 0.1 * N_ROWS
+        nuts = sample(6_000, nuts_sampler="pymc")
+        firefly = sample(6_000, step=pmb.FlyMC(steps_per_draw=10))
+    assert 0 < firefly.sample_stats.n_bright.mean() < 0.02 * N_ROWS
     exact_mean, exact_sd, exact_mean_error, exact_sd_error = moments(nuts)
     mean, sd, mean_error, sd_error = moments(firefly)
-    assert (abs(mean - exact_mean) < MOST_ERRORS * np.hypot(exact_mean_error, mean_error)).all()
-    assert (MOST_ERRORS * np.hypot(exact_sd_error, sd_error) < SD_BAR * exact_sd).all()
+    assert (abs(mean - exact_mean) < MEAN_BAR * np.hypot(exact_mean_error, mean_error)).all()
+    assert (SD_ERRORS * np.hypot(exact_sd_error, sd_error) < SD_BAR * exact_sd).all()
     assert (abs(sd - exact_sd) < SD_BAR * exact_sd).all()
