@@ -166,9 +166,10 @@ def draw(runs: dict[str, Progress], path: Path) -> None:
     figure, (by_rows, by_time) = plt.subplots(
         1, 2, figsize=(11, 4.2), sharey=True, layout="constrained"
     )
-    for k, (name, progress) in enumerate(runs.items()):
+    tests = list(dict.fromkeys(name.split(",")[0] for name in runs))
+    for name, progress in runs.items():
         style = {
-            "color": pmb.plots.COLORS[k],
+            "color": pmb.plots.COLORS[tests.index(name.split(",")[0])],
             "linestyle": "--" if name.endswith(" 2 rows") else "-",
             "linewidth": 1.3,
         }
