@@ -68,7 +68,7 @@ def test_errors_are_those_reported(gaussian):
     bias = [run.bias / expected for run in runs]
     true_bias = [1 / (1 - run.levels["step"].iloc[-1] / 4) - 1 for run in runs]
     assert abs(np.mean(estimates - 1 - true_bias)) < 4 * reported / np.sqrt(n)
-    assert 1 < np.mean(bias) / np.mean(true_bias) < 1.8
+    assert 0.95 < np.mean(bias) / np.mean(true_bias) < 1.8
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +136,17 @@ def covariance_of_a_pair(coupling, noise):
 
 @pytest.mark.parametrize("taylor", [True, False])
 def test_covariance_of_pairs(gaussian, taylor):
-    """Of the ends of fine and coarse paths: each variance is that of 6,000 nearly normal numbers.
+    """Of the ends of fine and coarse paths, which are too short to forget how they start.
 
-    The paths are too short to forget how they start.
+    Each variance is that of 3n nearly normal numbers.
     """
-    n, point = 2000, identity()
+    point = identity()
     tall = TallModel(gaussian[0])
     reference = find_reference(tall=tall)
     target = make_gradient_target(tall, reference, 2 if taylor else 0)
     paths = Paths(tall, reference, target, np.random.default_rng(5), 2)
     address, noise = paths.address(point), 0.0 if taylor else N_ROWS / BATCH
-    for antithetic, level in itertools.product([True, False], [1, 2]):
+    for antithetic, (level, n) in itertools.product([True, False], [(1, 80_000), (2, 2000)]):
         schedule = Schedule(1.0 if taylor else 0.25, 1, 1, antithetic, BATCH, 1)
         coupling = schedule.coupling(level)
         ends = [(end - reference.flat).T for end in paths.run(coupling, n, address, 3)]
