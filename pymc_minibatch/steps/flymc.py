@@ -91,7 +91,8 @@ class FlyMC(TallStep):
         The probability that an implicit update proposes to turn a dark row bright, over 0 and below
         1; if not given it is tuned so that updates of z cost about as much as those of θ.
     theta_updates : int, optional
-        Updates of θ for each update of z; if not given, what was measured best for the kernel.
+        Updates of θ for each update of z; 1 if not given, the best measured except for Langevin
+        updates, which gain from 4.
     steps_per_draw : int, default 1
         Iterations (an update of z, then those of θ) for each draw that is kept.
     model : pymc.Model, optional

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from rich.progress import track
+from threadpoolctl import threadpool_limits
 
 __all__ = ["n_cores", "over_chunks"]
 
@@ -55,13 +56,17 @@ def over_chunks[T](
 
 
 def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
-    """Map in threads, with few results waiting at any time."""
+    """Map in threads, with few results waiting at any time.
+
+    BLAS is kept from starting threads of its own in each of them: more threads than cores wait for
+    each other, on a busy machine for minutes.
+    """
     n_threads = min(n_cores(), len(starts))
     if n_threads == 1:
         yield from map(apply, starts)
         return
     waiting: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(n_threads) as pool:
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
         for first in starts:
             waiting.append(pool.submit(apply, first))
             if len(waiting) > 2 * n_threads:
