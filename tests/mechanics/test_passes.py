@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_minibatch.tall import passes
 from pymc_minibatch.tall.passes import over_chunks
@@ -36,6 +37,17 @@ def test_several_chunks_at_a_time(data, monkeypatch):
     barrier = threading.Barrier(2, timeout=10)  # passed only by two threads at once
     pairs = [values[:200] for values in data]
     assert len(list(over_chunks(lambda *_: barrier.wait(), pairs))) == 2
+
+
+def test_blas_starts_no_threads_of_its_own(data, monkeypatch):
+    monkeypatch.setattr(passes, "n_cores", lambda: 2)
+
+    def n_threads(*_):
+        return max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+    with threadpool_limits(2, user_api="blas"):
+        assert {n for _, n in over_chunks(n_threads, data)} == {1}
+        assert n_threads() == 2
 
 
 def test_wide_rows_make_short_chunks(monkeypatch):
