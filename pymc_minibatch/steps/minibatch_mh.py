@@ -237,7 +237,7 @@ class MinibatchMH(TallStep):
             )
             self.proposal = self._default_proposal() if proposal is None else proposal
             self.proposal_options = self.proposal.jit_options
-            _ = self._source, self._guide  # compiles them
+            _ = self._source  # compiles the target
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 

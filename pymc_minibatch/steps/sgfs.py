@@ -23,8 +23,8 @@ ROWS_PER_PARAMETER = 10
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
 
-TRIAL_POINTS, TRIAL_BATCH, POWER_STEPS = 16, 2000, 10
-"""For the largest curvature: points about the mode, rows, iterations of the power method."""
+TRIAL_POINTS, POWER_STEPS = 16, 10
+"""For the largest curvature: points about the mode, and iterations of the power method."""
 
 
 class SGFS(GradientStep):
@@ -176,17 +176,16 @@ class SGFS(GradientStep):
         """
         assert self.reference is not None
         mode, target = self.reference.flat, self._target
-        precision = self.reference.precision_at(1.0)[np.ix_(self._active, self._active)]
+        precision = self._precision()
         if self.variant == "diagonal":
             precision = np.diag(np.diag(precision))
         lower, rng = np.linalg.cholesky(np.linalg.inv(precision)), np.random.default_rng(0)
-        rows = rng.integers(0, self.n_rows, min(self.n_rows, TRIAL_BATCH))
 
         def gradient(z: np.ndarray) -> np.ndarray:
             flat = mode.copy()
             flat[self._active] += lower @ z
             base = target.base(flat, target.constants)[self._active]
-            mean = self._row_gradients(flat, rows, target).mean(axis=0)
+            mean = self._trial_gradients(flat, target).mean(axis=0)
             return lower.T @ (base + self.n_rows * mean)
 
         largest, h = 0.0, 1e-4
