@@ -206,6 +206,35 @@ def test_moments(build):
         step = pmb.FlyMC(rng=3)
     draws, stats = walk(step, model.initial_point(), n_tune=500, n_draws=15_000)
     assert stats < 0.2 * step.n_rows
+    assert_moments(draws, log_density)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The likelihood depends on:UserWarning")
+def test_moments_where_another_step_moves_the_degrees_of_freedom():
+    """The bounds depend on ν, so they change between two updates of the coefficient."""
+    data_rng = np.random.default_rng(6)
+    X = data_rng.normal(size=(300, 1))
+    y = 0.7 * X[:, 0] + data_rng.standard_t(3, size=300)
+    with pm.Model():
+        beta, log_nu = pm.Normal("beta", shape=1), pm.Normal("log_nu")
+        pm.StudentT("y", nu=pt.exp(log_nu), mu=pm.Data("X", X) @ beta, sigma=1, observed=y)
+        posterior = pm.sample(
+            draws=8000,
+            step=[pmb.FlyMC(vars=[beta]), pm.Slice([log_nu])],
+            chains=1,
+            random_seed=3,
+            progressbar=False,
+            compute_convergence_checks=False,
+        ).posterior
+    draws = np.column_stack([posterior["beta"].values.ravel(), posterior["log_nu"].values.ravel()])
+    assert_moments(
+        draws, lambda a, b: t_distribution(np.exp(b), a * X[:, 0], 1.0).logpdf(y).sum(-1)
+    )
+
+
+def assert_moments(draws, log_density):
+    """Means and variances are those by quadrature, within the Monte Carlo errors."""
     means, variances = by_quadrature(log_density, draws.mean(axis=0), draws.std(axis=0))
     for i in range(2):
         centred = draws[:, i] - means[i]
