@@ -25,6 +25,9 @@ _log = logging.getLogger("pymc_minibatch")
 TRIAL_ROWS = 1000
 TRIAL_PAIRS = 16
 
+MOST_ROWS = 0.5
+"""Where full-size moves need a larger share of the rows than this, there is a warning."""
+
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
 
@@ -69,11 +72,19 @@ def decide_control_variate(
         return None, 0
     if control_variate != "auto":
         return reference, control_variate
-    order, gain = choose_order(tall, reference)
+    order, gain, share = choose_order(tall, reference, temperature)
     _log.info(
         f"Control variate of order {order}: the Taylor remainder of a row varies {gain:.3g} times "
         "less than its log-likelihood."
     )
+    if share > MOST_ROWS:
+        warn(
+            "At the scale of the posterior the log-likelihood is far from quadratic about its mode, "
+            f"so minibatches save little: to decide on a full-size move takes {share:.0%} of the "
+            "rows. Chains may mix slowly; look at R-hat and the effective sample size. A frequent "
+            "cause are effects of groups with many rows that are written as mu + sd * z: write "
+            "them centred, as Normal(mu, sd)."
+        )
     return reference, order
 
 
@@ -90,7 +101,9 @@ def _search_one_mode(
     return reference
 
 
-def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
+def choose_order(
+    tall: TallModel, reference: Reference, temperature: float = 1.0
+) -> tuple[int, float, float]:
     """Compare the variance of the log ratio of random rows with and without the control variate.
 
     Returns
@@ -99,6 +112,8 @@ def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
         2 if the Taylor remainders vary less than the log-likelihoods, else 0.
     gain
         The factor by which their variance is smaller (median over pairs of posterior points).
+    share
+        The share of the rows at which s² = 1 for such a pair (median), with that order.
     """
     rng = np.random.default_rng(0)
     rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
@@ -106,15 +121,19 @@ def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
-    gains = []
+    variances = []
     for current, proposed in points:
         plain = tall.compiled_row_logp(proposed, *batch) - tall.compiled_row_logp(current, *batch)
         less = remainder(proposed, reference.flat, *batch) - remainder(
             current, reference.flat, *batch
         )
-        gains.append(np.var(plain) / max(np.var(less), np.finfo(float).tiny))
-    gain = float(np.nan_to_num(np.median(gains)))
-    return (2 if gain > 1 else 0), gain
+        variances.append([np.var(plain), max(np.var(less), np.finfo(float).tiny)])
+    without, with_it = np.array(variances).T
+    gain = float(np.nan_to_num(np.median(without / with_it)))
+    order = 2 if gain > 1 else 0
+    needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
+    share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
+    return order, gain, share
 
 
 def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.reference.decide import choose_order
+from pymc_minibatch.reference.decide import choose_order, decide_control_variate
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
 from pymc_minibatch.tall.special import trigamma
@@ -180,6 +180,26 @@ def test_many_group_effects_far_from_the_subsample():
     reference = pmb.find_reference(model)
     gradient = model.compile_dlogp()(dict(reference.mode))
     assert np.sqrt(gradient @ reference.covariance @ gradient) < 1e-2
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_warning_where_full_size_moves_need_most_rows(centred):
+    """mu + sd * z with many rows per group is a thin curved ridge, on which no expansion holds."""
+    rng = np.random.default_rng(6)
+    group = rng.integers(0, 12, 30_000)
+    y = rng.normal(size=12)[group] + rng.normal(0, 0.3, group.size)
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu"), pm.HalfNormal("sd", 1)
+        if centred:
+            effect = pm.Normal("effect", mu, sd, shape=12)
+        else:
+            effect = mu + sd * pm.Normal("z", shape=12)
+        pm.Normal("y", effect[group], 0.3, observed=y)
+    tall = pmb.TallModel(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decide_control_variate(tall, None, "auto", 1.0)
+    assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
 
 
 def test_arguments_are_checked(model, reference):
