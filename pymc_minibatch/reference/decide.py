@@ -79,11 +79,11 @@ def decide_control_variate(
     )
     if share > MOST_ROWS:
         warn(
-            "At the scale of the posterior the log-likelihood is far from quadratic about its mode, "
-            f"so minibatches save little: to decide on a full-size move takes {share:.0%} of the "
-            "rows. Chains may mix slowly; look at R-hat and the effective sample size. A frequent "
-            "cause are effects of groups with many rows that are written as mu + sd * z: write "
-            "them centred, as Normal(mu, sd)."
+            "At the scale of the posterior the log-likelihood is far from quadratic about its "
+            f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
+            "of the rows. Chains may mix slowly; look at R-hat and the effective sample size. A "
+            "frequent cause are effects of groups with many rows that are written as mu + sd * z: "
+            "write them centred, as Normal(mu, sd)."
         )
     return reference, order
 

@@ -63,10 +63,10 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
     """
     observed = model.observed_RVs
     if not observed:
+        potentials = ", ".join(potential.name for potential in model.potentials)
         advice = (
-            f"What it says of data by Potentials ({', '.join(p.name for p in model.potentials)}) is "
-            "not split into rows: write it as an observed pm.CustomDist, whose logp returns one value "
-            "per row."
+            f"Potentials ({potentials}) are not split into rows: write a likelihood as an observed "
+            "pm.CustomDist, whose logp returns one value per row."
             if model.potentials
             else "Give the likelihood its data with observed=."
         )
