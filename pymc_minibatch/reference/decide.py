@@ -10,6 +10,7 @@ import numpy as np
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "decide_control_variate",
     "gaussian_acceptance",
     "nearer_start",
+    "rows_that_tell",
     "start_near_mode",
 ]
 
@@ -27,6 +29,9 @@ TRIAL_PAIRS = 16
 
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
+
+COUNTED_PAIRS = 4
+"""Pairs of points at which all rows are read to see how uneven they are."""
 
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
@@ -134,6 +139,46 @@ def choose_order(
     needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
     share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
     return order, gain, share
+
+
+def rows_that_tell(
+    tall: TallModel, reference: Reference, order: int, temperature: float
+) -> tuple[float, float]:
+    """Say how unevenly the variance of the log ratio is spread over all rows, in one pass.
+
+    Where a few rows hold most of it, a batch without them can know neither the log ratio nor the
+    error of its own estimate.
+
+    Returns
+    -------
+    variance
+        s² of a batch of one row, the mean over pairs of posterior points.
+    kurtosis
+        Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
+        is expected to hold less than one that tells. Median over pairs.
+    """
+    rng = np.random.default_rng(1)
+    size = (COUNTED_PAIRS, 2)
+    points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
+    remainder = compile_remainder(tall, order) if order else None
+
+    def term(point: np.ndarray, batch: tuple[np.ndarray, ...]) -> np.ndarray:
+        if remainder is None:
+            return tall.compiled_row_logp(point, *batch)
+        return remainder(point, reference.flat, *batch)
+
+    def powers(*batch: np.ndarray) -> np.ndarray:
+        ratios = np.array([term(new, batch) - term(old, batch) for old, new in points])
+        return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
+
+    sums = sum(part for _, part in over_chunks(powers, tall.data, "Looking for rare rows"))
+    m1, m2, m3, m4 = sums / tall.n_rows
+    variance = m2 - m1**2
+    fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kurtosis = fourth / variance**2
+    scale = tall.n_rows / temperature
+    return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))
 
 
 def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: float) -> float:
