@@ -171,8 +171,8 @@ def rows_that_tell(
         ratios = np.array([term(new, batch) - term(old, batch) for old, new in points])
         return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
 
-    sums = sum(part for _, part in over_chunks(powers, tall.data, "Looking for rare rows"))
-    m1, m2, m3, m4 = sums / tall.n_rows
+    parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
+    m1, m2, m3, m4 = np.sum(parts, axis=0) / tall.n_rows
     variance = m2 - m1**2
     fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
     with np.errstate(divide="ignore", invalid="ignore"):
