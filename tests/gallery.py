@@ -227,6 +227,14 @@ def censored() -> None:
 
 
 @model
+def censored_some() -> None:
+    """A bound of infinity for those that were seen to the end."""
+    end = np.where(YES, POSITIVE, np.inf)
+    time = pm.Weibull.dist(alpha=pm.HalfNormal("shape") + 0.5, beta=pt.exp(predictor()))
+    pm.Censored("y", time, lower=-np.inf, upper=end, observed=POSITIVE)
+
+
+@model
 def censored_both_sides() -> None:
     latent = pm.Normal.dist(predictor(), pm.HalfNormal("sigma"))
     pm.Censored("y", latent, lower=-1.0, upper=1.0, observed=np.clip(Y, -1, 1))

@@ -10,6 +10,7 @@ import numpy as np
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "decide_control_variate",
     "gaussian_acceptance",
     "nearer_start",
+    "rows_that_tell",
     "start_near_mode",
 ]
 
@@ -24,6 +26,12 @@ _log = logging.getLogger("pymc_minibatch")
 
 TRIAL_ROWS = 1000
 TRIAL_PAIRS = 16
+
+MOST_ROWS = 0.5
+"""Where full-size moves need a larger share of the rows than this, there is a warning."""
+
+COUNTED_PAIRS = 4
+"""Pairs of points at which all rows are read to see how uneven they are."""
 
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
@@ -69,11 +77,19 @@ def decide_control_variate(
         return None, 0
     if control_variate != "auto":
         return reference, control_variate
-    order, gain = choose_order(tall, reference)
+    order, gain, share = choose_order(tall, reference, temperature)
     _log.info(
         f"Control variate of order {order}: the Taylor remainder of a row varies {gain:.3g} times "
         "less than its log-likelihood."
     )
+    if share > MOST_ROWS:
+        warn(
+            "At the scale of the posterior the log-likelihood is far from quadratic about its "
+            f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
+            "of the rows. Chains may mix slowly; look at R-hat and the effective sample size. A "
+            "frequent cause are effects of groups with many rows that are written as mu + sd * z: "
+            "write them centred, as Normal(mu, sd)."
+        )
     return reference, order
 
 
@@ -90,7 +106,9 @@ def _search_one_mode(
     return reference
 
 
-def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
+def choose_order(
+    tall: TallModel, reference: Reference, temperature: float = 1.0
+) -> tuple[int, float, float]:
     """Compare the variance of the log ratio of random rows with and without the control variate.
 
     Returns
@@ -99,6 +117,8 @@ def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
         2 if the Taylor remainders vary less than the log-likelihoods, else 0.
     gain
         The factor by which their variance is smaller (median over pairs of posterior points).
+    share
+        The share of the rows at which s² = 1 for such a pair (median), with that order.
     """
     rng = np.random.default_rng(0)
     rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
@@ -106,15 +126,59 @@ def choose_order(tall: TallModel, reference: Reference) -> tuple[int, float]:
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
-    gains = []
+    variances = []
     for current, proposed in points:
         plain = tall.compiled_row_logp(proposed, *batch) - tall.compiled_row_logp(current, *batch)
         less = remainder(proposed, reference.flat, *batch) - remainder(
             current, reference.flat, *batch
         )
-        gains.append(np.var(plain) / max(np.var(less), np.finfo(float).tiny))
-    gain = float(np.nan_to_num(np.median(gains)))
-    return (2 if gain > 1 else 0), gain
+        variances.append([np.var(plain), max(np.var(less), np.finfo(float).tiny)])
+    without, with_it = np.array(variances).T
+    gain = float(np.nan_to_num(np.median(without / with_it)))
+    order = 2 if gain > 1 else 0
+    needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
+    share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
+    return order, gain, share
+
+
+def rows_that_tell(
+    tall: TallModel, reference: Reference, order: int, temperature: float
+) -> tuple[float, float]:
+    """Say how unevenly the variance of the log ratio is spread over all rows, in one pass.
+
+    Where a few rows hold most of it, a batch without them can know neither the log ratio nor the
+    error of its own estimate.
+
+    Returns
+    -------
+    variance
+        s² of a batch of one row, the mean over pairs of posterior points.
+    kurtosis
+        Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
+        is expected to hold less than one that tells. Median over pairs.
+    """
+    rng = np.random.default_rng(1)
+    size = (COUNTED_PAIRS, 2)
+    points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
+    remainder = compile_remainder(tall, order) if order else None
+
+    def term(point: np.ndarray, batch: tuple[np.ndarray, ...]) -> np.ndarray:
+        if remainder is None:
+            return tall.compiled_row_logp(point, *batch)
+        return remainder(point, reference.flat, *batch)
+
+    def powers(*batch: np.ndarray) -> np.ndarray:
+        ratios = np.array([term(new, batch) - term(old, batch) for old, new in points])
+        return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
+
+    parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
+    m1, m2, m3, m4 = np.sum(parts, axis=0) / tall.n_rows
+    variance = m2 - m1**2
+    fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kurtosis = fourth / variance**2
+    scale = tall.n_rows / temperature
+    return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))
 
 
 def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: float) -> float:

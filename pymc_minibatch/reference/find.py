@@ -399,9 +399,15 @@ def _add(first: list[np.ndarray], second: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:
+    if not np.isfinite(precision).all():
+        raise NoReferenceError(
+            "second derivatives of the log-density are not finite where the search for its mode "
+            "ended. Infinite data, such as upper=np.inf of a pm.Censored, are a frequent cause: "
+            "put a large finite number in their place"
+        )
     try:
         return cho_factor(precision)
-    except (LinAlgError, ValueError):  # ValueError: it is not finite
+    except LinAlgError:
         raise NoReferenceError(
             "the log-density is not concave where the search for its mode ended"
         ) from None

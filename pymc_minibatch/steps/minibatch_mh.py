@@ -1,6 +1,7 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     decide_control_variate,
     gaussian_acceptance,
+    rows_that_tell,
     start_near_mode,
 )
 from pymc_minibatch.reference.taylor import (
@@ -50,6 +52,15 @@ from pymc_minibatch.warn import warn
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 DEFAULT_BATCH = 100
+
+SEEN_SHARE = 0.5
+"""Fewer rows that tell than this in a batch, and it may know nothing of its error."""
+
+SEEN_WANTED = 5.0
+"""How many such rows the batch that is advised holds."""
+
+HARMLESS = 0.01
+"""With a smaller s² it does not matter which rows are in a batch."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -147,8 +158,9 @@ class MinibatchMH(TallStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; and if a
-        temperature is given for some of the variables only.
+        If a Deterministic has a value for each row, which makes every draw cost N; if a
+        temperature is given for some of the variables only; if there is no control variate, or it
+        helps little; and if a few rows decide that most batches miss.
 
     Notes
     -----
@@ -239,6 +251,7 @@ class MinibatchMH(TallStep):
             self.proposal_options = self.proposal.jit_options
             _ = self._source  # compiles the target
         self._warn_of_other_temperatures()
+        self._warn_of_rare_rows()
         self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
@@ -267,6 +280,24 @@ class MinibatchMH(TallStep):
                 f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
                 "must use the same temperature, or the chain has no well-defined target."
             )
+
+    def _warn_of_rare_rows(self) -> None:
+        """Warn where few rows hold the variance of the log ratio, so that batches miss them."""
+        if self.reference is None or self.acceptance.first_batch != "tuned":
+            return
+        size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
+        variance, kurtosis = rows_that_tell(
+            self.tall, self.reference, self.control_variate, self.temperature
+        )
+        if variance / size < HARMLESS or size / kurtosis >= SEEN_SHARE:
+            return
+        telling = max(1, round(self.n_rows / kurtosis))
+        advised = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
+        warn(
+            f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
+            f"rare class or category, say). Batches of {size} rows miss them, and test_error does "
+            f"not show it: draws may be wrong. Set batch_size={advised}."
+        )
 
     def _reset_tuning(self) -> None:
         variance = self.temperature / self.n_rows

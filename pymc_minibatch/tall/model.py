@@ -406,8 +406,20 @@ class TallModel:
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
         for leaf, axes in candidates.items():
-            values = leaf_value(leaf)
-            check_finite(leaf_name(leaf), np.moveaxis(values, axes[0], 0))
+            rows = np.moveaxis(leaf_value(leaf), axes[0], 0)
+            try:
+                check_finite(leaf_name(leaf), rows)
+            except ValueError:
+                if not self._may_be_infinite(rows):
+                    raise
+
+    def _may_be_infinite(self, rows: np.ndarray) -> bool:
+        """Whether rows with infinite data are possible, as those with no bound to censoring are."""
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        if np.isnan(rows).any():
+            return False
+        term = compile_python([self.flat], [self._bind(self._full_term, {})])(self._start())
+        return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
     def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> SplitCheck:
         """Put other data in place of the model's, and compare both graphs on some of their rows."""
@@ -480,7 +492,8 @@ class TallModel:
                 f"The sources must have the same number of rows, at least 2; got {used}."
             )
         for name, row_input in bound.items():
-            check_finite(name, row_input.values)
+            like = leaf_value(row_input.leaf)
+            check_finite(name, row_input.values, infinite=bool(np.isinf(like).any()))
             check_range(name, row_input.values, np.dtype(row_input.leaf.type.dtype))
         return bound
 

@@ -63,9 +63,14 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
     """
     observed = model.observed_RVs
     if not observed:
-        raise NotTallError(
-            "The model has no observed variable. Give the likelihood its data with observed=."
+        potentials = ", ".join(potential.name for potential in model.potentials)
+        advice = (
+            f"Potentials ({potentials}) are not split into rows: write a likelihood as an observed "
+            "pm.CustomDist, whose logp returns one value per row."
+            if model.potentials
+            else "Give the likelihood its data with observed=."
         )
+        raise NotTallError(f"The model has no observed variable. {advice}")
     free = {rv.name for rv in model.free_RVs}
     for rv in observed:
         _refuse_minibatch_or_missing(rv, free)

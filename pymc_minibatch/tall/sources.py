@@ -108,8 +108,10 @@ def chunks(array: np.ndarray, step: int = 0, description: str | None = None) -> 
         yield slice(start, start + step)
 
 
-def check_finite(name: str, rows: np.ndarray) -> None:
+def check_finite(name: str, rows: np.ndarray, infinite: bool = False) -> None:
     """Refuse values that are missing or infinite; `rows` has rows along the first axis.
+
+    With `infinite`, only missing ones are refused.
 
     Raises
     ------
@@ -119,7 +121,7 @@ def check_finite(name: str, rows: np.ndarray) -> None:
     if not np.issubdtype(rows.dtype, np.floating):
         return
     _refuse(
-        lambda chunk: ~np.isfinite(chunk),
+        np.isnan if infinite else lambda chunk: ~np.isfinite(chunk),
         name,
         rows,
         "Remove or replace missing and infinite values before sampling.",

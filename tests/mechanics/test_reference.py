@@ -8,7 +8,11 @@ import pytest
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.reference.decide import choose_order
+from pymc_minibatch.reference.decide import (
+    choose_order,
+    decide_control_variate,
+    rows_that_tell,
+)
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
 from pymc_minibatch.tall.special import trigamma
@@ -180,6 +184,41 @@ def test_many_group_effects_far_from_the_subsample():
     reference = pmb.find_reference(model)
     gradient = model.compile_dlogp()(dict(reference.mode))
     assert np.sqrt(gradient @ reference.covariance @ gradient) < 1e-2
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_warning_where_full_size_moves_need_most_rows(centred):
+    """mu + sd * z with many rows per group is a thin curved ridge, on which no expansion holds."""
+    rng = np.random.default_rng(6)
+    group = rng.integers(0, 12, 30_000)
+    y = rng.normal(size=12)[group] + rng.normal(0, 0.3, group.size)
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu"), pm.HalfNormal("sd", 1)
+        if centred:
+            effect = pm.Normal("effect", mu, sd, shape=12)
+        else:
+            effect = mu + sd * pm.Normal("z", shape=12)
+        pm.Normal("y", effect[group], 0.3, observed=y)
+    tall = pmb.TallModel(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decide_control_variate(tall, None, "auto", 1.0)
+    assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
+
+
+@pytest.mark.parametrize(("n_rare", "rare"), [(15, True), (8000, False)])
+def test_rows_that_tell_are_counted(n_rare, rare):
+    """A dummy for a category of few rows: batches without one know nothing of its coefficient."""
+    x = np.arange(20_000) < n_rare
+    y = np.arange(20_000) % 50 == 0
+    y[:2] = True
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
+        pm.Bernoulli("y", logit_p=a + b * x, observed=y.astype(int))
+    tall = pmb.TallModel(model)
+    variance, kurtosis = rows_that_tell(tall, pmb.find_reference(tall=tall), 2, 1.0)
+    assert (kurtosis > 500) == rare
+    assert (variance / 100 > 0.01) == rare
 
 
 def test_arguments_are_checked(model, reference):

@@ -109,6 +109,10 @@ def nothing_observed():
     pm.Normal("mu")
 
 
+def likelihood_in_a_potential():
+    pm.Potential("likelihood", pm.logp(pm.Normal.dist(pm.Normal("mu"), 1.0), np.arange(40.0)))
+
+
 def potential_of_rows():
     mu = pm.Normal("mu")
     observed(mu)
@@ -158,6 +162,7 @@ def one_density_for_all():
         (own_variable_of_each_row, ["effect has one value per row", "marginalise", "NUTS"]),
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
+        (likelihood_in_a_potential, ["no observed variable", "likelihood", "pm.CustomDist"]),
         (potential_of_rows, ["Potential penalty", "40 rows", "pm.CustomDist"]),
         (total_size, ["y has total_size", "minibatch already", "leave total_size out"]),
         (prior_of_rows, ["distribution of slope reads x", "full pass", DATA]),
