@@ -30,8 +30,8 @@ TRIAL_PAIRS = 16
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
 
-COUNTED_PAIRS = 4
-"""Pairs of points at which all rows are read to see how uneven they are."""
+COUNTED_POINTS = 4
+"""Points at which all rows are read to see how uneven they are."""
 
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
@@ -158,8 +158,9 @@ def rows_that_tell(
         is expected to hold less than one that tells. Median over pairs.
     """
     rng = np.random.default_rng(1)
-    size = (COUNTED_PAIRS, 2)
-    points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
+    points = rng.multivariate_normal(
+        reference.flat, reference.covariance, COUNTED_POINTS, method="cholesky"
+    )
     remainder = compile_remainder(tall, order) if order else None
 
     def term(point: np.ndarray, batch: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -168,7 +169,8 @@ def rows_that_tell(
         return remainder(point, reference.flat, *batch)
 
     def powers(*batch: np.ndarray) -> np.ndarray:
-        ratios = np.array([term(new, batch) - term(old, batch) for old, new in points])
+        terms = np.array([term(point, batch) for point in points])
+        ratios = terms - np.roll(terms, 1, axis=0)
         return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
 
     parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
