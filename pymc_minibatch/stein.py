@@ -9,7 +9,7 @@ is the squared discrepancy: zero for draws from the posterior, positive for othe
 linear in each gradient, so that gradients of batches will do if every draw has a batch of its own.
 
 Draws of a chain are not independent, and pairs of draws that depend on each other look like a
-discrepancy. Chains are therefore cut into blocks, and pairs are taken from blocks that do not touch.
+discrepancy. Chains are therefore cut into blocks, and pairs taken from blocks that do not touch.
 
 References
 ----------
@@ -53,8 +53,8 @@ class SteinDiscrepancy:
     squared : float
         Unbiased estimate of its square, which may be negative.
     standard_error : float
-        Of `squared`, including the noise of the batches, and the autocorrelation of the draws as far
-        as it is shorter than a fortieth of them.
+        Of `squared`, including the noise of the batches, and the autocorrelation of the draws as
+        far as it is shorter than a fortieth of them.
     n_draws : int
         Draws it rests on.
     n_gradient : int
@@ -90,9 +90,9 @@ def ksd(
     It compares draws of one model, say between step sizes: the smaller is the nearer. Its unit has
     no meaning by itself. It does not notice a mode that no draw has found.
 
-    Pairs of draws that are near each other in a chain are left out, so that draws from the posterior
-    have a discrepancy of zero however slowly they mix, if each chain has at least some ten times as
-    many draws as their autocorrelation time; look at R-hat and the effective sample size first.
+    Pairs of draws that are near each other in a chain are left out. So the expected square is zero
+    for draws from the posterior however slowly they mix, if there are at least a hundred
+    autocorrelation times of them; look at R-hat and the effective sample size first.
 
     Parameters
     ----------
