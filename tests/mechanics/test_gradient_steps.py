@@ -12,6 +12,7 @@ import xarray as xr
 from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
+from stored import as_memory_maps, as_paths, as_zarr
 
 from pymc_minibatch import SGFS, SGLD, find_reference
 from pymc_minibatch.kernels.sgfs import average_covariance, scoring_state
@@ -172,27 +173,12 @@ def in_memory(data, folder):
     return data
 
 
-def in_memory_maps(data, folder):
-    return {name: np.load(path, mmap_mode="r") for name, path in in_files(data, folder).items()}
-
-
-def in_files(data, folder):
-    for name, values in data.items():
-        np.save(folder / f"{name}.npy", values)
-    return {name: str(folder / f"{name}.npy") for name in data}
-
-
-def in_zarr(data, folder):
-    zarr = pytest.importorskip("zarr", reason="zarr is an extra")
-    return {name: zarr.array(values, chunks=300) for name, values in data.items()}
-
-
 @pytest.mark.parametrize("kind", STEPS)
 def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
     data, model, reference = stored
     options = {"reference": reference, "batch_size": 50, "control_variate": 2, "rng": 1}
     points, stats = run(kind(model=model, **options), reference.mode, 0, TUNE + DRAWS)
-    for source in (in_memory, in_memory_maps, in_files, in_zarr):
+    for source in (in_memory, as_memory_maps, as_paths, as_zarr):
         step = kind(model=logistic_model(40), data=source(data, tmp_path), **options)
         found, found_stats = run(step, reference.mode, 0, TUNE + DRAWS)
         for point, expected in zip(found, points, strict=True):
