@@ -1,9 +1,9 @@
-"""The figures of Ahn, Korattikara and Welling (2012), section 5.1: SGFS against SGLD.
+"""SGFS against SGLD, as in Ahn, Korattikara and Welling (2012), section 5.1.
 
-Bayesian Posterior Sampling via Stochastic Gradient Fisher Scoring, figures 1 and 2. Logistic
-regression of sevens against nines on 50 random projections of the pixels, with 10,000 rows, batches
-of 300 and standard normal priors, sampled by SGFS with the full information (SGFS-f) and with its
-diagonal (SGFS-d) at several alpha, and by SGLD without a preconditioner at several step sizes.
+Bayesian Posterior Sampling via Stochastic Gradient Fisher Scoring. Logistic regression of sevens
+against nines on 50 random projections of the pixels, with 10,000 rows, batches of 300 and standard
+normal priors, sampled by SGFS with the full information (SGFS-f) and with its diagonal (SGFS-d) at
+several alpha, and by SGLD without a preconditioner at several step sizes.
 
 Two panels show the relative errors of mean and covariance (Frobenius norm) against a long run of
 NUTS, over the autocorrelation time in steps, averaged over the coefficients. The grey line is the

@@ -8,6 +8,9 @@ of
 is the squared discrepancy: zero for draws from the posterior, positive for others. The terms are
 linear in each gradient, so that gradients of batches will do if every draw has a batch of its own.
 
+Draws of a chain are not independent, and pairs of draws that depend on each other look like a
+discrepancy. Chains are therefore cut into blocks, and pairs taken from blocks that do not touch.
+
 References
 ----------
 Liu, Lee and Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests. Gorham and
@@ -35,6 +38,9 @@ __all__ = ["SteinDiscrepancy", "ksd"]
 
 DEFAULT_BATCH = 1000
 
+BLOCKS = 40
+"""Draws are cut into about so many blocks, which all chains share."""
+
 
 @dataclass(frozen=True)
 class SteinDiscrepancy:
@@ -47,7 +53,8 @@ class SteinDiscrepancy:
     squared : float
         Unbiased estimate of its square, which may be negative.
     standard_error : float
-        Of `squared`, the noise of the batches included; autocorrelation of the draws is not.
+        Of `squared`, including the noise of the batches, and the autocorrelation of the draws as
+        far as it is shorter than a fortieth of them.
     n_draws : int
         Draws it rests on.
     n_gradient : int
@@ -83,6 +90,10 @@ def ksd(
     It compares draws of one model, say between step sizes: the smaller is the nearer. Its unit has
     no meaning by itself. It does not notice a mode that no draw has found.
 
+    Pairs of draws that are near each other in a chain are left out. So the expected square is zero
+    for draws from the posterior however slowly they mix, if there are at least a hundred
+    autocorrelation times of them; look at R-hat and the effective sample size first.
+
     Parameters
     ----------
     idata : DataTree
@@ -100,8 +111,8 @@ def ksd(
     batch_size : int, optional
         Rows of the batch of each draw; 1000, or N if that is less.
     max_draws : int, default 2000
-        Draws that are used, taken at equal distances from all chains; the work grows with their
-        square.
+        Draws that are used, at least 40, taken at equal distances from all chains; the work grows
+        with their square.
     random_seed : int, default 0
         Chooses the rows.
 
@@ -112,7 +123,8 @@ def ksd(
     Raises
     ------
     ValueError
-        If variables are missing from the posterior or discrete, or an argument is out of range.
+        If variables are missing from the posterior or discrete, or have values that are not finite,
+        if there are fewer than 40 draws, or an argument is out of range.
 
     Examples
     --------
@@ -133,12 +145,13 @@ def ksd(
     if model.discrete_value_vars:
         names = [get_var_name(value) for value in model.discrete_value_vars]
         raise ValueError(f"A Stein discrepancy needs gradients, and {names} are discrete.")
-    if max_draws < 2:
-        raise ValueError(f"max_draws must be at least 2; got {max_draws}.")
+    if max_draws < BLOCKS:
+        raise ValueError(f"max_draws must be at least {BLOCKS}; got {max_draws}.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     tall = TallModel(model, data=data)
-    points = _unconstrained(idata, model, tall, max_draws)
+    chosen, chains = _choose(idata, model, max_draws)
+    points = _unconstrained(chosen, model, tall)
     reference, order = decide_control_variate(tall, reference, control_variate, 1.0)
     n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else int(batch_size)
     base, row, constants = make_gradient_target(tall, reference, order)
@@ -152,7 +165,7 @@ def ksd(
     covariance = np.cov(points.T).reshape(2 * points.shape[1:])
     lower = np.linalg.cholesky(covariance if reference is None else reference.covariance)
     z = solve_triangular(lower, (points - points.mean(axis=0)).T, lower=True).T
-    squared, standard_error = discrepancy(z, scores @ lower)
+    squared, standard_error = discrepancy(z, scores @ lower, chains)
     return SteinDiscrepancy(
         value=math.sqrt(max(0.0, squared)),
         squared=squared,
@@ -162,43 +175,78 @@ def ksd(
     )
 
 
-def discrepancy(z: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
-    """Average u over the pairs of different points, with the kernel (1 + |z − z'|²/d)^(−1/2).
+def discrepancy(z: np.ndarray, scores: np.ndarray, chains: int) -> tuple[float, float]:
+    """Average u over pairs of draws, with the kernel (1 + |z − z'|²/d)^(−1/2).
 
     Parameters
     ----------
     z, scores : ndarray, shape (n, d)
-        Points, and the gradients of the log-density there.
+        Points, and the gradients of the log-density there; chain after chain.
+    chains
+        Number of chains, of equal lengths.
 
     Returns
     -------
     tuple of float
-        The U-statistic and its standard error, the degenerate part included.
+        The mean over the pairs from blocks that do not touch, and its standard error.
     """
-    n, d = z.shape
+    u = pairs(z, scores)
+    size = max(1, BLOCKS // chains)
+    n_blocks = size * chains
+    first = -(-np.arange(n_blocks) * len(z) // n_blocks)
+    counts = np.diff(first, append=len(z))
+    u = np.add.reduceat(np.add.reduceat(u, first, axis=0), first, axis=1)
+    u /= np.outer(counts, counts)
+    block = np.arange(n_blocks)
+    apart = abs(block[:, None] - block) > 1
+    apart |= block[:, None] // size != block // size
+    squared = u[apart].mean()
+    means = (u * apart).sum(axis=1) / apart.sum(axis=1)
+    # Hoeffding's decomposition: the part of a pair that its two blocks do not explain.
+    rest = (u - means[:, None] - means + squared)[apart]
+    degenerate = (rest**2).mean() / apart.sum()
+    projection = 4 * means.var(ddof=1) / n_blocks - 4 * degenerate
+    return float(squared), math.sqrt(max(0.0, projection) + 2 * degenerate)
+
+
+def pairs(z: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return u of each pair, shape (n, n)."""
+    d = z.shape[1]
     norms = (z**2).sum(axis=1)
     squares = np.maximum(0.0, norms[:, None] + norms - 2 * z @ z.T)
     k = (1 + squares / d) ** -0.5
     along = scores @ z.T  # s(z_i)ᵀ z_j
     own = np.diag(along)
     slope = -(own[:, None] - along) - (own[None, :] - along.T)  # −sᵀr + s'ᵀr, r = z − z'
-    u = scores @ scores.T * k - slope * k**3 / d + k**3 - 3 * squares * k**5 / d**2
-    np.fill_diagonal(u, 0.0)
-    means = u.sum(axis=1) / (n - 1)
-    squared = float(means.mean())
-    degenerate = (u**2).sum() / (n * (n - 1)) * 2 / n**2
-    return squared, math.sqrt(4 * means.var() / n + degenerate)
+    return scores @ scores.T * k - slope * k**3 / d + k**3 - 3 * squares * k**5 / d**2
 
 
-def _unconstrained(idata: Any, model: Model, tall: TallModel, max_draws: int) -> np.ndarray:
-    """Return draws as flat points, shape (n, D)."""
+def _choose(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
+    """Return draws of the free variables, chain after chain, and the number of chains."""
     posterior = idata.posterior
     names = [rv.name for rv in model.free_RVs]
     if missing := [name for name in names if name not in posterior]:
         raise ValueError(f"The posterior lacks {missing}, which are free variables of the model.")
-    stacked = [posterior[name].values for name in names]
-    draws = [values.reshape(-1, *values.shape[2:]) for values in stacked]
-    chosen = np.linspace(0, len(draws[0]) - 1, min(max_draws, len(draws[0]))).astype(int)
+    chains, length = posterior.sizes["chain"], posterior.sizes["draw"]
+    total = chains * length
+    if total < max(BLOCKS, chains):
+        raise ValueError(f"{total} draws are too few: {BLOCKS} are needed, many more are better.")
+    n_chosen = min(max(max_draws, chains), total)
+    chosen = np.arange(n_chosen) * total // n_chosen
+    draws = {}
+    for name in names:
+        values = posterior[name].transpose("chain", "draw", ...).values
+        draws[name] = values.reshape(total, *values.shape[2:])[chosen]
+        if not np.isfinite(draws[name]).all():
+            raise ValueError(
+                f"{name} has draws that are not finite; those of a run that was interrupted are "
+                "nan: leave them out, with idata.isel(draw=slice(...))."
+            )
+    return draws, chains
+
+
+def _unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
+    """Return draws as flat points, shape (n, D)."""
     inputs: dict[Variable, Variable] = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     values: dict[str, Variable] = {}
     for rv in model.free_RVs:
@@ -211,5 +259,5 @@ def _unconstrained(idata: Any, model: Model, tall: TallModel, max_draws: int) ->
     forward = pymc_compile(
         list(inputs.values()), ordered, mode="FAST_COMPILE", on_unused_input="ignore"
     )
-    points = [forward(*(values[i] for values in draws)) for i in chosen]
+    points = [forward(*point) for point in zip(*draws.values(), strict=True)]
     return np.array([np.concatenate([np.ravel(value) for value in point]) for point in points])

@@ -22,12 +22,16 @@ from pymc_minibatch.reference.decide import decide_control_variate, start_near_m
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
 from pymc_minibatch.tall.compiled import jit_loop
+from pymc_minibatch.warn import warn
 
 __all__ = ["GradientStep", "GradientStepState", "checked_covariance"]
 
 DEFAULT_BATCH = 300
 
 TRIAL_ROWS = 10_000
+
+SHORT = 50
+"""Warn where the default steps are so many times shorter than a normal posterior allows."""
 
 
 @dataclass_state
@@ -133,6 +137,16 @@ class GradientStep(TallStep):
         rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
         batch = tuple(np.ascontiguousarray(values[rows]) for values in self.tall.data)
         return target.row(flat, target.constants, batch)[:, self._active]
+
+    def _warn_of_short_steps(self, setting: str, times_shorter: float) -> None:
+        """Warn of a default that nothing but patience makes good."""
+        if times_shorter > SHORT:
+            warn(
+                f"The default {setting} makes steps {times_shorter:.0f} times shorter than those "
+                "for a normal posterior, because the density is far more curved, or its gradient "
+                "far noisier, about the mode than at it. Chains will mix slowly, and may be wrong "
+                "where that goes on further out: look at R-hat and pmb.ksd, or use MinibatchMH."
+            )
 
     def _compile(self) -> None:
         self._transitions(self.tall.layout.flatten(self.tall.model.initial_point()), 0)

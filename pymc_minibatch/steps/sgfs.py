@@ -10,6 +10,7 @@ from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
+from scipy.linalg import eigh
 
 from pymc_minibatch.kernels.sgfs import Scoring, ScoringState, make_scoring, scoring_state
 from pymc_minibatch.reference import Reference
@@ -52,8 +53,9 @@ class SGFS(GradientStep):
         variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
         1 for a normal posterior, more where the density is more curved than at the mode.
     B : array_like of shape (D, D), optional
-        Covariance of the added noise, α² B, in the units of the gradient; γN times the estimated
-        Fisher information if not given.
+        Covariance of the added noise before the factor α², in the units of the gradient; γN times
+        the estimated Fisher information if not given. With a control variate α² B must be at least
+        a quarter of the posterior's precision in every direction.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted.
     control_variate : {"auto", 0, 1, 2}, default "auto"
@@ -77,7 +79,8 @@ class SGFS(GradientStep):
         If the model does not split into a prior part and independent rows.
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the reference does not
-        fit the model, or the rows tell nothing about a variable and there is no control variate.
+        fit the model, the rows tell nothing about a variable and there is no control variate, or
+        alpha and B add too little noise for one.
     SamplingError
         While sampling, if the steps diverge, or the Fisher information is still singular after
         tuning.
@@ -85,7 +88,8 @@ class SGFS(GradientStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N.
+        If a Deterministic has a value for each row, which makes every draw cost N; or if the
+        default alpha makes steps more than 50 times shorter than for a normal posterior.
 
     Notes
     -----
@@ -102,7 +106,7 @@ class SGFS(GradientStep):
     - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
       and their changes by the Hessian, count too.
     - ``step_size``: share of the way to the mode that a step makes, averaged over the directions;
-      its inverse is about the autocorrelation time in steps.
+      with s of it, it takes about 2/s − 1 steps for an independent draw.
     - ``gradient_noise``: share of the batch in the variance of the noise, in the last step; nan
       while the chain waits.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
@@ -160,14 +164,30 @@ class SGFS(GradientStep):
             self._B = checked_covariance("B", self._B, self._active.size)
             if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
+            if self.control_variate:
+                self._check_noise()
         self.options = (self.variant, self.alpha, self._B)
         self._check_information()
+
+    def _check_noise(self) -> None:
+        """Refuse a B that adds less noise than the least alpha does."""
+        least = eigh(self.alpha**2 * self._B, self._precision(), eigvals_only=True)[0]
+        if least < LEAST_ALPHA**2:
+            raise ValueError(
+                f"alpha² B must be at least {LEAST_ALPHA**2} times the precision of the posterior "
+                f"in every direction with a control variate, and is {least:.3g} times in one. The "
+                "batch has hardly any noise then, and a step would lead to the other side of the "
+                "mode and the next one back. Raise alpha or B, or set control_variate=0."
+            )
 
     def _default_alpha(self) -> float:
         """Return the α at which 2/(1 + α²) times the largest curvature is 1."""
         if not self.control_variate or self._B is not None:
             return 1.0
-        return math.sqrt(2 * max(1.0, self._largest_curvature()) - 1)
+        largest = max(1.0, self._largest_curvature())
+        alpha = math.sqrt(2 * largest - 1)
+        self._warn_of_short_steps(f"alpha of {alpha:.3g}", largest)
+        return alpha
 
     def _largest_curvature(self) -> float:
         """Largest curvature at points about the mode, in units of that at the mode.
@@ -198,10 +218,14 @@ class SGFS(GradientStep):
         return largest
 
     def _check_information(self) -> None:
-        """Refuse parameters on which no row depends: their Fisher information is zero."""
+        """Refuse parameters on which no row depends: their Fisher information is zero.
+
+        At the initial point itself it can be zero for others: that of a scale whose offsets are 0.
+        """
         if self.control_variate:
             return
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        flat = flat + 0.1 * np.random.default_rng(0).standard_normal(flat.size)
         without = ~self._trial_gradients(flat, self._target).any(axis=0)
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 from scipy.linalg import eigh
@@ -13,11 +14,15 @@ from pymc_minibatch.kernels.sgld import Langevin, LangevinState, make_langevin
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.steps.gradient_step import GradientStep, checked_covariance
+from pymc_minibatch.warn import warn
 
 __all__ = ["SGLD"]
 
 DEFAULT_BIAS = 0.1
 """The default step makes variances too large by about this share, in the worst direction."""
+
+LARGE_BIAS = 0.5
+"""Warn of a step that makes variances too large by more than this share."""
 
 TRIAL_POINTS = 8
 
@@ -49,8 +54,8 @@ class SGLD(GradientStep):
         Where the log-likelihood is expanded; found here if not given and wanted.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference whose gradient is taken off the rows
-        (SGLD-CV); see :class:`MinibatchMH`. Without it, the default step makes about N/n steps
-        for each independent draw.
+        (SGLD-CV); see :class:`MinibatchMH`. With it the default step takes about 10 steps for an
+        independent draw, without it 10 N/n.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int, default 1
@@ -76,10 +81,16 @@ class SGLD(GradientStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N.
+        If a Deterministic has a value for each row, which makes every draw cost N; if the default
+        step size is more than 50 times smaller than for a normal posterior; or if the one that is
+        given is unstable or makes variances too large by more than 50 %, by linear theory. Without
+        a reference the last is logged at the end of tuning.
 
     Notes
     -----
+    A step that is too long need not diverge: where the gradient of a row is bounded, as in logistic
+    regression, the chain stays finite and its draws are far too wide.
+
     Sample stats, for each draw:
 
     - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
@@ -103,6 +114,10 @@ class SGLD(GradientStep):
     ...     idata = pm.sample(step=pmb.SGLD(steps_per_draw=10))  # doctest: +SKIP
     """
 
+    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
+        **GradientStep.stats_dtypes_shapes,
+        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
+    }
     name = "sgld"
     learns = ()  # besides the limit on the length of its steps, which a draw sets once
     tuned: LangevinState
@@ -128,6 +143,7 @@ class SGLD(GradientStep):
                 f"{preconditioner!r}."
             )
         self._given = schedule, preconditioner
+        self._is_checked = False
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )
@@ -141,7 +157,28 @@ class SGLD(GradientStep):
         self._band = 1 if np.array_equal(matrix, np.diag(np.diag(matrix))) else len(matrix)
         self._factor = np.linalg.cholesky(matrix)
         self.schedule = (self._default_step(matrix), 1.0, 0.0) if schedule is None else schedule
+        if schedule is not None and self.reference is not None:
+            a, b, gamma = schedule
+            if complaint := self._complaint(a * b**-gamma, self._precision(), self._noise()):
+                warn(complaint)
         self.options = (self.schedule, preconditioner if named else matrix)
+
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        stats = super()._draw(flat)
+        stats["warning"] = None
+        if self.reference is None and not self.tune and not self._is_checked:
+            stats["warning"] = self._late_complaint(flat)
+            self._is_checked = True
+        return stats
+
+    def _late_complaint(self, flat: np.ndarray) -> str | None:
+        """Judge the step without a reference, by the Fisher information where the chain is."""
+        rows = self._covariance_of_rows(flat, self._target)
+        noise = self.n_rows**2 / self.batch_size * rows
+        complaint = self._complaint(self._step_size(), self.n_rows * rows, noise)
+        return (
+            complaint and f"{complaint} If the chain is still far from the mode, tune for longer."
+        )
 
     def _need_reference(self) -> None:
         if self.reference is None:
@@ -190,17 +227,52 @@ class SGLD(GradientStep):
         (1 + εmq/4) / (1 − εmh/4) of the posterior's.
         """
         assert self.reference is not None
-        rng, precision = np.random.default_rng(0), self._precision()
-        covariance, size = np.linalg.inv(precision), TRIAL_POINTS
-        points = np.tile(self.reference.flat, (size, 1))
+        precision, noise = self._precision(), self._noise()
+        inverse = np.linalg.inv(matrix)
+        metric = (inverse + inverse.T) / 2
+        largest = eigh(precision + noise, metric, eigvals_only=True)[-1]
+        step = float(4 * DEFAULT_BIAS / largest)
+        normal = eigh(precision, metric, eigvals_only=True)[-1]
+        if not self.control_variate:
+            normal *= 1 + self.n_rows / self.batch_size
+        self._warn_of_short_steps(f"step_size of {step:.3g}", largest / normal)
+        return step
+
+    def _noise(self) -> np.ndarray:
+        """Covariance of the batch's gradient, averaged over points about the mode."""
+        assert self.reference is not None
+        rng, covariance = np.random.default_rng(0), np.linalg.inv(self._precision())
+        points = np.tile(self.reference.flat, (TRIAL_POINTS, 1))
         points[:, self._active] += rng.multivariate_normal(
-            np.zeros(len(covariance)), covariance, size, method="cholesky"
+            np.zeros(len(covariance)), covariance, TRIAL_POINTS, method="cholesky"
         )
         rows = np.mean([self._covariance_of_rows(point, self._target) for point in points], axis=0)
-        noise = self.n_rows**2 / self.batch_size * rows
-        inverse = np.linalg.inv(matrix)
-        largest = eigh(precision + noise, (inverse + inverse.T) / 2, eigvals_only=True)[-1]
-        return float(4 * DEFAULT_BIAS / largest)
+        return self.n_rows**2 / self.batch_size * rows
+
+    def _complaint(self, step: float, precision: np.ndarray, noise: np.ndarray) -> str | None:
+        """Say how far from the posterior a step draws, if that is too far.
+
+        Along the eigenvectors of the curvature, in the coordinates in which M is the identity, the
+        variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal.
+        """
+        curvature, vectors = np.linalg.eigh(self._factor.T @ precision @ self._factor)
+        along = self._factor @ vectors
+        noises = np.einsum("ij,ik,kj->j", along, noise, along)
+        if step * curvature[-1] >= 4:
+            return (
+                f"A step_size of {step:.3g} is unstable: from {4 / curvature[-1]:.3g} on the draws "
+                "from a normal posterior spread without bound. Others may hold them back, but far "
+                "too wide. Make it much smaller, or leave it out for the default."
+            )
+        bias = ((1 + step * noises / 4) / (1 - step * curvature / 4)).max() - 1
+        falls = self.schedule[2] > 0
+        if bias > LARGE_BIAS and not falls:
+            return (
+                f"With a step_size of {step:.3g} the variances of the draws are too large by about "
+                f"{bias:.0%} in the worst direction. Make it smaller, or leave it out for the "
+                f"default, which aims at {DEFAULT_BIAS:.0%}."
+            )
+        return None
 
     @property
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:

@@ -31,6 +31,7 @@ def row_gradients(tall: TallModel) -> tuple[list[Variable], Variable]:
     first: Any = batch[0]
     n, dim = first.shape[0], tall.layout.size
     theta: Any = pt.tensor("theta", shape=(dim,), dtype="float64")
+    point: Any = pt.tensor("point", shape=(dim,), dtype="float64")
     copies: Any = pt.tensor("copies", shape=(None, dim), dtype="float64")
     # With a length of 1 that is known, rows and parameters broadcast without a check.
     single: list[Any] = [pt.tensor(dtype=b.type.dtype, shape=(1, *b.type.shape[1:])) for b in batch]
@@ -44,9 +45,9 @@ def row_gradients(tall: TallModel) -> tuple[list[Variable], Variable]:
     }
     [rows] = vectorize_graph([one], {theta: copies} | along)
     gradients: Any = grad(pt.sum(rows), copies, disconnected_inputs="ignore")
-    point: dict[Variable, Variable] = {copies: pt.broadcast_to(flat, (n, dim))}
-    [gradients] = graph_replace([gradients], point, strict=False)
-    return [flat, *batch], _rewritten(gradients, [flat, *batch], local_drop_specify_shape)
+    alike: dict[Variable, Variable] = {copies: pt.broadcast_to(point, (n, dim))}
+    [gradients] = graph_replace([gradients], alike, strict=False)
+    return [point, *batch], _rewritten(gradients, [point, *batch], local_drop_specify_shape)
 
 
 def compile_row_gradients(tall: TallModel, order: int = 0) -> CompiledFunction:
@@ -68,7 +69,8 @@ def compile_row_gradients(tall: TallModel, order: int = 0) -> CompiledFunction:
     """
     flat: Any
     [flat, *batch], gradients = row_gradients(tall)
-    reference, epsilon = pt.dvector("reference"), pt.dscalar("epsilon")
+    reference: Any = pt.tensor("reference", shape=flat.type.shape, dtype="float64")
+    epsilon = pt.dscalar("epsilon")
     remainder: Any = gradients
     term: Any
     if order:

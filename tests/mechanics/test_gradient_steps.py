@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -11,8 +12,10 @@ import xarray as xr
 from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
+from stored import as_memory_maps, as_paths, as_zarr
 
 from pymc_minibatch import SGFS, SGLD, find_reference
+from pymc_minibatch.kernels.sgfs import average_covariance, scoring_state
 
 TUNE, DRAWS = 20, 15
 STEPS = [SGFS, SGLD]
@@ -170,27 +173,12 @@ def in_memory(data, folder):
     return data
 
 
-def in_memory_maps(data, folder):
-    return {name: np.load(path, mmap_mode="r") for name, path in in_files(data, folder).items()}
-
-
-def in_files(data, folder):
-    for name, values in data.items():
-        np.save(folder / f"{name}.npy", values)
-    return {name: str(folder / f"{name}.npy") for name in data}
-
-
-def in_zarr(data, folder):
-    zarr = pytest.importorskip("zarr", reason="zarr is an extra")
-    return {name: zarr.array(values, chunks=300) for name, values in data.items()}
-
-
 @pytest.mark.parametrize("kind", STEPS)
 def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
     data, model, reference = stored
     options = {"reference": reference, "batch_size": 50, "control_variate": 2, "rng": 1}
     points, stats = run(kind(model=model, **options), reference.mode, 0, TUNE + DRAWS)
-    for source in (in_memory, in_memory_maps, in_files, in_zarr):
+    for source in (in_memory, as_memory_maps, as_paths, as_zarr):
         step = kind(model=logistic_model(40), data=source(data, tmp_path), **options)
         found, found_stats = run(step, reference.mode, 0, TUNE + DRAWS)
         for point, expected in zip(found, points, strict=True):
@@ -200,6 +188,20 @@ def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
 
 
 # --- Fisher information -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("band", [1, 3])
+def test_average_of_the_covariances_of_batches(band):
+    """Unbiased ones of few rows, of which batch t has a weight of t (t + 1)."""
+    batches = np.random.default_rng(1).normal(size=(5, 4, 6))
+    active, state = np.array([0, 2, 5]), scoring_state(3)
+    for batch in batches:
+        average_covariance(batch, active, batch.mean(axis=0)[active], band, state)
+    t = np.arange(1, 6)
+    each = [np.cov(batch[:, active], rowvar=False) for batch in batches]
+    expected = np.average(each, axis=0, weights=t * (t + 1))
+    expected = np.diag(np.diag(expected)) if band == 1 else np.tril(expected)
+    np.testing.assert_allclose(state.fisher, expected, rtol=1e-12)
 
 
 def test_the_chain_waits_for_full_rank():
@@ -237,6 +239,14 @@ def test_parameters_without_rows_are_named():
         SGFS(model=grouped_model(), control_variate=0)
 
 
+def test_parameters_that_matter_beyond_the_start_alone():
+    """The scale does not matter where its offset is 0."""
+    with pm.Model() as model:
+        tau, z = pm.HalfNormal("tau"), pm.Normal("z")
+        pm.Normal("y", tau * z, 1.0, observed=np.arange(50.0))
+    SGFS(model=model, control_variate=0)
+
+
 def test_sgfs_without_tuning_is_refused(model, reference):
     step = new_step(SGFS, model, reference)
     step.stop_tuning()
@@ -257,6 +267,7 @@ def test_sgfs_without_tuning_is_refused(model, reference):
         (SGFS, {"B": np.eye(3)}, "B has shape"),
         (SGFS, {"B": -np.eye(2)}, "B must be positive definite"),
         (SGFS, {"B": [[1.0, 0.5], [0.5, 1.0]], "variant": "diagonal"}, "B must be diagonal"),
+        (SGFS, {"B": np.diag([1e3, 0.1])}, r"alpha² B must be at least 0.25 times .* and is"),
         (SGFS, {"batch_size": 1}, "batch_size must be"),
         (SGFS, {"steps_per_draw": 0}, "steps_per_draw must be"),
         (SGFS, {"vars": ["nu"]}, "not a free variable"),
@@ -301,3 +312,49 @@ def test_sgfs_that_diverges_is_stopped(model, reference):
     step.stop_tuning()
     with pytest.raises(SamplingError, match=ADVICE):
         step.step({**reference.mode, "sigma_log__": np.array(-4.0)})
+
+
+# --- Steps of a bad length --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_size", "message"),
+    [
+        (0.05, None),
+        (0.3, "too large by about"),
+        (4.5, "unstable: from "),
+        ((4.5, 1.0, 0.6), "unstable: from "),
+        ((0.3, 1.0, 0.6), None),
+        (None, None),
+    ],
+)
+def test_a_long_step_is_warned_of(model, reference, step_size, message):
+    """The batch of 50 of 600 rows has 12 times the curvature."""
+    changes = {"step_size": step_size, "control_variate": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        new_step(SGLD, model, reference, **changes)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (message is not None)
+    assert message is None or message in messages[0]
+
+
+@pytest.mark.parametrize("step_size", [1.0, 0.05])
+def test_a_long_step_without_a_reference_is_logged(model, reference, step_size, caplog):
+    """Rows are first read where the chain is after tuning; the result has no such stat."""
+    options = {"control_variate": 0, "preconditioner": reference.covariance}
+    step = new_step(SGLD, model, None, step_size=step_size, steps_per_draw=20, **options)
+    with model:
+        idata = pm.sample(20, tune=20, chains=2, cores=1, random_seed=1, step=step, **QUIET)
+    logged = [text for text in caplog.messages if "too large by about" in text]
+    assert len(logged) == (step_size == 1.0)
+    assert "warning" not in idata.sample_stats
+
+
+def test_default_steps_that_are_very_short_are_warned_of():
+    """Of rows that only bound the rate from above."""
+    with pm.Model() as model:
+        rate = pm.Normal("rate", 0, 20)
+        pm.Poisson("y", pm.math.exp(rate), observed=[0, 0])
+    with pytest.warns(UserWarning, match=r"The default alpha of .* times shorter"):
+        SGFS(model=model, control_variate=2)

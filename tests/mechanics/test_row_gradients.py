@@ -45,7 +45,18 @@ def vectors_model():
     return model
 
 
-MODELS = [grouped_model, softmax_model, counts_model, vectors_model]
+def linear_model():
+    """A scale that is not known, after a vector of coefficients."""
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(300, 2))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        sigma = pm.HalfNormal("sigma")
+        pm.Normal("y", X @ beta, sigma, observed=X[:, 0] + rng.normal(size=300))
+    return model
+
+
+MODELS = [grouped_model, softmax_model, counts_model, vectors_model, linear_model]
 
 
 def differences(function, point, direction, h=1e-4):

@@ -8,6 +8,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 from scipy.stats import chisquare, norm
+from stored import as_memory_maps, as_paths, as_zarr
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.decision import row_workspace
@@ -62,28 +63,6 @@ def assert_bound(tall, data):
 
 
 # --- Kinds of sources -------------------------------------------------------------------------
-
-
-def as_memory_maps(data, folder):
-    maps = {}
-    for name, values in data.items():
-        maps[name] = np.memmap(folder / name, values.dtype, "w+", shape=values.shape)
-        maps[name][:] = values
-    return maps
-
-
-def as_paths(data, folder):
-    for name, values in data.items():
-        np.save(folder / f"{name}.npy", values)
-    return {name: str(folder / f"{name}.npy") for name in data}
-
-
-def as_zarr(data, folder):
-    zarr = pytest.importorskip("zarr", reason="zarr is an extra")
-    return {
-        name: zarr.array(values, store=zarr.DirectoryStore(str(folder / name)), chunks=7000)
-        for name, values in data.items()
-    }
 
 
 def as_dask(data, folder):

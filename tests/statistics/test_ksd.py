@@ -8,7 +8,7 @@ from models import normal_model
 from normal_rows import BATCH, FULL, draw, normal_rows
 
 from pymc_minibatch import SGLD, find_reference, ksd
-from pymc_minibatch.stein import discrepancy
+from pymc_minibatch.stein import discrepancy, pairs
 
 
 def tree(**variables):
@@ -37,7 +37,30 @@ def test_pairs_against_differences():
         along(lambda x: along(lambda y: k(x, y), z[1])[i], z[0])[i]  # noqa: B023
         for i in range(3)
     )
-    assert discrepancy(z, s)[0] == pytest.approx(expected, rel=1e-6)
+    assert pairs(z, s)[0, 1] == pytest.approx(expected, rel=1e-6)
+
+
+def correlated_normals(rng, rho, chains, n_draws, dim):
+    """Return draws of stationary standard normal chains, chain after chain."""
+    z = rng.normal(size=(chains, n_draws, dim))
+    for i in range(1, n_draws):
+        z[:, i] = rho * z[:, i - 1] + np.sqrt(1 - rho**2) * z[:, i]
+    return z.reshape(-1, dim)
+
+
+@pytest.mark.parametrize(("rho", "chains"), [(0.0, 1), (0.8, 1), (0.8, 2), (0.8, 50)])
+@pytest.mark.parametrize("spread", [1.0, 1.3])
+def test_draws_of_a_chain(rho, chains, spread):
+    """Autocorrelation shows in the standard error, not in the estimate."""
+    rng = np.random.default_rng(1)
+    expected = 0.0 if spread == 1 else 0.05
+    found = []
+    for _ in range(60):
+        z = spread * correlated_normals(rng, rho, chains, 800 // chains, 5)
+        found.append(discrepancy(z, 0.5 * rng.normal(size=z.shape) - z, chains))
+    squared, errors = np.transpose(found)
+    assert squared.mean() == pytest.approx(expected, abs=4 * squared.std() / np.sqrt(60) + 0.002)
+    assert 0.6 < squared.std() / np.sqrt((errors**2).mean()) < 1.5
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +129,10 @@ def test_bad_input():
         ksd(tree(mu=np.zeros(5)), model)
     model = normal_model()
     with pytest.raises(ValueError, match="max_draws"):
-        ksd(tree(mu=np.zeros(5)), model, max_draws=1)
+        ksd(tree(mu=np.zeros(5)), model, max_draws=39)
     with pytest.raises(ValueError, match=r"The posterior lacks \['sigma'\]"):
         ksd(tree(mu=np.zeros(5)), model)
+    with pytest.raises(ValueError, match="5 draws are too few"):
+        ksd(tree(mu=np.zeros(5), sigma=np.ones(5)), model)
+    with pytest.raises(ValueError, match=r"sigma has draws that are not finite"):
+        ksd(tree(mu=np.zeros(50), sigma=np.r_[np.ones(49), np.nan]), model)

@@ -5,6 +5,7 @@ covariance of the algorithm is the posterior's at any alpha.
 """
 
 import numpy as np
+import pymc as pm
 import pytest
 from models import grouped_model
 from normal_rows import BATCH, FULL, N_ROWS, assert_moments, draw, normal_rows
@@ -77,6 +78,30 @@ def test_control_variate(order):
     assert_moments(draws, mean, np.linalg.inv(precision))
     assert stats["gradient_noise"] < 1e-6
     assert stats["step_size"] == pytest.approx(2 / (1 + 1.2**2))
+
+
+def test_noise_that_the_control_variate_leaves():
+    """Slopes differ between rows: the noise is linear in the distance from the mode.
+
+    Were it left out, the variance of the draws would be 1 / (1 - 0.2) of the posterior's.
+    """
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=N_ROWS)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 10)
+        pm.Normal("y", slope * x, 1.0, observed=x + rng.normal(size=N_ROWS))
+    precision, batch = (x**2).sum() + 0.01, 10
+    noise = N_ROWS**2 / batch * np.var(x**2) / precision**2
+    assert noise == pytest.approx(0.2, abs=0.05)
+    step = SGFS(alpha=1, control_variate=1, batch_size=batch, steps_per_draw=4, model=model, rng=6)
+    point, draws = model.initial_point(), []
+    for i in range(12_500):
+        if i == 2500:
+            step.stop_tuning()
+        point, [stats] = step.step(point)
+        draws.append(point["slope"])
+    assert stats["step_size"] == pytest.approx(1 / (1 + noise), rel=0.05)
+    assert np.var(draws[2500:]) * precision == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("B", [None, USERS_B])
