@@ -33,7 +33,14 @@ from numba import njit
 
 from pymc_minibatch.acceptance.decision import Decision, Rows, Source
 
-__all__ = ["FirstBatch", "Limits", "build_growing", "first_batch", "tune_first_batch"]
+__all__ = [
+    "LEAST_BATCH",
+    "FirstBatch",
+    "Limits",
+    "build_growing",
+    "first_batch",
+    "tune_first_batch",
+]
 
 HEADROOM = 0.9
 """Share of the variance limit that a grown batch aims at, since s² is itself an estimate."""
@@ -102,13 +109,15 @@ def first_batch(size: int) -> FirstBatch:
     return FirstBatch(np.array([size], dtype=np.int64), np.array([math.log(size), 0.0]))
 
 
-def tune_first_batch(state: FirstBatch, n_grown: int, n_decisions: int, n_rows: int) -> None:
+def tune_first_batch(
+    state: FirstBatch, n_grown: int, n_decisions: int, n_rows: int, least: int = LEAST_BATCH
+) -> None:
     """Move the first batch towards the size that does for all but `GROWN_SHARE` of decisions."""
     state.tuning[1] += 1
     excess = n_grown / max(n_decisions, 1) - GROWN_SHARE
     log_size = state.tuning[0] + excess / state.tuning[1] ** GAIN_EXPONENT
-    least = min(LEAST_BATCH, n_rows)
-    state.tuning[0] = min(max(log_size, math.log(least)), math.log(n_rows))
+    log_least = math.log(min(least, n_rows))
+    state.tuning[0] = min(max(log_size, log_least), math.log(n_rows))
     state.size[0] = min(math.ceil(math.exp(state.tuning[0]) - 1e-9), n_rows)
 
 

@@ -30,7 +30,7 @@ TRIAL_PAIRS = 16
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
 
-COUNTED_POINTS = 4
+COUNTED_POINTS = 3
 """Points at which all rows are read to see how uneven they are."""
 
 FAR_OUT = 10.0

@@ -1,6 +1,7 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,12 @@ from pymc_minibatch.acceptance.decision import (
     make_source,
     row_workspace,
 )
-from pymc_minibatch.acceptance.growing import FirstBatch, first_batch, tune_first_batch
+from pymc_minibatch.acceptance.growing import (
+    LEAST_BATCH,
+    FirstBatch,
+    first_batch,
+    tune_first_batch,
+)
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
@@ -51,13 +57,15 @@ from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
+_log = logging.getLogger("pymc_minibatch")
+
 DEFAULT_BATCH = 100
 
 SEEN_SHARE = 0.5
-"""Fewer rows that tell than this in a batch, and it may know nothing of its error."""
+"""With fewer rows that tell in a batch, it may know nothing of its error."""
 
 SEEN_WANTED = 5.0
-"""How many such rows the batch that is advised holds."""
+"""How many such rows a first batch then holds, on average."""
 
 HARMLESS = 0.01
 """With a smaller s² it does not matter which rows are in a batch."""
@@ -136,7 +144,8 @@ class MinibatchMH(TallStep):
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and tuned by
         tests that can tell whether that does, towards the fewest rows that do for nine of ten
-        decisions. Austere finds it by itself.
+        decisions; where few rows decide, so many that a batch holds some of them. Austere finds it
+        by itself.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int, default 1
@@ -160,7 +169,7 @@ class MinibatchMH(TallStep):
     UserWarning
         If a Deterministic has a value for each row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if a few rows decide that most batches miss.
+        helps little; and if a few rows decide that batches of the given size miss.
 
     Notes
     -----
@@ -243,6 +252,7 @@ class MinibatchMH(TallStep):
                 "leave batch_size out, or give the test other batch_sizes to choose from."
             )
         self.temperature = _checked_temperature(temperature)
+        self.least_batch = LEAST_BATCH
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
                 self.tall, reference, control_variate, self.temperature
@@ -251,7 +261,7 @@ class MinibatchMH(TallStep):
             self.proposal_options = self.proposal.jit_options
             _ = self._source  # compiles the target
         self._warn_of_other_temperatures()
-        self._warn_of_rare_rows()
+        self.least_batch = self._least_batch()
         self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
@@ -281,27 +291,40 @@ class MinibatchMH(TallStep):
                 "must use the same temperature, or the chain has no well-defined target."
             )
 
-    def _warn_of_rare_rows(self) -> None:
-        """Warn where few rows hold the variance of the log ratio, so that batches miss them."""
+    def _least_batch(self) -> int:
+        """Find how large a first batch must be to hold some of the rows that decide.
+
+        Where few rows hold the variance of the log ratio, a batch without them can know neither it
+        nor the error of the test.
+        """
         if self.reference is None or self.acceptance.first_batch != "tuned":
-            return
+            return LEAST_BATCH
         size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
         variance, kurtosis = rows_that_tell(
             self.tall, self.reference, self.control_variate, self.temperature
         )
         if variance / size < HARMLESS or size / kurtosis >= SEEN_SHARE:
-            return
+            return LEAST_BATCH
         telling = max(1, round(self.n_rows / kurtosis))
-        advised = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
-        warn(
+        least = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
+        about = (
             f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
-            f"rare class or category, say). Batches of {size} rows miss them, and test_error does "
-            f"not show it: draws may be wrong. Set batch_size={advised}."
+            "rare class or category, say), "
         )
+        if self.batch_size is None:
+            _log.info(f"{about}so that batches have {least} rows at least.")
+        else:
+            warn(
+                f"{about}and batches of {size} rows miss them: draws may be wrong, and test_error "
+                f"does not show it. Set batch_size={least}, or leave it out."
+            )
+        return least
 
     def _reset_tuning(self) -> None:
         variance = self.temperature / self.n_rows
-        size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
+        size = self.batch_size
+        if size is None:
+            size = min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
         self.proposal_state = self.proposal.initial_state(
             self._active.size, variance, self._approximation()
         )
@@ -414,7 +437,13 @@ class MinibatchMH(TallStep):
     def _tune(self, totals: Totals) -> None:
         self.proposal.end_draw(self.proposal_state)
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
-            tune_first_batch(self.batch_state, totals.n_grown, totals.n_decisions, self.n_rows)
+            tune_first_batch(
+                self.batch_state,
+                totals.n_grown,
+                totals.n_decisions,
+                self.n_rows,
+                self.least_batch,
+            )
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)
