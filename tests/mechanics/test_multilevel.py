@@ -1,5 +1,7 @@
 """Multilevel SGLD: what it returns, what it refuses, and where it stops."""
 
+import signal
+import threading
 from functools import partial
 
 import numpy as np
@@ -26,6 +28,8 @@ def test_result(logistic):
     assert np.allclose(levels["step"], levels["step"][0] / 2.0**levels.index)
     assert np.allclose(levels["length"], levels["length"][0] * (levels.index + 1))
     assert (levels["total"] == levels["samples"] * levels["cost"]).all()
+    error = result.summary["standard_error"][result.decisive]
+    assert error >= 0.999 * np.sqrt((levels["variance"] / levels["samples"]).sum())
     assert result.n_gradient > levels["total"].sum()
     assert result.epochs == result.n_gradient / 600
     for part in (result.decisive, "rmse", "variance", "row evaluations", "meets the target"):
@@ -102,6 +106,24 @@ def test_cores_do_not_matter(logistic):
     assert one.estimate.equals(two.estimate)
 
 
+def test_an_interrupt(logistic, monkeypatch):
+    """It ends the threads, and leaves all fit for another run."""
+    mode, add = logistic["reference"].mode["beta"], Level.add
+
+    def interrupted(level, differences):
+        add(level, differences)
+        threading.Thread(target=signal.raise_signal, args=[signal.SIGINT]).start()
+
+    arguments = {"f": lambda beta: ((beta - mode) ** 2).sum(), **logistic}
+    before = threading.active_count()
+    monkeypatch.setattr(Level, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        multilevel_sgld(rtol=0.001, **arguments)
+    assert threading.active_count() <= before + 1
+    monkeypatch.undo()
+    assert multilevel_sgld(rtol=0.2, **arguments).converged
+
+
 def test_stops_at_the_limit(logistic):
     mode = logistic["reference"].mode["beta"]
     arguments = {"f": lambda beta: ((beta - mode) ** 2).sum(), "rtol": 0.01, **logistic}
@@ -142,6 +164,12 @@ def test_out_of_reach(logistic):
 def test_unfit_functions(logistic, f, message):
     with pytest.raises(ValueError, match=message):
         multilevel_sgld(f, **logistic)
+
+
+def test_a_reference_of_another_model(logistic):
+    """Which has as many parameters."""
+    with pytest.raises(ValueError, match=r"another model.*'beta': \(2,\).*'sigma_log__'"):
+        multilevel_sgld("sigma", model=normal_model(), reference=logistic["reference"])
 
 
 def test_functions_of_the_rows(logistic):
@@ -192,3 +220,4 @@ def test_lengths_of_paths(antithetic):
         below = schedule.length(level - 1)
         assert c.n_joint * 2 * c.step_size == below
         assert c.n_alone * c.step_size == schedule.length(level) - below
+        assert c.every * 2 * c.step_size == schedule.step_size

@@ -48,14 +48,13 @@ def test_errors_are_those_reported(gaussian):
 
     In each direction paths end with a variance v that starts at 1 and tends to 1 / (1 − h/4).
 
-    Bars are four standard deviations and more from what REPS repetitions of all this gave:
-    RMSE.
-    The mean and the spread of the estimates are a little more than those reported, since what is
-    sampled decides when to stop. The reported bias may not be smaller than the true one, on average
-    and beyond noise; the largest of three estimates, it is larger.
+    Of 3,900 runs the RMSE was 1.02 times the target, the spread 1.09 times the standard error
+    reported, and the bias reported 1.25 times the true one: what is sampled decides when to stop,
+    and the largest of three estimates of the bias is taken. On average it may not be smaller than
+    the true one beyond noise. The other bars are four standard deviations and more from these.
     """
     model, mean, precision = gaussian
-    expected, rtol, n = np.trace(np.linalg.inv(precision)), 0.05, 150
+    expected, rtol, n = np.trace(np.linalg.inv(precision)), 0.05, 200
     tall = TallModel(model)
     reference = find_reference(tall=tall)
     estimand = make_estimand(lambda mu: ((mu - mean) ** 2).sum(), tall, reference.flat)
@@ -66,15 +65,16 @@ def test_errors_are_those_reported(gaussian):
         run = estimate(tall, target, paths, estimand, accuracy, True, True, None, BATCH)
         runs.append(run.result(tall.n_rows, reference.passes))
     assert all(run.converged for run in runs)
+    assert all((run.summary["bias"] <= np.sqrt(0.5) * run.summary["target"]).all() for run in runs)
     estimates = np.array([run.estimate for run in runs]) / expected
     rmse = np.sqrt(np.mean((estimates - 1) ** 2))
     assert 0.7 * rtol < rmse < 1.3 * rtol
     reported = np.sqrt(np.mean([run.standard_error**2 for run in runs])) / expected
-    assert estimates.std(ddof=1) / reported == pytest.approx(1.08, abs=0.27)
+    assert estimates.std(ddof=1) / reported == pytest.approx(1.09, abs=0.26)
     true_bias = np.array([1 / (1 - run.levels["step"].iloc[-1] / 4) - 1 for run in runs])
     assert abs(np.mean(estimates - 1 - true_bias)) < 0.5 * reported
     bias = np.array([run.bias for run in runs]) / expected / true_bias.mean()
-    assert 1 - 3.9 * bias.std(ddof=1) / np.sqrt(n) < bias.mean() < 1.6
+    assert 1 - 3.9 * bias.std(ddof=1) / np.sqrt(n) < bias.mean() < 1.5
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def logistic():
     reference = find_reference(tall=tall)
     mode = reference.mode["beta"]
     estimand = make_estimand(
-        lambda beta: pm.math.concatenate([beta - mode, [((beta - mode) ** 2).sum()]]),
+        lambda beta: pm.math.concatenate([beta - mode, (beta - mode) ** 2]),
         tall,
         reference.flat,
     )
@@ -99,7 +99,7 @@ def logistic():
 
 @pytest.mark.parametrize(
     ("antithetic", "levels", "values", "rate", "within"),
-    [(False, (1, 3), slice(0, 2), 1, 0.2), (True, (2, 4), slice(2, 3), 2, 0.3)],
+    [(False, (1, 3), slice(0, 2), 1, 0.2), (True, (2, 4), slice(2, 4), 2, 0.3)],
 )
 def test_variance_decay(logistic, antithetic, levels, values, rate, within):
     """Of the differences, by level: like h (plain) and like h² (antithetic).
@@ -107,13 +107,13 @@ def test_variance_decay(logistic, antithetic, levels, values, rate, within):
     The logarithm of an estimated variance has a standard deviation of √((kurtosis − 1)/n). For a
     Gaussian posterior the variances are known (:func:`covariance_of_a_pair`) and would give rates
     of 1.05 for the parameters, plain, and 2.08 for their squares, antithetic. Over 40 seeds the
-    rates were 1.04 ± 0.03 and MEAN ± SD.
+    rates were 1.04 ± 0.03 and, over SEEDS, 2.0X ± 0.0X.
     """
     paths, function = logistic(3)
     schedule = Schedule(1 / 4, 12, 1, antithetic, 60, 1)
     variances = []
-    for level, n in zip(levels, (5000, 1250), strict=True):
-        fine, coarse = paths.run(schedule.coupling(level), n, function, 3)
+    for level, n in zip(levels, (4000, 2000), strict=True):
+        fine, coarse = paths.run(schedule.coupling(level), n, function, 4)
         variances.append((fine - coarse).var(axis=0)[values].sum())
     fall = np.log2(variances[0] / variances[1]) / (levels[1] - levels[0])
     assert fall == pytest.approx(rate, abs=within)
@@ -176,8 +176,8 @@ def test_levels_add_up(logistic):
     paths, function = logistic(4)
     for antithetic in (True, False):
         schedule = Schedule(1 / 4, 8, 2, antithetic, BATCH, 1)
-        _, coarse = paths.run(schedule.coupling(1), 4000, function, 3)
-        fine, _ = paths.run(schedule.coupling(0), 4000, function, 3)
+        _, coarse = paths.run(schedule.coupling(1), 4000, function, 4)
+        fine, _ = paths.run(schedule.coupling(0), 4000, function, 4)
         z = (coarse.mean(axis=0) - fine.mean(axis=0)) / np.sqrt(
             (coarse.var(axis=0) + fine.var(axis=0)) / 4000
         )
