@@ -9,7 +9,8 @@ import pymc as pm
 import pytest
 from models import N_ROWS, logistic_model, normal_model
 
-from pymc_minibatch import find_reference, multilevel_sgld
+from pymc_minibatch import TallModel, find_reference, multilevel_sgld
+from pymc_minibatch.multilevel.estimand import make_estimand
 from pymc_minibatch.multilevel.level import Level, Schedule, allocate
 
 
@@ -221,3 +222,14 @@ def test_lengths_of_paths(antithetic):
         assert c.n_joint * 2 * c.step_size == below
         assert c.n_alone * c.step_size == schedule.length(level) - below
         assert c.every * 2 * c.step_size == schedule.step_size
+
+
+def test_jacobian_of_moments(logistic):
+    """Of means and variances, by which errors of expectations become theirs."""
+    tall = TallModel(logistic["model"])
+    estimand = make_estimand("beta", tall, logistic["reference"].flat)
+    expectation, small = np.array([0.1, -0.2, 0.5, 0.3]), 1e-6
+    jacobian = estimand.estimates(expectation)[1]
+    for column, change in zip(jacobian.T, small * np.eye(4), strict=True):
+        ahead, behind = (estimand.estimates(expectation + s * change)[0] for s in (1, -1))
+        assert np.allclose((ahead - behind) / (2 * small), column, atol=1e-8)
