@@ -83,7 +83,7 @@ def multilevel_sgld(
 
     It is an estimator, not a sampler: it returns no draws, but numbers with a standard error and an
     estimate of the bias that is left. Posteriors with several modes are beyond it: all paths
-    start about one.
+    start about one. So are probabilities of rare events, whose errors it takes for too small.
 
     Parameters
     ----------
