@@ -48,7 +48,7 @@ def test_errors_are_those_reported(gaussian):
 
     In each direction paths end with a variance v that starts at 1 and tends to 1 / (1 − h/4).
 
-    Of 3,900 runs the RMSE was 1.02 times the target, the spread 1.09 times the standard error
+    Of 3,900 runs the RMSE was 1.02 times the target, the spread 1.10 times the standard error
     reported, and the bias reported 1.25 times the true one: what is sampled decides when to stop,
     and the largest of three estimates of the bias is taken. On average it may not be smaller than
     the true one beyond noise. The other bars are four standard deviations and more from these.
