@@ -71,11 +71,8 @@ def settle(
     ValueError
         If the bound is for another likelihood, or the reference for another model.
     """
-    if reference is not None and reference.flat.size != tall.layout.size:
-        raise ValueError(
-            f"The reference has {reference.flat.size} parameters, but the model has "
-            f"{tall.layout.size}. Find it again with pmb.find_reference()."
-        )
+    if reference is not None:
+        reference.check_fits(tall)
     start = tall.layout.flatten(tall.model.initial_point())
     target: FireflyTarget
     if isinstance(bound, Bound):

@@ -6,7 +6,8 @@ or, for each element x of the variables, x − c and (x − c)² with c its valu
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytensor.tensor as pt
 import xarray as xr
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import compile_numba, compile_python, jit_cached
@@ -37,11 +39,14 @@ class Estimand(ABC):
         k.
     labels
         A name for each of the m estimates.
+    relative
+        Whether errors relate to the estimates themselves.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
     n_values: int
     labels: list[str]
+    relative: bool
 
     @abstractmethod
     def estimates(self, expectation: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -65,22 +70,17 @@ class Estimand(ABC):
 class Function(Estimand):
     """Expectations of f, whose errors relate to their absolute values."""
 
+    relative = True
+
     def __init__(self, f: Callable[..., Any], tall: TallModel, mode: np.ndarray) -> None:
-        variables = _variables(tall)
-        names = list(inspect.signature(f).parameters)
-        _check_known(names, variables, "The arguments of f must be variables of the model")
-        value: Any = pt.as_tensor_variable(f(*[variables[name] for name in names]))
-        at_mode = self._compile(tall, _value_graph(tall, value, "f"), mode)
+        graph = _value_graph(tall, _apply(f, _variables(tall)), "f")
+        at_mode = _at(tall, graph, mode)
         if not at_mode.size:
             raise ValueError("f has no values: it returns an empty array.")
-        self.shape = _at(tall, _value_graph(tall, value, "f"), mode).shape
+        self.shape = at_mode.shape
         self.labels = _labels("f", self.shape)
-        if not np.isfinite(at_mode).all():
-            bad = int(np.flatnonzero(~np.isfinite(at_mode))[0])
-            raise ValueError(
-                f"{self.labels[bad]} is {at_mode[bad]} at the posterior mode: f must be finite "
-                "everywhere in the posterior."
-            )
+        _check_finite(at_mode, self.labels)
+        self._compile(tall, graph, mode)
 
     def estimates(self, expectation: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return expectation, np.eye(self.n_values), np.abs(expectation)
@@ -92,17 +92,20 @@ class Function(Estimand):
 class Moments(Estimand):
     """Means and variances, whose errors relate to standard deviations and to variances."""
 
+    relative = False
+
     def __init__(self, names: Sequence[str], tall: TallModel, mode: np.ndarray) -> None:
         variables = _variables(tall)
         _check_known(names, variables, "f must be a function or name variables of the model")
-        graphs = [_value_graph(tall, variables[name], name) for name in names]
-        at_mode = [_at(tall, graph, mode) for graph in graphs]
-        self.shapes = {name: values.shape for name, values in zip(names, at_mode, strict=True)}
-        self.center = np.concatenate([np.ravel(values) for values in at_mode]).astype(float)
-        flat: Any = pt.concatenate([pt.cast(graph, "float64").ravel() for graph in graphs])
+        graphs = {name: _value_graph(tall, variables[name], name) for name in names}
+        at_mode = {name: _at(tall, graph, mode) for name, graph in graphs.items()}
+        self.shapes = {name: values.shape for name, values in at_mode.items()}
+        elements = [label for name, shape in self.shapes.items() for label in _labels(name, shape)]
+        self.center = np.concatenate([values.ravel() for values in at_mode.values()]).astype(float)
+        _check_finite(self.center, elements)
+        flat: Any = pt.concatenate([pt.cast(graph, "float64").ravel() for graph in graphs.values()])
         delta = flat - pt.constant(self.center)
         self._compile(tall, pt.concatenate([delta, delta**2]), mode)
-        elements = [label for name, shape in self.shapes.items() for label in _labels(name, shape)]
         self.labels = [f"{kind} of {e}" for kind in ("mean", "variance") for e in elements]
 
     def estimates(self, expectation: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,13 +127,17 @@ class Moments(Estimand):
 
 
 def make_estimand(
-    f: Callable[..., Any] | str | Sequence[str], tall: TallModel, mode: np.ndarray
+    f: Callable[..., Any] | Variable | str | Sequence[Variable | str],
+    tall: TallModel,
+    mode: np.ndarray,
 ) -> Estimand:
     """Make sense of what the user asks for."""
-    if isinstance(f, str):
-        return Moments([f], tall, mode)
+    if isinstance(f, (str, Variable)):
+        f = [f]
     if callable(f):
         return Function(f, tall, mode)
+    if not isinstance(f, Iterable):
+        raise ValueError(f"f must be a function, or names of variables of the model; got {f!r}.")
     names = [str(getattr(name, "name", name)) for name in f]
     if not names:
         raise ValueError("f names no variables.")
@@ -141,6 +148,37 @@ def _variables(tall: TallModel) -> dict[str, Variable]:
     """Variables of the model that have a value at each point."""
     model = tall.model
     return {variable.name: variable for variable in [*model.free_RVs, *model.deterministics]}
+
+
+def _apply(f: Callable[..., Any], variables: dict[str, Variable]) -> Any:
+    """Call f with the variables that its arguments name; others may have defaults."""
+    signature = inspect.signature(f)
+    names = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and (name in variables or parameter.default is parameter.empty)
+    ]
+    _check_known(names, variables, "The arguments of f must be variables of the model")
+    call = inspect.BoundArguments(signature, OrderedDict((n, variables[n]) for n in names))
+    returned = f(*call.args, **call.kwargs)
+    try:
+        value = pt.as_tensor_variable(returned)
+        return pt.cast(value, "float64")
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            "f must return a PyTensor expression with real values, or what makes one, like a list "
+            f"of expressions of the same shape; got {returned!r}."
+        ) from error
+
+
+def _check_finite(at_mode: np.ndarray, labels: Sequence[str]) -> None:
+    for value, label in zip(at_mode.ravel(), labels, strict=True):
+        if not np.isfinite(value):
+            raise ValueError(
+                f"{label} is {value} at the posterior mode: what is estimated must be finite "
+                "everywhere in the posterior."
+            )
 
 
 def _check_known(names: Sequence[str], variables: dict[str, Variable], what: str) -> None:
@@ -158,7 +196,13 @@ def _value_graph(tall: TallModel, variable: Variable, name: str) -> Any:
             f"{name} reads the rows of the data, all of them at every evaluation: estimate "
             "functions of the parameters alone."
         )
-    return tall.value_graph(variable)
+    graph = tall.value_graph(variable)
+    if any(isinstance(parent, RandomGeneratorSharedVariable) for parent in ancestors([graph])):
+        raise ValueError(
+            f"{name} draws random numbers: estimate functions of the parameters alone, such as "
+            "the expectation of what is drawn."
+        )
+    return graph
 
 
 def _at(tall: TallModel, graph: Variable, point: np.ndarray) -> np.ndarray:

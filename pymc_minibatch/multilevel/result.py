@@ -89,7 +89,7 @@ class MultilevelResult:
     def plot(self) -> Any:
         """Draw variance and mean of the differences, and the cost, by level.
 
-        Dashed lines fall like h and h², from level 1.
+        Dashed lines fall like h and h² from level 1.
 
         Returns
         -------
@@ -115,10 +115,13 @@ class MultilevelResult:
             axes.semilogy(differences.index, values, "o-", label="difference")
             axes.semilogy([0], np.abs(self.levels[column].iloc[:1]), "s", label="level 0")
             for power in (1, 2):
-                line = values.iloc[0] * steps**power
-                axes.semilogy(differences.index, line, "--", color=str(0.8 - 0.3 * power), lw=1)
-            axes.set(xlabel="level", ylabel=f"{column} of {self.decisive}")
+                line, color = values.iloc[0] * steps**power, str(0.8 - 0.3 * power)
+                label = "like h" if power == 1 else "like h²"
+                axes.semilogy(differences.index, line, "--", color=color, lw=1, label=label)
+            axes.set(ylabel=f"{column} of {self.decisive}")
         variance.legend(frameon=False)
         cost.semilogy(self.levels.index, self.levels["total"], "o-")
-        cost.set(xlabel="level", ylabel="row evaluations")
+        cost.set(ylabel="row evaluations")
+        for axes in (variance, mean, cost):
+            axes.set(xlabel="level", xticks=self.levels.index)
         return figure

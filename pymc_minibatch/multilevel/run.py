@@ -34,6 +34,9 @@ SURE = 3.0
 LARGEST_BIAS = math.sqrt(0.5)
 """Of the target."""
 
+ROUNDING = 1e-20
+"""Variances smaller than this, relative to those of the level below, are of rounding errors."""
+
 SMALLEST = 1e-100
 """Errors are compared with no target smaller than this."""
 
@@ -160,7 +163,14 @@ class Run:
             }
         )
         levels.index.name = "level"
-        if not self.converged:
+        unseen = self._estimand.relative and (estimates == 0) & (errors == 0)
+        if np.any(unseen):
+            self.message += (
+                f" But {self._estimand.labels[int(np.argmax(unseen))]} was 0 on all paths: unless "
+                "it is always 0, it is an event too rare to be seen, and nothing is known of its "
+                "relative error."
+            )
+        if np.any(unseen) or not self.converged:
             warn(self.message)
         return MultilevelResult(
             estimate=shaped(estimates),
@@ -201,16 +211,18 @@ class Run:
     def _cautious_variances(self) -> np.ndarray:
         """Variances, not taken to be far below what those of the level below lead to expect.
 
-        Those of high levels rest on few samples; the first two are before the fall sets in.
+        Those of high levels rest on few samples. The first two are before the fall sets in; but
+        where no difference was seen on the second, f has jumps, and there are some.
         """
         _, variances = self._differences()
-        for level in range(2, len(variances)):
+        for level in range(1, len(variances)):
             expected = variances[level - 1] / 2**self._schedule.variance_order
-            variances[level] = np.maximum(variances[level], expected / 2)
+            known = (level == 1) & (variances[level] > ROUNDING * variances[level - 1])
+            variances[level] = np.maximum(variances[level], np.where(known, 0.0, expected / 2))
         return variances
 
     def _errors(self) -> np.ndarray:
-        _, variances = self._differences()
+        variances = self._cautious_variances()
         n = np.array([level.n for level in self.levels])
         errors: np.ndarray = np.sqrt((variances / n[:, None]).sum(axis=0))
         return errors

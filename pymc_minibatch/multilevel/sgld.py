@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model, modelcontext
 from pymc.util import RandomGenerator, get_random_generator
+from pytensor.graph.basic import Variable
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.kernels.multilevel import Coupling
@@ -64,7 +65,7 @@ HALVINGS = 8
 
 
 def multilevel_sgld(
-    f: Callable[..., Any] | str | Sequence[str],
+    f: Callable[..., Any] | Variable | str | Sequence[Variable | str],
     *,
     model: Model | None = None,
     data: Any = None,
@@ -82,14 +83,15 @@ def multilevel_sgld(
 
     It is an estimator, not a sampler: it returns no draws, but numbers with a standard error and an
     estimate of the bias that is left. Posteriors with several modes are beyond it: all paths
-    start about one.
+    start about one. So are probabilities of rare events, whose errors it takes for too small.
 
     Parameters
     ----------
     f : callable, str or list of str
         A function of variables of the model, free ones or Deterministics, which are passed by the
         names of its arguments as PyTensor variables, on their own scale; it returns a PyTensor
-        expression, of any shape. Or names of variables, whose means and variances are estimated.
+        expression, of any shape. Arguments that name no variable must have defaults. Or names of
+        variables, or these themselves, whose means and variances are estimated.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     data : mapping of str to array, optional
@@ -130,15 +132,16 @@ def multilevel_sgld(
     NoReferenceError
         If the posterior has no proper mode.
     ValueError
-        If an argument is out of range; if f is not finite, reads the rows of the data or names
-        variables that the model does not have; if paths from different starts do not come
-        together, or diverge at any step; if pilot runs show that `rtol` cannot be met within
-        `max_evaluations`.
+        If an argument is out of range; if f is not finite, reads the rows of the data, draws random
+        numbers or names variables that the model does not have; if paths from different starts do
+        not come together, or diverge at any step; if pilot runs show that `rtol` cannot be met
+        within `max_evaluations`.
 
     Warns
     -----
     UserWarning
-        If it has to stop before the target is met; the result says why.
+        If it has to stop before the target is met; the result says why. If a function is zero on
+        all paths: an event may be too rare to be seen.
 
     Notes
     -----

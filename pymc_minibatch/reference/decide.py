@@ -52,11 +52,8 @@ def decide_control_variate(
     """
     if control_variate not in ("auto", 0, 1, 2):
         raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
-    if reference is not None and reference.flat.size != tall.layout.size:
-        raise ValueError(
-            f"The reference has {reference.flat.size} parameters, but the model has "
-            f"{tall.layout.size}. Find it again with pmb.find_reference()."
-        )
+    if reference is not None:
+        reference.check_fits(tall)
     discrete = [var.name for var in tall.model.discrete_value_vars]
     if control_variate == 0 or (control_variate == "auto" and discrete):
         return reference, 0

@@ -110,6 +110,23 @@ class Reference:
         """Precision of the Gaussian approximation of the posterior at T, shape (D, D)."""
         return -(self.prior_hessian + self.hessian / temperature)
 
+    def check_fits(self, tall: TallModel) -> None:
+        """Refuse the reference of a model with other variables, or in another order.
+
+        Raises
+        ------
+        ValueError
+            If names, shapes or order of the variables differ.
+        """
+        own = [(name, np.shape(value)) for name, value in self.mode.items()]
+        wanted = list(zip(tall.layout.names, tall.layout.shapes, strict=True))
+        if own != wanted:
+            raise ValueError(
+                f"The reference is of another model: its variables are {dict(own)}, and those of "
+                f"the model {dict(wanted)}, by name and shape. Find it again with "
+                "pmb.find_reference()."
+            )
+
     @cached_property
     def covariance(self) -> np.ndarray:
         """Covariance of the Gaussian approximation of the posterior, shape (D, D)."""

@@ -1,11 +1,16 @@
 """Multilevel SGLD: what it returns, what it refuses, and where it stops."""
 
+import signal
+import threading
+from functools import partial
+
 import numpy as np
 import pymc as pm
 import pytest
-from models import logistic_model
+from models import N_ROWS, logistic_model, normal_model
 
-from pymc_minibatch import find_reference, multilevel_sgld
+from pymc_minibatch import TallModel, find_reference, multilevel_sgld
+from pymc_minibatch.multilevel.estimand import make_estimand
 from pymc_minibatch.multilevel.level import Level, Schedule, allocate
 
 
@@ -24,6 +29,8 @@ def test_result(logistic):
     assert np.allclose(levels["step"], levels["step"][0] / 2.0**levels.index)
     assert np.allclose(levels["length"], levels["length"][0] * (levels.index + 1))
     assert (levels["total"] == levels["samples"] * levels["cost"]).all()
+    error = result.summary["standard_error"][result.decisive]
+    assert error >= 0.999 * np.sqrt((levels["variance"] / levels["samples"]).sum())
     assert result.n_gradient > levels["total"].sum()
     assert result.epochs == result.n_gradient / 600
     for part in (result.decisive, "rmse", "variance", "row evaluations", "meets the target"):
@@ -42,9 +49,80 @@ def test_variables(logistic):
     assert list(result.summary.index) == names
 
 
+def test_named_variables(logistic):
+    names = ["beta", "beta"]
+    by_name = multilevel_sgld(names, rtol=0.3, **logistic).summary
+    assert list(by_name.index) == [
+        f"{kind} of beta[{i}]" for kind in ("mean", "variance") for i in range(2)
+    ]
+    assert by_name.equals(multilevel_sgld(logistic["model"]["beta"], rtol=0.3, **logistic).summary)
+
+
+def test_arguments_with_defaults(logistic):
+    a, b, c = (
+        multilevel_sgld(f, rtol=0.1, **logistic).estimate
+        for f in (
+            lambda beta: beta[0] ** 2,
+            lambda beta, power=2, **rest: beta[0] ** power,
+            partial(lambda power, beta: beta[0] ** power, 2),
+        )
+    )
+    assert a == b == c
+
+
+def test_constrained_variables():
+    """Moments are of σ itself, not of its logarithm; a Deterministic is like a variable."""
+    with normal_model() as model:
+        pm.Deterministic("precision", model["sigma"] ** -2)
+        result = multilevel_sgld(["sigma", "precision"], rtol=0.1, random_seed=1).estimate
+    sigma = model.rvs_to_values[model["y"]].eval().std()
+    sd = sigma / np.sqrt(2 * N_ROWS)
+    mean, variance = result["sigma"].to_numpy()
+    assert mean == pytest.approx(sigma, abs=sd)
+    assert variance == pytest.approx(sd**2, rel=0.5)
+    mean, variance = result["precision"].to_numpy()
+    assert mean == pytest.approx(sigma**-2, abs=2 * sigma**-3 * sd)
+    assert variance == pytest.approx((2 * sigma**-3 * sd) ** 2, rel=0.5)
+
+
+def test_a_jump(logistic):
+    """Differences of indicators are nearly all 0, which is not to be taken for no bias."""
+    mode, sd = logistic["reference"].mode["beta"], np.sqrt(logistic["reference"].covariance[0, 0])
+    result = multilevel_sgld(lambda beta: beta[0] > mode[0] + 2 * sd, rtol=0.2, **logistic)
+    assert (result.levels["samples"].iloc[1:3] > 50).all()
+    assert (result.levels["variance"].iloc[1] > 0).all()
+
+
+def test_an_event_too_rare(logistic):
+    mode = logistic["reference"].mode["beta"]
+    with pytest.warns(UserWarning, match=r"f\[1\] was 0 on all paths.*too rare"):
+        result = multilevel_sgld(
+            lambda beta: pm.math.stack([beta[0], beta[0] > mode[0] + 1]), **logistic
+        )
+    assert "too rare" in str(result)
+
+
 def test_cores_do_not_matter(logistic):
     one, two = (multilevel_sgld("beta", rtol=0.3, cores=n, **logistic) for n in (1, 2))
     assert one.estimate.equals(two.estimate)
+
+
+def test_an_interrupt(logistic, monkeypatch):
+    """It ends the threads, and leaves all fit for another run."""
+    mode, add = logistic["reference"].mode["beta"], Level.add
+
+    def interrupted(level, differences):
+        add(level, differences)
+        threading.Thread(target=signal.raise_signal, args=[signal.SIGINT]).start()
+
+    arguments = {"f": lambda beta: ((beta - mode) ** 2).sum(), **logistic}
+    before = threading.active_count()
+    monkeypatch.setattr(Level, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        multilevel_sgld(rtol=0.001, **arguments)
+    assert threading.active_count() <= before + 1
+    monkeypatch.undo()
+    assert multilevel_sgld(rtol=0.2, **arguments).converged
 
 
 def test_stops_at_the_limit(logistic):
@@ -75,11 +153,24 @@ def test_out_of_reach(logistic):
         ("gamma", "got \\['gamma'\\]"),
         ([], "names no variables"),
         (lambda beta: beta[:0], "empty"),
+        (lambda beta: None, "must return.*None"),
+        (lambda beta: [beta, beta[0]], "same shape"),
+        (lambda beta: pm.math.log(beta).astype("complex128"), "real"),
+        (lambda beta: pm.Normal.dist(beta), "draws random numbers"),
+        (lambda *beta: beta[0], "f has none"),
+        (None, "function, or names"),
+        (3, "function, or names"),
     ],
 )
 def test_unfit_functions(logistic, f, message):
     with pytest.raises(ValueError, match=message):
         multilevel_sgld(f, **logistic)
+
+
+def test_a_reference_of_another_model(logistic):
+    """Which has as many parameters."""
+    with pytest.raises(ValueError, match=r"another model.*'beta': \(2,\).*'sigma_log__'"):
+        multilevel_sgld("sigma", model=normal_model(), reference=logistic["reference"])
 
 
 def test_functions_of_the_rows(logistic):
@@ -130,3 +221,15 @@ def test_lengths_of_paths(antithetic):
         below = schedule.length(level - 1)
         assert c.n_joint * 2 * c.step_size == below
         assert c.n_alone * c.step_size == schedule.length(level) - below
+        assert c.every * 2 * c.step_size == schedule.step_size
+
+
+def test_jacobian_of_moments(logistic):
+    """Of means and variances, by which errors of expectations become theirs."""
+    tall = TallModel(logistic["model"])
+    estimand = make_estimand("beta", tall, logistic["reference"].flat)
+    expectation, small = np.array([0.1, -0.2, 0.5, 0.3]), 1e-6
+    jacobian = estimand.estimates(expectation)[1]
+    for column, change in zip(jacobian.T, small * np.eye(4), strict=True):
+        ahead, behind = (estimand.estimates(expectation + s * change)[0] for s in (1, -1))
+        assert np.allclose((ahead - behind) / (2 * small), column, atol=1e-8)
