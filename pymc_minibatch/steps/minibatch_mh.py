@@ -1,7 +1,6 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +55,6 @@ from pymc_minibatch.tall.pointers import address_of
 from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
-
-_log = logging.getLogger("pymc_minibatch")
 
 DEFAULT_BATCH = 100
 
@@ -169,7 +166,7 @@ class MinibatchMH(TallStep):
     UserWarning
         If a Deterministic has a value for each row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if a few rows decide that batches of the given size miss.
+        helps little; and if few rows decide, so that batches must be large.
 
     Notes
     -----
@@ -307,17 +304,16 @@ class MinibatchMH(TallStep):
             return LEAST_BATCH
         telling = max(1, round(self.n_rows / kurtosis))
         least = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
-        about = (
-            f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
-            "rare class or category, say), "
+        remedy = (
+            f"batches have at least {least} rows."
+            if self.batch_size is None
+            else f"batches of {size} rows miss them: draws may be wrong, and test_error does not "
+            f"show it. Leave batch_size out, or set it to {least}."
         )
-        if self.batch_size is None:
-            _log.info(f"{about}so that batches have {least} rows at least.")
-        else:
-            warn(
-                f"{about}and batches of {size} rows miss them: draws may be wrong, and test_error "
-                f"does not show it. Set batch_size={least}, or leave it out."
-            )
+        warn(
+            f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
+            f"rare class or category, say); {remedy}"
+        )
         return least
 
     def _reset_tuning(self) -> None:

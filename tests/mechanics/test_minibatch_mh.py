@@ -449,6 +449,27 @@ def test_does_not_warn_of_a_temperature_for_all_variables(grouped):
     PlainMH(["alpha"], model=grouped)
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "message"),
+    [(None, "batches have at least"), (100, "Leave batch_size out, or set it to")],
+)
+def test_warns_of_rare_rows(batch_size, message):
+    """Where few rows decide, a first batch is large enough to hold some, and stays so."""
+    category = np.arange(4000) < 10
+    with pm.Model() as model:
+        slope, intercept = pm.Normal("slope", 0, 5), pm.Normal("intercept", 0, 5)
+        y = (np.arange(4000) % 40 == 0).astype(int)
+        pm.Bernoulli("y", logit_p=intercept + slope * category, observed=y)
+        with pytest.warns(UserWarning, match=message):
+            step = MinibatchMH(batch_size=batch_size, rng=1)
+    assert step.least_batch > 1000
+    if batch_size is None:
+        point = model.initial_point()
+        for _ in range(200):
+            point, [stats] = step.step(point)
+            assert stats["batch_size"] >= step.least_batch
+
+
 def test_warns_of_a_deterministic_of_rows():
     with pm.Model() as model:
         mu = pm.Normal("mu")
