@@ -52,8 +52,11 @@ TRIAL_JITTER = 2.0
 LEAST_DENSITY = 10.0
 """A mode whose log-density, on those rows, is lower by more does not count."""
 
-_ARRAYS = ("flat", "gradient", "hessian", "prior_hessian")
-_NUMBERS = ("temperature", "several_modes", "passes", "seconds")
+COMPARED_ROWS = 20
+"""The data of a reference are told from others by so many rows."""
+
+_ARRAYS = ("flat", "gradient", "hessian", "prior_hessian", "row_logps")
+_NUMBERS = ("n_rows", "temperature", "several_modes", "passes", "seconds")
 
 
 class NoReferenceError(ValueError):
@@ -76,6 +79,10 @@ class Reference:
         Sum over all rows of the Hessians of their log-likelihood at the mode.
     prior_hessian : ndarray, shape (D, D)
         Hessian of the prior part at the mode.
+    row_logps : ndarray, shape (at most 20,)
+        Log-likelihoods at the mode of rows at equal distances, by which other data are noticed.
+    n_rows : int
+        Rows of the data.
     temperature : float
         T of the posterior whose mode it is.
     several_modes : bool
@@ -101,6 +108,8 @@ class Reference:
     gradient: np.ndarray
     hessian: np.ndarray
     prior_hessian: np.ndarray
+    row_logps: np.ndarray
+    n_rows: int
     temperature: float
     several_modes: bool
     passes: float
@@ -111,20 +120,34 @@ class Reference:
         return -(self.prior_hessian + self.hessian / temperature)
 
     def check_fits(self, tall: TallModel) -> None:
-        """Refuse the reference of a model with other variables, or in another order.
+        """Refuse the reference of a model with other variables, or in another order, or other data.
 
         Raises
         ------
         ValueError
-            If names, shapes or order of the variables differ.
+            If names, shapes or order of the variables differ, or the number of rows, or the
+            log-likelihood of one of a few rows.
         """
         own = [(name, np.shape(value)) for name, value in self.mode.items()]
         wanted = list(zip(tall.layout.names, tall.layout.shapes, strict=True))
+        again = "Find it again with pmb.find_reference()."
         if own != wanted:
             raise ValueError(
                 f"The reference is of another model: its variables are {dict(own)}, and those of "
-                f"the model {dict(wanted)}, by name and shape. Find it again with "
-                "pmb.find_reference()."
+                f"the model {dict(wanted)}, by name and shape. {again}"
+            )
+        if self.n_rows != tall.n_rows:
+            raise ValueError(
+                f"The reference is of other data: it sums over {self.n_rows} rows, and the model "
+                f"has {tall.n_rows}. {again}"
+            )
+        rows, found = _some_row_logps(tall, self.flat)
+        differ = ~np.isclose(found, self.row_logps, rtol=1e-3, atol=1e-3)  # as float32 may round
+        if differ.any():
+            raise ValueError(
+                "The reference is of another likelihood, or of other data or in another order: at "
+                f"its mode row {rows[differ][0]} has log-likelihood {found[differ][0]:.6g}, and "
+                f"had {self.row_logps[differ][0]:.6g}. {again}"
             )
 
     @cached_property
@@ -234,6 +257,8 @@ def search(
         gradient=gradient,
         hessian=hessian,
         prior_hessian=density.prior_hessian(theta),
+        row_logps=_some_row_logps(tall, theta)[1],
+        n_rows=tall.n_rows,
         temperature=temperature,
         several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
@@ -241,6 +266,13 @@ def search(
     )
     _factor(reference.precision_at(temperature))  # refuses what is not concave
     return reference
+
+
+def _some_row_logps(tall: TallModel, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of some rows, and their log-likelihoods."""
+    rows = np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
+    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    return rows, tall.compiled_row_logp(flat, *batch)
 
 
 _Rows = Sequence[np.ndarray]

@@ -100,13 +100,15 @@ def test_every_order_splits_the_same_density(tall, reference, order, temperature
         )
 
 
-def test_save_and_load(reference, tmp_path):
+def test_save_and_load(tall, reference, tmp_path):
     reference.save(tmp_path / "reference.npz")
     loaded = pmb.Reference.load(tmp_path / "reference.npz")
     np.testing.assert_array_equal(loaded.flat, reference.flat)
     np.testing.assert_array_equal(loaded.hessian, reference.hessian)
     np.testing.assert_array_equal(loaded.mode["beta"], reference.mode["beta"])
     assert loaded.passes == reference.passes
+    assert loaded.n_rows == N
+    loaded.check_fits(tall)
 
 
 def test_auto_takes_order_two_where_it_pays(model, tall, reference):
@@ -219,6 +221,32 @@ def test_rows_that_tell_are_counted(n_rare, rare):
     variance, kurtosis = rows_that_tell(tall, pmb.find_reference(tall=tall), 2, 1.0)
     assert (kurtosis > 500) == rare
     assert (variance / 100 > 0.01) == rare
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "shift", "message"),
+    [
+        (200, 0.0, None),
+        (200, 1e-9, None),
+        (199, 0.0, "other data: .* 200 .* 199"),
+        (200, 1.0, "row 0"),
+    ],
+)
+def test_a_reference_of_other_data_is_noticed(n_rows, shift, message):
+    values = np.random.default_rng(2).normal(size=200)
+
+    def model_of(y):
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("mu"), 1, observed=y)
+        return model
+
+    reference = pmb.find_reference(model_of(values))
+    other = pmb.TallModel(model_of(values[:n_rows] + shift))
+    if message is None:
+        reference.check_fits(other)
+    else:
+        with pytest.raises(ValueError, match=message):
+            reference.check_fits(other)
 
 
 def test_arguments_are_checked(model, reference):
