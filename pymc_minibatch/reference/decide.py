@@ -30,6 +30,8 @@ TRIAL_PAIRS = 16
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
 
+TRIAL_DRAWS = 1000
+
 COUNTED_POINTS = 3
 """Points at which all rows are read to see how uneven they are."""
 
@@ -191,20 +193,23 @@ def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: floa
     """
     rng = np.random.default_rng(0)
     precision = reference.precision_at(temperature)
-    covariance = np.linalg.inv(precision)
     deltas = rng.multivariate_normal(
-        np.zeros_like(reference.flat), covariance, (TRIAL_PAIRS, 2), method="cholesky"
+        np.zeros_like(reference.flat), np.linalg.inv(precision), TRIAL_DRAWS, method="cholesky"
     )
-    prior = np.array(
-        [[tall.compiled_prior_logp(reference.flat + delta) for delta in pair] for pair in deltas]
-    )
+    prior = np.array([tall.compiled_prior_logp(reference.flat + delta) for delta in deltas])
     rest = precision + reference.hessian / temperature
-    log_weights = (
+    log_weights = np.nan_to_num(
         prior
         + deltas @ reference.gradient / temperature
-        + 0.5 * np.einsum("pki,ij,pkj->pk", deltas, rest, deltas)
+        + 0.5 * np.einsum("ki,ij,kj->k", deltas, rest, deltas),
+        nan=-np.inf,
     )
-    return float(np.exp(np.minimum(0.0, np.nan_to_num(np.diff(log_weights), nan=-np.inf))).mean())
+    # With w the ratio of the densities, a chain at x accepts x' with probability min(1, w'/w), and
+    # is at x with a density of w times the Gaussian's: E min(w, w') / E w over Gaussian pairs.
+    weights = np.sort(np.exp(log_weights - log_weights.max()))
+    n_larger = np.arange(TRIAL_DRAWS)[::-1]
+    smaller_of_pair = 2 * (weights @ n_larger) / (TRIAL_DRAWS * (TRIAL_DRAWS - 1))
+    return float(smaller_of_pair / weights.mean())
 
 
 def start_near_mode(

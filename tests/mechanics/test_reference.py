@@ -11,6 +11,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
+    gaussian_acceptance,
     rows_that_tell,
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
@@ -206,6 +207,26 @@ def test_a_warning_where_full_size_moves_need_most_rows(centred):
         warnings.simplefilter("always")
         decide_control_variate(tall, None, "auto", 1.0)
     assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
+
+
+@pytest.mark.parametrize("prior", ["StudentT", "Gumbel"])
+def test_acceptance_of_gaussian_moves(prior):
+    """Against quadrature, where the posterior is about as skewed or heavy-tailed as its prior."""
+    parameters = {"StudentT": {"nu": 2}, "Gumbel": {"mu": 0, "beta": 1}}[prior]
+    with pm.Model() as model:
+        x = getattr(pm, prior)("x", **parameters)
+        pm.Normal("y", x, 30, observed=np.zeros(50))
+    tall = pmb.TallModel(model)
+    reference = pmb.find_reference(tall=tall)
+    sd = reference.covariance[0, 0] ** 0.5
+    delta = np.linspace(-30, 30, 3001) * sd
+    log_p = np.array([tall.compiled_prior_logp(reference.flat + d) for d in delta[:, None]])
+    log_p += delta * reference.gradient + delta**2 * reference.hessian[0] / 2
+    p, q = np.exp(log_p - log_p.max()), np.exp(-((delta / sd) ** 2) / 2)
+    p, q = p / p.sum(), q / q.sum()
+    exact = np.minimum(np.outer(p, q), np.outer(q, p)).sum()
+    assert exact < 0.8
+    assert gaussian_acceptance(tall, reference, 1.0) == pytest.approx(exact, abs=0.06)
 
 
 @pytest.mark.parametrize(("n_rare", "rare"), [(15, True), (8000, False)])
