@@ -418,7 +418,9 @@ class TallModel:
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if np.isnan(rows).any():
             return False
-        term = compile_python([self.flat], [self._bind(self._full_term, {})])(self._start())
+        evaluate = compile_python([self.flat], [self._bind(self._full_term, {})])
+        with np.errstate(invalid="ignore"):
+            term = evaluate(self._start())
         return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
     def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> SplitCheck:

@@ -112,6 +112,7 @@ def test_an_interrupted_draw_is_repeated(model, reference, kind, monkeypatch):
     assert run(step, point, 5, 9) == run(same, point, 5, 9)
 
 
+@pytest.mark.filterwarnings("ignore:.*step_size of:UserWarning")
 @pytest.mark.parametrize(
     ("kind", "field", "changes"),
     [
@@ -288,6 +289,7 @@ def test_refuses(model, reference, kind, changes, message):
 ADVICE = r"diverges at draw \d+: .* (halve it|Raise alpha)"
 
 
+@pytest.mark.filterwarnings("ignore:.*step_size of:UserWarning")
 @pytest.mark.parametrize(
     "changes",
     [{"step_size": 5.0, "control_variate": 0}, {"step_size": 5.0}, {"step_size": 1e8}],

@@ -130,6 +130,7 @@ def test_worst_case(run_example, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*step_size of:UserWarning")
 def test_sgfs_figure(run_example, small_digits, tmp_path):
     """The full Fisher information gives the covariance; its diagonal and long SGLD steps do not."""
     figure = tmp_path / "sgfs_figure.png"

@@ -89,6 +89,7 @@ def test_unbiased_with_and_without_a_control_variate(correlated, order):
     assert order == 0 or wide.squared > 8 * wide.standard_error
 
 
+@pytest.mark.filterwarnings("ignore:.*step_size of:UserWarning")
 def test_tells_step_sizes_apart(correlated):
     model, _, _, reference = correlated
     found = []

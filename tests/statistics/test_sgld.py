@@ -25,6 +25,7 @@ def stationary(epsilon, M, H, Q):
     return solve_discrete_lyapunov(drift, epsilon * M + epsilon**2 / 4 * M @ Q @ M)
 
 
+@pytest.mark.filterwarnings("ignore:.*step_size of:UserWarning")
 @pytest.mark.parametrize(
     ("preconditioner", "epsilon", "thin", "n_draws"),
     [
