@@ -125,15 +125,19 @@ def choose_order(
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
-    variances = []
-    for current, proposed in points:
-        plain = tall.compiled_row_logp(proposed, *batch) - tall.compiled_row_logp(current, *batch)
-        less = remainder(proposed, reference.flat, *batch) - remainder(
-            current, reference.flat, *batch
-        )
-        variances.append([np.var(plain), max(np.var(less), np.finfo(float).tiny)])
-    without, with_it = np.array(variances).T
-    gain = float(np.nan_to_num(np.median(without / with_it)))
+    terms = np.array(
+        [
+            [
+                (tall.compiled_row_logp(point, *batch), remainder(point, reference.flat, *batch))
+                for point in pair
+            ]
+            for pair in points
+        ]
+    )
+    with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
+        without, with_it = np.diff(terms, axis=1)[:, 0].var(axis=-1).T
+        with_it = np.maximum(with_it, np.finfo(float).tiny)
+        gain = float(np.nan_to_num(np.median(without / with_it)))
     order = 2 if gain > 1 else 0
     needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
     share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
@@ -154,7 +158,7 @@ def rows_that_tell(
         s² of a batch of one row, the mean over pairs of posterior points.
     kurtosis
         Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
-        is expected to hold less than one that tells. Median over pairs.
+        is expected to hold less than one that tells. Median over pairs; 0 where it is not known.
     """
     rng = np.random.default_rng(1)
     points = rng.multivariate_normal(
@@ -169,14 +173,15 @@ def rows_that_tell(
 
     def powers(*batch: np.ndarray) -> np.ndarray:
         terms = np.array([term(point, batch) for point in points])
-        ratios = terms - np.roll(terms, 1, axis=0)
-        return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
+        with np.errstate(invalid="ignore"):  # where a row is impossible
+            ratios = terms - np.roll(terms, 1, axis=0)
+            return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
 
     parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
     m1, m2, m3, m4 = np.sum(parts, axis=0) / tall.n_rows
-    variance = m2 - m1**2
-    fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
     with np.errstate(divide="ignore", invalid="ignore"):
+        variance = m2 - m1**2
+        fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
         kurtosis = fourth / variance**2
     scale = tall.n_rows / temperature
     return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))

@@ -300,7 +300,7 @@ class MinibatchMH(TallStep):
         variance, kurtosis = rows_that_tell(
             self.tall, self.reference, self.control_variate, self.temperature
         )
-        if variance / size < HARMLESS or size / kurtosis >= SEEN_SHARE:
+        if variance < HARMLESS * size or size >= SEEN_SHARE * kurtosis:
             return LEAST_BATCH
         telling = max(1, round(self.n_rows / kurtosis))
         least = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))

@@ -8,6 +8,7 @@ import pytest
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
+from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -207,6 +208,17 @@ def test_a_warning_where_full_size_moves_need_most_rows(centred):
         warnings.simplefilter("always")
         decide_control_variate(tall, None, "auto", 1.0)
     assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
+
+
+@pytest.mark.filterwarnings("ignore:At the scale of the posterior:UserWarning")
+def test_rows_that_may_be_impossible_are_not_rare_ones():
+    """At some of the points the log ratio of a row is infinite."""
+    with pm.Model() as model:
+        pm.Uniform("y", pm.Normal("lower", -20, 1), 0, observed=np.linspace(-18.5, 0, 20))
+    tall = pmb.TallModel(model)
+    variance, _ = rows_that_tell(tall, pmb.find_reference(tall=tall), 0, 1.0)
+    assert not np.isfinite(variance)
+    assert pmb.MinibatchMH(model=model).least_batch == LEAST_BATCH
 
 
 @pytest.mark.parametrize("prior", ["StudentT", "Gumbel"])
