@@ -288,6 +288,11 @@ class MinibatchMH(TallStep):
                 "must use the same temperature, or the chain has no well-defined target."
             )
 
+    @property
+    def _initial_batch(self) -> int:
+        """Rows of a first batch before tuning."""
+        return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
+
     def _least_batch(self) -> int:
         """Find how large a first batch must be to hold some of the rows that decide.
 
@@ -296,7 +301,7 @@ class MinibatchMH(TallStep):
         """
         if self.reference is None or self.acceptance.first_batch != "tuned":
             return LEAST_BATCH
-        size = min(DEFAULT_BATCH, self.n_rows) if self.batch_size is None else self.batch_size
+        size = self._initial_batch
         variance, kurtosis = rows_that_tell(
             self.tall, self.reference, self.control_variate, self.temperature
         )
@@ -318,13 +323,10 @@ class MinibatchMH(TallStep):
 
     def _reset_tuning(self) -> None:
         variance = self.temperature / self.n_rows
-        size = self.batch_size
-        if size is None:
-            size = min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
         self.proposal_state = self.proposal.initial_state(
             self._active.size, variance, self._approximation()
         )
-        self.batch_state = first_batch(size)
+        self.batch_state = first_batch(self._initial_batch)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if not self.control_variate:

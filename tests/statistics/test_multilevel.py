@@ -106,8 +106,8 @@ def test_variance_decay(logistic, antithetic, levels, values, rate, within):
 
     The logarithm of an estimated variance has a standard deviation of √((kurtosis − 1)/n). For a
     Gaussian posterior the variances are known (:func:`covariance_of_a_pair`) and would give rates
-    of 1.05 for the parameters, plain, and 2.08 for their squares, antithetic. Over 40 and 20
-    seeds the rates were 1.04 ± 0.03 and 2.08 ± 0.04.
+    of 1.05 for the parameters, plain, and 2.08 for their squares, antithetic. Over 16 and 20
+    seeds the rates were 1.05 ± 0.02 and 2.08 ± 0.04.
     """
     paths, function = logistic(3)
     schedule = Schedule(1 / 4, 12, 1, antithetic, 60, 1)
