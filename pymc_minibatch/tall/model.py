@@ -155,6 +155,11 @@ class TallModel:
         return compile_numba(*self.batch_graph)
 
     @cached_property
+    def structure(self):
+        from pymc_minibatch.tall.structure import find_structure
+        return find_structure(self)
+
+    @cached_property
     def prior_graph(self) -> Variable:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]

@@ -1,0 +1,196 @@
+"""A sweep over groups: each block of them decides by itself, from its own rows.
+
+Given everything else, the effects of different groups are independent. So all are proposed at once,
+the rows of many blocks are evaluated by one call, and each block accepts or rejects. A block of few
+rows is read whole, which makes its decision exact. Of a larger one a batch is drawn, with
+replacement, and grows until the test is sure enough or half of the block would be read; then it is
+read whole.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.acceptance.growing import (
+    GROWTH,
+    HEADROOM,
+    NORMAL_THIRD_MOMENT,
+    Limits,
+    moments,
+    upper_smoothness,
+)
+from pymc_minibatch.kernels.rows import log_ratios_of, make_take
+
+__all__ = ["Grouping", "make_sweep"]
+
+CHUNK_ROWS = 2048
+"""Rows evaluated at once."""
+
+
+class Grouping(NamedTuple):
+    """Which rows a block has.
+
+    Attributes
+    ----------
+    rows : ndarray of int32 or int64, shape (N,)
+        Row numbers sorted by block.
+    starts : ndarray of int64, shape (n_blocks + 1,)
+        Where each block starts among them.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+
+
+def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Callable[..., Any]:
+    """Assemble a sweep.
+
+    Parameters
+    ----------
+    ndims
+        Number of dimensions of each array of row data.
+    accept, exact_probability
+        The test on an estimate, and on a log ratio that is known, as for
+        :func:`~pymc_minibatch.acceptance.growing.build_growing`.
+
+    Returns
+    -------
+    sweep
+        ``(rng, current, proposed, psi, grouping, source, (limits, details), accepted)`` decides on
+        each block, given the log ratio ψ of what is not rows; writes `accepted` and returns rows
+        evaluated, the mean of s², the largest error bound, decisions read whole, and a row that is
+        impossible at the current point, or -1.
+    """
+    take = make_take(ndims)
+
+    @njit
+    def sweep(
+        rng: np.random.Generator,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        psi: np.ndarray,
+        grouping: Grouping,
+        source: Source,
+        parameters: tuple[Limits, Any],
+        accepted: np.ndarray,
+    ) -> tuple[int, float, float, int, int]:
+        limits, details = parameters
+        rows, starts = grouping
+        n_blocks, first_batch = starts.size - 1, limits.batch_size[0]
+        capacity = max(CHUNK_ROWS, 2 * first_batch)
+        chosen = np.empty(capacity, np.int64)
+        ratios = np.empty(capacity)
+        n_evaluated = n_whole = 0
+        variance_sum = worst = 0.0
+        first = 0
+        while first < n_blocks:
+            # Gather the first batches of as many blocks as one chunk holds.
+            n, last = 0, first
+            while last < n_blocks:
+                size = starts[last + 1] - starts[last]
+                whole = size <= 2 * first_batch
+                count = size if whole else first_batch
+                if n + count > capacity:
+                    break
+                for i in range(count):
+                    at = i if whole else int(rng.random() * size)
+                    chosen[n + i] = rows[starts[last] + at]
+                n += count
+                last += 1
+            batch = take(source.data, chosen[:n])
+            bad = log_ratios_of(current, proposed, source, batch, ratios[:n])
+            if bad >= 0:
+                return n_evaluated, 0.0, 0.0, n_whole, chosen[bad]
+            n_evaluated += n
+            n = 0
+            for g in range(first, last):
+                size = starts[g + 1] - starts[g]
+                if size <= 2 * first_batch:
+                    total = psi[g] + np.sum(ratios[n : n + size]) / limits.temperature
+                    accepted[g] = math.log(rng.random()) < total
+                    n_whole += 1
+                    n += size
+                    continue
+                outcome = decide(
+                    rng, psi[g], current, proposed, source, rows[starts[g] : starts[g + 1]],
+                    ratios[n : n + first_batch], limits, details,
+                )  # fmt: skip
+                accepted[g], read, s2, error, whole_read, impossible = outcome
+                if impossible >= 0:
+                    return n_evaluated, 0.0, 0.0, n_whole, impossible
+                n_evaluated += read
+                n_whole += whole_read
+                variance_sum += s2
+                worst = max(worst, error)
+                n += first_batch
+            first = last
+        return n_evaluated, variance_sum / max(n_blocks, 1), worst, n_whole, -1
+
+    @njit
+    def decide(
+        rng: np.random.Generator,
+        psi: float,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        source: Source,
+        members: np.ndarray,
+        first_ratios: np.ndarray,
+        limits: Limits,
+        details: Any,
+    ) -> tuple[bool, int, float, float, bool, int]:
+        """Grow the batch of one block until the test is sure; return rows read besides."""
+        size, scale = members.size, members.size / limits.temperature
+        seen, read = first_ratios, 0
+        while True:
+            mean, variance, skew, third = moments(seen)
+            if mean == -np.inf:
+                return False, read, 0.0, 0.0, False, -1
+            s2, error = noise(seen.size, scale, variance, skew, third, limits)
+            if s2 < limits.variance and error <= limits.error:
+                taken = accept(rng, psi + scale * mean, s2, details)
+                return taken, read, s2, min(1.0, error), False, -1
+            n = seen.size
+            while 2 * n <= size:
+                n = math.ceil(GROWTH * n)
+                s2, error = noise(n, scale, variance, skew, third, limits)
+                if s2 <= HEADROOM * limits.variance and error <= limits.error:
+                    break
+            if 2 * n > size:
+                break
+            more = np.empty(n - seen.size, np.int64)
+            for i in range(more.size):
+                more[i] = members[int(rng.random() * size)]
+            added = np.empty(more.size)
+            bad = log_ratios_of(current, proposed, source, take(source.data, more), added)
+            if bad >= 0:
+                return False, read, 0.0, 0.0, False, more[bad]
+            read += more.size
+            seen = np.concatenate((seen, added))
+        total = 0.0
+        for start in range(0, size, CHUNK_ROWS):
+            chosen = members[start : start + CHUNK_ROWS].astype(np.int64)
+            added = np.empty(chosen.size)
+            bad = log_ratios_of(current, proposed, source, take(source.data, chosen), added)
+            if bad >= 0:
+                return False, read, 0.0, 0.0, True, chosen[bad]
+            total += np.sum(added)
+        accepted = rng.random() < exact_probability(psi + total / limits.temperature)
+        return accepted, read + size, 0.0, 0.0, True, -1
+
+    return sweep
+
+
+@njit
+def noise(
+    n: int, scale: float, variance: float, skew: float, third: float, limits: Limits
+) -> tuple[float, float]:
+    """Return s² and the error bound of n rows that are drawn with replacement."""
+    s2 = scale**2 * variance / n
+    unevenness = (third + NORMAL_THIRD_MOMENT * variance**1.5) / 6 + abs(skew) / 2
+    if unevenness == 0.0:
+        return s2, limits.own_error
+    return s2, limits.own_error + upper_smoothness(s2, limits) * scale**3 / n**2 * unevenness

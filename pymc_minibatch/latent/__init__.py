@@ -1,0 +1,1 @@
+"""Models with effects: latent variables that are nearly Gaussian given a few hyperparameters."""

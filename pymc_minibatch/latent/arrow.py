@@ -1,0 +1,223 @@
+"""Precision matrices with the shape of an arrow: groups that only a dense part joins.
+
+A vector has a dense part of p entries and G groups of q entries. A symmetric matrix whose blocks
+between different groups are zero,
+
+    ⎡ A    Bᵀ ⎤        A: p × p,  B: G blocks of q × p,  D: G blocks of q × q on the diagonal
+    ⎣ B    D  ⎦
+
+is factored by eliminating the groups first, which fills nothing in: with C_g C_gᵀ = D_g and
+W_g = C_g⁻¹ B_g, what is left for the dense part is S = A − Σ W_gᵀ W_g. Time is O(G(q³ + qp²) + p³)
+and memory O(Gq(q + p)); nothing of the size of the whole is made.
+
+Reference
+---------
+Rue and Held (2005), Gaussian Markov Random Fields, section 2.4.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from scipy.linalg import LinAlgError
+from scipy.linalg.lapack import dpotrf, dtrtrs
+
+__all__ = ["Arrow", "ArrowFactor"]
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A symmetric matrix with the shape of an arrow.
+
+    Attributes
+    ----------
+    dense : ndarray, shape (p, p)
+        The block of the dense part.
+    cross : ndarray, shape (G, q, p)
+        The blocks of each group with the dense part.
+    blocks : ndarray, shape (G, q, q)
+        The block of each group.
+    """
+
+    dense: np.ndarray
+    cross: np.ndarray
+    blocks: np.ndarray
+
+    @classmethod
+    def zeros(cls, n_dense: int, n_groups: int, width: int) -> "Arrow":
+        """Return a matrix of zeros."""
+        return cls(
+            np.zeros((n_dense, n_dense)),
+            np.zeros((n_groups, width, n_dense)),
+            np.zeros((n_groups, width, width)),
+        )
+
+    def __add__(self, other: "Arrow") -> "Arrow":
+        """Add two matrices of the same shape."""
+        return Arrow(
+            self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks
+        )
+
+    def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""
+        n_groups, width, n_dense = self.cross.shape
+        flat = self.cross.reshape(n_groups * width, n_dense)
+        of_groups = (flat @ dense).reshape(n_groups, width)
+        of_groups += multiply_blocks(self.blocks, groups)
+        return self.dense @ dense + flat.T @ groups.ravel(), of_groups
+
+    def factor(self) -> "ArrowFactor":
+        """Factor the matrix.
+
+        Raises
+        ------
+        LinAlgError
+            If it is not positive definite.
+        """
+        n_groups, width, n_dense = self.cross.shape
+        cholesky = np.empty_like(self.blocks)
+        if not factor_blocks(self.blocks, cholesky):
+            raise LinAlgError("The block of a group is not positive definite.")
+        reduced = solve_blocks(cholesky, self.cross)
+        flat = reduced.reshape(n_groups * width, n_dense)
+        schur, failed = dpotrf(self.dense - flat.T @ flat, lower=1, clean=1)
+        if failed:
+            raise LinAlgError("The dense part is not positive definite.")
+        return ArrowFactor(schur, reduced, cholesky)
+
+
+@dataclass(frozen=True)
+class ArrowFactor:
+    """The factor L of an arrow, groups before the dense part: L Lᵀ is the matrix.
+
+    Attributes
+    ----------
+    schur : ndarray, shape (p, p)
+        Lower factor of what elimination of the groups leaves for the dense part.
+    reduced : ndarray, shape (G, q, p)
+        ``W_g = C_g⁻¹ B_g``.
+    cholesky : ndarray, shape (G, q, q)
+        Lower factors C_g of the groups' blocks.
+    """
+
+    schur: np.ndarray
+    reduced: np.ndarray
+    cholesky: np.ndarray
+
+    @property
+    def _flat(self) -> np.ndarray:
+        n_groups, width, n_dense = self.reduced.shape
+        return self.reduced.reshape(n_groups * width, n_dense)
+
+    def log_determinant(self) -> float:
+        """Return log |L|, half the log-determinant of the matrix."""
+        return float(np.log(np.diagonal(self.schur)).sum()) + log_diagonal(self.cholesky)
+
+    def color(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``L⁻ᵀ η``: of standard normal η, a draw with the matrix as its precision."""
+        z_dense = dtrtrs(self.schur, dense, lower=1, trans=1)[0] if dense.size else dense
+        return z_dense, self.color_groups(z_dense, groups)
+
+    def color_groups(self, z_dense: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return the groups' part of ``L⁻ᵀ η`` where the dense part of the result is known."""
+        rest = groups - (self._flat @ z_dense).reshape(groups.shape)
+        return solve_blocks_transposed(self.cholesky, rest)
+
+    def whiten(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Undo :meth:`color`: return ``Lᵀ z``."""
+        of_groups = multiply_transposed(self.cholesky, groups)
+        of_groups += (self._flat @ dense).reshape(groups.shape)
+        return self.schur.T @ dense, of_groups
+
+    def solve(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Solve for the vector whose product with the matrix is given."""
+        halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
+        rest = dense - self._flat.T @ halfway.ravel()
+        below = dtrtrs(self.schur, rest, lower=1)[0] if dense.size else dense
+        return self.color(below, halfway)
+
+
+@njit
+def factor_blocks(blocks: np.ndarray, cholesky: np.ndarray) -> bool:
+    """Write the lower factor of each block; return whether all are positive definite."""
+    n_groups, width, _ = blocks.shape
+    cholesky[:] = 0.0
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(i + 1):
+                total = blocks[g, i, j]
+                for k in range(j):
+                    total -= cholesky[g, i, k] * cholesky[g, j, k]
+                if i > j:
+                    cholesky[g, i, j] = total / cholesky[g, j, j]
+                elif total > 0.0:
+                    cholesky[g, i, i] = math.sqrt(total)
+                else:
+                    return False
+    return True
+
+
+@njit
+def solve_blocks(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve ``C_g x_g = b_g`` for columns b_g, shape (G, q, n)."""
+    n_groups, width, n = right.shape
+    x = np.empty((n_groups, width, n))
+    for g in range(n_groups):
+        for i in range(width):
+            for k in range(n):
+                x[g, i, k] = right[g, i, k]
+            for j in range(i):
+                for k in range(n):
+                    x[g, i, k] -= cholesky[g, i, j] * x[g, j, k]
+            for k in range(n):
+                x[g, i, k] /= cholesky[g, i, i]
+    return x
+
+
+@njit
+def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve ``C_gᵀ x_g = b_g`` for vectors b_g, shape (G, q)."""
+    n_groups, width = right.shape
+    x = np.empty((n_groups, width))
+    for g in range(n_groups):
+        for i in range(width - 1, -1, -1):
+            total = right[g, i]
+            for j in range(i + 1, width):
+                total -= cholesky[g, j, i] * x[g, j]
+            x[g, i] = total / cholesky[g, i, i]
+    return x
+
+
+@njit
+def multiply_transposed(cholesky: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return ``C_gᵀ z_g`` for vectors z_g, shape (G, q)."""
+    n_groups, width = vectors.shape
+    product = np.zeros((n_groups, width))
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(i, width):
+                product[g, i] += cholesky[g, j, i] * vectors[g, j]
+    return product
+
+
+@njit
+def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return ``D_g z_g`` for vectors z_g, shape (G, q)."""
+    n_groups, width = vectors.shape
+    product = np.zeros((n_groups, width))
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(width):
+                product[g, i] += blocks[g, i, j] * vectors[g, j]
+    return product
+
+
+@njit
+def log_diagonal(cholesky: np.ndarray) -> float:
+    """Sum the logs of the diagonals of all blocks."""
+    total = 0.0
+    for g in range(cholesky.shape[0]):
+        for i in range(cholesky.shape[1]):
+            total += math.log(cholesky[g, i, i])
+    return total

@@ -1,0 +1,306 @@
+"""The log-likelihood to second order in what the rows read.
+
+A row reads the parameters through φ(θ) and a few local inputs vₙ = Jₙ φ with a sparse Jacobian. With
+f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
+
+    G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ,
+
+the dense columns by BLAS, the gathered entries by group. What a row is beyond these terms, its
+remainder, needs no more than the inputs at the two points:
+
+    rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv,   Δv = vₙ − v̂ₙ.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numba import njit
+from pytensor.gradient import grad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from threadpoolctl import threadpool_limits
+
+from pymc_minibatch.latent.arrow import Arrow
+from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.tall.passes import n_cores
+from pymc_minibatch.tall.structure import RowStructure
+
+__all__ = ["Expansion", "RowTerms", "compile_remainder", "expand", "row_terms"]
+
+CHUNK_ROWS = 2**12
+PARTS = 8
+"""Parts of the data that are summed by themselves, so that sums do not depend on the cores."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The log-likelihood about φ̂, to second order, divided by T.
+
+    Attributes
+    ----------
+    at : ndarray, shape (P,)
+        φ̂.
+    value : float
+        The sum of all rows.
+    slope : ndarray, shape (P,)
+        G.
+    curvature : Arrow
+        −H, in the layout of φ.
+    """
+
+    at: np.ndarray
+    value: float
+    slope: np.ndarray
+    curvature: Arrow
+
+
+class RowTerms(NamedTuple):
+    """Derivatives and sparse Jacobians of the rows of a batch.
+
+    Attributes
+    ----------
+    evaluate
+        ``(phi, *batch)`` gives the log-likelihoods (b,), for each local input the derivative, for
+        each pair of them the second one, then dense columns, gathered entries and weights.
+    n_locals
+        Number of local inputs, k.
+    dense, dense_local
+        For each dense column its entry of φ and its local input.
+    gathered_local
+        For each gathered entry its local input.
+    weighted
+        For each gathered entry, whether it has a weight.
+    """
+
+    evaluate: CompiledFunction
+    n_locals: int
+    dense: np.ndarray
+    dense_local: np.ndarray
+    gathered_local: np.ndarray
+
+
+def local_inputs(structure: RowStructure, phi: Any) -> list[Any]:
+    """Build the local inputs of the rows of a batch at φ."""
+    n_rows = structure.batch[0].shape[0]  # type: ignore[attr-defined]
+    inputs: list[Any] = [
+        pt.zeros((n_rows,), dtype="float64") if offset is None else offset
+        for offset in structure.offsets
+    ]
+    for term in structure.terms:
+        entries = phi[term.block]
+        if term.columns is not None:
+            columns: Any = term.columns
+            summand = pt.dot(columns, entries)
+        else:
+            summand = entries[term.index]
+            if term.weight is not None:
+                summand = summand * term.weight
+        inputs[term.local] = inputs[term.local] + summand
+    return inputs
+
+
+def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
+    """First and second derivatives of the rows by their local inputs, each of shape (b,)."""
+    locals_: list[Any] = structure.locals
+    first = [grad(pt.sum(structure.row), v, disconnected_inputs="ignore") for v in locals_]
+    second = [
+        [grad(pt.sum(f), v, disconnected_inputs="ignore") for v in locals_[: i + 1]]
+        for i, f in enumerate(first)
+    ]
+    return first, second
+
+
+def compile_remainder(structure: RowStructure) -> CompiledFunction:
+    """Compile ``(phi, reference, *batch) -> remainders`` of the rows of a batch."""
+    phi, reference = pt.dvector("phi"), pt.dvector("reference")
+    here, there = local_inputs(structure, phi), local_inputs(structure, reference)
+    first, second = _derivatives(structure)
+    locals_: list[Any] = structure.locals
+    deltas = [a - b for a, b in zip(here, there, strict=True)]
+    at_reference: Any = structure.row
+    for i, delta in enumerate(deltas):
+        at_reference = at_reference + first[i] * delta
+        for j, other in enumerate(deltas[: i + 1]):
+            at_reference = at_reference + (0.5 if i == j else 1.0) * second[i][j] * delta * other
+    [row] = graph_replace([structure.row], dict(zip(locals_, here, strict=True)), strict=False)
+    [taylor] = graph_replace([at_reference], dict(zip(locals_, there, strict=True)), strict=False)
+    return compile_numba([phi, reference, *structure.batch], [row - taylor])
+
+
+def row_terms(structure: RowStructure) -> RowTerms:
+    """Compile what :func:`expand` sums."""
+    phi = pt.dvector("phi")
+    first, second = _derivatives(structure)
+    outputs: list[Any] = [structure.row, *first, *(s for row in second for s in row)]
+    here = dict(zip(structure.locals, local_inputs(structure, phi), strict=True))
+    replaced: list[Any] = graph_replace(outputs, here, strict=False)
+    n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
+    ones = pt.ones((n_rows,), dtype="float64")
+    dense = [t for t in structure.terms if t.columns is not None]
+    gathered = [t for t in structure.terms if t.columns is None]
+    columns = (
+        pt.concatenate([pt.cast(t.columns, "float64") for t in dense], axis=1)
+        if dense
+        else pt.zeros((n_rows, 0), dtype="float64")
+    )
+    replaced = [value * ones for value in replaced]
+    entries = _stacked([pt.cast(t.index, "int64") + t.block.start for t in gathered], n_rows, "int64")
+    weights = _stacked([ones if t.weight is None else t.weight for t in gathered], n_rows, "float64")
+    return RowTerms(
+        evaluate=compile_numba([phi, *structure.batch], [*replaced, columns, entries, weights]),
+        n_locals=len(structure.locals),
+        dense=np.concatenate([_range(t.block) for t in dense] or [np.empty(0, np.int64)]),
+        dense_local=np.repeat(
+            np.array([t.local for t in dense], np.int64),
+            np.array([t.block.stop - t.block.start for t in dense], np.int64),
+        ),
+        gathered_local=np.array([t.local for t in gathered], np.int64),
+    )
+
+
+def _stacked(vectors: list[Any], n_rows: Any, dtype: str) -> Any:
+    if not vectors:
+        return pt.zeros((n_rows, 0), dtype=dtype)
+    return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
+
+
+def _range(block: slice) -> np.ndarray:
+    return np.arange(block.start, block.stop)
+
+
+def expand(
+    terms: RowTerms,
+    data: tuple[np.ndarray, ...],
+    phi: np.ndarray,
+    layout: ArrowLayout,
+    temperature: float,
+) -> Expansion:
+    """Sum value, gradient and curvature at φ over all rows, in one pass."""
+    place = np.zeros(phi.size, dtype=np.int64)  # dense entries 0 to p - 1, then the groups
+    place[layout.dense] = np.arange(layout.dense.size)
+    place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
+    n_rows, k = len(data[0]), terms.n_locals
+
+    def part(bounds: tuple[int, int]) -> tuple[float, np.ndarray, Arrow]:
+        value, slope = 0.0, np.zeros(phi.size)
+        curvature = Arrow.zeros(layout.dense.size, *layout.groups.shape)
+        for start in range(bounds[0], bounds[1], CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, bounds[1])
+            batch = [np.array(values[start:stop]) for values in data]
+            logp, *rest = terms.evaluate.jitted(phi, *batch)
+            first, second = rest[:k], rest[k:-3]
+            columns, entries, weights = rest[-3:]
+            value += float(np.sum(logp))
+            _add_dense(terms, columns, first, second, place, slope, curvature.dense)
+            if entries.shape[1]:
+                pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
+                add_gathered(
+                    columns,
+                    place[terms.dense],
+                    terms.dense_local,
+                    entries,
+                    place[entries],
+                    weights,
+                    terms.gathered_local,
+                    np.array(first),
+                    pairs.reshape(k, k, -1),
+                    slope,
+                    curvature.dense,
+                    curvature.cross,
+                    curvature.blocks,
+                )
+        return value, slope, curvature
+
+    edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
+    bounds = list(zip(edges[:-1], edges[1:], strict=True))
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_cores()) as pool:
+        results = pool.map(part, bounds)
+        value, slope, curvature = next(results)
+        for more, more_slope, more_curvature in results:
+            value, slope, curvature = value + more, slope + more_slope, curvature + more_curvature
+    t = temperature
+    blocks = (curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / 2
+    scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks / t)
+    return Expansion(phi.copy(), value / t, slope / t, scaled)
+
+
+def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:
+    """Return the second derivative by local inputs i and j from the lower triangle."""
+    i, j = max(i, j), min(i, j)
+    return second[i * (i + 1) // 2 + j]
+
+
+def _add_dense(
+    terms: RowTerms,
+    columns: np.ndarray,
+    first: list[np.ndarray],
+    second: list[np.ndarray],
+    place: np.ndarray,
+    slope: np.ndarray,
+    curvature: np.ndarray,
+) -> None:
+    """Add what dense columns give."""
+    for i in range(terms.n_locals):
+        own = np.flatnonzero(terms.dense_local == i)
+        if not own.size:
+            continue
+        mine = columns[:, own]
+        np.add.at(slope, terms.dense[own], mine.T @ first[i])
+        for j in range(i + 1):
+            others = np.flatnonzero(terms.dense_local == j)
+            if not others.size:
+                continue
+            block = mine.T @ (_full(second, i, j)[:, None] * columns[:, others])
+            rows, cols = place[terms.dense[own]], place[terms.dense[others]]
+            np.subtract.at(curvature, np.ix_(rows, cols), block)
+            if i != j:
+                np.subtract.at(curvature, np.ix_(cols, rows), block.T)
+
+
+@njit(nogil=True)
+def add_gathered(
+    columns: np.ndarray,
+    column_place: np.ndarray,
+    column_local: np.ndarray,
+    entries: np.ndarray,
+    places: np.ndarray,
+    weights: np.ndarray,
+    entry_local: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    slope: np.ndarray,
+    dense: np.ndarray,
+    cross: np.ndarray,
+    blocks: np.ndarray,
+) -> None:
+    """Add what gathered entries give, among themselves and with the dense columns."""
+    p, width = dense.shape[0], blocks.shape[1]
+    for n in range(entries.shape[0]):
+        for s in range(entries.shape[1]):
+            ls, ps, ws = entry_local[s], places[n, s], weights[n, s]
+            slope[entries[n, s]] += ws * first[ls, n]
+            in_group = ps >= p
+            g = (ps - p) // width if in_group else 0
+            slot = (ps - p) % width if in_group else 0
+            for c in range(column_place.size):
+                value = ws * second[ls, column_local[c], n] * columns[n, c]
+                if in_group:
+                    cross[g, slot, column_place[c]] -= value
+                else:
+                    dense[ps, column_place[c]] -= value
+                    dense[column_place[c], ps] -= value
+            for t in range(entries.shape[1]):
+                pt_ = places[n, t]
+                value = ws * weights[n, t] * second[ls, entry_local[t], n]
+                if in_group and pt_ >= p:
+                    blocks[g, slot, (pt_ - p) % width] -= value
+                elif in_group:
+                    cross[g, slot, pt_] -= value
+                elif pt_ < p:
+                    dense[ps, pt_] -= value

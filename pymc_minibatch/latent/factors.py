@@ -1,0 +1,119 @@
+"""Grouping factors: which entries of φ belong to a level, and which rows read it.
+
+Entries of φ that are gathered by row data belong to levels of a factor. Effects of shape (levels,),
+(levels, q) or (q, levels) are raveled into φ, so that the entry a row reads is its level times a
+stride, or its level plus a multiple of their number. Gathered terms whose levels agree in every row
+are of one factor. All rows are looked at.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.latent.expansion import RowTerms
+from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.structure import RowStructure
+
+__all__ = ["Factor", "find_factors"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A grouping factor.
+
+    Attributes
+    ----------
+    entries : ndarray of int64, shape (levels, q')
+        Positions in φ of the entries of each level.
+    row_levels : ndarray of int32, shape (N,)
+        The level of each row.
+    """
+
+    entries: np.ndarray
+    row_levels: np.ndarray
+
+    @property
+    def n_levels(self) -> int:
+        """Number of levels, those without rows included."""
+        return self.entries.shape[0]
+
+    def by_level(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return row numbers sorted by level, and where each level starts, shape (levels + 1,)."""
+        small = self.row_levels.size < 2**31
+        rows = np.empty(self.row_levels.size, dtype=np.int32 if small else np.int64)
+        return rows, sort_by_level(self.row_levels, self.n_levels, rows)
+
+
+@njit
+def sort_by_level(levels: np.ndarray, n_levels: int, rows: np.ndarray) -> np.ndarray:
+    """Write row numbers sorted by level, by counting; return where each level starts."""
+    starts = np.zeros(n_levels + 1, dtype=np.int64)
+    for level in levels:
+        starts[level + 1] += 1
+    for g in range(n_levels):
+        starts[g + 1] += starts[g]
+    place = starts[:-1].copy()
+    for n in range(levels.size):
+        rows[place[levels[n]]] = n
+        place[levels[n]] += 1
+    return starts
+
+
+def find_factors(
+    structure: RowStructure, terms: RowTerms, data: Sequence[np.ndarray], phi: np.ndarray
+) -> list[Factor]:
+    """Find the grouping factors, the one with most levels first."""
+    gathered = [term for term in structure.terms if term.columns is None]
+    if not gathered:
+        return []
+    entries = np.concatenate(
+        [
+            chunk
+            for _, chunk in over_chunks(
+                lambda *batch: terms.evaluate.jitted(phi, *batch)[-2].astype(np.int32), data
+            )
+        ]
+    ).T
+    blocks = [(term.block.start, term.block.stop) for term in gathered]
+    levels: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for block, own in zip(blocks, entries, strict=True):
+        n_levels, level, positions = _levels(own - block[0], block, blocks.count(block))
+        levels.append((n_levels, level, positions))
+    merged: list[tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]] = []
+    for block, (n_levels, level, positions) in zip(blocks, levels, strict=True):
+        for known, own_blocks in merged:
+            same_size = next(iter(own_blocks.values())).shape[0] == n_levels
+            if same_size and np.array_equal(known, level):
+                own_blocks[block] = positions
+                break
+        else:
+            merged.append((level, {block: positions}))
+    # A block that two factors read, such as the strengths of teams at home and away, is of neither.
+    uses = [block for _, own in merged for block in own]
+    factors = [
+        Factor(np.concatenate(list(own.values()), axis=1), level.astype(np.int32))
+        for level, own in merged
+        if all(uses.count(block) == 1 for block in own)
+    ]
+    return sorted(factors, key=lambda factor: -factor.n_levels)
+
+
+def _levels(
+    entry: np.ndarray, block: tuple[int, int], n_terms: int
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Number of levels, level of each row, and entries of φ of each level."""
+    first, size = block[0], block[1] - block[0]
+    stride = int(np.gcd.reduce(entry - entry.min())) or 1
+    every = np.arange(first, block[1])
+    if n_terms > 1 and stride > 1 and size % stride == 0:
+        return size // stride, entry // stride, every.reshape(-1, stride)
+    if n_terms > 1 and size % n_terms == 0:
+        n_levels = size // n_terms
+        if entry.min() // n_levels == entry.max() // n_levels:
+            return n_levels, entry % n_levels, every.reshape(-1, n_levels).T
+    return size, entry, every[:, None]
+
+

@@ -1,0 +1,31 @@
+"""Where dense entries and groups lie in a flat vector."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["ArrowLayout"]
+
+
+@dataclass(frozen=True)
+class ArrowLayout:
+    """Positions of a dense part and of groups in a flat vector.
+
+    Attributes
+    ----------
+    dense : ndarray of int64, shape (p,)
+        Positions of the dense part.
+    groups : ndarray of int64, shape (G, q)
+        Positions of the entries of each group.
+    """
+
+    dense: np.ndarray
+    groups: np.ndarray
+
+    def split(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the dense part and the groups of a vector."""
+        return flat[self.dense], flat[self.groups]
+
+    def put(self, flat: np.ndarray, dense: np.ndarray, groups: np.ndarray) -> None:
+        """Write both parts into a vector."""
+        flat[self.dense], flat[self.groups] = dense, groups

@@ -1,0 +1,323 @@
+"""Moves of a latent field and its hyperparameters.
+
+In the coordinates (h, η) of :mod:`.surrogate`, with η standard normal given h under the surrogate:
+
+- h moves with η held, so that the effects go where the new scales want them;
+- the dense part of η moves, and carries along the effects of all groups;
+- the η of all groups move, each group deciding from its own rows.
+
+Every proposal is accepted or rejected under the surrogate first, which reads no row, and then by the
+minibatch test on the remainders of the rows (delayed acceptance).
+
+References
+----------
+Christen and Fox (2005), Markov chain Monte Carlo using an approximation. Yu and Meng (2011), To
+center or not to center: interweaving.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from pymc_minibatch.acceptance.decision import Rows, Source
+from pymc_minibatch.kernels.sweep import Grouping
+from pymc_minibatch.latent.blocks import Blocks
+from pymc_minibatch.latent.search import LatentReference
+from pymc_minibatch.latent.surrogate import Conditional
+
+__all__ = ["LatentMoves", "MoveCounts", "Turns", "first_turns"]
+
+ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
+"""Lengths of moves that are tried: a right angle is an independent draw."""
+
+EXPLORE = 0.15
+MEMORY = 0.99
+WALK = 0.2
+"""Share of moves of h that are a random walk, since its tails can be heavier than a Gaussian's."""
+
+WALK_SPREAD = 1.0
+
+
+class Turns(NamedTuple):
+    """The angle of a kind of move, and what is known of those tried.
+
+    Attributes
+    ----------
+    current : ndarray of int64, shape (1,)
+        The setting in use.
+    gains, costs : ndarray, shape (K,)
+        Sums of the squared jumps and of what they cost.
+    """
+
+    current: np.ndarray
+    gains: np.ndarray
+    costs: np.ndarray
+
+
+def first_turns() -> Turns:
+    """Return the state before tuning."""
+    return Turns(np.zeros(1, np.int64), np.zeros(ANGLES.size), np.zeros(ANGLES.size))
+
+
+def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> None:
+    """Credit a jump to its setting, and choose the next one."""
+    turns.gains[:] *= MEMORY
+    turns.costs[:] *= MEMORY
+    turns.gains[turns.current[0]] += jump
+    turns.costs[turns.current[0]] += cost
+    untried = np.flatnonzero(turns.costs == 0)
+    if rng.random() < EXPLORE:
+        turns.current[0] = rng.integers(ANGLES.size)
+    elif untried.size:
+        turns.current[0] = untried[0]
+    else:
+        settle(turns)
+
+
+def settle(turns: Turns) -> None:
+    """Take the setting with the largest jumps for their cost."""
+    tried = turns.costs > 0
+    if tried.any():
+        rates = np.where(tried, turns.gains / np.where(tried, turns.costs, 1.0), -1.0)
+        turns.current[0] = int(np.argmax(rates))
+
+
+@dataclass
+class MoveCounts:
+    """What happened in a draw."""
+
+    n_evaluated: int = 0
+    decisions: int = 0
+    batch_rows: int = 0
+    variance: float = 0.0
+    test_error: float = 0.0
+    n_grown: int = 0
+    n_tested: int = 0
+    accepted: dict[str, list[float]] = field(
+        default_factory=lambda: {"hyper": [], "dense": [], "groups": []}
+    )
+    impossible_row: int = -1
+
+
+class LatentMoves:
+    """The moves of one model.
+
+    Parameters
+    ----------
+    reference
+        The surrogate about the mode.
+    decide
+        The minibatch test on all rows.
+    sweep
+        The test on the rows of each group.
+    source, rows, parameters
+        What both read.
+    blocks
+        Groups that decide together; None where there are no groups.
+    """
+
+    def __init__(
+        self,
+        reference: LatentReference,
+        decide: Callable[..., Any],
+        sweep: Callable[..., Any],
+        source: Source,
+        rows: Rows,
+        parameters: tuple[Any, ...],
+        group_parameters: tuple[Any, ...],
+        blocks: Blocks | None,
+    ) -> None:
+        self.surrogate, self.reference = reference.surrogate, reference
+        self.field = reference.surrogate.field
+        self.decide, self.sweep = decide, sweep
+        self.source, self.rows, self.parameters = source, rows, parameters
+        self.group_parameters, self.blocks = group_parameters, blocks
+        self.known: tuple[bytes, Conditional] | None = None
+
+    def conditional(self, hyper: np.ndarray) -> Conditional:
+        """Return the Gaussian of the field given h, the last one from memory."""
+        key = hyper.tobytes()
+        if self.known is None or self.known[0] != key:
+            self.known = key, self.surrogate.conditional(hyper)
+        return self.known[1]
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        turns: dict[str, Turns],
+        hyper_scale: tuple[np.ndarray, np.ndarray],
+    ) -> MoveCounts:
+        """Move a point in place by one round of all kinds of moves."""
+        counts = MoveCounts()
+        n_dense = self.field.latent.dense.size
+        if self.field.hyper.size:
+            self.move_hyper(rng, point, tuning, turns["hyper"], hyper_scale, counts)
+        if n_dense and counts.impossible_row < 0:
+            self.move_dense(rng, point, tuning, turns["dense"], counts)
+        if self.blocks is not None and counts.impossible_row < 0:
+            self.move_groups(rng, point, tuning, turns["groups"], counts)
+        return counts
+
+    def _coordinates(
+        self, point: np.ndarray, given: Conditional
+    ) -> tuple[np.ndarray, np.ndarray]:
+        dense, groups = self.field.latent.split(point)
+        return given.factor.whiten(dense - given.dense, groups - given.groups)
+
+    def _point(
+        self, hyper: np.ndarray, given: Conditional, eta: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
+        point = given.point.copy()
+        dense, groups = given.factor.color(*eta)
+        self.field.latent.put(point, given.dense + dense, given.groups + groups)
+        return point
+
+    def _tested(
+        self,
+        rng: np.random.Generator,
+        phi: np.ndarray,
+        proposed: np.ndarray,
+        counts: MoveCounts,
+    ) -> bool:
+        """Decide on the remainders of all rows."""
+        outcome = self.decide(rng, 0.0, phi, proposed, self.source, self.rows, self.parameters)
+        accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
+        counts.n_evaluated += n_evaluated
+        counts.decisions += 1
+        counts.batch_rows += batch_size
+        counts.variance += variance
+        counts.test_error = max(counts.test_error, error)
+        counts.n_grown += grown
+        counts.n_tested += 1
+        counts.impossible_row = max(counts.impossible_row, impossible)
+        return bool(accepted)
+
+    def move_hyper(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        turns: Turns,
+        scale: tuple[np.ndarray, np.ndarray],
+        counts: MoveCounts,
+    ) -> None:
+        """Move h, the field following."""
+        mean, cholesky = scale
+        hyper = point[self.field.hyper]
+        given = self.conditional(hyper)
+        z = solve_triangular(cholesky, hyper - mean, lower=True)
+        walks = rng.random() < WALK
+        if walks:
+            length = 2.4 / math.sqrt(z.size) * math.exp(WALK_SPREAD * rng.standard_normal())
+            moved, log_q = z + length * rng.standard_normal(z.size), 0.0
+        else:
+            moved, log_q = _rotated(rng, z, ANGLES[turns.current[0]])
+        candidate = mean + cholesky @ moved
+        accepted, before = False, counts.n_evaluated
+        try:
+            then = self.surrogate.conditional(candidate)
+        except np.linalg.LinAlgError:
+            then = None
+        if then is not None:
+            proposed = self._point(candidate, then, self._coordinates(point, given))
+            phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
+            log_ratio = (
+                self.surrogate.log_density(proposed, phi_proposed)
+                - then.log_determinant
+                - self.surrogate.log_density(point, phi)
+                + given.log_determinant
+                + log_q
+            )
+            if math.log(rng.random()) < log_ratio:
+                accepted = self._tested(rng, phi, phi_proposed, counts)
+        if accepted:
+            assert then is not None
+            point[:] = proposed
+            self.known = candidate.tobytes(), then
+        counts.accepted["hyper"].append(float(accepted))
+        if tuning and not walks:
+            cost = 200.0 + self.field.latent.groups.shape[0] + counts.n_evaluated - before
+            record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
+
+    def move_dense(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        turns: Turns,
+        counts: MoveCounts,
+    ) -> None:
+        """Move the dense part, which carries the groups along."""
+        given = self.conditional(point[self.field.hyper])
+        eta, groups = self._coordinates(point, given)
+        moved, log_q = _rotated(rng, eta, ANGLES[turns.current[0]])
+        proposed = self._point(point[self.field.hyper], given, (moved, groups))
+        phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
+        log_ratio = (
+            self.surrogate.log_density(proposed, phi_proposed)
+            - self.surrogate.log_density(point, phi)
+            + log_q
+        )
+        accepted, before = False, counts.n_evaluated
+        if math.log(rng.random()) < log_ratio:
+            accepted = self._tested(rng, phi, phi_proposed, counts)
+        if accepted:
+            point[:] = proposed
+        counts.accepted["dense"].append(float(accepted))
+        if tuning:
+            cost = 200.0 + groups.shape[0] / 10 + counts.n_evaluated - before
+            record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
+
+    def move_groups(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        turns: Turns,
+        counts: MoveCounts,
+    ) -> None:
+        """Move the effects of all groups, each of which decides by itself."""
+        given = self.conditional(point[self.field.hyper])
+        dense, eta = self._coordinates(point, given)
+        moved, _ = _rotated(rng, eta, ANGLES[turns.current[0]])
+        z_dense = self.field.latent.split(point)[0] - given.dense
+        groups = given.groups + given.factor.color_groups(z_dense, moved)
+        proposed = point.copy()
+        proposed[self.field.latent.groups] = groups
+        phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
+        assert self.blocks is not None
+        first, *of_rows = self.blocks
+        decided = np.zeros(first.size - 1, dtype=np.bool_)
+        n_evaluated, _, error, _, impossible = self.sweep(
+            rng,
+            phi,
+            phi_proposed,
+            np.zeros(decided.size),
+            Grouping(*of_rows),
+            self.source,
+            self.group_parameters,
+            decided,
+        )
+        accepted = np.repeat(decided, np.diff(first))
+        counts.n_evaluated += n_evaluated
+        counts.test_error = max(counts.test_error, error)
+        counts.impossible_row = max(counts.impossible_row, impossible)
+        point[self.field.latent.groups[accepted]] = groups[accepted]
+        counts.accepted["groups"].append(float(accepted.mean()))
+        if tuning:
+            jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
+            record(rng, turns, float(jump), 200.0 + groups.shape[0] + n_evaluated)
+
+
+def _rotated(
+    rng: np.random.Generator, z: np.ndarray, angle: float
+) -> tuple[np.ndarray, float]:
+    """Turn a point by an angle in a plane with a random direction; log ratio of a normal density."""
+    moved = math.cos(angle) * z + math.sin(angle) * rng.standard_normal(z.shape)
+    return moved, 0.5 * float(np.sum(moved**2) - np.sum(z**2))

@@ -1,0 +1,253 @@
+"""Sampling of a model with effects: set-up once, then draws.
+
+What rows read gives the grouping factors and the latent field; a search finds where to expand; the
+moves are put together with the acceptance test, compiled, and called draw by draw.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
+from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source, row_workspace
+from pymc_minibatch.acceptance.growing import FirstBatch, first_batch, tune_first_batch
+from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.kernels.decide import make_decision
+from pymc_minibatch.kernels.sweep import make_sweep
+from pymc_minibatch.latent.blocks import Blocks, choose_blocks
+from pymc_minibatch.latent.expansion import compile_remainder, row_terms
+from pymc_minibatch.latent.factors import Factor, find_factors
+from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
+from pymc_minibatch.latent.moves import LatentMoves, MoveCounts, Turns, first_turns, settle
+from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import CompiledFunction, jit_cached, jit_loop
+from pymc_minibatch.tall.pointers import address_of, batch_of_one
+
+__all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
+
+FIRST_BATCH = 100
+BLOCK_BATCH = 32
+"""Rows of the first batch of a block of groups; smaller blocks are read whole."""
+
+WINDOW = 100
+"""Draws after which the moves of h are first made to fit what was seen; windows then double."""
+
+ROW = """
+def row(phi, constants, batch):
+    return remainder(phi, constants[0], *batch)[0]
+"""
+
+
+class LatentState(NamedTuple):
+    """What tuning changes.
+
+    Attributes
+    ----------
+    hyper, dense, groups : Turns
+        The lengths of the moves of each kind.
+    mean, cholesky : ndarray, shapes (H,) and (H, H)
+        Where h is thought to be.
+    seen : ndarray, shape (2 + H + H * H,)
+        Draws in the window, its length, and the sums of h and of its squares.
+    batch : FirstBatch
+        Rows of the first batch of a decision on all rows.
+    """
+
+    hyper: Turns
+    dense: Turns
+    groups: Turns
+    mean: np.ndarray
+    cholesky: np.ndarray
+    seen: np.ndarray
+    batch: FirstBatch
+
+
+class LatentSampler:
+    """Draws from the posterior of a model with effects.
+
+    Attributes
+    ----------
+    reference : LatentReference
+        Where the log-likelihood is expanded.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        reference: LatentReference,
+        factor: Factor | None,
+        remainder: CompiledFunction,
+        acceptance: CorrectedBarker | Penalty,
+        temperature: float,
+        batch_size: int | None,
+    ) -> None:
+        self.tall, self.reference, self.acceptance = tall, reference, acceptance
+        self.temperature, self.batch_size = temperature, batch_size
+        self.blocks: Blocks | None = None
+        if factor is not None:
+            self.blocks = choose_blocks(
+                reference.surrogate, reference.hyper, factor, remainder, temperature
+            )
+
+    @property
+    def field(self) -> LatentField:
+        """The hyperparameters and the latent variables."""
+        return self.reference.surrogate.field
+
+    def initial_state(self) -> LatentState:
+        """Return the state before tuning."""
+        size = self.field.hyper.size
+        seen = np.zeros(2 + size + size**2)
+        seen[1] = WINDOW
+        return LatentState(
+            first_turns(),
+            first_turns(),
+            first_turns(),
+            self.reference.hyper.copy(),
+            self.reference.hyper_cholesky.copy(),
+            seen,
+            first_batch(self.batch_size or min(FIRST_BATCH, self.tall.n_rows)),
+        )
+
+    @cached_property
+    def _remainder(self) -> CompiledFunction:
+        structure = self.tall.structure
+        assert structure is not None
+        return compile_remainder(structure)
+
+    @cached_property
+    def _row(self) -> Callable[..., np.ndarray]:
+        compiled = self._remainder
+        return jit_cached(ROW, "row", {"remainder": compiled.jitted}, [compiled.cache_key])
+
+    @cached_property
+    def _source(self) -> Source:
+        at, data = self.reference.surrogate.expansion.at, self.tall.data
+        address = address_of(self._row, at, (at,), batch_of_one(data))
+        return Source(data, (at,), address)
+
+    @cached_property
+    def _moves(self) -> LatentMoves:
+        ndims = [values.ndim for values in self.tall.data]
+        module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
+        exact = module.barker if module is corrected_barker else module.metropolis
+        keys = [code_key(), repr(ndims), type(self.acceptance).__name__]
+        decide = jit_loop(make_decision(ndims, self.acceptance), [*keys, "decide"])
+        sweep = jit_loop(make_sweep(ndims, module.accept, exact), [*keys, "sweep"])
+        n_rows = self.tall.n_rows
+        self._first_batch = np.zeros(1, dtype=np.int64)
+        of_blocks = np.array([BLOCK_BATCH])
+        return LatentMoves(
+            self.reference,
+            decide,
+            sweep,
+            self._source,
+            row_workspace(n_rows),
+            self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
+            self.acceptance.parameters(self.temperature, of_blocks, n_rows),
+            self.blocks,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is rebuilt in the process of a chain."""
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+            and name != "_first_batch"
+        }
+
+    def draw(
+        self, rng: np.random.Generator, point: np.ndarray, tuning: bool, state: LatentState
+    ) -> MoveCounts:
+        """Move a point in place by one round of all moves; tune."""
+        moves = self._moves
+        self._first_batch[0] = state.batch.size[0]
+        turns = {"hyper": state.hyper, "dense": state.dense, "groups": state.groups}
+        counts = moves.draw(rng, point, tuning, turns, (state.mean, state.cholesky))
+        if tuning and counts.impossible_row < 0:
+            self._observe(point[self.field.hyper], state)
+            if self.batch_size is None:
+                tune_first_batch(state.batch, counts.n_grown, counts.n_tested, self.tall.n_rows)
+        return counts
+
+    def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
+        """Fit the moves of h to the draws of a window, at its end."""
+        size, seen = hyper.size, state.seen
+        seen[0] += 1
+        seen[2 : 2 + size] += hyper
+        seen[2 + size :] += np.outer(hyper, hyper).ravel()
+        n = seen[0]
+        if not size or n < seen[1]:
+            return
+        mean = seen[2 : 2 + size] / n
+        covariance = seen[2 + size :].reshape(size, size) / n - np.outer(mean, mean)
+        weight = n / (n + 10.0 * (size + 1))
+        prior = state.cholesky @ state.cholesky.T
+        state.mean[:] = weight * mean + (1 - weight) * state.mean
+        state.cholesky[:] = np.linalg.cholesky(weight * covariance + (1 - weight) * prior)
+        seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
+
+    def end_tuning(self, state: LatentState) -> None:
+        """Take the settings that did best."""
+        for turns in (state.hyper, state.dense, state.groups):
+            settle(turns)
+
+    def start(self, rng: np.random.Generator, spread: float = 1.5) -> np.ndarray:
+        """Return a random point about the mode, further out than a draw."""
+        reference, field = self.reference, self.field
+        wide = spread * reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
+        given = reference.surrogate.conditional(reference.hyper + np.clip(wide, -2.0, 2.0))
+        dense, groups = given.factor.color(
+            spread * rng.standard_normal(given.dense.size),
+            rng.standard_normal(given.groups.shape),
+        )
+        point = given.point.copy()
+        field.latent.put(point, given.dense + dense, given.groups + groups)
+        return point
+
+    def describe(self) -> Mapping[str, int]:
+        """Count hyperparameters, dense latent variables, groups and blocks."""
+        return {
+            "hyperparameters": self.field.hyper.size,
+            "dense": self.field.latent.dense.size,
+            "groups": self.field.latent.groups.shape[0],
+            "blocks": 0 if self.blocks is None else self.blocks.first.size - 1,
+        }
+
+
+def make_latent_sampler(
+    tall: TallModel,
+    acceptance: Acceptance,
+    temperature: float,
+    batch_size: int | None,
+) -> LatentSampler:
+    """Set up.
+
+    Raises
+    ------
+    NoFieldError
+        If the model has no latent field that is nearly Gaussian given a few hyperparameters.
+    """
+    structure = tall.structure
+    if structure is None:
+        raise NoFieldError("What the rows read is not affine in data-free quantities.")
+    assert isinstance(acceptance, CorrectedBarker | Penalty)
+    terms = row_terms(structure)
+    n_phi = sum(block.stop - block.start for block in structure.blocks.values())
+    factors = find_factors(structure, terms, tall.data, np.zeros(n_phi))
+    field = find_field(tall, structure, [factor.entries for factor in factors])
+    reference = search(tall, field, terms, temperature)
+    chosen = [f for f in factors if np.array_equal(f.entries, field.rows.groups)]
+    return LatentSampler(
+        tall,
+        reference,
+        chosen[0] if chosen else None,
+        compile_remainder(structure),
+        acceptance,
+        temperature,
+        batch_size,
+    )

@@ -1,0 +1,224 @@
+"""Find the mode of the hyperparameters with the latent field integrated out.
+
+A joint mode of effects and the logs of their scales is far from the bulk of the posterior or does
+not exist. So the hyperparameters are found by their own density, the Laplace approximation of the
+marginal, in turns: a pass over the rows expands the log-likelihood about the present φ̂; under this
+expansion, which reads no row, the marginal of h is climbed, and the field moves to its mode given h.
+
+References
+----------
+Tierney and Kadane (1986), Accurate approximations for posterior moments and marginal densities.
+Breslow and Clayton (1993), Approximate inference in generalized linear mixed models.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.optimize import minimize
+
+from pymc_minibatch.latent.expansion import Expansion, RowTerms, expand
+from pymc_minibatch.latent.field import LatentField, NoFieldError
+from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["LatentReference", "search"]
+
+SUBSAMPLE = 20_000
+TURNS = 25
+CLOSE = 0.05
+"""Turns end when the field moves by less than this many standard deviations per variable, and h too."""
+
+LONGEST = 1.0
+"""How far a hyperparameter moves in one turn, on its unconstrained scale."""
+
+HALVINGS = 12
+DIFFERENCE = 1e-4
+
+LEAST_CURVATURE = 0.25
+"""The marginal of a hyperparameter counts as no wider than a standard deviation of 2."""
+
+
+@dataclass(frozen=True)
+class LatentReference:
+    """Where the log-likelihood is expanded, and the marginal of the hyperparameters there.
+
+    Attributes
+    ----------
+    surrogate : Surrogate
+        Prior and second-order likelihood about the mode.
+    hyper : ndarray, shape (H,)
+        The mode of the hyperparameters.
+    hyper_cholesky : ndarray, shape (H, H)
+        Lower factor of their covariance there.
+    passes : float
+        How often all rows were read.
+    seconds : float
+        Time that was spent.
+    """
+
+    surrogate: Surrogate
+    hyper: np.ndarray
+    hyper_cholesky: np.ndarray
+    passes: float
+    seconds: float
+
+
+class _Search:
+    def __init__(
+        self, tall: TallModel, field: LatentField, terms: RowTerms, temperature: float
+    ) -> None:
+        self.tall, self.field, self.terms, self.temperature = tall, field, terms, temperature
+        self.rows_read = 0
+
+    def expand(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> Surrogate:
+        """Expand the rows, or some that stand for all, about a point."""
+        share = len(data[0]) / self.tall.n_rows
+        phi = self.field.derivatives.phi(point)
+        expansion = expand(self.terms, data, phi, self.field.rows, self.temperature * share)
+        self.rows_read += len(data[0])
+        if not (np.isfinite(expansion.value) and np.isfinite(expansion.slope).all()):
+            expansion = Expansion(phi, -np.inf, expansion.slope, expansion.curvature)
+        return Surrogate(self.tall, self.field, expansion, point)
+
+    def climb_field(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
+        """Newton's method for the field given h, with steps halved until the density rises."""
+        for _ in range(TURNS):
+            start = surrogate.center
+            target = surrogate.conditional(start[self.field.hyper])
+            step = target.point - start
+            moved = self.field.latent.split(step)
+            length = math.sqrt(sum(float(np.sum(w**2)) for w in target.factor.whiten(*moved)))
+            if length < CLOSE * math.sqrt(step.size):
+                return surrogate
+            surrogate = self._backtracked(surrogate, step, data)
+        return surrogate
+
+    def _backtracked(
+        self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
+    ) -> Surrogate:
+        here = self._density(surrogate)
+        for halving in range(HALVINGS):
+            moved = self.expand(surrogate.center + step * 0.5**halving, data)
+            if self._density(moved) > here - 1e-6 * abs(here):
+                return moved
+        raise NoFieldError("The log-density does not rise towards the mode of the effects.")
+
+    def _density(self, surrogate: Surrogate) -> float:
+        return float(self.tall.compiled_prior_logp(surrogate.center)) + surrogate.expansion.value
+
+    def climb_hyper(self, surrogate: Surrogate) -> np.ndarray:
+        """Return the hyperparameters that are most probable under an expansion, not too far."""
+        start = surrogate.center[self.field.hyper]
+        if not start.size:
+            return start
+        found = minimize(
+            lambda h: -max(surrogate.log_marginal(h), -1e300),
+            start,
+            method="L-BFGS-B",
+            bounds=[(h - LONGEST, h + LONGEST) for h in start],
+            options={"eps": DIFFERENCE, "maxiter": 30, "ftol": 1e-7},
+        )
+        return found.x
+
+    def turn(
+        self, surrogate: Surrogate, data: tuple[np.ndarray, ...]
+    ) -> tuple[Surrogate, float, float]:
+        """Climb h, move the field to its mode there and expand anew; say how far both moved."""
+        hyper = self.climb_hyper(surrogate)
+        conditional = surrogate.conditional(hyper)
+        moved = self.field.latent.split(conditional.point - surrogate.center)
+        length = math.sqrt(sum(float(np.sum(w**2)) for w in conditional.factor.whiten(*moved)))
+        shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
+        expanded = self.expand(conditional.point, data)
+        if not np.isfinite(self._density(expanded)):
+            start = surrogate.center.copy()
+            start[self.field.hyper] = hyper
+            expanded = self.climb_field(self.expand(start, data), data)
+        n_latent = self.field.latent.dense.size + self.field.latent.groups.size
+        return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
+
+
+def search(
+    tall: TallModel,
+    field: LatentField,
+    terms: RowTerms,
+    temperature: float = 1.0,
+    start: np.ndarray | None = None,
+) -> LatentReference:
+    """Find the mode, first on some rows, then on all.
+
+    Raises
+    ------
+    NoFieldError
+        If there is no such mode.
+    """
+    started = time.perf_counter()
+    run = _Search(tall, field, terms, temperature)
+    point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    stages = [tall.data]
+    if tall.n_rows > 2 * SUBSAMPLE:
+        rows = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))
+        stages.insert(0, tuple(values[rows] for values in tall.data))
+    try:
+        for data in stages:
+            surrogate = run.climb_field(run.expand(point, data), data)
+            for _ in range(TURNS):
+                surrogate, length, shift = run.turn(surrogate, data)
+                if length < CLOSE and shift < CLOSE:
+                    break
+            point = surrogate.center
+        hyper = point[field.hyper]
+        cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
+    except np.linalg.LinAlgError as error:
+        raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
+    return LatentReference(
+        surrogate,
+        hyper,
+        cholesky,
+        run.rows_read / tall.n_rows,
+        time.perf_counter() - started,
+    )
+
+
+def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
+    """Minus the Hessian of the log marginal, by differences over about a standard deviation."""
+    size = hyper.size
+    peak = surrogate.log_marginal(hyper)
+
+    def fall(*steps: tuple[int, float]) -> float:
+        moved = hyper.copy()
+        for i, step in steps:
+            moved[i] += step
+        return max(peak - surrogate.log_marginal(moved), -1e3)
+
+    lengths, curvature = np.full(size, 0.1), np.zeros((size, size))
+    for i in range(size):
+        for _ in range(6):
+            bend = fall((i, lengths[i])) + fall((i, -lengths[i]))
+            curvature[i, i] = max(bend / lengths[i] ** 2, LEAST_CURVATURE)
+            if 0.2 < bend < 5.0 or (bend <= 0.2 and lengths[i] > 1.0):
+                break
+            sd = 1 / math.sqrt(curvature[i, i])
+            lengths[i] = min(max(sd, 0.05 * lengths[i]), 20 * lengths[i], 2.0)
+    return _with_correlations(curvature, lengths, fall)
+
+
+def _with_correlations(curvature: np.ndarray, lengths: np.ndarray, fall: object) -> np.ndarray:
+    """Add what pairs give, shrunk until the matrix is positive definite."""
+    size = lengths.size
+    full = np.zeros_like(curvature)
+    for i in range(size):
+        for j in range(i):
+            a, b = lengths[i] / 2, lengths[j] / 2
+            mixed = fall((i, a), (j, b)) + fall((i, -a), (j, -b))  # type: ignore[operator]
+            mixed -= fall((i, a), (j, -b)) + fall((i, -a), (j, b))  # type: ignore[operator]
+            full[i, j] = full[j, i] = mixed / (4 * a * b)
+    for shrink in (1.0, 0.7, 0.4, 0.0):
+        candidate = curvature + shrink * full
+        scale = np.sqrt(np.diagonal(candidate))
+        if np.linalg.eigvalsh(candidate / np.outer(scale, scale)).min() > 0.02:
+            return candidate
+    return curvature

@@ -1,0 +1,121 @@
+"""The surrogate density: the exact prior times the log-likelihood to second order in φ.
+
+    log π̃(θ) = log p₀(θ) + Gᵀ(φ(θ) − φ̂) + ½ (φ(θ) − φ̂)ᵀ H (φ(θ) − φ̂)
+
+Its geometry is the posterior's, with ridges and funnels, and it reads no row. Given the
+hyperparameters h the latent field z is nearly Gaussian under it: with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ
+and m the mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each
+by as much as its own rows allow, and h has the density that is left when the field is integrated out.
+
+References
+----------
+Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussian models, section 3.
+Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the parametrization of
+hierarchical models: partial non-centring.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_minibatch.latent.arrow import ArrowFactor
+from pymc_minibatch.latent.expansion import Expansion
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["Conditional", "Surrogate"]
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """The latent field given hyperparameters, as a Gaussian.
+
+    Attributes
+    ----------
+    point : ndarray, shape (D,)
+        The mode m(h), with h in its place.
+    dense, groups : ndarray, shape (p,) and (G, q)
+        m(h).
+    factor : ArrowFactor
+        L(h), the factor of the precision.
+    log_determinant : float
+        log |L|.
+    """
+
+    point: np.ndarray
+    dense: np.ndarray
+    groups: np.ndarray
+    factor: ArrowFactor
+    log_determinant: float
+
+
+class Surrogate:
+    """Prior and second-order likelihood about a point.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    field
+        Its hyperparameters and latent variables.
+    expansion
+        The log-likelihood about φ̂, divided by the temperature.
+    center : ndarray, shape (D,)
+        A point; its latent part is where the curvature of a prior that is not Gaussian is taken.
+    """
+
+    def __init__(
+        self, tall: TallModel, field: LatentField, expansion: Expansion, center: np.ndarray
+    ) -> None:
+        self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
+
+    def phi(self, point: np.ndarray) -> np.ndarray:
+        """Return φ(θ)."""
+        return self.field.derivatives.phi(point)
+
+    def log_likelihood(self, phi: np.ndarray) -> float:
+        """Return the second-order log-likelihood, without its constant."""
+        delta = phi - self.expansion.at
+        parts = self.field.rows.split(delta)
+        bent = self.expansion.curvature.product(*parts)
+        linear = self.expansion.slope @ delta
+        return float(linear - 0.5 * (parts[0] @ bent[0] + np.vdot(parts[1], bent[1])))
+
+    def log_density(self, point: np.ndarray, phi: np.ndarray) -> float:
+        """Return log π̃ at a point with this φ."""
+        prior = float(self.tall.compiled_prior_logp(point))
+        return prior + self.log_likelihood(phi) if np.isfinite(prior) else -np.inf
+
+    def conditional(self, hyper: np.ndarray) -> Conditional:
+        """Return the Gaussian of the latent field given hyperparameters.
+
+        Raises
+        ------
+        LinAlgError
+            If its precision is not positive definite.
+        """
+        field = self.field
+        here = self.center.copy()
+        here[field.hyper] = hyper
+        onto = field.map_at(here)
+        precision = field.prior_precision_at(here) + onto.pull_back(self.expansion.curvature)
+        factor = precision.factor()
+        of_prior = field.latent.split(field.derivatives.prior_gradient(here))
+        delta = field.rows.split(self.phi(here) - self.expansion.at)
+        slope = field.rows.split(self.expansion.slope)
+        bent = self.expansion.curvature.product(*delta)
+        of_rows = onto.transposed(slope[0] - bent[0], slope[1] - bent[1])
+        step = factor.solve(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1])
+        at = field.latent.split(here)
+        dense, groups = at[0] + step[0], at[1] + step[1]
+        field.latent.put(here, dense, groups)
+        return Conditional(here, dense, groups, factor, factor.log_determinant())
+
+    def log_marginal(self, hyper: np.ndarray) -> float:
+        """Return the log density of hyperparameters, the field integrated out by Laplace."""
+        try:
+            conditional = self.conditional(hyper)
+        except np.linalg.LinAlgError:
+            return -np.inf
+        point = conditional.point
+        return self.log_density(point, self.phi(point)) - conditional.log_determinant
