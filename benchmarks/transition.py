@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pymc_minibatch as pmb
+from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.rows import draw_rows, log_ratios_of, make_take
 from pymc_minibatch.proposals.proposal import Place
-from pymc_minibatch.tall.pointers import call_scalar
 
 CALLS = 20_000
 REPETITIONS = 7

@@ -5,19 +5,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from pymc_minibatch.reference.gradient import GradientTarget
-from pymc_minibatch.reference.taylor import Target
-from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.pointers import address_of, batch_of_one
-
 __all__ = [
     "Acceptance",
     "Decision",
     "FirstBatchRule",
     "Rows",
     "Scan",
-    "Source",
-    "make_source",
     "row_workspace",
 ]
 
@@ -129,34 +122,6 @@ class Rows(NamedTuple):
     log_ratios: np.ndarray
     seen: np.ndarray
     n_drawn: np.ndarray
-
-
-class Source(NamedTuple):
-    """What the rows are computed from.
-
-    Attributes
-    ----------
-    data
-        Arrays with rows along the first axis.
-    constants
-        What the terms of the rows read besides.
-    row, base
-        Addresses of the compiled functions; see
-        :class:`~pymc_minibatch.reference.taylor.Target`.
-    """
-
-    data: tuple[np.ndarray, ...]
-    constants: tuple[np.ndarray, ...]
-    row: int = 0
-    base: int = 0
-
-
-def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
-    """Compile the parts of a target for the data; the addresses are good as long as it is alive."""
-    base, row, constants = target
-    point, data = tall.layout.empty(), tall.data
-    row_address = address_of(row, point, constants, batch_of_one(data))
-    return Source(data, constants, row_address, address_of(base, point, constants))
 
 
 def row_workspace(n_rows: int) -> Rows:

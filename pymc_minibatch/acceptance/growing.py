@@ -31,7 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows, Source
+from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.reference.source import Source
 
 __all__ = [
     "LEAST_BATCH",

@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Rows, Scan, Source
+from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Rows, Scan
 from pymc_minibatch.acceptance.growing import moments
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Naive"]
 

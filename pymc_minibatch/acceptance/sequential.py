@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows, Scan, Source
+from pymc_minibatch.acceptance.decision import Decision, Rows, Scan
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["build_sequential", "extend_moments"]
 

@@ -10,8 +10,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.bounds.collapse import BoundError, FireflyTarget, brought, trial_rows
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall.model import RowInput
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows

@@ -24,8 +24,8 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
 from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_cached
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, jit_cached
 from pymc_minibatch.tall.model import RowInput
 from pymc_minibatch.tall.passes import over_chunks
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
-from pymc_minibatch.tall.pointers import call_array, call_scalar
+from pymc_minibatch.reference.source import Source
 from pymc_minibatch.updates.update import Context, Fireflies, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.rows import make_take
-from pymc_minibatch.tall.pointers import call_array, call_matrix
+from pymc_minibatch.reference.source import Source
 
 __all__ = [
     "DIVERGED",

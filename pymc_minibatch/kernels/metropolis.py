@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows, Source
+from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.rows import make_readers
 from pymc_minibatch.proposals.proposal import Place
-from pymc_minibatch.tall.pointers import call_scalar
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Totals", "make_transitions"]
 

@@ -25,11 +25,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.gradient import DIVERGED, add_gradient, squared_norm
 from pymc_minibatch.kernels.rows import make_take
 from pymc_minibatch.kernels.sgld import multiply, multiply_transposed
-from pymc_minibatch.tall.pointers import call_array, call_matrix
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Coupling", "make_paths"]
 

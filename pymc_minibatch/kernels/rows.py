@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Rows, Scan, Source
+from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
-from pymc_minibatch.tall.pointers import call_array
+from pymc_minibatch.jit.pointers import call_array
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["make_readers"]
 

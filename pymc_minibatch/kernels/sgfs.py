@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.kernels.gradient import (
     add_gradient,
     add_noise,
@@ -31,6 +30,7 @@ from pymc_minibatch.kernels.gradient import (
     solve_upper,
     squared_norm,
 )
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Scoring", "ScoringState", "make_scoring", "scoring_state"]
 

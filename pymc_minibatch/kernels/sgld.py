@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.kernels.gradient import (
     add_gradient,
     diverges,
     make_draw_gradients,
     squared_norm,
 )
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Langevin", "LangevinState", "make_langevin"]
 

@@ -17,8 +17,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 
+from pymc_minibatch.jit.compiled import compile_numba, compile_python, jit_cached
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import compile_numba, compile_python, jit_cached
 
 __all__ = ["Estimand", "make_estimand"]
 

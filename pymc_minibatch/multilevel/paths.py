@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from pymc_minibatch.acceptance.decision import make_source
-from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.jit.cache import code_key
+from pymc_minibatch.jit.compiled import jit_cached, jit_loop
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.multilevel import Coupling, make_paths
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.gradient import GradientTarget
+from pymc_minibatch.reference.source import make_source
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import jit_cached, jit_loop
-from pymc_minibatch.tall.pointers import address_of
 
 __all__ = ["DivergedError", "Paths", "identity"]
 

@@ -23,6 +23,8 @@ from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 from scipy.linalg import solve_triangular
 
+from pymc_minibatch.arguments import checked_count
+from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.kernels.multilevel import Coupling
 from pymc_minibatch.multilevel.estimand import Estimand, make_estimand
 from pymc_minibatch.multilevel.level import Schedule
@@ -32,9 +34,7 @@ from pymc_minibatch.multilevel.run import Accuracy, Run
 from pymc_minibatch.reference import Reference, find_reference
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
-from pymc_minibatch.steps.common import checked_count
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import n_cores
 
 __all__ = ["multilevel_sgld"]
 

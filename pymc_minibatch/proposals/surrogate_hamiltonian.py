@@ -25,9 +25,9 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.jit.pointers import call_array
 from pymc_minibatch.proposals.guided import Guided, colored, whitened
 from pymc_minibatch.proposals.proposal import Place
-from pymc_minibatch.tall.pointers import call_array
 
 __all__ = ["SurrogateHamiltonian"]
 

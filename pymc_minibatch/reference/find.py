@@ -23,8 +23,8 @@ from pytensor.graph.basic import Variable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
+from pymc_minibatch.jit.compiled import compile_numba
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import compile_numba
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 

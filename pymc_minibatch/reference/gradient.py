@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from pytensor.gradient import grad
 
+from pymc_minibatch.jit.compiled import compile_numba, jit_cached
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import compile_numba, jit_cached
 from pymc_minibatch.tall.gradients import compile_row_gradients
 
 __all__ = ["GradientTarget", "make_gradient_target"]

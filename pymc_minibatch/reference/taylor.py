@@ -21,9 +21,9 @@ import pytensor.tensor as pt
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import graph_replace
 
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_cached
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, jit_cached
 
 __all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target"]
 

@@ -19,11 +19,12 @@ from pytensor.graph.basic import Variable
 from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
+from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["TallStep", "TallStepState", "checked_count"]
+__all__ = ["TallStep", "TallStepState"]
 
 
 @dataclass_state
@@ -224,15 +225,6 @@ def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
     slices = tall.layout.slices
     found = [np.arange(slices[name].start, slices[name].stop) for name in names]
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-
-
-def checked_count(name: str, value: int, least: int, most: int | None = None) -> int:
-    """Return a whole number in a range; `most` is the number of rows."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and least <= value and (most is None or value <= most):
-        return int(value)
-    upper = "" if most is None else f" and at most {most}, the number of rows"
-    raise ValueError(f"{name} must be a whole number, at least {least}{upper}; got {value!r}.")
 
 
 def _warn_of_row_deterministics(tall: TallModel) -> None:

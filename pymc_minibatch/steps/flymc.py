@@ -14,11 +14,13 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.arguments import checked_choice, checked_count, checked_share
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
 from pymc_minibatch.bounds.collapse import JittedTarget, violation
-from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.jit.cache import code_key
+from pymc_minibatch.jit.compiled import jit_loop
+from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.firefly import (
     EXPLICIT,
     IMPLICIT,
@@ -29,9 +31,8 @@ from pymc_minibatch.kernels.firefly import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import nearer_start
-from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
-from pymc_minibatch.tall.compiled import jit_loop
-from pymc_minibatch.tall.pointers import address_of, batch_of_one
+from pymc_minibatch.reference.source import Source
+from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
 from pymc_minibatch.warn import warn
@@ -198,10 +199,10 @@ class FlyMC(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
-        self.kernel = FASTEST if kernel == "auto" else _checked_choice("kernel", kernel, UPDATES)
-        self.z_update = _checked_choice("z_update", z_update, ("implicit", "explicit"))
-        self.fraction = _checked_share("fraction", fraction, 1.0)
-        self.fixed_q = None if q is None else _checked_share("q", q, 1 - 1e-9)
+        self.kernel = FASTEST if kernel == "auto" else checked_choice("kernel", kernel, UPDATES)
+        self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
+        self.fraction = checked_share("fraction", fraction, 1.0)
+        self.fixed_q = None if q is None else checked_share("q", q, 1 - 1e-9)
         updates = self._update.n_updates if theta_updates is None else theta_updates
         self.theta_updates = checked_count("theta_updates", updates, 1)
         super().__init__(vars, data, steps_per_draw, model, rng)
@@ -376,16 +377,3 @@ class FlyMC(TallStep):
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
         }
-
-
-def _checked_choice(name: str, value: str, choices: Sequence[str] | dict[str, Any]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
-    return value
-
-
-def _checked_share(name: str, value: float, most: float) -> float:
-    if not 0 < value <= most:
-        upper = "at most 1" if most == 1.0 else "below 1"
-        raise ValueError(f"{name} must be over 0 and {upper}; got {value}.")
-    return float(value)

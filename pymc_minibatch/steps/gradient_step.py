@@ -15,16 +15,17 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance.decision import Source, make_source
-from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.arguments import checked_count
+from pymc_minibatch.jit.cache import code_key
+from pymc_minibatch.jit.compiled import jit_loop
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import decide_control_variate, start_near_mode
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
-from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
-from pymc_minibatch.tall.compiled import jit_loop
+from pymc_minibatch.reference.source import Source, make_source
+from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.warn import warn
 
-__all__ = ["GradientStep", "GradientStepState", "checked_covariance"]
+__all__ = ["GradientStep", "GradientStepState"]
 
 DEFAULT_BATCH = 300
 
@@ -182,18 +183,3 @@ class GradientStep(TallStep):
             self.tuned,
             self._settings(),
         )
-
-
-def checked_covariance(name: str, values: Any, dim: int) -> np.ndarray:
-    """Return a matrix that is symmetric and positive definite."""
-    matrix = np.array(values, dtype=np.float64)
-    if matrix.shape != (dim, dim):
-        raise ValueError(
-            f"{name} has shape {matrix.shape}, but the sampled variables have {dim} unconstrained "
-            f"parameters: give a {dim} x {dim} matrix."
-        )
-    if not (np.isfinite(matrix).all() and np.allclose(matrix, matrix.T)):
-        raise ValueError(f"{name} must be symmetric and finite.")
-    if np.linalg.eigvalsh(matrix).min() <= 0:
-        raise ValueError(f"{name} must be positive definite.")
-    return matrix

@@ -18,20 +18,18 @@ from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker
-from pymc_minibatch.acceptance.decision import (
-    Acceptance,
-    Rows,
-    Source,
-    make_source,
-    row_workspace,
-)
+from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
     first_batch,
     tune_first_batch,
 )
-from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.arguments import checked_count, checked_temperature
+from pymc_minibatch.jit.ahead import CompiledAhead
+from pymc_minibatch.jit.cache import code_key
+from pymc_minibatch.jit.compiled import jit_cached
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal
@@ -42,16 +40,14 @@ from pymc_minibatch.reference.decide import (
     rows_that_tell,
     start_near_mode,
 )
+from pymc_minibatch.reference.source import Source, make_source
 from pymc_minibatch.reference.taylor import (
     Target,
     compile_prior_gradient,
     make_target,
     target_constants,
 )
-from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
-from pymc_minibatch.tall.ahead import CompiledAhead
-from pymc_minibatch.tall.compiled import jit_cached
-from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
@@ -248,7 +244,7 @@ class MinibatchMH(TallStep):
                 f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
                 "leave batch_size out, or give the test other batch_sizes to choose from."
             )
-        self.temperature = _checked_temperature(temperature)
+        self.temperature = checked_temperature(temperature)
         self.least_batch = LEAST_BATCH
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
@@ -461,9 +457,3 @@ def _any_reference(dim: int) -> Reference:
     """Return a reference for what depends on its shape alone."""
     zeros, negative = np.zeros(dim), -np.eye(dim)
     return Reference({}, zeros, zeros, negative, negative, zeros, 0, 1.0, False, 0.0, 0.0)
-
-
-def _checked_temperature(temperature: float) -> float:
-    if not (np.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be positive and finite; got {temperature}.")
-    return float(temperature)

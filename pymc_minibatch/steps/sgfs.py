@@ -12,9 +12,10 @@ from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 from scipy.linalg import eigh
 
+from pymc_minibatch.arguments import checked_covariance
 from pymc_minibatch.kernels.sgfs import Scoring, ScoringState, make_scoring, scoring_state
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.steps.gradient_step import GradientStep, checked_covariance
+from pymc_minibatch.steps.gradient_step import GradientStep
 
 __all__ = ["SGFS"]
 

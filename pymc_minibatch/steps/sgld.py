@@ -10,10 +10,11 @@ from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 from scipy.linalg import eigh
 
+from pymc_minibatch.arguments import checked_covariance
 from pymc_minibatch.kernels.sgld import Langevin, LangevinState, make_langevin
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
-from pymc_minibatch.steps.gradient_step import GradientStep, checked_covariance
+from pymc_minibatch.steps.gradient_step import GradientStep
 from pymc_minibatch.warn import warn
 
 __all__ = ["SGLD"]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.tall.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.layout import PointLayout
 
 __all__ = ["FAILURES", "FullGraph", "Graph", "SplitCheck"]

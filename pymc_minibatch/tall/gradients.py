@@ -19,7 +19,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape, specify_shape
 
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall.model import TallModel
 
 __all__ = ["compile_row_gradients", "row_gradients"]

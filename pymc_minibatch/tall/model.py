@@ -24,8 +24,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
 from pymc_minibatch.tall.passes import over_chunks

@@ -1,6 +1,5 @@
 """Passes over all rows: in chunks, on all cores, with a progress bar where they take long."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +8,9 @@ import numpy as np
 from rich.progress import track
 from threadpoolctl import threadpool_limits
 
-__all__ = ["n_cores", "over_chunks"]
+from pymc_minibatch.jit.cores import n_cores
+
+__all__ = ["over_chunks"]
 
 CHUNK_ROWS = 2**14
 CHUNK_BYTES = 2**22
@@ -73,8 +74,3 @@ def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def n_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,7 +14,7 @@ from pytensor.tensor.shape import shape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from pymc_minibatch.tall.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Context", "Fireflies", "Update", "Whitening", "log_odds", "new_fireflies"]
 

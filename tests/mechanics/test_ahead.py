@@ -8,9 +8,9 @@ import pytest
 from numba import typeof
 
 import pymc_minibatch as pmb
+from pymc_minibatch.jit import ahead
+from pymc_minibatch.jit.compiled import jit_cached
 from pymc_minibatch.steps import minibatch_mh
-from pymc_minibatch.tall import ahead
-from pymc_minibatch.tall.compiled import jit_cached
 
 
 def build(key):

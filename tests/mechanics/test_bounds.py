@@ -14,8 +14,8 @@ from pymc_minibatch.bounds.choose import BOUNDS, settle
 from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.laplace import climb
 from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.tall import model as tall_module
-from pymc_minibatch.tall.compiled import CompiledFunction
 
 N_ROWS = 60
 RNG = np.random.default_rng(3)

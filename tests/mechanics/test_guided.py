@@ -8,9 +8,9 @@ from numba import njit
 
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, first_batch, tune_first_batch
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.proposals.arms import best, make_arms, record, settle
 from pymc_minibatch.proposals.proposal import Approximation, Place
-from pymc_minibatch.tall.pointers import address_of
 
 MODE = np.array([1.0, -2.0, 0.5])
 HESSIAN = -np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]])

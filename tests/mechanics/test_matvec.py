@@ -5,9 +5,9 @@ import pytensor.tensor as pt
 import pytest
 from numba import njit
 
-from pymc_minibatch.tall.compiled import compile_numba
-from pymc_minibatch.tall.matvec import MatVec
-from pymc_minibatch.tall.pointers import address_of, call_array, call_scalar
+from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.matvec import MatVec
+from pymc_minibatch.jit.pointers import address_of, call_array, call_scalar
 
 SHAPES = {
     "matrix @ vector": ((None, 4), (4,)),

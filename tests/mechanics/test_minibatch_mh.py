@@ -24,7 +24,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from rich.console import Console
 
 from pymc_minibatch import CorrectedBarker, MinibatchMH, RandomWalk
-from pymc_minibatch.tall.passes import n_cores
+from pymc_minibatch.jit.cores import n_cores
 
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
 

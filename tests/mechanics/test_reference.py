@@ -9,6 +9,7 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.growing import LEAST_BATCH
+from pymc_minibatch.jit.special import trigamma
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -17,7 +18,6 @@ from pymc_minibatch.reference.decide import (
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
-from pymc_minibatch.tall.special import trigamma
 
 N, D = 3000, 3
 

@@ -8,9 +8,10 @@ import pytest
 from numba import njit
 from scipy.stats import chisquare
 
-from pymc_minibatch.acceptance.decision import Source, row_workspace
+from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, contains, draw_rows, forget, make_readers
-from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.reference.source import Source
 
 LEVEL = 1e-4
 

@@ -13,9 +13,10 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from pymc_minibatch import CorrectedBarker
-from pymc_minibatch.acceptance.decision import Source, row_workspace
+from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.reference.source import Source
 
 DELTAS = np.linspace(-6.0, 6.0, 13)
 FEW_DELTAS = np.array([-3.0, -1.0, 1.0, 3.0])

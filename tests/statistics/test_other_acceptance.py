@@ -15,10 +15,11 @@ from scipy.stats import t as student
 
 from pymc_minibatch import Austere, Barker, CorrectedBarker, MinibatchMH, Naive, RandomWalk, SubLhd
 from pymc_minibatch.acceptance.austere import choose
-from pymc_minibatch.acceptance.decision import Source, row_workspace
+from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.acceptance.design import designs, error_and_rows
+from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.tall.pointers import address_of
+from pymc_minibatch.reference.source import Source
 
 N_ROWS, N_DECISIONS, Z_MAX = 10_000, 200_000, 4.8
 PSI = -0.4

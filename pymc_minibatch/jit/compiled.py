@@ -19,8 +19,8 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
-import pymc_minibatch.tall.special  # noqa: F401 - registers translations
-from pymc_minibatch.tall.matvec import NUMBA_MODE
+import pymc_minibatch.jit.special  # noqa: F401 - registers translations
+from pymc_minibatch.jit.matvec import NUMBA_MODE
 
 __all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached", "jit_loop"]
 

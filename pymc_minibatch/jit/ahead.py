@@ -17,7 +17,7 @@ from numba import typeof
 from pytensor.configdefaults import config
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, NUMBA_CACHE_PATH
 
-from pymc_minibatch.tall.passes import n_cores
+from pymc_minibatch.jit.cores import n_cores
 
 __all__ = ["CompiledAhead"]
 
@@ -28,7 +28,7 @@ class CompiledAhead:
     Parameters
     ----------
     build : callable
-        Returns the kernel, made by :func:`~pymc_minibatch.tall.compiled.jit_cached`; a function of
+        Returns the kernel, made by :func:`~pymc_minibatch.jit.compiled.jit_cached`; a function of
         a module.
     options : tuple
         What to call `build` with; pickled.

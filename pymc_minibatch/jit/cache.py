@@ -6,7 +6,7 @@ from importlib.resources import files
 
 __all__ = ["code_key"]
 
-JITTED = ("acceptance", "bounds", "kernels", "proposals", "reference", "updates")
+JITTED = ("acceptance", "bounds", "jit", "kernels", "proposals", "reference", "updates")
 """The subpackages whose functions are compiled into a kernel."""
 
 

@@ -1,0 +1,40 @@
+"""What compiled rows are computed from: data, constants and the addresses of their functions."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_minibatch.jit.pointers import address_of, batch_of_one
+from pymc_minibatch.reference.gradient import GradientTarget
+from pymc_minibatch.reference.taylor import Target
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["Source", "make_source"]
+
+
+class Source(NamedTuple):
+    """What the rows are computed from.
+
+    Attributes
+    ----------
+    data
+        Arrays with rows along the first axis.
+    constants
+        What the terms of the rows read besides.
+    row, base
+        Addresses of the compiled functions; see
+        :class:`~pymc_minibatch.reference.taylor.Target`.
+    """
+
+    data: tuple[np.ndarray, ...]
+    constants: tuple[np.ndarray, ...]
+    row: int = 0
+    base: int = 0
+
+
+def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
+    """Compile the parts of a target for the data; the addresses are good as long as it is alive."""
+    base, row, constants = target
+    point, data = tall.layout.empty(), tall.data
+    row_address = address_of(row, point, constants, batch_of_one(data))
+    return Source(data, constants, row_address, address_of(base, point, constants))
