@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source
+from pymc_minibatch.acceptance.decision import Acceptance, Rows
 from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["make_decision"]
 

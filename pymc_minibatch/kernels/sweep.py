@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.acceptance.growing import (
     GROWTH,
     HEADROOM,
@@ -24,6 +23,7 @@ from pymc_minibatch.acceptance.growing import (
     upper_smoothness,
 )
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
+from pymc_minibatch.reference.source import Source
 
 __all__ = ["Grouping", "make_sweep"]
 

@@ -55,9 +55,7 @@ class Arrow:
 
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
-        return Arrow(
-            self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks
-        )
+        return Arrow(self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks)
 
     def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""

@@ -67,8 +67,9 @@ def choose_blocks(
         differences = [
             chunk
             for _, chunk in over_chunks(
-                lambda *batch, phis=phis: remainder(phis[1], at, *batch)
-                - remainder(phis[0], at, *batch),
+                lambda *batch, phis=phis: (
+                    remainder(phis[1], at, *batch) - remainder(phis[0], at, *batch)
+                ),
                 surrogate.tall.data,
                 "Looking at groups",
             )

@@ -11,7 +11,6 @@ remainder, needs no more than the inputs at the two points:
     rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv,   Δv = vₙ − v̂ₙ.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,15 +19,13 @@ import numpy as np
 import pytensor.tensor as pt
 from numba import njit
 from pytensor.gradient import grad
-from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from threadpoolctl import threadpool_limits
 
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba
-from pymc_minibatch.tall.passes import n_cores
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Expansion", "RowTerms", "compile_remainder", "expand", "row_terms"]
@@ -74,8 +71,6 @@ class RowTerms(NamedTuple):
         For each dense column its entry of φ and its local input.
     gathered_local
         For each gathered entry its local input.
-    weighted
-        For each gathered entry, whether it has a weight.
     """
 
     evaluate: CompiledFunction
@@ -83,26 +78,6 @@ class RowTerms(NamedTuple):
     dense: np.ndarray
     dense_local: np.ndarray
     gathered_local: np.ndarray
-
-
-def local_inputs(structure: RowStructure, phi: Any) -> list[Any]:
-    """Build the local inputs of the rows of a batch at φ."""
-    n_rows = structure.batch[0].shape[0]  # type: ignore[attr-defined]
-    inputs: list[Any] = [
-        pt.zeros((n_rows,), dtype="float64") if offset is None else offset
-        for offset in structure.offsets
-    ]
-    for term in structure.terms:
-        entries = phi[term.block]
-        if term.columns is not None:
-            columns: Any = term.columns
-            summand = pt.dot(columns, entries)
-        else:
-            summand = entries[term.index]
-            if term.weight is not None:
-                summand = summand * term.weight
-        inputs[term.local] = inputs[term.local] + summand
-    return inputs
 
 
 def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
@@ -119,7 +94,7 @@ def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
 def compile_remainder(structure: RowStructure) -> CompiledFunction:
     """Compile ``(phi, reference, *batch) -> remainders`` of the rows of a batch."""
     phi, reference = pt.dvector("phi"), pt.dvector("reference")
-    here, there = local_inputs(structure, phi), local_inputs(structure, reference)
+    here, there = structure.local_graphs(phi), structure.local_graphs(reference)
     first, second = _derivatives(structure)
     locals_: list[Any] = structure.locals
     deltas = [a - b for a, b in zip(here, there, strict=True)]
@@ -138,7 +113,7 @@ def row_terms(structure: RowStructure) -> RowTerms:
     phi = pt.dvector("phi")
     first, second = _derivatives(structure)
     outputs: list[Any] = [structure.row, *first, *(s for row in second for s in row)]
-    here = dict(zip(structure.locals, local_inputs(structure, phi), strict=True))
+    here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
     replaced: list[Any] = graph_replace(outputs, here, strict=False)
     n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
     ones = pt.ones((n_rows,), dtype="float64")
@@ -150,8 +125,12 @@ def row_terms(structure: RowStructure) -> RowTerms:
         else pt.zeros((n_rows, 0), dtype="float64")
     )
     replaced = [value * ones for value in replaced]
-    entries = _stacked([pt.cast(t.index, "int64") + t.block.start for t in gathered], n_rows, "int64")
-    weights = _stacked([ones if t.weight is None else t.weight for t in gathered], n_rows, "float64")
+    entries = _stacked(
+        [pt.cast(t.index, "int64") + t.block.start for t in gathered], n_rows, "int64"
+    )
+    weights = _stacked(
+        [ones if t.weight is None else t.weight for t in gathered], n_rows, "float64"
+    )
     return RowTerms(
         evaluate=compile_numba([phi, *structure.batch], [*replaced, columns, entries, weights]),
         n_locals=len(structure.locals),

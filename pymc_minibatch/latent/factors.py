@@ -6,7 +6,6 @@ stride, or its level plus a multiple of their number. Gathered terms whose level
 are of one factor. All rows are looked at.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,5 +114,3 @@ def _levels(
         if entry.min() // n_levels == entry.max() // n_levels:
             return n_levels, entry % n_levels, every.reshape(-1, n_levels).T
     return size, entry, every[:, None]
-
-

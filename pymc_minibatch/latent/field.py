@@ -30,10 +30,10 @@ from pymc.util import get_var_name
 from pytensor.gradient import grad, pushforward
 from scipy import sparse
 
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import compile_numba
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentField", "NoFieldError", "find_field"]
@@ -54,29 +54,50 @@ class NoFieldError(ValueError):
     """The variables are no latent field; the message says why."""
 
 
-class _Derivatives:
-    """Compiled functions of the flat point."""
+class Derivatives:
+    """Compiled functions of the flat point; rebuilt where they are needed.
+
+    Parameters
+    ----------
+    tall, structure
+        The model and what its rows read.
+    """
 
     def __init__(self, tall: TallModel, structure: RowStructure) -> None:
-        flat, phi = tall.flat, _at(structure, tall)
+        self.tall, self.structure = tall, structure
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave compiled functions out."""
+        return {"tall": self.tall, "structure": self.structure}
+
+    @cached_property
+    def phi(self) -> CompiledFunction:
+        """``(point,) -> φ``."""
+        return compile_numba([self.structure.flat], [self.structure.phi])
+
+    @cached_property
+    def push(self) -> CompiledFunction:
+        """``(point, vector) -> Jφ · vector``."""
         vector: Any = pt.dvector("vector")
-        self.phi = compile_numba([flat], [phi])
-        self.push = compile_numba([flat, vector], [pushforward(phi, flat, vector)])
-        gradient: Any = grad(tall.prior_graph, flat, disconnected_inputs="ignore")
-        product: Any = grad(pt.sum(gradient * vector), flat, disconnected_inputs="ignore")
-        self.prior_gradient = compile_numba([flat], [gradient])
-        self.prior_product = compile_numba([flat, vector], [product])
+        flat, phi = self.structure.flat, self.structure.phi
+        return compile_numba([flat, vector], [pushforward(phi, flat, vector)])
 
+    @cached_property
+    def prior_gradient(self) -> CompiledFunction:
+        """``(point,) -> gradient`` of the log prior."""
+        return compile_numba([self.tall.flat], [self._prior_slope])
 
-def _at(structure: RowStructure, tall: TallModel) -> Any:
-    """Return φ as a graph of the model's flat point, which is that of the structure."""
-    assert structure.flat is tall.batch_graph[0][0]
-    if structure.flat is tall.flat:
-        return structure.phi
-    from pytensor.graph.replace import graph_replace
+    @cached_property
+    def prior_product(self) -> CompiledFunction:
+        """``(point, vector) -> Hessian · vector`` of the log prior."""
+        flat, vector = self.tall.flat, pt.dvector("vector")
+        slope = pt.sum(self._prior_slope * vector)
+        product: Any = grad(slope, flat, disconnected_inputs="ignore")
+        return compile_numba([flat, vector], [product])
 
-    [phi] = graph_replace([structure.phi], {structure.flat: tall.flat}, strict=False)
-    return phi
+    @property
+    def _prior_slope(self) -> Any:
+        return grad(self.tall.prior_graph, self.tall.flat, disconnected_inputs="ignore")
 
 
 @dataclass(frozen=True)
@@ -148,12 +169,14 @@ class _Columns:
 
     def __init__(
         self,
-        derivative: Callable[..., np.ndarray],
+        derivatives: Derivatives,
+        name: str,
         points: Sequence[np.ndarray],
         positions: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        self.derivative, self.positions, self.rows = derivative, positions, rows
+        self.derivatives, self.name = derivatives, name
+        self.positions, self.rows = positions, rows
         size = points[0].size
         seen = []
         for point in points:
@@ -161,7 +184,7 @@ class _Columns:
             for j, position in enumerate(positions):
                 seed = np.zeros(size)
                 seed[position] = 1.0
-                columns[:, j] = derivative(point, seed)[rows]
+                columns[:, j] = self.along(point, seed)
             seen.append(columns)
         scale = np.max([np.abs(c).max(initial=0.0) for c in seen]) or 1.0
         changes = np.max([np.abs(c - seen[0]) for c in seen], axis=0) > TOLERANCE * scale
@@ -170,6 +193,10 @@ class _Columns:
         pattern = np.any([c != 0.0 for c in seen], axis=0)
         self.colors = _colored(pattern[:, self.changing])
         self.pattern = pattern
+
+    def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        """Return the derivative along a direction."""
+        return getattr(self.derivatives, self.name)(point, seed)[self.rows]
 
     def at(self, point: np.ndarray) -> np.ndarray:
         """Return the columns at a point, shape (rows, columns)."""
@@ -180,7 +207,7 @@ class _Columns:
             own = self.changing[self.colors == color]
             seed = np.zeros(point.size)
             seed[self.positions[own]] = 1.0
-            product = self.derivative(point, seed)[self.rows]
+            product = self.along(point, seed)
             columns[:, own] = np.where(self.pattern[:, own], product[:, None], 0.0)
         return columns
 
@@ -218,7 +245,7 @@ class LatentField:
 
     def __init__(
         self,
-        derivatives: _Derivatives,
+        derivatives: Derivatives,
         hyper: np.ndarray,
         latent: ArrowLayout,
         rows: ArrowLayout,
@@ -227,9 +254,9 @@ class LatentField:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         push, product = derivatives.push, derivatives.prior_product
         both = np.concatenate([rows.dense, rows.groups.ravel()])
-        self._map = _Columns(push, points, latent.dense, both)
+        self._map = _Columns(derivatives, "push", points, latent.dense, both)
         everything = np.concatenate([latent.dense, latent.groups.ravel()])
-        self._prior = _Columns(product, points, latent.dense, everything)
+        self._prior = _Columns(derivatives, "prior_product", points, latent.dense, everything)
         group_map = [self._group_blocks(push, p, rows.groups) for p in points]
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map) else None
@@ -275,9 +302,7 @@ class LatentField:
         columns = self._prior.at(point)
         blocks = self._fixed_prior
         if blocks is None:
-            blocks = self._group_blocks(
-                self.derivatives.prior_product, point, self.latent.groups
-            )
+            blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         cross = columns[n:].reshape(n_groups, width, n)
         found = Arrow(-(columns[:n] + columns[:n].T) / 2, -cross, -blocks)
         if not self._prior.changing.size and self._fixed_prior is not None:
@@ -311,7 +336,7 @@ def find_field(
     NoFieldError
         If variables are not a latent field given a few others.
     """
-    derivatives = _Derivatives(tall, structure)
+    derivatives = Derivatives(tall, structure)
     rng = np.random.default_rng(20090401)
     start = tall.layout.flatten(tall.model.initial_point())
     points = [start + rng.normal(0, SPREAD, start.size) for _ in range(PROBES)]
@@ -357,7 +382,7 @@ def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:
 
 def _sorted_variables(
     tall: TallModel,
-    derivatives: _Derivatives,
+    derivatives: Derivatives,
     points: Sequence[np.ndarray],
     rng: np.random.Generator,
 ) -> tuple[list[str], list[str]]:
@@ -385,7 +410,7 @@ def _sorted_variables(
 
 def _is_field(
     slices: dict[str, slice],
-    derivatives: _Derivatives,
+    derivatives: Derivatives,
     point: np.ndarray,
     field: Sequence[str],
     rng: np.random.Generator,
@@ -427,7 +452,7 @@ def _same(here: np.ndarray, there: np.ndarray) -> bool:
 
 def _grouped(
     tall: TallModel,
-    derivatives: _Derivatives,
+    derivatives: Derivatives,
     points: Sequence[np.ndarray],
     rng: np.random.Generator,
     latent: Sequence[str],
@@ -435,7 +460,10 @@ def _grouped(
 ) -> tuple[list[str], np.ndarray] | None:
     """Find the latent variables of a factor's levels; None where levels are joined by others."""
     n_levels = groups.shape[0]
-    slices, shapes = tall.layout.slices, dict(zip(tall.layout.names, tall.layout.shapes, strict=True))
+    slices, shapes = (
+        tall.layout.slices,
+        dict(zip(tall.layout.names, tall.layout.shapes, strict=True)),
+    )
     names, columns = [], []
     for name in latent:
         for axis, length in enumerate(shapes[name]):
@@ -456,7 +484,7 @@ def _grouped(
 
 
 def _by_level(
-    derivatives: _Derivatives,
+    derivatives: Derivatives,
     points: Sequence[np.ndarray],
     rng: np.random.Generator,
     levels: np.ndarray,

@@ -16,20 +16,24 @@ center or not to center: interweaving.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.acceptance.decision import Rows, Source
+from pymc_minibatch.acceptance.decision import Rows
 from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.blocks import Blocks
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional
+from pymc_minibatch.reference.source import Source
 
-__all__ = ["LatentMoves", "MoveCounts", "Turns", "first_turns"]
+__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "settle"]
+
+KINDS = ("hyper", "dense", "groups")
+"""Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""
 
 ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
@@ -40,6 +44,9 @@ WALK = 0.2
 """Share of moves of h that are a random walk, since its tails can be heavier than a Gaussian's."""
 
 WALK_SPREAD = 1.0
+
+HYPER_MOVES = 3
+"""Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
 
 
 class Turns(NamedTuple):
@@ -56,11 +63,6 @@ class Turns(NamedTuple):
     current: np.ndarray
     gains: np.ndarray
     costs: np.ndarray
-
-
-def first_turns() -> Turns:
-    """Return the state before tuning."""
-    return Turns(np.zeros(1, np.int64), np.zeros(ANGLES.size), np.zeros(ANGLES.size))
 
 
 def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> None:
@@ -97,9 +99,7 @@ class MoveCounts:
     test_error: float = 0.0
     n_grown: int = 0
     n_tested: int = 0
-    accepted: dict[str, list[float]] = field(
-        default_factory=lambda: {"hyper": [], "dense": [], "groups": []}
-    )
+    accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     impossible_row: int = -1
 
 
@@ -150,23 +150,20 @@ class LatentMoves:
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
-        turns: dict[str, Turns],
+        turns: Sequence[Turns],
         hyper_scale: tuple[np.ndarray, np.ndarray],
-    ) -> MoveCounts:
+        counts: MoveCounts,
+    ) -> None:
         """Move a point in place by one round of all kinds of moves."""
-        counts = MoveCounts()
         n_dense = self.field.latent.dense.size
-        if self.field.hyper.size:
-            self.move_hyper(rng, point, tuning, turns["hyper"], hyper_scale, counts)
+        for _ in range(HYPER_MOVES if self.field.hyper.size else 0):
+            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         if n_dense and counts.impossible_row < 0:
-            self.move_dense(rng, point, tuning, turns["dense"], counts)
+            self.move_dense(rng, point, tuning, turns[1], counts)
         if self.blocks is not None and counts.impossible_row < 0:
-            self.move_groups(rng, point, tuning, turns["groups"], counts)
-        return counts
+            self.move_groups(rng, point, tuning, turns[2], counts)
 
-    def _coordinates(
-        self, point: np.ndarray, given: Conditional
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _coordinates(self, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
         dense, groups = self.field.latent.split(point)
         return given.factor.whiten(dense - given.dense, groups - given.groups)
 
@@ -315,9 +312,7 @@ class LatentMoves:
             record(rng, turns, float(jump), 200.0 + groups.shape[0] + n_evaluated)
 
 
-def _rotated(
-    rng: np.random.Generator, z: np.ndarray, angle: float
-) -> tuple[np.ndarray, float]:
+def _rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
     """Turn a point by an angle in a plane with a random direction; log ratio of a normal density."""
     moved = math.cos(angle) * z + math.sin(angle) * rng.standard_normal(z.shape)
     return moved, 0.5 * float(np.sum(moved**2) - np.sum(z**2))

@@ -11,24 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
-from pymc_minibatch.acceptance.decision import Acceptance, Rows, Source, row_workspace
-from pymc_minibatch.acceptance.growing import FirstBatch, first_batch, tune_first_batch
-from pymc_minibatch.kernels.cache import code_key
+from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
+from pymc_minibatch.jit.cache import code_key
+from pymc_minibatch.jit.compiled import CompiledFunction, jit_cached, jit_loop
+from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.sweep import make_sweep
 from pymc_minibatch.latent.blocks import Blocks, choose_blocks
 from pymc_minibatch.latent.expansion import compile_remainder, row_terms
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
-from pymc_minibatch.latent.moves import LatentMoves, MoveCounts, Turns, first_turns, settle
+from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, settle
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.reference.source import Source
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.compiled import CompiledFunction, jit_cached, jit_loop
-from pymc_minibatch.tall.pointers import address_of, batch_of_one
 
 __all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
 
-FIRST_BATCH = 100
 BLOCK_BATCH = 32
 """Rows of the first batch of a block of groups; smaller blocks are read whole."""
 
@@ -46,23 +45,30 @@ class LatentState(NamedTuple):
 
     Attributes
     ----------
-    hyper, dense, groups : Turns
-        The lengths of the moves of each kind.
+    current : ndarray of int64, shape (3,)
+        The length in use of each kind of move.
+    gains, costs : ndarray, shape (3, K)
+        What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Where h is thought to be.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
-    batch : FirstBatch
-        Rows of the first batch of a decision on all rows.
     """
 
-    hyper: Turns
-    dense: Turns
-    groups: Turns
+    current: np.ndarray
+    gains: np.ndarray
+    costs: np.ndarray
     mean: np.ndarray
     cholesky: np.ndarray
     seen: np.ndarray
-    batch: FirstBatch
+
+    @property
+    def turns(self) -> list[Turns]:
+        """The lengths of each kind of move, as views."""
+        return [
+            Turns(self.current[k : k + 1], self.gains[k], self.costs[k])
+            for k in range(self.current.size)
+        ]
 
 
 class LatentSampler:
@@ -82,10 +88,9 @@ class LatentSampler:
         remainder: CompiledFunction,
         acceptance: CorrectedBarker | Penalty,
         temperature: float,
-        batch_size: int | None,
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
-        self.temperature, self.batch_size = temperature, batch_size
+        self.temperature = temperature
         self.blocks: Blocks | None = None
         if factor is not None:
             self.blocks = choose_blocks(
@@ -103,13 +108,12 @@ class LatentSampler:
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
         return LatentState(
-            first_turns(),
-            first_turns(),
-            first_turns(),
+            np.zeros(len(KINDS), dtype=np.int64),
+            np.zeros((len(KINDS), ANGLES.size)),
+            np.zeros((len(KINDS), ANGLES.size)),
             self.reference.hyper.copy(),
             self.reference.hyper_cholesky.copy(),
             seen,
-            first_batch(self.batch_size or min(FIRST_BATCH, self.tall.n_rows)),
         )
 
     @cached_property
@@ -161,17 +165,24 @@ class LatentSampler:
         }
 
     def draw(
-        self, rng: np.random.Generator, point: np.ndarray, tuning: bool, state: LatentState
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        n_rounds: int,
+        tuning: bool,
+        state: LatentState,
+        first_batch: int,
     ) -> MoveCounts:
-        """Move a point in place by one round of all moves; tune."""
-        moves = self._moves
-        self._first_batch[0] = state.batch.size[0]
-        turns = {"hyper": state.hyper, "dense": state.dense, "groups": state.groups}
-        counts = moves.draw(rng, point, tuning, turns, (state.mean, state.cholesky))
-        if tuning and counts.impossible_row < 0:
-            self._observe(point[self.field.hyper], state)
-            if self.batch_size is None:
-                tune_first_batch(state.batch, counts.n_grown, counts.n_tested, self.tall.n_rows)
+        """Move a point in place by rounds of all moves; tune."""
+        moves, counts = self._moves, MoveCounts()
+        self._first_batch[0] = first_batch
+        for _ in range(n_rounds):
+            scale = state.mean, state.cholesky
+            moves.draw(rng, point, tuning, state.turns, scale, counts)
+            if counts.impossible_row >= 0:
+                break
+            if tuning:
+                self._observe(point[self.field.hyper], state)
         return counts
 
     def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
@@ -191,9 +202,20 @@ class LatentSampler:
         state.cholesky[:] = np.linalg.cholesky(weight * covariance + (1 - weight) * prior)
         seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
 
+    def compile(self) -> None:
+        """Compile all moves, by one round that is thrown away."""
+        point = self.reference.surrogate.center.copy()
+        rng = np.random.default_rng(0)
+        self.draw(rng, point, 1, False, self.initial_state(), min(100, self.tall.n_rows))
+        self._moves.known = None
+
+    def scale(self, state: LatentState) -> float:
+        """Return the sine of the angle of the moves of the dense part, for the sample stats."""
+        return float(np.sin(ANGLES[state.current[1]]))
+
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
-        for turns in (state.hyper, state.dense, state.groups):
+        for turns in state.turns:
             settle(turns)
 
     def start(self, rng: np.random.Generator, spread: float = 1.5) -> np.ndarray:
@@ -223,7 +245,6 @@ def make_latent_sampler(
     tall: TallModel,
     acceptance: Acceptance,
     temperature: float,
-    batch_size: int | None,
 ) -> LatentSampler:
     """Set up.
 
@@ -249,5 +270,4 @@ def make_latent_sampler(
         compile_remainder(structure),
         acceptance,
         temperature,
-        batch_size,
     )

@@ -14,7 +14,6 @@ Breslow and Clayton (1993), Approximate inference in generalized linear mixed mo
 import math
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from scipy.optimize import minimize

@@ -1,6 +1,7 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker
+from pymc_minibatch.acceptance import CorrectedBarker, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
@@ -31,6 +32,8 @@ from pymc_minibatch.jit.cache import code_key
 from pymc_minibatch.jit.compiled import jit_cached
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
+from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal
 from pymc_minibatch.reference import Reference
@@ -51,6 +54,8 @@ from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
+
+_log = logging.getLogger("pymc_minibatch")
 
 DEFAULT_BATCH = 100
 
@@ -208,6 +213,9 @@ class MinibatchMH(TallStep):
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
         "scale": (np.float64, []),
+        "accept_hyper": (np.float64, []),
+        "accept_dense": (np.float64, []),
+        "accept_groups": (np.float64, []),
         **TallStep.stats_dtypes_shapes,
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
@@ -236,6 +244,8 @@ class MinibatchMH(TallStep):
         started = time.perf_counter()
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
+        self._default_test = acceptance is None
+        self.reference, self.control_variate, self.proposal_options = None, 2, ()
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
@@ -246,6 +256,40 @@ class MinibatchMH(TallStep):
             )
         self.temperature = checked_temperature(temperature)
         self.least_batch = LEAST_BATCH
+        self.latent = self._latent_sampler(reference, proposal, control_variate)
+        if self.latent is None:
+            self._set_up_plainly(reference, proposal, control_variate)
+        self._warn_of_other_temperatures()
+        self._get_ready(started, reference)
+
+    def _latent_sampler(
+        self,
+        reference: Reference | None,
+        proposal: Proposal | None,
+        control_variate: Literal["auto", 0, 1, 2],
+    ) -> LatentSampler | None:
+        """Set up the moves of effects and their scales; None where the model has none."""
+        free = reference is None and proposal is None and control_variate in ("auto", 2)
+        whole = self._active.size == self.tall.layout.size
+        acceptance = Penalty() if self._default_test else self.acceptance
+        suits = isinstance(acceptance, CorrectedBarker | Penalty)
+        if not (free and whole and suits):
+            return None
+        try:
+            sampler = make_latent_sampler(self.tall, acceptance, self.temperature)
+        except NoFieldError as reason:
+            _log.info(f"All variables are moved alike: {reason}")
+            return None
+        self.acceptance = sampler.acceptance
+        return sampler
+
+    def _set_up_plainly(
+        self,
+        reference: Reference | None,
+        proposal: Proposal | None,
+        control_variate: Literal["auto", 0, 1, 2],
+    ) -> None:
+        """Find the reference point, and compile for moves of all variables at once."""
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
                 self.tall, reference, control_variate, self.temperature
@@ -253,9 +297,7 @@ class MinibatchMH(TallStep):
             self.proposal = self._default_proposal() if proposal is None else proposal
             self.proposal_options = self.proposal.jit_options
             _ = self._source  # compiles the target
-        self._warn_of_other_temperatures()
         self.least_batch = self._least_batch()
-        self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
         if not self.control_variate:
@@ -318,13 +360,19 @@ class MinibatchMH(TallStep):
         return least
 
     def _reset_tuning(self) -> None:
+        self.batch_state = first_batch(self._initial_batch)
+        if self.latent is not None:
+            self.proposal_state = self.latent.initial_state()
+            return
         variance = self.temperature / self.n_rows
         self.proposal_state = self.proposal.initial_state(
             self._active.size, variance, self._approximation()
         )
-        self.batch_state = first_batch(self._initial_batch)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        if self.latent is not None:
+            start = self.tall.layout.unflatten(self.latent.start(self.rng))
+            return max(start, point, key=self.tall.logp)
         if not self.control_variate:
             return point
         assert self.reference is not None
@@ -389,25 +437,63 @@ class MinibatchMH(TallStep):
 
     def _compile(self) -> None:
         start = self.tall.layout.flatten(self.tall.model.initial_point())
-        self._transitions(start, n_steps=0)
+        if self.latent is not None:
+            self.latent.compile()
+        else:
+            self._transitions(start, n_steps=0)
 
     def stop_tuning(self) -> None:
         """Settle on what tuning has found."""
         super().stop_tuning()
-        self.proposal.end_tuning(self.proposal_state)
+        (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        if self.latent is not None:
+            return self._draw_latent(flat)
         totals = self._transitions(flat, self.steps_per_draw)
-        if totals.impossible_row >= 0:
+        self._refuse_impossible(totals.impossible_row)
+        if self.tune:
+            self.proposal.end_draw(self.proposal_state)
+            self._tune_batch(totals.n_grown, totals.n_decisions)
+        return self._stats(totals)
+
+    def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
+        assert self.latent is not None
+        counts = self.latent.draw(
+            self.rng,
+            flat,
+            self.steps_per_draw,
+            self.tune,
+            self.proposal_state,
+            int(self.batch_state.size[0]),
+        )
+        self._refuse_impossible(counts.impossible_row)
+        if self.tune:
+            self._tune_batch(counts.n_grown, counts.decisions)
+        n_decisions = max(counts.decisions, 1)
+        kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
+        return {
+            "accept": float(np.mean([a for seen in counts.accepted.values() for a in seen])),
+            "n_likelihood": 2 * counts.n_evaluated,
+            "n_gradient": 2 * counts.n_evaluated,
+            "n_scanned": 0,
+            "batch_size": counts.batch_rows / n_decisions,
+            "log_ratio_var": counts.variance / n_decisions,
+            "test_error": counts.test_error,
+            "scale": self.latent.scale(self.proposal_state),
+            "accept_hyper": kinds["hyper"],
+            "accept_dense": kinds["dense"],
+            "accept_groups": kinds["groups"],
+        }
+
+    def _refuse_impossible(self, row: int) -> None:
+        if row >= 0:
             raise SamplingError(
-                f"Row {totals.impossible_row} of {' + '.join(self.tall.row_names)} has a "
+                f"Row {row} of {' + '.join(self.tall.row_names)} has a "
                 "log-likelihood that is not finite at a point that was accepted from other rows. "
                 "Minibatch sampling needs rows that are possible at every value of the parameters "
                 "(no support that depends on them); sample this model with NUTS."
             )
-        if self.tune:
-            self._tune(totals)
-        return self._stats(totals)
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
@@ -428,15 +514,10 @@ class MinibatchMH(TallStep):
             self._rows,
         )
 
-    def _tune(self, totals: Totals) -> None:
-        self.proposal.end_draw(self.proposal_state)
+    def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
             tune_first_batch(
-                self.batch_state,
-                totals.n_grown,
-                totals.n_decisions,
-                self.n_rows,
-                self.least_batch,
+                self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch
             )
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
@@ -450,6 +531,7 @@ class MinibatchMH(TallStep):
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,
             "scale": self.proposal.scale(self.proposal_state),
+            **dict.fromkeys(("accept_hyper", "accept_dense", "accept_groups"), np.nan),
         }
 
 

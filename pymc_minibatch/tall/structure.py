@@ -31,7 +31,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.tall.affine import Affine, AffineArrays, Shape, Summand
 from pymc_minibatch.tall.check import FAILURES
-from pymc_minibatch.tall.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_python
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
