@@ -30,17 +30,14 @@ class Settled:
 
     Attributes
     ----------
-    reference : ndarray, shape (D,)
-        Where tuned bounds touch.
     constants : tuple of ndarray
-        The collapsed bounds; they begin with the reference point.
+        The collapsed bounds; they begin with the reference point, where tuned bounds touch.
     approximation : tuple of ndarray
         Mode of prior and bounds, a root of the covariance there, and its inverse.
     tolerance : float
         Negative gaps up to this size are rounding errors.
     """
 
-    reference: np.ndarray
     constants: tuple[np.ndarray, ...]
     approximation: tuple[np.ndarray, np.ndarray, np.ndarray]
     tolerance: float
@@ -93,7 +90,7 @@ def settle(
             touches = climb(target, start) if reference is None else reference.flat
     constants = target.constants(touches)
     approximation = approximate(target, constants)
-    settled = Settled(touches, constants, approximation, target.tolerance(touches))
+    settled = Settled(constants, approximation, target.tolerance(touches))
     points = _trial_points(settled, active, start)
     target.check_bound(touches, points)
     if isinstance(target, CollapsedTarget):

@@ -24,7 +24,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
 from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_cached
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.model import RowInput
 from pymc_minibatch.tall.passes import over_chunks
@@ -59,26 +59,39 @@ class JittedTarget(NamedTuple):
     gap: Callable[..., np.ndarray]
 
 
-BASE = """
-def base(point, constants, gradient):
-    value, slope = assemble(point, parts(point, constants[0]), constants)
-    for i in range(gradient.size):
-        gradient[i] = slope[i]
-    return value
-"""
+def make_base(
+    parts: Callable[..., Any], assemble: Callable[..., tuple[float, np.ndarray]]
+) -> Callable[..., float]:
+    """Build the base from its compiled parts."""
 
-GAP = """
-def gap(point, constants, batch, gradient):
-    return rows(point, constants[0], *batch)[0]
-"""
+    def base(point: np.ndarray, constants: Any, gradient: np.ndarray) -> float:
+        value, slope = assemble(point, parts(point, constants[0]), constants)
+        for i in range(gradient.size):
+            gradient[i] = slope[i]
+        return value
 
-GAP_AND_GRADIENT = """
-def gap(point, constants, batch, gradient):
-    gaps, slope = rows(point, constants[0], *batch)
-    for i in range(gradient.size):
-        gradient[i] += slope[i]
-    return gaps
-"""
+    return base
+
+
+def make_gap(rows: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the gaps."""
+
+    def gap(point: np.ndarray, constants: Any, batch: Any, gradient: np.ndarray) -> np.ndarray:
+        return rows(point, constants[0], *batch)[0]
+
+    return gap
+
+
+def make_gap_and_gradient(rows: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the gaps, and add their gradient."""
+
+    def gap(point: np.ndarray, constants: Any, batch: Any, gradient: np.ndarray) -> np.ndarray:
+        gaps, slope = rows(point, constants[0], *batch)
+        for i in range(gradient.size):
+            gradient[i] += slope[i]
+        return gaps
+
+    return gap
 
 
 class FireflyTarget(ABC):
@@ -155,15 +168,16 @@ class FireflyTarget(ABC):
         slope = disconnected_grad(-1.0 / pt.expm1(-gap))
         return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
 
-    def jitted(self, code_key: str) -> JittedTarget:
-        """Compile what a kernel calls; `code_key` stands for the code of this package."""
+    def jitted(self) -> JittedTarget:
+        """Compile what a kernel calls."""
         base, gap = self.compiled_base, self.compiled_gap
-        environment = {"parts": base.jitted, "assemble": njit(self.assemble)}
-        keys = [base.cache_key, self.assemble.__name__, code_key]
-        source = GAP_AND_GRADIENT if self.uses_gradient else GAP
+        make = make_gap_and_gradient if self.uses_gradient else make_gap
         return JittedTarget(
-            jit_cached(BASE, "base", environment, keys),
-            jit_cached(source, "gap", {"rows": gap.jitted}, [gap.cache_key]),
+            jit_kept(
+                make_base(base.jitted, njit(self.assemble)),
+                [base.cache_key, self.assemble.__name__],
+            ),
+            jit_kept(make(gap.jitted), [gap.cache_key]),
         )
 
     def prior_at(self, point: Variable) -> Any:

@@ -28,7 +28,7 @@ from pymc_minibatch.kernels.gradient import (
 )
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Langevin", "LangevinState", "make_langevin"]
+__all__ = ["Langevin", "LangevinState", "largest_ratio", "make_langevin", "stability"]
 
 
 class Langevin(NamedTuple):
@@ -145,3 +145,27 @@ def batch_share(
         batch += squared_norm(column)
     batch *= epsilon / 4 * float(n_rows) ** 2 / n / (n - 1)
     return batch / (batch + mean.size)
+
+
+def largest_ratio(matrix: np.ndarray, factor: np.ndarray) -> float:
+    """Return the largest eigenvalue of a matrix in the coordinates in which M is the identity."""
+    return float(np.linalg.eigvalsh(factor.T @ matrix @ factor)[-1])
+
+
+def stability(
+    factor: np.ndarray, precision: np.ndarray, noise: np.ndarray, step: float
+) -> tuple[float, float]:
+    """Return the step from which on draws spread without bound, and the bias of a shorter one.
+
+    Along the eigenvectors of the curvature, in the coordinates in which M is the identity, the
+    variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal; the bias is by how
+    much the largest of these ratios exceeds 1.
+    """
+    curvature, vectors = np.linalg.eigh(factor.T @ precision @ factor)
+    along = factor @ vectors
+    noises = np.einsum("ij,ik,kj->j", along, noise, along)
+    limit = 4 / curvature[-1]
+    if step >= limit:
+        return float(limit), np.inf
+    ratios = (1 + step * noises / 4) / (1 - step * curvature / 4)
+    return float(limit), float(ratios.max() - 1)

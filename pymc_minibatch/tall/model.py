@@ -34,6 +34,7 @@ from pymc_minibatch.tall.refusals import (
     dependent_rows,
     leaf_name,
     shared_across_rows,
+    too_many_layouts,
     unfit_data,
 )
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
@@ -200,8 +201,11 @@ class TallModel:
         ndarray of float64, shape (len(rows),)
         """
         rows = np.asarray(rows, dtype=np.int64)
-        batch = [np.ascontiguousarray(values[rows]) for values in self.data]
-        return self.compiled_row_logp(self.layout.flatten(point), *batch)
+        return self.compiled_row_logp(self.layout.flatten(point), *self.batch(rows))
+
+    def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Gather rows of the data, as compiled functions of a batch take them."""
+        return tuple(np.ascontiguousarray(values[rows]) for values in self.data)
 
     def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of everything that is not a row: priors, Jacobians, potentials."""
@@ -330,7 +334,8 @@ class TallModel:
             [*axes] if leaf in observed else [*axes, None] for leaf, axes in candidates.items()
         ]
         first: str | None = None
-        for axes in itertools.islice(itertools.product(*choices), MAX_LAYOUTS):
+        layouts = itertools.product(*choices)
+        for axes in itertools.islice(layouts, MAX_LAYOUTS):
             row_axes = {
                 leaf: axis for leaf, axis in zip(candidates, axes, strict=True) if axis is not None
             }
@@ -343,6 +348,9 @@ class TallModel:
                 self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
                 return check
             first = first or reason
+        if next(layouts, None) is not None:
+            names = sorted(leaf_name(leaf) for leaf in candidates)
+            raise NotTallError(too_many_layouts(self.row_names, self.n_rows, names, MAX_LAYOUTS))
         raise NotTallError(
             dependent_rows(
                 self.row_names,
