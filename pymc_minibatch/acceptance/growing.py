@@ -47,7 +47,7 @@ __all__ = [
     "FirstBatch",
     "Limits",
     "build_growing",
-    "first_batch",
+    "new_first_batch",
     "tune_first_batch",
 ]
 
@@ -113,7 +113,7 @@ class FirstBatch(NamedTuple):
     tuning: np.ndarray
 
 
-def first_batch(size: int) -> FirstBatch:
+def new_first_batch(size: int) -> FirstBatch:
     """Return the state before tuning."""
     return FirstBatch(np.array([size], dtype=np.int64), np.array([math.log(size), 0.0]))
 

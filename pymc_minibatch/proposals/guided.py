@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.proposals.arms import Arms, make_arms, record, settle
+from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 from pymc_minibatch.proposals.random_walk import add_normal
 
@@ -141,7 +141,7 @@ class Guided(ABC):
 
     def end_tuning(self, state: Arms) -> None:
         """Take the setting that did best."""
-        settle(state)
+        keep_best(state)
 
     def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""

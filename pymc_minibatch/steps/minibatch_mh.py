@@ -20,7 +20,7 @@ from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
-    first_batch,
+    new_first_batch,
     tune_first_batch,
 )
 from pymc_minibatch.arguments import checked_count, checked_temperature
@@ -277,7 +277,7 @@ class MinibatchMH(TallStep):
         self.proposal_state = self.proposal.initial_state(
             self._active.size, variance, self._approximation
         )
-        self.batch_state = first_batch(self._initial_batch)
+        self.batch_state = new_first_batch(self._initial_batch)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.control is None or not self.control.order:
