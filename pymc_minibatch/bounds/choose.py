@@ -7,13 +7,14 @@ import numpy as np
 
 from pymc_minibatch.bounds.bohning import Bohning
 from pymc_minibatch.bounds.bound import Bound, BroughtTarget
-from pymc_minibatch.bounds.collapse import CollapsedTarget, FireflyTarget
+from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
 from pymc_minibatch.bounds.likelihood import recognise
 from pymc_minibatch.bounds.normal import Normal
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
+from pymc_minibatch.bounds.target import FireflyTarget
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
 

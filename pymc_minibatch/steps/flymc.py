@@ -17,7 +17,7 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.arguments import checked_choice, checked_count, checked_share
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
-from pymc_minibatch.bounds.collapse import JittedTarget, violation
+from pymc_minibatch.bounds.target import JittedTarget, violation
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.firefly import (
