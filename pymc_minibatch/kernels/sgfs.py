@@ -21,15 +21,17 @@ import numpy as np
 from numba import njit
 from scipy.linalg import eigh
 
-from pymc_minibatch.kernels.gradient import (
-    add_gradient,
+from pymc_minibatch.jit.triangular import (
     add_noise,
     cholesky,
-    diverges,
-    make_draw_gradients,
     solve_lower,
     solve_upper,
     squared_norm,
+)
+from pymc_minibatch.kernels.gradient import (
+    add_gradient,
+    diverges,
+    make_draw_gradients,
 )
 from pymc_minibatch.reference.source import Source
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import (
     add_gradient,
     diverges,
     make_draw_gradients,
-    squared_norm,
 )
 from pymc_minibatch.reference.source import Source
 
@@ -105,24 +105,6 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         return False, batch_share(gradients, active, mean, source, epsilon, langevin)
 
     return transitions
-
-
-@njit
-def multiply(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
-    """Overwrite a vector by ``L`` times it."""
-    for i in range(vector.size - 1, -1, -1):
-        vector[i] *= lower[i, i]
-        for j in range(max(0, i - band + 1), i):
-            vector[i] += lower[i, j] * vector[j]
-
-
-@njit
-def multiply_transposed(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
-    """Overwrite a vector by ``Lᵀ`` times it."""
-    for j in range(vector.size):
-        vector[j] *= lower[j, j]
-        for i in range(j + 1, min(vector.size, j + band)):
-            vector[j] += lower[i, j] * vector[i]
 
 
 @njit

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.jit.triangular import add_noise
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
 __all__ = ["RandomWalk", "RandomWalkState"]
@@ -202,7 +203,7 @@ def propose(
 ) -> float:
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
     candidate[:] = theta
-    add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
+    add_noise(rng, math.exp(state.log_scale[0]), state.cholesky, theta.size, candidate)
     return 0.0
 
 
@@ -218,17 +219,6 @@ def propose_independent(
     for i in range(theta.size):
         candidate[i] = theta[i] + state.sd[i] * rng.standard_normal()
     return 0.0
-
-
-@njit
-def add_normal(
-    rng: np.random.Generator, scale: float, cholesky: np.ndarray, theta: np.ndarray
-) -> None:
-    """Add ``scale * L ξ``, ξ standard normal."""
-    for j in range(theta.size):
-        step = scale * rng.standard_normal()
-        for i in range(j, theta.size):
-            theta[i] += step * cholesky[i, j]
 
 
 def _adapter(adaptive: bool, target_accept: float) -> Callable[..., None]:
