@@ -120,10 +120,8 @@ def main() -> None:
         step = pmb.MinibatchMH(acceptance=acceptance)
         step.setup_chain(np.random.default_rng(3), 500, 0)
         point = model.initial_point()
-        start = time.perf_counter()
         for _ in range(500):
             point, _ = step.step(point)
-        python = (time.perf_counter() - start) / 500 * 1e6
         step.stop_tuning()
         start = time.perf_counter()
         for _ in range(5000):

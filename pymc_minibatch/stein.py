@@ -152,15 +152,14 @@ def ksd(
     tall = TallModel(model, data=data)
     chosen, chains = _choose(idata, model, max_draws)
     points = _unconstrained(chosen, model, tall)
-    reference, order = decide_control_variate(tall, reference, control_variate, 1.0)
+    control = decide_control_variate(tall, reference, control_variate, 1.0)
     n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else int(batch_size)
-    base, row, constants = make_gradient_target(tall, reference, order)
+    base, row, constants = make_gradient_target(tall, control)
     rng = np.random.default_rng(random_seed)
     scores = np.empty_like(points)
     for point, score in zip(points, scores, strict=True):
         rows = rng.integers(0, tall.n_rows, n)
-        batch = tuple(np.ascontiguousarray(values[rows]) for values in tall.data)
-        gradients = row(point, constants, batch)
+        gradients = row(point, constants, tall.batch(rows))
         score[:] = base(point, constants) + tall.n_rows * gradients.mean(axis=0)
     covariance = np.cov(points.T).reshape(2 * points.shape[1:])
     lower = np.linalg.cholesky(covariance if reference is None else reference.covariance)
@@ -171,7 +170,7 @@ def ksd(
         squared=squared,
         standard_error=standard_error,
         n_draws=len(points),
-        n_gradient=len(points) * n * (1 + order),
+        n_gradient=len(points) * n * (1 + (0 if control is None else control.order)),
     )
 
 

@@ -82,6 +82,7 @@ class Austere:
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     thresholds: tuple[float, ...] = THRESHOLDS
     first_batch: ClassVar[FirstBatchRule] = "designed"
+    most_accepted: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.error_bound < 0.5:

@@ -63,6 +63,7 @@ class Barker:
     """
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
+    most_accepted: ClassVar[float] = 0.5
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int

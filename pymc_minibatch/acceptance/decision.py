@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
+from numba import njit
 
 __all__ = [
     "Acceptance",
@@ -11,7 +12,12 @@ __all__ = [
     "FirstBatchRule",
     "Rows",
     "Scan",
+    "batch_variance",
+    "decided_by_all",
+    "decided_by_batch",
+    "rejected",
     "row_workspace",
+    "takes_all",
 ]
 
 
@@ -27,9 +33,15 @@ class Acceptance(Protocol):
         Who settles how many rows the first batch of a decision has: tuning, where more can be read
         if they do not do ("tuned"); the user, where no batch is known to be large enough ("fixed");
         or the test ("designed").
+    most_accepted
+        The largest mean acceptance rate of a chain: 1 for Metropolis's test, one half for Barker's.
     """
 
     first_batch: ClassVar[FirstBatchRule]
+
+    @property
+    def most_accepted(self) -> float:
+        """See above."""
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -82,6 +94,67 @@ class Decision(NamedTuple):
     test_error: float
     impossible_row: int
     n_scanned: int
+
+
+@njit
+def rejected(n_read: Any, grown: Any, impossible_row: int, n_scanned: int) -> Decision:
+    """Reject, since a row is impossible; it has a number if it is so at the current point."""
+    return Decision(
+        accepted=False,
+        batch_size=n_read,
+        n_evaluated=n_read,
+        grown=grown,
+        log_ratio_var=0.0,
+        test_error=0.0,
+        impossible_row=impossible_row,
+        n_scanned=n_scanned,
+    )
+
+
+@njit
+def decided_by_batch(
+    accepted: Any, n: Any, grown: Any, s2: float, error: float, n_scanned: int
+) -> Decision:
+    """Decide from the first n rows that were read."""
+    return Decision(
+        accepted=accepted,
+        batch_size=n,
+        n_evaluated=n,
+        grown=grown,
+        log_ratio_var=s2,
+        test_error=error,
+        impossible_row=-1,
+        n_scanned=n_scanned,
+    )
+
+
+@njit
+def decided_by_all(
+    accepted: Any, n_rows: int, n_seen: Any, impossible_row: int, n_scanned: int
+) -> Decision:
+    """Decide from all rows, after a batch of `n_seen` was not enough."""
+    return Decision(
+        accepted=accepted,
+        batch_size=n_rows,
+        n_evaluated=n_seen + n_rows,
+        grown=n_seen > 0,
+        log_ratio_var=0.0,
+        test_error=0.0,
+        impossible_row=impossible_row,
+        n_scanned=n_scanned,
+    )
+
+
+@njit
+def takes_all(n: Any, n_rows: int) -> Any:
+    """Whether a batch is so large that all rows are read: it would have more than half of them."""
+    return 2 * n > n_rows
+
+
+@njit
+def batch_variance(scale: float, variance: Any, n: Any, n_rows: int) -> Any:
+    """Return s², the variance of `scale` times the mean of n rows drawn without replacement."""
+    return scale**2 * variance / n * (1 - n / n_rows)
 
 
 class Scan(NamedTuple):

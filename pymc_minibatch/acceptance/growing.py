@@ -31,7 +31,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.acceptance.decision import (
+    Decision,
+    Rows,
+    batch_variance,
+    decided_by_all,
+    decided_by_batch,
+    rejected,
+    takes_all,
+)
 from pymc_minibatch.reference.source import Source
 
 __all__ = [
@@ -39,7 +47,7 @@ __all__ = [
     "FirstBatch",
     "Limits",
     "build_growing",
-    "first_batch",
+    "new_first_batch",
     "tune_first_batch",
 ]
 
@@ -105,7 +113,7 @@ class FirstBatch(NamedTuple):
     tuning: np.ndarray
 
 
-def first_batch(size: int) -> FirstBatch:
+def new_first_batch(size: int) -> FirstBatch:
     """Return the state before tuning."""
     return FirstBatch(np.array([size], dtype=np.int64), np.array([math.log(size), 0.0]))
 
@@ -159,25 +167,24 @@ def build_growing(
         n_rows = source.data[0].shape[0]
         scale = n_rows / limits.temperature
         n_seen, n = np.int64(0), limits.batch_size[0]  # a literal 0 would be compiled on its own
-        while 2 * n <= n_rows:
+        while not takes_all(n, n_rows):
             impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
             mean, variance, skew, third = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
-                return Decision(False, n, n, bool(n_seen > 0), 0.0, 0.0, impossible, 0)
+                return rejected(n, n_seen > 0, impossible, 0)
             s2, error = noise(n, n_rows, scale, variance, skew, third, limits)
             if s2 < limits.variance and error <= limits.error:
                 accepted = accept(rng, psi + scale * mean, s2, details)
-                return Decision(accepted, n, n, bool(n_seen > 0), s2, min(1.0, error), -1, 0)
+                return decided_by_batch(accepted, n, n_seen > 0, s2, min(1.0, error), 0)
             n_seen = n
-            while 2 * n <= n_rows:  # find the batch that should do
+            while not takes_all(n, n_rows):  # find the batch that should do
                 n = math.ceil(GROWTH * n)
                 s2, error = noise(n, n_rows, scale, variance, skew, third, limits)
                 if s2 <= HEADROOM * limits.variance and error <= limits.error:
                     break
         total, impossible = sum_log_ratios(current, proposed, source)
-        grown = bool(n_seen > 0)
         accepted = rng.random() < exact_probability(psi + total / limits.temperature)
-        return Decision(accepted, n_rows, n_seen + n_rows, grown, 0.0, 0.0, impossible, 0)
+        return decided_by_all(accepted, n_rows, n_seen, impossible, 0)
 
     return decide
 
@@ -207,7 +214,7 @@ def noise(
     limits: Limits,
 ) -> tuple[float, float]:
     """Return s², the variance of ``scale * mean of n rows``, and the bound on the test's error."""
-    s2 = scale**2 * variance / n * (1 - n / n_rows)
+    s2 = batch_variance(scale, variance, n, n_rows)
     unevenness = (third + NORMAL_THIRD_MOMENT * variance**1.5) / 6 + abs(skew) / 2
     if unevenness == 0.0:  # smoothness may be infinite
         return s2, limits.own_error

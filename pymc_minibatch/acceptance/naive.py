@@ -20,7 +20,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Rows, Scan
+from pymc_minibatch.acceptance.decision import (
+    Decision,
+    FirstBatchRule,
+    Rows,
+    Scan,
+    batch_variance,
+    decided_by_all,
+    decided_by_batch,
+    rejected,
+    takes_all,
+)
 from pymc_minibatch.acceptance.growing import moments
 from pymc_minibatch.reference.source import Source
 
@@ -54,6 +64,7 @@ class Naive:
     """
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
+    most_accepted: ClassVar[float] = 1.0
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -82,17 +93,17 @@ class Naive:
             temperature, batch_size = parameters
             n_rows, n = source.data[0].shape[0], batch_size[0]
             log_u = -rng.standard_exponential()
-            if 2 * n > n_rows:
+            if takes_all(n, n_rows):
                 total, impossible = sum_log_ratios(current, proposed, source)
                 accepted = log_u < psi + total / temperature
-                return Decision(accepted, n_rows, n_rows, False, 0.0, 0.0, impossible, 0)
+                return decided_by_all(accepted, n_rows, 0, impossible, 0)
             impossible = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), n)
             mean, variance, _, _ = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
-                return Decision(False, n, n, False, 0.0, 0.0, impossible, 0)
+                return rejected(n, False, impossible, 0)
             scale = n_rows / temperature
-            s2 = scale**2 * variance / n * (1 - n / n_rows)
+            s2 = batch_variance(scale, variance, n, n_rows)
             accepted = log_u < psi + scale * mean
-            return Decision(accepted, n, n, False, s2, min(1.0, math.sqrt(s2)), -1, 0)
+            return decided_by_batch(accepted, n, False, s2, min(1.0, math.sqrt(s2)), 0)
 
         return decide

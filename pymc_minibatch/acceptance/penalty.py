@@ -91,6 +91,11 @@ class Penalty:
         if self.test_error is not None and not self.test_error > 0:
             raise ValueError(f"test_error must be positive or None; got {self.test_error}.")
 
+    @property
+    def most_accepted(self) -> float:
+        """2 Φ(−σ / 2), the acceptance rate of moves that change nothing."""
+        return float(2 * ndtr(-self.sigma / 2))
+
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:

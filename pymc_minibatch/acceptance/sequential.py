@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows, Scan
+from pymc_minibatch.acceptance.decision import (
+    Decision,
+    Rows,
+    Scan,
+    batch_variance,
+    decided_by_all,
+    decided_by_batch,
+    rejected,
+    takes_all,
+)
 from pymc_minibatch.reference.source import Source
 
 __all__ = ["build_sequential", "extend_moments"]
@@ -75,26 +84,24 @@ def build_sequential(
         if scans:
             scan, n_scanned = scan_log_ratios(current, proposed, source), n_rows
             if scan.mean == -np.inf:
-                return Decision(False, 0, 0, False, 0.0, 0.0, scan.impossible_row, n_scanned)
+                return rejected(0, False, scan.impossible_row, n_scanned)
         n, error, plan = begin(mu0, scan, n_rows, details)
         n_seen, look = np.int64(0), np.int64(0)
         mean = squares = 0.0
-        while 2 * n <= n_rows:
+        while not takes_all(n, n_rows):
             impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
             added = rows.log_ratios[n_seen:n]
-            grown = bool(n_seen > 0)
             if impossible >= 0 or np.min(added) == -np.inf:
-                return Decision(False, n, n, grown, 0.0, 0.0, impossible, n_scanned)
+                return rejected(n, n_seen > 0, impossible, n_scanned)
             mean, squares = extend_moments(n_seen, mean, squares, added)
             look += 1
             sd = math.sqrt(squares / (n - 1))
             if abs(mean - mu0) >= half_width(n, look, sd, n_rows, scan, plan):
-                s2 = (n_rows / temperature * sd) ** 2 / n * (1 - n / n_rows)
-                return Decision(mean > mu0, n, n, grown, s2, error, -1, n_scanned)
+                s2 = batch_variance(n_rows / temperature, sd**2, n, n_rows)
+                return decided_by_batch(mean > mu0, n, n_seen > 0, s2, error, n_scanned)
             n_seen, n = n, extend(n, plan)
         total, impossible = sum_log_ratios(current, proposed, source)
-        accepted, n_read, grown = total > n_rows * mu0, n_seen + n_rows, bool(n_seen > 0)
-        return Decision(accepted, n_rows, n_read, grown, 0.0, 0.0, impossible, n_scanned)
+        return decided_by_all(total > n_rows * mu0, n_rows, n_seen, impossible, n_scanned)
 
     return decide
 

@@ -70,6 +70,7 @@ class SubLhd:
     gamma: float = 2.0
     delta: float = 0.01
     first_batch: ClassVar[FirstBatchRule] = "fixed"
+    most_accepted: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not (self.p > 1 and self.gamma > 1 and 0 < self.delta < 1):

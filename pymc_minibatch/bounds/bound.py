@@ -9,11 +9,12 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
-from pymc_minibatch.bounds.collapse import BoundError, FireflyTarget, brought, trial_rows
+from pymc_minibatch.bounds.collapse import brought
+from pymc_minibatch.bounds.target import BoundError, FireflyTarget, trial_rows
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.model import RowInput
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.row_input import RowInput
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 
 __all__ = ["Bound", "BroughtTarget"]

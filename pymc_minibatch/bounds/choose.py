@@ -7,13 +7,14 @@ import numpy as np
 
 from pymc_minibatch.bounds.bohning import Bohning
 from pymc_minibatch.bounds.bound import Bound, BroughtTarget
-from pymc_minibatch.bounds.collapse import CollapsedTarget, FireflyTarget
+from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
 from pymc_minibatch.bounds.likelihood import recognise
 from pymc_minibatch.bounds.normal import Normal
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
+from pymc_minibatch.bounds.target import FireflyTarget
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
 
@@ -30,17 +31,14 @@ class Settled:
 
     Attributes
     ----------
-    reference : ndarray, shape (D,)
-        Where tuned bounds touch.
     constants : tuple of ndarray
-        The collapsed bounds; they begin with the reference point.
+        The collapsed bounds; they begin with the reference point, where tuned bounds touch.
     approximation : tuple of ndarray
         Mode of prior and bounds, a root of the covariance there, and its inverse.
     tolerance : float
         Negative gaps up to this size are rounding errors.
     """
 
-    reference: np.ndarray
     constants: tuple[np.ndarray, ...]
     approximation: tuple[np.ndarray, np.ndarray, np.ndarray]
     tolerance: float
@@ -93,7 +91,7 @@ def settle(
             touches = climb(target, start) if reference is None else reference.flat
     constants = target.constants(touches)
     approximation = approximate(target, constants)
-    settled = Settled(touches, constants, approximation, target.tolerance(touches))
+    settled = Settled(constants, approximation, target.tolerance(touches))
     points = _trial_points(settled, active, start)
     target.check_bound(touches, points)
     if isinstance(target, CollapsedTarget):

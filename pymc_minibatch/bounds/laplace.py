@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.optimize import minimize
 
-from pymc_minibatch.bounds.collapse import FireflyTarget, trial_rows
+from pymc_minibatch.bounds.target import FireflyTarget, trial_rows
 
 __all__ = ["approximate", "climb"]
 

@@ -1,1 +1,1 @@
-"""Machine code: graphs and loops compiled by PyTensor and Numba, called by address, kept on disk."""
+"""Machine code of graphs and loops: compiled, called by address, kept on disk."""

@@ -1,17 +1,17 @@
 """Functions of a batch of rows, compiled by PyTensor to Numba.
 
 A compiled PyTensor function carries its Numba dispatcher, which other jitted code can call. It also
-has a key under which PyTensor keeps the machine code on disk. :func:`jit_cached` extends that cache
+has a key under which PyTensor keeps the machine code on disk. :func:`jit_kept` extends that cache
 to our own kernels: a second process on the same model starts warm.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from inspect import signature
 from typing import Any
 
 import numpy as np
+from numba import njit
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
@@ -20,9 +20,10 @@ from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_functi
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 import pymc_minibatch.jit.special  # noqa: F401 - registers translations
+from pymc_minibatch.jit.cache import kernel_key
 from pymc_minibatch.jit.matvec import NUMBA_MODE
 
-__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_cached", "jit_loop"]
+__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
 
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for speed only."""
@@ -76,38 +77,26 @@ def compile_python(
     return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
 
 
-def jit_cached(
-    source: str, name: str, environment: dict[str, Any], keys: Sequence[str | None]
-) -> Callable[..., Any]:
-    """Compile the function `name` of `source` and keep its machine code on disk.
+def jit_kept(function: Callable[..., Any], keys: Sequence[str | None]) -> Callable[..., Any]:
+    """Compile a function, or one that is jitted already, and keep its machine code on disk.
+
+    It should return plain numbers or arrays: Numba would call Python to return a named tuple, and
+    crashes where Ctrl-C has arrived in the meantime.
 
     Parameters
     ----------
-    source
-        Python source of the function.
-    name
-        Its name.
-    environment
-        What the source refers to: jitted functions and modules.
+    function
+        The function, which may refer to jitted functions.
     keys
-        Whatever identifies the code behind `environment`. If any is None the function is compiled
-        but not kept.
+        Whatever tells the code behind it from that of others made by the same code of this package:
+        keys of graphs, options. If any is None the function is compiled but not kept.
     """
-    known = [key for key in keys if key is not None]
-    complete = len(known) == len(keys)
-    key = sha256("\n".join([source, *known]).encode()).hexdigest() if complete else None
-    # Numba finds what a function on disk refers to by the name of its module.
-    module = {"__name__": __name__, **environment}
-    function = compile_numba_function_src(source, name, module, cache_key=key)
-    return numba_njit(function, final_function=True, cache=complete)
-
-
-def jit_loop(loop: Callable[..., Any], keys: Sequence[str | None]) -> Callable[..., Any]:
-    """Compile a jitted loop and keep its machine code on disk; `keys` as in :func:`jit_cached`.
-
-    It should return plain numbers: Numba would call Python to return a named tuple, and crashes
-    where Ctrl-C has arrived in the meantime.
-    """
-    names = ", ".join(signature(loop).parameters)
-    source = f"def kernel({names}):\n    return loop({names})\n"
-    return jit_cached(source, "kernel", {"loop": loop}, keys)
+    function = getattr(function, "py_func", function)
+    key = kernel_key(function.__module__, function.__qualname__, *keys)
+    # Numba finds what a function on disk refers to by the name of its module, and does not find
+    # again what is kept with a closure; inlined, the closure is compiled no more often than once.
+    names = ", ".join(signature(function).parameters)
+    source = f"def kept({names}): return function({names})"
+    module = {"__name__": __name__, "function": njit(inline="always")(function)}
+    kept = compile_numba_function_src(source, "kept", module, cache_key=key)
+    return numba_njit(kept, final_function=True, cache=key is not None)

@@ -17,6 +17,8 @@ from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache
 from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
+from pymc_minibatch.jit.cache import source_number
+
 __all__ = ["NUMBA_MODE", "MatVec"]
 
 POSITION = 48.0
@@ -98,4 +100,4 @@ def _funcify_matvec(op: MatVec, node: Apply, **kwargs: Any) -> tuple[Any, int]:
     def matvec(matrix: Any, vector: Any) -> Any:
         return _matvec(matrix, vector)
 
-    return matvec, 2
+    return matvec, source_number(__file__)

@@ -10,6 +10,8 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.scalar.math import TriGamma
 
+from pymc_minibatch.jit.cache import source_number
+
 __all__ = ["trigamma"]
 
 
@@ -33,4 +35,4 @@ def trigamma(x: float) -> float:
 
 @register_funcify_and_cache_key(TriGamma)
 def _funcify_trigamma(op: TriGamma, node: Any, **kwargs: Any) -> tuple[Any, str]:
-    return trigamma, scalar_op_cache_key(op, implementation="asymptotic series")
+    return trigamma, scalar_op_cache_key(op, source=source_number(__file__))

@@ -23,7 +23,7 @@ from numba import njit
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.reference.source import Source
-from pymc_minibatch.updates.update import Context, Fireflies, Whitening, log_odds
+from pymc_minibatch.updates.update import Context, Fireflies, State, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
 
@@ -92,7 +92,7 @@ class Work(NamedTuple):
 
 def make_iterations(
     ndims: Sequence[int],
-    build_update: Callable[..., Callable[..., tuple[float, bool, float]]],
+    build_update: Callable[..., Callable[..., tuple[bool, float]]],
     uses_gradient: bool,
     target_signal: float,
     longest_step: float,
@@ -119,10 +119,11 @@ def make_iterations(
     take = make_take(ndims)
 
     @njit
-    def evaluate(point: np.ndarray, gradient: np.ndarray, context: Context) -> float:
-        """Log-density given z, and its gradient; the bright rows' log odds go to `proposed`."""
+    def evaluate(at: State, context: Context) -> float:
+        """Fill in log-density given z and gradient; the bright rows' log odds are the proposed."""
         source, flies, counts = context.source, context.flies, context.counts
-        total = call_scalar(source.base, (point, source.constants, gradient))
+        at.log_density[0] = -np.inf
+        total = call_scalar(source.base, (at.point, source.constants, at.gradient))
         if not np.isfinite(total):
             return -np.inf
         n_bright = flies.n_bright[0]
@@ -130,12 +131,14 @@ def make_iterations(
             last = min(first + CHUNK_ROWS, n_bright)
             rows, out = flies.bright[first:last], flies.proposed[first:last]
             batch = context.batch if first == 0 else take(source.data, rows)
-            gaps = call_array(source.row, (point, source.constants, batch, gradient))
+            gaps = call_array(source.row, (at.point, source.constants, batch, at.gradient))
             to_log_odds(gaps, rows, context.tolerance, counts, out)
             total += out.sum()
         if uses_gradient:
             counts[1] += n_bright
-        return total if np.isfinite(total) else -np.inf
+        if np.isfinite(total):
+            at.log_density[0] = total
+        return at.log_density[0]
 
     @njit
     def update_z(
@@ -187,7 +190,8 @@ def make_iterations(
         tolerance: float,
         counts: np.ndarray,
     ) -> tuple[float, int]:
-        gradient = np.empty(point.size)
+        current = State(point, np.empty(point.size), np.empty(1))
+        proposed = State(np.empty(point.size), np.empty(point.size), np.empty(1))
         accept = 0.0
         n_bright: Any = np.int64(0)
         for i in range(work.n_iterations + 1):
@@ -205,26 +209,19 @@ def make_iterations(
             batch = take(source.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
             context = Context(source, flies, batch, tolerance, counts)
             if uses_gradient:
-                log_density = evaluate(point, gradient, context)
+                evaluate(current, context)
             else:
-                log_density = call_scalar(source.base, (point, source.constants, gradient))
-                log_density += flies.log_odds[: flies.n_bright[0]].sum()
+                log_density = call_scalar(source.base, (point, source.constants, current.gradient))
+                current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):
-                log_density, accepted, signal = update(
-                    rng,
-                    point,
-                    log_density,
-                    gradient,
-                    context,
-                    whitening,
-                    np.exp(tuning.log_step[0]),
-                )
+                step = np.exp(tuning.log_step[0])
+                accepted, signal = update(rng, current, proposed, context, whitening, step)
                 accept += accepted
                 if work.tuning:
                     tuning.n_corrections[0] += 1
                     gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
-                    step = tuning.log_step[0] + gain * (signal - target_signal)
-                    tuning.log_step[0] = min(step, np.log(longest_step))
+                    log_step = tuning.log_step[0] + gain * (signal - target_signal)
+                    tuning.log_step[0] = min(log_step, np.log(longest_step))
             n_bright += flies.n_bright[0]
             if work.tuning:
                 cost = counts[0] - before_updates

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.acceptance.decision import Decision, Rows
+from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
+from pymc_minibatch.jit.cache import class_key
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import Place, Proposal
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Totals", "make_transitions"]
+__all__ = ["Totals", "compile_transitions"]
 
 
 class Totals(NamedTuple):
@@ -54,7 +56,7 @@ def make_transitions(
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
     adapt: Callable[..., None],
-) -> Callable[..., Totals]:
+) -> Callable[..., tuple[Any, ...]]:
     """Assemble the loop from jitted parts.
 
     Parameters
@@ -70,7 +72,7 @@ def make_transitions(
     -------
     transitions
         ``(rng, point, active, source, n_steps, tuning, proposal_state, guide, test_parameters,
-        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns
+        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns the fields of
         :class:`Totals`.
     """
     decide = build_decide(*make_readers(ndims))
@@ -87,7 +89,7 @@ def make_transitions(
         guide: Any,
         test_parameters: Any,
         rows: Rows,
-    ) -> Totals:
+    ) -> tuple[Any, ...]:
         proposed = point.copy()
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
@@ -126,7 +128,7 @@ def make_transitions(
                 log_base = candidate_log_base
             if tuning:
                 adapt(rng, theta, accepted, float(n_read), proposal_state)
-        return Totals(
+        return (
             n_accepted,
             n_decisions,
             n_grown,
@@ -139,6 +141,15 @@ def make_transitions(
         )
 
     return transitions
+
+
+def compile_transitions(
+    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal
+) -> Callable[..., tuple[Any, ...]]:
+    """Compile the loop with this test and this proposal."""
+    loop = make_transitions(ndims, acceptance.build, *proposal.build())
+    parts = [class_key(acceptance), class_key(proposal), repr(proposal.jit_options)]
+    return jit_kept(loop, [*parts, repr(ndims)])
 
 
 @njit

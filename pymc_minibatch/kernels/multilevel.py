@@ -26,9 +26,9 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.jit.pointers import call_array, call_matrix
-from pymc_minibatch.kernels.gradient import DIVERGED, add_gradient, squared_norm
+from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
+from pymc_minibatch.kernels.gradient import DIVERGED, add_gradient
 from pymc_minibatch.kernels.rows import make_take
-from pymc_minibatch.kernels.sgld import multiply, multiply_transposed
 from pymc_minibatch.reference.source import Source
 
 __all__ = ["Coupling", "make_paths"]

@@ -19,20 +19,31 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from scipy.linalg import eigh
 
-from pymc_minibatch.kernels.gradient import (
-    add_gradient,
+from pymc_minibatch.jit.triangular import (
     add_noise,
     cholesky,
-    diverges,
-    make_draw_gradients,
     solve_lower,
     solve_upper,
     squared_norm,
 )
+from pymc_minibatch.kernels.gradient import (
+    add_gradient,
+    diverges,
+    make_draw_gradients,
+)
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Scoring", "ScoringState", "make_scoring", "scoring_state"]
+__all__ = [
+    "Scoring",
+    "ScoringState",
+    "least_known",
+    "least_ratio",
+    "make_scoring",
+    "mean_step",
+    "scoring_state",
+]
 
 FORGETTING = 3.0
 """Batch t has weight t² in the average of V. With the paper's κ = 1/t all weights are equal, and
@@ -228,3 +239,32 @@ def batch_share(
         injected += squared_norm(column)
     batch *= float(n_rows) ** 2 / n / (n - 1)
     return batch / (batch + injected) if batch > 0.0 else 0.0
+
+
+def least_ratio(matrix: np.ndarray, precision: np.ndarray) -> float:
+    """Return the smallest ratio of two quadratic forms, over all directions."""
+    return float(eigh(matrix, precision, eigvals_only=True)[0])
+
+
+def mean_step(curvature: np.ndarray, state: ScoringState, scoring: Scoring) -> float:
+    """Return tr(C H)/d, the share of the way to the mode that a step makes; H a lower triangle."""
+    if scoring.band == 1:
+        return float(2 * np.mean(np.diag(curvature) / np.diag(state.factor) ** 2))
+    inverse = np.linalg.inv(state.factor)
+    full = symmetric(curvature)
+    return float(2 * np.einsum("ki,ij,kj->", inverse, full, inverse) / len(full))
+
+
+def least_known(state: ScoringState, scoring: Scoring) -> int:
+    """Return the parameter that the Fisher information tells least about."""
+    information = symmetric(state.fisher)
+    scale = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    if scoring.band == 1:
+        return int(np.argmin(scale))
+    _, vectors = np.linalg.eigh(information / np.outer(scale, scale))
+    return int(np.argmax(np.abs(vectors[:, 0])))
+
+
+def symmetric(lower: np.ndarray) -> np.ndarray:
+    """Complete a lower triangle."""
+    return np.tril(lower) + np.tril(lower, -1).T

@@ -20,15 +20,15 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import (
     add_gradient,
     diverges,
     make_draw_gradients,
-    squared_norm,
 )
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Langevin", "LangevinState", "make_langevin"]
+__all__ = ["Langevin", "LangevinState", "largest_ratio", "make_langevin", "stability"]
 
 
 class Langevin(NamedTuple):
@@ -108,24 +108,6 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
 
 
 @njit
-def multiply(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
-    """Overwrite a vector by ``L`` times it."""
-    for i in range(vector.size - 1, -1, -1):
-        vector[i] *= lower[i, i]
-        for j in range(max(0, i - band + 1), i):
-            vector[i] += lower[i, j] * vector[j]
-
-
-@njit
-def multiply_transposed(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
-    """Overwrite a vector by ``Lᵀ`` times it."""
-    for j in range(vector.size):
-        vector[j] *= lower[j, j]
-        for i in range(j + 1, min(vector.size, j + band)):
-            vector[j] += lower[i, j] * vector[i]
-
-
-@njit
 def batch_share(
     gradients: np.ndarray,
     active: np.ndarray,
@@ -145,3 +127,27 @@ def batch_share(
         batch += squared_norm(column)
     batch *= epsilon / 4 * float(n_rows) ** 2 / n / (n - 1)
     return batch / (batch + mean.size)
+
+
+def largest_ratio(matrix: np.ndarray, factor: np.ndarray) -> float:
+    """Return the largest eigenvalue of a matrix in the coordinates in which M is the identity."""
+    return float(np.linalg.eigvalsh(factor.T @ matrix @ factor)[-1])
+
+
+def stability(
+    factor: np.ndarray, precision: np.ndarray, noise: np.ndarray, step: float
+) -> tuple[float, float]:
+    """Return the step from which on draws spread without bound, and the bias of a shorter one.
+
+    Along the eigenvectors of the curvature, in the coordinates in which M is the identity, the
+    variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal; the bias is by how
+    much the largest of these ratios exceeds 1.
+    """
+    curvature, vectors = np.linalg.eigh(factor.T @ precision @ factor)
+    along = factor @ vectors
+    noises = np.einsum("ij,ik,kj->j", along, noise, along)
+    limit = 4 / curvature[-1]
+    if step >= limit:
+        return float(limit), np.inf
+    ratios = (1 + step * noises / 4) / (1 - step * curvature / 4)
+    return float(limit), float(ratios.max() - 1)

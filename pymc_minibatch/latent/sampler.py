@@ -12,8 +12,8 @@ import numpy as np
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
-from pymc_minibatch.jit.cache import code_key
-from pymc_minibatch.jit.compiled import CompiledFunction, jit_cached, jit_loop
+from pymc_minibatch.jit.cache import class_key
+from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.sweep import make_sweep
@@ -33,12 +33,6 @@ BLOCK_BATCH = 32
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
-
-ROW = """
-def row(phi, constants, batch):
-    return remainder(phi, constants[0], *batch)[0]
-"""
-
 
 class LatentState(NamedTuple):
     """What tuning changes.
@@ -125,7 +119,12 @@ class LatentSampler:
     @cached_property
     def _row(self) -> Callable[..., np.ndarray]:
         compiled = self._remainder
-        return jit_cached(ROW, "row", {"remainder": compiled.jitted}, [compiled.cache_key])
+        remainder = compiled.jitted
+
+        def row(phi: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
+            return remainder(phi, constants[0], *batch)[0]
+
+        return jit_kept(row, [compiled.cache_key])
 
     @cached_property
     def _source(self) -> Source:
@@ -138,9 +137,9 @@ class LatentSampler:
         ndims = [values.ndim for values in self.tall.data]
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
-        keys = [code_key(), repr(ndims), type(self.acceptance).__name__]
-        decide = jit_loop(make_decision(ndims, self.acceptance), [*keys, "decide"])
-        sweep = jit_loop(make_sweep(ndims, module.accept, exact), [*keys, "sweep"])
+        keys = [class_key(self.acceptance), repr(ndims)]
+        decide = jit_kept(make_decision(ndims, self.acceptance), keys)
+        sweep = jit_kept(make_sweep(ndims, module.accept, exact), keys)
         n_rows = self.tall.n_rows
         self._first_batch = np.zeros(1, dtype=np.int64)
         of_blocks = np.array([BLOCK_BATCH])

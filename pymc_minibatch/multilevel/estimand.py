@@ -17,15 +17,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 
-from pymc_minibatch.jit.compiled import compile_numba, compile_python, jit_cached
+from pymc_minibatch.jit.compiled import compile_numba, compile_python, jit_kept
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["Estimand", "make_estimand"]
-
-FUNCTION = """
-def function(point):
-    return np.ascontiguousarray(values(point)[0])
-"""
 
 
 class Estimand(ABC):
@@ -60,8 +55,10 @@ class Estimand(ABC):
         """Compile the values; return them at the mode."""
         graph = pt.cast(graph, "float64").ravel()
         values = compile_numba([tall.flat], [graph])
-        environment = {"np": np, "values": values.jitted}
-        self.function = jit_cached(FUNCTION, "function", environment, [values.cache_key])
+        evaluate = values.jitted
+        self.function = jit_kept(
+            lambda point: np.ascontiguousarray(evaluate(point)[0]), [values.cache_key]
+        )
         at_mode = self.function(mode)
         self.n_values = at_mode.size
         return at_mode

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pymc_minibatch.jit.cache import code_key
-from pymc_minibatch.jit.compiled import jit_cached, jit_loop
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.multilevel import Coupling, make_paths
 from pymc_minibatch.reference import Reference
@@ -45,8 +44,7 @@ class Paths:
         self._keep = target  # addresses are good as long as the functions live
         self._source = make_source(tall, target)
         ndims = [values.ndim for values in tall.data]
-        keys = [code_key(), repr(ndims), "multilevel"]
-        self._kernel = cast(Any, jit_loop(make_paths(ndims), keys))
+        self._kernel = cast(Any, jit_kept(make_paths(ndims), [repr(ndims)]))
         self._kernel.targetoptions["nogil"] = True
 
     def address(self, function: Callable[..., np.ndarray]) -> int:
@@ -105,4 +103,4 @@ class Paths:
 
 def identity() -> Callable[[np.ndarray], np.ndarray]:
     """Compile the function that returns the point."""
-    return jit_cached("def values(point): return point.copy()", "values", {}, [])
+    return jit_kept(lambda point: point.copy(), [])

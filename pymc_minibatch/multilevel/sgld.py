@@ -32,6 +32,7 @@ from pymc_minibatch.multilevel.paths import DivergedError, Paths, identity
 from pymc_minibatch.multilevel.result import MultilevelResult
 from pymc_minibatch.multilevel.run import Accuracy, Run
 from pymc_minibatch.reference import Reference, find_reference
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.tall import TallModel
@@ -178,7 +179,7 @@ def multilevel_sgld(
     reference = find_reference(tall=tall) if reference is None else reference
     decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
     estimand = make_estimand(f, tall, reference.flat)
-    target = make_gradient_target(tall, reference, 2 if taylor else 0)
+    target = make_gradient_target(tall, ControlVariate(reference, 2 if taylor else 0, 1.0))
     default = min(TAYLOR_BATCH if taylor else BATCH, tall.n_rows)
     batch_size = default if batch_size is None else batch_size
     rng = get_random_generator(random_seed)
@@ -235,7 +236,7 @@ def first_step(tall: TallModel, paths: Paths, target: GradientTarget, batch_size
     for _ in range(TRIAL_POINTS):
         point = paths.mode + paths.factor @ rng.standard_normal(dim)
         rows = rng.integers(0, n_rows, TRIAL_ROWS)
-        batch = tuple(np.ascontiguousarray(values[rows]) for values in tall.data)
+        batch = tall.batch(rows)
         gradients = target.row(point, target.constants, batch) @ paths.factor
         noise += np.cov(gradients, rowvar=False).reshape(dim, dim) / TRIAL_POINTS
     stiffness = 1 + n_rows**2 / batch_size * np.linalg.eigvalsh(noise)[-1]

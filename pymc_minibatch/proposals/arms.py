@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = ["Arms", "make_arms", "record", "settle"]
+__all__ = ["Arms", "keep_best", "make_arms", "record"]
 
 EXPLORE = 0.15
 MEMORY = 0.999
@@ -59,7 +59,7 @@ def make_arms(settings: list[tuple[float, float]]) -> Arms:
     )
 
 
-def settle(arms: Arms) -> None:
+def keep_best(arms: Arms) -> None:
     """Take the setting that did best."""
     if arms.costs.any():
         arms.current[0] = best(arms)

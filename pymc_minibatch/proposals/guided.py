@@ -23,9 +23,9 @@ import numpy as np
 from numba import njit
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.proposals.arms import Arms, make_arms, record, settle
+from pymc_minibatch.jit.triangular import add_noise
+from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
-from pymc_minibatch.proposals.random_walk import add_normal
 
 __all__ = ["Guide", "Guided", "colored", "whitened"]
 
@@ -141,7 +141,7 @@ class Guided(ABC):
 
     def end_tuning(self, state: Arms) -> None:
         """Take the setting that did best."""
-        settle(state)
+        keep_best(state)
 
     def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
         """Return the jitted ``propose`` and ``adapt``."""
@@ -159,7 +159,7 @@ class Guided(ABC):
                 state.jump[0] = -1.0
                 length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
                 candidate[:] = theta
-                add_normal(rng, length, place.guide.cholesky, candidate)
+                add_noise(rng, length, place.guide.cholesky, theta.size, candidate)
                 return 0.0
             log_q = move(rng, theta, candidate, state.settings[state.current[0]], place)
             state.jump[0] = squared_distance(theta, candidate, place.guide.whiten)

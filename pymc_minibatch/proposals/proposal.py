@@ -5,7 +5,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Approximation", "Place", "Proposal"]
+from pymc_minibatch.reference.control_variate import ControlVariate
+
+__all__ = ["Approximation", "Place", "Proposal", "approximate"]
 
 
 class Approximation(NamedTuple):
@@ -30,6 +32,18 @@ class Approximation(NamedTuple):
     reference: np.ndarray
     slope: np.ndarray
     curvature: np.ndarray
+
+
+def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
+    """Return the approximation for some of the parameters, given the others."""
+    reference, _, temperature = control
+    return Approximation(
+        mode=reference.flat[active],
+        precision=control.precision(active),
+        reference=reference.flat,
+        slope=reference.gradient[active] / temperature,
+        curvature=reference.hessian[active] / temperature,
+    )
 
 
 class Place(NamedTuple):

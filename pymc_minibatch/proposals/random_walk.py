@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.jit.triangular import add_noise
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
 __all__ = ["RandomWalk", "RandomWalkState"]
@@ -81,12 +82,13 @@ class RandomWalk:
         Whether scale and covariance are tuned. If False the steps are N(0, cov) throughout, and
         `cov` is required.
     target_accept : float, default 0.25
-        Acceptance rate that the scale is tuned to. Barker's test accepts at most one half.
+        Acceptance rate that the scale is tuned to, below the largest of the test: one half for
+        Barker's, 0.88 for :class:`Penalty` with its default sigma.
 
     Raises
     ------
     ValueError
-        If `cov` is not positive definite or missing, or `target_accept` is not in (0, 0.5).
+        If `cov` is not positive definite or missing, or `target_accept` is not in (0, 1).
 
     Examples
     --------
@@ -100,11 +102,8 @@ class RandomWalk:
     needs_prior_gradient: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.target_accept < 0.5:
-            raise ValueError(
-                f"target_accept must lie in (0, 0.5), since Barker's test accepts at most half of "
-                f"the proposals; got {self.target_accept}."
-            )
+        if not 0 < self.target_accept < 1:
+            raise ValueError(f"target_accept must lie in (0, 1); got {self.target_accept}.")
         if self.cov is None and not self.adapt:
             raise ValueError("RandomWalk(adapt=False) needs cov, the covariance of its steps.")
 
@@ -204,7 +203,7 @@ def propose(
 ) -> float:
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
     candidate[:] = theta
-    add_normal(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
+    add_noise(rng, math.exp(state.log_scale[0]), state.cholesky, theta.size, candidate)
     return 0.0
 
 
@@ -220,17 +219,6 @@ def propose_independent(
     for i in range(theta.size):
         candidate[i] = theta[i] + state.sd[i] * rng.standard_normal()
     return 0.0
-
-
-@njit
-def add_normal(
-    rng: np.random.Generator, scale: float, cholesky: np.ndarray, theta: np.ndarray
-) -> None:
-    """Add ``scale * L ξ``, ξ standard normal."""
-    for j in range(theta.size):
-        step = scale * rng.standard_normal()
-        for i in range(j, theta.size):
-            theta[i] += step * cholesky[i, j]
 
 
 def _adapter(adaptive: bool, target_accept: float) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
@@ -44,8 +45,8 @@ def decide_control_variate(
     reference: Reference | None,
     control_variate: Literal["auto", 0, 1, 2],
     temperature: float,
-) -> tuple[Reference | None, int]:
-    """Return a reference point, None where there is none, and the order of the control variate.
+) -> ControlVariate | None:
+    """Return a control variate, of order 0 where it does not pay; None without reference point.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def decide_control_variate(
         reference.check_fits(tall)
     discrete = [var.name for var in tall.model.discrete_value_vars]
     if control_variate == 0 or (control_variate == "auto" and discrete):
-        return reference, 0
+        return None if reference is None else ControlVariate(reference, 0, temperature)
     if discrete:
         raise ValueError(
             f"A control variate differentiates by all variables, and {discrete} are discrete. Set "
@@ -73,9 +74,9 @@ def decide_control_variate(
             f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
             "warning."
         )
-        return None, 0
+        return None
     if control_variate != "auto":
-        return reference, control_variate
+        return ControlVariate(reference, control_variate, temperature)
     order, gain, share = choose_order(tall, reference, temperature)
     _log.info(
         f"Control variate of order {order}: the Taylor remainder of a row varies {gain:.3g} times "
@@ -89,7 +90,7 @@ def decide_control_variate(
             "frequent cause are effects of groups with many rows that are written as mu + sd * z: "
             "write them centred, as Normal(mu, sd)."
         )
-    return reference, order
+    return ControlVariate(reference, order, temperature)
 
 
 def _search_one_mode(
@@ -121,7 +122,7 @@ def choose_order(
     """
     rng = np.random.default_rng(0)
     rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
-    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    batch = tall.batch(rows)
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
@@ -144,9 +145,7 @@ def choose_order(
     return order, gain, share
 
 
-def rows_that_tell(
-    tall: TallModel, reference: Reference, order: int, temperature: float
-) -> tuple[float, float]:
+def rows_that_tell(tall: TallModel, control: ControlVariate) -> tuple[float, float]:
     """Say how unevenly the variance of the log ratio is spread over all rows, in one pass.
 
     Where a few rows hold most of it, a batch without them can know neither the log ratio nor the
@@ -160,6 +159,7 @@ def rows_that_tell(
         Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
         is expected to hold less than one that tells. Median over pairs; 0 where it is not known.
     """
+    reference, order, temperature = control
     rng = np.random.default_rng(1)
     points = rng.multivariate_normal(
         reference.flat, reference.covariance, COUNTED_POINTS, method="cholesky"
@@ -187,7 +187,7 @@ def rows_that_tell(
     return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))
 
 
-def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: float) -> float:
+def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
     """Say how Gaussian the surrogate is, prior times Taylor likelihood, without reading a row.
 
     Returns
@@ -196,6 +196,7 @@ def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: floa
         Mean acceptance probability of independent draws from the Gaussian approximation, were the
         surrogate the posterior; 1 if that is Gaussian.
     """
+    reference, _, temperature = control
     rng = np.random.default_rng(0)
     precision = reference.precision_at(temperature)
     deltas = rng.multivariate_normal(
@@ -219,12 +220,12 @@ def gaussian_acceptance(tall: TallModel, reference: Reference, temperature: floa
 
 def start_near_mode(
     tall: TallModel,
-    reference: Reference,
-    temperature: float,
+    control: ControlVariate,
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
     """Return a draw from the Gaussian approximation, if `point` lies far outside of it."""
+    reference, _, temperature = control
     whiten = np.linalg.cholesky(reference.precision_at(temperature)).T
     return nearer_start(tall, reference.flat, whiten, temperature, point, rng)
 

@@ -271,8 +271,7 @@ def search(
 def _some_row_logps(tall: TallModel, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of some rows, and their log-likelihoods."""
     rows = np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
-    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
-    return rows, tall.compiled_row_logp(flat, *batch)
+    return rows, tall.compiled_row_logp(flat, *tall.batch(rows))
 
 
 _Rows = Sequence[np.ndarray]

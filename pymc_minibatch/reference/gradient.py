@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pytensor.gradient import grad
 
-from pymc_minibatch.jit.compiled import compile_numba, jit_cached
-from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.jit.compiled import compile_numba, jit_kept
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import compile_row_gradients
 
@@ -37,35 +37,37 @@ class GradientTarget(NamedTuple):
     constants: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def make_gradient_target(
-    tall: TallModel, reference: Reference | None, order: int
-) -> GradientTarget:
-    """Split the gradient with a control variate of order 0 (none), 1 or 2."""
-    dim = tall.layout.size
+def make_gradient_target(tall: TallModel, control: ControlVariate | None) -> GradientTarget:
+    """Split the gradient with a control variate, or without."""
+    dim, order = tall.layout.size, 0 if control is None else control.order
     constants = np.zeros(dim), np.zeros(dim), np.zeros((dim, dim))
-    if order and reference is not None:
-        hessian = reference.hessian if order == 2 else constants[2]
-        constants = reference.flat, reference.gradient, hessian
+    if control is not None and order:
+        constants = control.constants
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
     prior, rows = compile_numba([tall.flat], [gradient]), compile_row_gradients(tall, order)
-    base = jit_cached(BASE, "base", {"prior_gradient": prior.jitted}, [prior.cache_key])
-    environment = {"np": np, "row_gradients": rows.jitted}
-    row = jit_cached(ROW, "row", environment, [rows.cache_key])
-    return GradientTarget(base, row, constants)
+    base = jit_kept(make_base(prior.jitted), [prior.cache_key])
+    return GradientTarget(base, jit_kept(make_row(rows.jitted), [rows.cache_key]), constants)
 
 
-BASE = """
-def base(point, constants):
-    reference, gradient, hessian = constants
-    total = prior_gradient(point)[0] + gradient
-    for j in range(point.size):
-        delta = point[j] - reference[j]
-        for i in range(point.size):
-            total[i] += hessian[j, i] * delta
-    return total
-"""
+def make_base(prior_gradient: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the gradient of the prior part and the Taylor terms of all rows."""
 
-ROW = """
-def row(point, constants, batch):
-    return np.ascontiguousarray(row_gradients(point, constants[0], *batch)[0])
-"""
+    def base(point: np.ndarray, constants: Any) -> np.ndarray:
+        reference, gradient, hessian = constants
+        total = prior_gradient(point)[0] + gradient
+        for j in range(point.size):
+            delta = point[j] - reference[j]
+            for i in range(point.size):
+                total[i] += hessian[j, i] * delta
+        return total
+
+    return base
+
+
+def make_row(row_gradients: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the gradients of the rows, less those of their Taylor terms."""
+
+    def row(point: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
+        return np.ascontiguousarray(row_gradients(point, constants[0], *batch)[0])
+
+    return row

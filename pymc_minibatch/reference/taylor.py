@@ -21,8 +21,8 @@ import pytensor.tensor as pt
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import graph_replace
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_cached
-from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target"]
@@ -46,68 +46,70 @@ class Target(NamedTuple):
     constants: tuple[np.ndarray, ...]
 
 
-def make_target(
-    tall: TallModel, reference: Reference | None, order: int, temperature: float
-) -> Target:
-    """Split the density with a control variate of order 0 (none), 1 or 2."""
+def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
+    """Split the density with a control variate, or without."""
     prior = tall.compiled_prior_logp
-    if order == 0 or reference is None:
+    if control is None or control.order == 0:
         rows = tall.compiled_row_logp
-        sources = PLAIN_BASE, PLAIN_ROW
+        make_base, make_row = plain_base, plain_row
+        constants: tuple[np.ndarray, ...] = ()
     else:
-        rows = compile_remainder(tall, order)
-        sources = SURROGATE_BASE, REMAINDER_ROW
-    constants = target_constants(reference, order, temperature)
-    base = jit_cached(sources[0], "base", {"prior_logp": prior.jitted}, [prior.cache_key])
-    row = jit_cached(sources[1], "row", {"row_logp": rows.jitted}, [rows.cache_key])
-    return Target(base, row, constants)
+        rows = compile_remainder(tall, control.order)
+        make_base, make_row = surrogate_base, remainder_row
+        constants = control.constants
+    base = jit_kept(make_base(prior.jitted), [prior.cache_key])
+    return Target(base, jit_kept(make_row(rows.jitted), [rows.cache_key]), constants)
 
 
-def target_constants(
-    reference: Reference | None, order: int, temperature: float
-) -> tuple[np.ndarray, ...]:
-    """Return what a target reads besides the data; empty without control variate."""
-    if order == 0 or reference is None:
-        return ()
-    hessian = reference.hessian if order == 2 else np.zeros_like(reference.hessian)
-    return reference.flat, reference.gradient / temperature, hessian / temperature
+def plain_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
+    """Build the prior part."""
+
+    def base(point: np.ndarray, constants: tuple[()]) -> float:
+        return prior_logp(point)[0].item()
+
+    return base
 
 
-PLAIN_BASE = """
-def base(point, constants):
-    return prior_logp(point)[0].item()
-"""
+def plain_row(row_logp: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the log-likelihoods."""
 
-PLAIN_ROW = """
-def row(point, constants, batch):
-    return row_logp(point, *batch)[0]
-"""
+    def row(point: np.ndarray, constants: tuple[()], batch: Any) -> np.ndarray:
+        return row_logp(point, *batch)[0]
 
-SURROGATE_BASE = """
-def base(point, constants):
-    reference, gradient, hessian = constants
-    surrogate = 0.0
-    for i in range(point.size):
-        slope = gradient[i]
-        for j in range(point.size):
-            slope += 0.5 * hessian[i, j] * (point[j] - reference[j])
-        surrogate += slope * (point[i] - reference[i])
-    return prior_logp(point)[0].item() + surrogate
-"""
+    return row
 
-REMAINDER_ROW = """
-def row(point, constants, batch):
-    return row_logp(point, constants[0], *batch)[0]
-"""
+
+def surrogate_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
+    """Build the prior part and the Taylor terms of all rows."""
+
+    def base(point: np.ndarray, constants: Any) -> float:
+        reference, gradient, hessian = constants
+        surrogate = 0.0
+        for i in range(point.size):
+            slope = gradient[i]
+            for j in range(point.size):
+                slope += 0.5 * hessian[i, j] * (point[j] - reference[j])
+            surrogate += slope * (point[i] - reference[i])
+        return prior_logp(point)[0].item() + surrogate
+
+    return base
+
+
+def remainder_row(row_logp: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build what the Taylor terms leave of the log-likelihoods."""
+
+    def row(point: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
+        return row_logp(point, constants[0], *batch)[0]
+
+    return row
 
 
 def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
     """Compile the gradient of the prior part, ``(flat point,) -> array``."""
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
     compiled = compile_numba([tall.flat], [gradient])
-    source = "def prior_gradient(point): return compiled(point)[0]"
-    environment = {"compiled": compiled.jitted}
-    return jit_cached(source, "prior_gradient", environment, [compiled.cache_key])
+    prior_gradient = compiled.jitted
+    return jit_kept(lambda point: prior_gradient(point)[0], [compiled.cache_key])
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:

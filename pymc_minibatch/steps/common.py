@@ -21,6 +21,7 @@ from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -60,6 +61,8 @@ class TallStep(BlockedStep):
     }
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
+    control: ControlVariate | None = None
+    """What is taken off the rows; None where no reference point is known."""
 
     def __init__(
         self,
@@ -89,6 +92,16 @@ class TallStep(BlockedStep):
         self.setup_seconds = time.perf_counter() - started
         if reference is not None:
             self.setup_seconds += reference.seconds
+
+    @property
+    def reference(self) -> Reference | None:
+        """The reference point, if one is known."""
+        return None if self.control is None else self.control.reference
+
+    @property
+    def control_variate(self) -> int:
+        """Order of the control variate; 0 for none."""
+        return 0 if self.control is None else self.control.order
 
     # --- What an algorithm fills in -----------------------------------------------------------
 

@@ -17,9 +17,8 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.arguments import checked_choice, checked_count, checked_share
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
-from pymc_minibatch.bounds.collapse import JittedTarget, violation
-from pymc_minibatch.jit.cache import code_key
-from pymc_minibatch.jit.compiled import jit_loop
+from pymc_minibatch.bounds.target import JittedTarget, violation
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.firefly import (
     EXPLICIT,
@@ -203,8 +202,9 @@ class FlyMC(TallStep):
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
         self.fixed_q = None if q is None else checked_share("q", q, 1 - 1e-9)
-        updates = self._update.n_updates if theta_updates is None else theta_updates
-        self.theta_updates = checked_count("theta_updates", updates, 1)
+        self.theta_updates = checked_count(
+            "theta_updates", 1 if theta_updates is None else theta_updates, 1
+        )
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.tune_bounds = bool(tune_bounds)
         self.target, self.bound, self._settled = settle(
@@ -250,12 +250,11 @@ class FlyMC(TallStep):
             update.target_signal,
             update.longest_step,
         )
-        keys = [code_key(), repr(ndims), self.kernel]
-        return jit_loop(loop, keys)
+        return jit_kept(loop, [self.kernel, repr(ndims)])
 
     @cached_property
     def _jitted(self) -> JittedTarget:
-        return self.target.jitted(code_key())
+        return self.target.jitted()
 
     @cached_property
     def _addresses(self) -> tuple[int, int]:

@@ -16,20 +16,18 @@ from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.arguments import checked_count
-from pymc_minibatch.jit.cache import code_key
-from pymc_minibatch.jit.compiled import jit_loop
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import decide_control_variate, start_near_mode
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.reference.source import Source, make_source
+from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.warn import warn
 
 __all__ = ["GradientStep", "GradientStepState"]
 
 DEFAULT_BATCH = 300
-
-TRIAL_ROWS = 10_000
 
 SHORT = 50
 """Warn where the default steps are so many times shorter than a normal posterior allows."""
@@ -78,9 +76,7 @@ class GradientStep(TallStep):
             if batch_size is None
             else checked_count("batch_size", batch_size, 2)
         )
-        self.reference, self.control_variate = decide_control_variate(
-            self.tall, reference, control_variate, 1.0
-        )
+        self.control = decide_control_variate(self.tall, reference, control_variate, 1.0)
         self._prepare()
         self._get_ready(started, reference)
 
@@ -116,7 +112,7 @@ class GradientStep(TallStep):
 
     @cached_property
     def _target(self) -> GradientTarget:
-        return make_gradient_target(self.tall, self.reference, self.control_variate)
+        return make_gradient_target(self.tall, self.control)
 
     @cached_property
     def _source(self) -> Source:
@@ -125,19 +121,12 @@ class GradientStep(TallStep):
     @cached_property
     def _kernel(self) -> Callable[..., tuple[bool, float]]:
         ndims = [values.ndim for values in self.tall.data]
-        keys = [code_key(), repr(ndims), type(self).__name__]
-        return jit_loop(self._make_kernel(ndims), keys)
+        return jit_kept(self._make_kernel(ndims), [repr(ndims)])
 
-    def _precision(self) -> np.ndarray:
-        """Precision of the Gaussian approximation, of the sampled variables given the others."""
-        assert self.reference is not None
-        return self.reference.precision_at(1.0)[np.ix_(self._active, self._active)]
-
-    def _trial_gradients(self, flat: np.ndarray, target: GradientTarget) -> np.ndarray:
-        """Gradients of the terms of some rows, the same in every run, by the sampled parameters."""
-        rows = np.random.default_rng(0).integers(0, self.n_rows, TRIAL_ROWS)
-        batch = tuple(np.ascontiguousarray(values[rows]) for values in self.tall.data)
-        return target.row(flat, target.constants, batch)[:, self._active]
+    @property
+    def _trial(self) -> Trial:
+        """Where gradients of the sampled variables are tried."""
+        return Trial(self.tall, self._target, self._active)
 
     def _warn_of_short_steps(self, setting: str, times_shorter: float) -> None:
         """Warn of a default that nothing but patience makes good."""
@@ -153,9 +142,9 @@ class GradientStep(TallStep):
         self._transitions(self.tall.layout.flatten(self.tall.model.initial_point()), 0)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
-        if self.reference is None:
+        if self.control is None:
             return point
-        return start_near_mode(self.tall, self.reference, 1.0, point, self.rng)
+        return start_near_mode(self.tall, self.control, point, self.rng)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:

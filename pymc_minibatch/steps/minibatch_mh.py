@@ -1,11 +1,9 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
-import copy
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -23,19 +21,16 @@ from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
-    first_batch,
+    new_first_batch,
     tune_first_batch,
 )
 from pymc_minibatch.arguments import checked_count, checked_temperature
-from pymc_minibatch.jit.ahead import CompiledAhead
-from pymc_minibatch.jit.cache import code_key
-from pymc_minibatch.jit.compiled import jit_cached
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.kernels.metropolis import Totals, make_transitions
+from pymc_minibatch.kernels.metropolis import Totals, compile_transitions
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
-from pymc_minibatch.proposals.proposal import Approximation, Proposal
+from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     decide_control_variate,
@@ -48,7 +43,6 @@ from pymc_minibatch.reference.taylor import (
     Target,
     compile_prior_gradient,
     make_target,
-    target_constants,
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.warn import warn
@@ -70,33 +64,6 @@ HARMLESS = 0.01
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
-
-# Plain numbers, because Numba would call Python to return a named tuple, and crashes where Ctrl-C
-# has arrived in the meantime.
-KERNEL_SOURCE = """
-def transitions(rng, point, active, source, n_steps, tuning, state, guide, parameters, rows):
-    t = loop(rng, point, active, source, n_steps, tuning, state, guide, parameters, rows)
-    return (
-        t.n_accepted,
-        t.n_decisions,
-        t.n_grown,
-        t.n_evaluated,
-        t.batch_rows,
-        t.log_ratio_var,
-        t.test_error,
-        t.impossible_row,
-        t.n_scanned,
-    )
-"""
-
-
-def make_kernel(
-    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal
-) -> Callable[..., tuple[Any, ...]]:
-    """Assemble the loop of transitions, its machine code kept on disk."""
-    loop = make_transitions(ndims, acceptance.build, *proposal.build())
-    keys = [code_key(), repr(ndims), type(acceptance).__name__, repr(proposal.jit_options)]
-    return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
 
 @dataclass_state
@@ -245,7 +212,7 @@ class MinibatchMH(TallStep):
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self._default_test = acceptance is None
-        self.reference, self.control_variate, self.proposal_options = None, 2, ()
+        self.proposal_options = ()
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
@@ -289,34 +256,24 @@ class MinibatchMH(TallStep):
         proposal: Proposal | None,
         control_variate: Literal["auto", 0, 1, 2],
     ) -> None:
-        """Find the reference point, and compile for moves of all variables at once."""
-        with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
-            self.reference, self.control_variate = decide_control_variate(
-                self.tall, reference, control_variate, self.temperature
-            )
-            self.proposal = self._default_proposal() if proposal is None else proposal
-            self.proposal_options = self.proposal.jit_options
-            _ = self._source  # compiles the target
+        """Find the reference point for moves of all variables at once."""
+        self.control = decide_control_variate(
+            self.tall, reference, control_variate, self.temperature
+        )
+        self.proposal = self._default_proposal() if proposal is None else proposal
+        _check_target(self.proposal, self.acceptance)
+        self.proposal_options = self.proposal.jit_options
         self.least_batch = self._least_batch()
 
     def _default_proposal(self) -> Proposal:
-        if not self.control_variate:
+        if self.control is None or not self.control.order:
             return RandomWalk()
-        assert self.reference is not None
-        fit = gaussian_acceptance(self.tall, self.reference, self.temperature)
+        fit = gaussian_acceptance(self.tall, self.control)
         return Laplace() if fit > NEARLY_GAUSSIAN else SurrogateHamiltonian()
 
+    @property
     def _approximation(self) -> Approximation | None:
-        if self.reference is None:
-            return None
-        rows, columns = np.ix_(self._active, self._active)
-        return Approximation(
-            mode=self.reference.flat[self._active],
-            precision=self.reference.precision_at(self.temperature)[rows, columns],
-            reference=self.reference.flat,
-            slope=self.reference.gradient[self._active] / self.temperature,
-            curvature=self.reference.hessian[self._active] / self.temperature,
-        )
+        return None if self.control is None else approximate(self.control, self._active)
 
     def _warn_of_other_temperatures(self) -> None:
         others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
@@ -337,12 +294,10 @@ class MinibatchMH(TallStep):
         Where few rows hold the variance of the log ratio, a batch without them can know neither it
         nor the error of the test.
         """
-        if self.reference is None or self.acceptance.first_batch != "tuned":
+        if self.control is None or self.acceptance.first_batch != "tuned":
             return LEAST_BATCH
         size = self._initial_batch
-        variance, kurtosis = rows_that_tell(
-            self.tall, self.reference, self.control_variate, self.temperature
-        )
+        variance, kurtosis = rows_that_tell(self.tall, self.control)
         if variance < HARMLESS * size or size >= SEEN_SHARE * kurtosis:
             return LEAST_BATCH
         telling = max(1, round(self.n_rows / kurtosis))
@@ -360,28 +315,26 @@ class MinibatchMH(TallStep):
         return least
 
     def _reset_tuning(self) -> None:
-        self.batch_state = first_batch(self._initial_batch)
+        self.batch_state = new_first_batch(self._initial_batch)
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
         variance = self.temperature / self.n_rows
         self.proposal_state = self.proposal.initial_state(
-            self._active.size, variance, self._approximation()
+            self._active.size, variance, self._approximation
         )
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.latent is not None:
             start = self.tall.layout.unflatten(self.latent.start(self.rng))
             return max(start, point, key=self.tall.logp)
-        if not self.control_variate:
+        if self.control is None or not self.control.order:
             return point
-        assert self.reference is not None
-        return start_near_mode(self.tall, self.reference, self.temperature, point, self.rng)
+        return start_near_mode(self.tall, self.control, point, self.rng)
 
     @cached_property
     def _target(self) -> Target:
-        order = self.control_variate
-        return make_target(self.tall, self.reference, order, self.temperature)
+        return make_target(self.tall, self.control)
 
     @cached_property
     def _prior_gradient(self) -> Callable[..., np.ndarray]:
@@ -391,33 +344,12 @@ class MinibatchMH(TallStep):
     def _guide(self) -> tuple[Any, ...]:
         wanted = self.proposal.needs_prior_gradient
         gradient = address_of(self._prior_gradient, self.tall.layout.empty()) if wanted else 0
-        return self.proposal.guide(self._approximation(), gradient)
+        return self.proposal.guide(self._approximation, gradient)
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
-        return make_kernel(*self._kernel_options)
-
-    @property
-    def _kernel_options(self) -> tuple[list[int], Acceptance, Proposal]:
-        return [values.ndim for values in self.tall.data], self.acceptance, self.proposal
-
-    def _compiled_ahead(
-        self, proposal: Proposal, control_variate: Literal["auto", 0, 1, 2]
-    ) -> AbstractContextManager[object]:
-        """Compile beside the search the kernel that is likely to be wanted after it.
-
-        Its machine code depends on the types of its arguments alone, so any reference will do.
-        """
-        if control_variate == 0:
-            return nullcontext()
-        twin = copy.copy(self)
-        twin.reference, twin.control_variate = _any_reference(self.tall.layout.size), 2
-        twin.proposal = proposal
-        twin._reset_tuning()
-        constants = target_constants(twin.reference, twin.control_variate, self.temperature)
-        twin._source = Source(self.tall.data, constants)
-        twin._guide = proposal.guide(twin._approximation())
-        return CompiledAhead(make_kernel, twin._kernel_options, twin._arguments(np.empty(0), 0))
+        ndims = [values.ndim for values in self.tall.data]
+        return compile_transitions(ndims, self.acceptance, self.proposal)
 
     @cached_property
     def _source(self) -> Source:
@@ -497,11 +429,7 @@ class MinibatchMH(TallStep):
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
-        return Totals(*self._kernel(*self._arguments(flat, n_steps)))
-
-    def _arguments(self, flat: np.ndarray, n_steps: int) -> tuple[Any, ...]:
-        """Return what the kernel is called with."""
-        return (
+        totals = self._kernel(
             self.rng,
             flat,
             self._active,
@@ -513,6 +441,7 @@ class MinibatchMH(TallStep):
             self._parameters,
             self._rows,
         )
+        return Totals(*totals)
 
     def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
@@ -535,7 +464,12 @@ class MinibatchMH(TallStep):
         }
 
 
-def _any_reference(dim: int) -> Reference:
-    """Return a reference for what depends on its shape alone."""
-    zeros, negative = np.zeros(dim), -np.eye(dim)
-    return Reference({}, zeros, zeros, negative, negative, zeros, 0, 1.0, False, 0.0, 0.0)
+def _check_target(proposal: Proposal, acceptance: Acceptance) -> None:
+    """Refuse an acceptance rate that the test never reaches: the moves would shrink to nothing."""
+    most = acceptance.most_accepted
+    if isinstance(proposal, RandomWalk) and proposal.adapt and proposal.target_accept >= most:
+        raise ValueError(
+            f"RandomWalk(target_accept={proposal.target_accept}) is tuned to a rate that "
+            f"{acceptance} never reaches: it accepts {most:.2g} of the proposals at most. Set a "
+            "lower rate."
+        )

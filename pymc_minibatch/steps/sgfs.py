@@ -10,11 +10,19 @@ from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
-from scipy.linalg import eigh
 
 from pymc_minibatch.arguments import checked_covariance
-from pymc_minibatch.kernels.sgfs import Scoring, ScoringState, make_scoring, scoring_state
+from pymc_minibatch.kernels.sgfs import (
+    Scoring,
+    ScoringState,
+    least_known,
+    least_ratio,
+    make_scoring,
+    mean_step,
+    scoring_state,
+)
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.gradient_step import GradientStep
 
 __all__ = ["SGFS"]
@@ -24,9 +32,6 @@ ROWS_PER_PARAMETER = 10
 
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
-
-TRIAL_POINTS, POWER_STEPS = 16, 10
-"""For the largest curvature: points about the mode, and iterations of the power method."""
 
 
 class SGFS(GradientStep):
@@ -165,14 +170,14 @@ class SGFS(GradientStep):
             self._B = checked_covariance("B", self._B, self._active.size)
             if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
-            if self.control_variate:
-                self._check_noise()
+            if self.control is not None and self.control.order:
+                self._check_noise(self.control)
         self.options = (self.variant, self.alpha, self._B)
         self._check_information()
 
-    def _check_noise(self) -> None:
+    def _check_noise(self, control: ControlVariate) -> None:
         """Refuse a B that adds less noise than the least alpha does."""
-        least = eigh(self.alpha**2 * self._B, self._precision(), eigvals_only=True)[0]
+        least = least_ratio(self.alpha**2 * self._B, control.precision(self._active))
         if least < LEAST_ALPHA**2:
             raise ValueError(
                 f"alpha² B must be at least {LEAST_ALPHA**2} times the precision of the posterior "
@@ -183,40 +188,15 @@ class SGFS(GradientStep):
 
     def _default_alpha(self) -> float:
         """Return the α at which 2/(1 + α²) times the largest curvature is 1."""
-        if not self.control_variate or self._B is not None:
+        if self.control is None or not self.control.order or self._B is not None:
             return 1.0
-        largest = max(1.0, self._largest_curvature())
+        precision = self.control.precision(self._active)
+        if self.variant == "diagonal":
+            precision = np.diag(np.diag(precision))
+        largest = max(1.0, self._trial.largest_curvature(self.control, precision))
         alpha = math.sqrt(2 * largest - 1)
         self._warn_of_short_steps(f"alpha of {alpha:.3g}", largest)
         return alpha
-
-    def _largest_curvature(self) -> float:
-        """Largest curvature at points about the mode, in units of that at the mode.
-
-        Eigenvalues are found by the power method, with differences of gradients for products.
-        """
-        assert self.reference is not None
-        mode, target = self.reference.flat, self._target
-        precision = self._precision()
-        if self.variant == "diagonal":
-            precision = np.diag(np.diag(precision))
-        lower, rng = np.linalg.cholesky(np.linalg.inv(precision)), np.random.default_rng(0)
-
-        def gradient(z: np.ndarray) -> np.ndarray:
-            flat = mode.copy()
-            flat[self._active] += lower @ z
-            base = target.base(flat, target.constants)[self._active]
-            mean = self._trial_gradients(flat, target).mean(axis=0)
-            return lower.T @ (base + self.n_rows * mean)
-
-        largest, h = 0.0, 1e-4
-        for z in rng.standard_normal((TRIAL_POINTS, len(lower))):
-            here, along = gradient(z), rng.standard_normal(len(lower))
-            for _ in range(POWER_STEPS):
-                along *= h / np.linalg.norm(along)
-                along = (here - gradient(z + along)) / h
-            largest = max(largest, float(np.linalg.norm(along)))
-        return largest
 
     def _check_information(self) -> None:
         """Refuse parameters on which no row depends: their Fisher information is zero.
@@ -227,7 +207,7 @@ class SGFS(GradientStep):
             return
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
         flat = flat + 0.1 * np.random.default_rng(0).standard_normal(flat.size)
-        without = ~self._trial_gradients(flat, self._target).any(axis=0)
+        without = ~self._trial.gradients(flat).any(axis=0)
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
@@ -252,8 +232,8 @@ class SGFS(GradientStep):
         curvature = np.zeros((dim, dim))
         weight = (n + n_rows) / n * n_rows
         least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
-        if self.control_variate:
-            curvature = np.ascontiguousarray(self._precision())
+        if self.control is not None and self.control.order:
+            curvature = np.ascontiguousarray(self.control.precision(self._active))
             weight, least_rows = n_rows**2 / n, 0
         return Scoring(
             curvature=curvature,
@@ -276,13 +256,7 @@ class SGFS(GradientStep):
             raise SamplingError(
                 "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample."
             )
-        information = self.tuned.fisher + np.tril(self.tuned.fisher, -1).T
-        scale = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-        if self.variant == "full":
-            _, vectors = np.linalg.eigh(information / np.outer(scale, scale))
-            worst = int(np.argmax(np.abs(vectors[:, 0])))
-        else:
-            worst = int(np.argmin(scale))
+        worst = least_known(self.tuned, self._scoring)
         raise SamplingError(
             "The Fisher information is singular after "
             f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
@@ -293,17 +267,14 @@ class SGFS(GradientStep):
 
     def _step_size(self) -> float:
         """Return the mean eigenvalue of C times the curvature."""
-        state, scoring, n = self.tuned, self._scoring, self.batch_size
-        if not state.counts[1]:
+        if not self.tuned.counts[1]:
             return 0.0
-        if not (self.control_variate or scoring.is_users):
-            return 2 / ((1 + self.alpha**2) * (n + self.n_rows) / n)
-        curvature = scoring.curvature if self.control_variate else self.n_rows * state.fisher
-        if self.variant == "diagonal":
-            return float(2 * np.mean(np.diag(curvature) / np.diag(state.factor) ** 2))
-        full = np.tril(curvature) + np.tril(curvature, -1).T
-        inverse = np.linalg.inv(state.factor)
-        return float(2 * np.einsum("ki,ij,kj->", inverse, full, inverse) / len(full))
+        if not (self.control_variate or self._B is not None):  # then K is γ times the curvature
+            gamma = (self.batch_size + self.n_rows) / self.batch_size
+            return 2 / ((1 + self.alpha**2) * gamma)
+        estimated = self.n_rows * self.tuned.fisher
+        curvature = self._scoring.curvature if self.control_variate else estimated
+        return mean_step(curvature, self.tuned, self._scoring)
 
     @property
     def _advice(self) -> str:

@@ -8,12 +8,19 @@ from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
-from scipy.linalg import eigh
 
 from pymc_minibatch.arguments import checked_covariance
-from pymc_minibatch.kernels.sgld import Langevin, LangevinState, make_langevin
+from pymc_minibatch.kernels.sgld import (
+    Langevin,
+    LangevinState,
+    largest_ratio,
+    make_langevin,
+    stability,
+)
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
-from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
+from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.gradient import make_gradient_target
+from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.gradient_step import GradientStep
 from pymc_minibatch.warn import warn
 
@@ -24,8 +31,6 @@ DEFAULT_BIAS = 0.1
 
 LARGE_BIAS = 0.5
 """Warn of a step that makes variances too large by more than this share."""
-
-TRIAL_POINTS = 8
 
 PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity")
 
@@ -153,14 +158,16 @@ class SGLD(GradientStep):
         schedule, preconditioner = self._given
         named = isinstance(preconditioner, str)
         if schedule is None or (named and preconditioner != "identity"):
-            self._need_reference()
+            self.control = self._needed_control()
         matrix = self._preconditioner(preconditioner)
         self._band = 1 if np.array_equal(matrix, np.diag(np.diag(matrix))) else len(matrix)
         self._factor = np.linalg.cholesky(matrix)
-        self.schedule = (self._default_step(matrix), 1.0, 0.0) if schedule is None else schedule
-        if schedule is not None and self.reference is not None:
+        self.schedule = schedule or (self._default_step(self._needed_control()), 1.0, 0.0)
+        if schedule is not None and self.control is not None:
             a, b, gamma = schedule
-            if complaint := self._complaint(a * b**-gamma, self._precision(), self._noise()):
+            precision = self.control.precision(self._active)
+            noise = self._trial.noise(self.control, self.batch_size)
+            if complaint := self._complaint(a * b**-gamma, precision, noise):
                 warn(complaint)
         self.options = (self.schedule, preconditioner if named else matrix)
 
@@ -174,22 +181,24 @@ class SGLD(GradientStep):
 
     def _late_complaint(self, flat: np.ndarray) -> str | None:
         """Judge the step without a reference, by the Fisher information where the chain is."""
-        rows = self._covariance_of_rows(flat, self._target)
+        rows = self._trial.covariance(flat)
         noise = self.n_rows**2 / self.batch_size * rows
         complaint = self._complaint(self._step_size(), self.n_rows * rows, noise)
         return (
             complaint and f"{complaint} If the chain is still far from the mode, tune for longer."
         )
 
-    def _need_reference(self) -> None:
-        if self.reference is None:
-            try:
-                self.reference = find_reference(tall=self.tall)
-            except NoReferenceError as error:
-                raise NoReferenceError(
-                    f"{error}. Without a reference point, give SGLD a step_size and "
-                    "preconditioner='identity' or a matrix."
-                ) from error
+    def _needed_control(self) -> ControlVariate:
+        """Find a reference point, if none is known, for what cannot do without."""
+        if self.control is not None:
+            return self.control
+        try:
+            return ControlVariate(find_reference(tall=self.tall), 0, 1.0)
+        except NoReferenceError as error:
+            raise NoReferenceError(
+                f"{error}. Without a reference point, give SGLD a step_size and "
+                "preconditioner='identity' or a matrix."
+            ) from error
 
     def _preconditioner(self, preconditioner: Any) -> np.ndarray:
         dim = self._active.size
@@ -197,9 +206,10 @@ class SGLD(GradientStep):
             return checked_covariance("preconditioner", preconditioner, dim)
         if preconditioner == "identity":
             return np.eye(dim)
+        control = self._needed_control()
         if preconditioner == "reference":
-            return np.linalg.inv(self._precision())
-        information = self._information()
+            return np.linalg.inv(control.precision(self._active))
+        information = self._information(control.reference)
         if preconditioner == "diagonal":
             information = np.diag(np.diag(information))
         if np.linalg.eigvalsh(information).min() <= 0:
@@ -209,63 +219,33 @@ class SGLD(GradientStep):
             )
         return np.linalg.inv(information)
 
-    def _information(self) -> np.ndarray:
+    def _information(self, reference: Reference) -> np.ndarray:
         """Empirical Fisher information of the rows, and the prior's curvature, at the reference."""
-        assert self.reference is not None
-        plain = make_gradient_target(self.tall, None, 0)
-        rows = self._covariance_of_rows(self.reference.flat, plain)
-        prior = self.reference.prior_hessian[np.ix_(self._active, self._active)]
-        return self.n_rows * rows - prior
+        plain = Trial(self.tall, make_gradient_target(self.tall, None), self._active)
+        prior = reference.prior_hessian[np.ix_(self._active, self._active)]
+        return self.n_rows * plain.covariance(reference.flat) - prior
 
-    def _covariance_of_rows(self, flat: np.ndarray, target: GradientTarget) -> np.ndarray:
-        """Estimate V at a point."""
-        return np.atleast_2d(np.cov(self._trial_gradients(flat, target), rowvar=False))
-
-    def _default_step(self, matrix: np.ndarray) -> float:
-        """Return the step at which the variance is too large by the default bias.
-
-        Along an eigenvector of M, with h of the curvature and q of the batch's gradient, it is
-        (1 + εmq/4) / (1 − εmh/4) of the posterior's.
-        """
-        assert self.reference is not None
-        precision, noise = self._precision(), self._noise()
-        inverse = np.linalg.inv(matrix)
-        metric = (inverse + inverse.T) / 2
-        largest = eigh(precision + noise, metric, eigvals_only=True)[-1]
-        step = float(4 * DEFAULT_BIAS / largest)
-        normal = eigh(precision, metric, eigvals_only=True)[-1]
-        if not self.control_variate:
+    def _default_step(self, control: ControlVariate) -> float:
+        """Return the step at which the variance is too large by the default bias."""
+        precision = control.precision(self._active)
+        noise = self._trial.noise(control, self.batch_size)
+        largest = largest_ratio(precision + noise, self._factor)
+        normal = largest_ratio(precision, self._factor)
+        if not control.order:
             normal *= 1 + self.n_rows / self.batch_size
+        step = 4 * DEFAULT_BIAS / largest
         self._warn_of_short_steps(f"step_size of {step:.3g}", largest / normal)
         return step
 
-    def _noise(self) -> np.ndarray:
-        """Covariance of the batch's gradient, averaged over points about the mode."""
-        assert self.reference is not None
-        rng, covariance = np.random.default_rng(0), np.linalg.inv(self._precision())
-        points = np.tile(self.reference.flat, (TRIAL_POINTS, 1))
-        points[:, self._active] += rng.multivariate_normal(
-            np.zeros(len(covariance)), covariance, TRIAL_POINTS, method="cholesky"
-        )
-        rows = np.mean([self._covariance_of_rows(point, self._target) for point in points], axis=0)
-        return self.n_rows**2 / self.batch_size * rows
-
     def _complaint(self, step: float, precision: np.ndarray, noise: np.ndarray) -> str | None:
-        """Say how far from the posterior a step draws, if that is too far.
-
-        Along the eigenvectors of the curvature, in the coordinates in which M is the identity, the
-        variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal.
-        """
-        curvature, vectors = np.linalg.eigh(self._factor.T @ precision @ self._factor)
-        along = self._factor @ vectors
-        noises = np.einsum("ij,ik,kj->j", along, noise, along)
-        if step * curvature[-1] >= 4:
+        """Say how far from the posterior a step draws, if that is too far."""
+        limit, bias = stability(self._factor, precision, noise, step)
+        if step >= limit:
             return (
-                f"A step_size of {step:.3g} is unstable: from {4 / curvature[-1]:.3g} on the draws "
+                f"A step_size of {step:.3g} is unstable: from {limit:.3g} on the draws "
                 "from a normal posterior spread without bound. Others may hold them back, but far "
                 "too wide. Make it much smaller, or leave it out for the default."
             )
-        bias = ((1 + step * noises / 4) / (1 - step * curvature / 4)).max() - 1
         falls = self.schedule[2] > 0
         if bias > LARGE_BIAS and not falls:
             return (

@@ -1,5 +1,7 @@
 """A pm.Model seen as a prior part plus N independent rows."""
 
-from pymc_minibatch.tall.model import NotTallError, RowInput, TallModel
+from pymc_minibatch.tall.model import TallModel
+from pymc_minibatch.tall.refusals import NotTallError
+from pymc_minibatch.tall.row_input import RowInput
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]

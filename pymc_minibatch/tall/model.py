@@ -10,7 +10,6 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +24,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
@@ -34,16 +34,14 @@ from pymc_minibatch.tall.refusals import (
     dependent_rows,
     leaf_name,
     shared_across_rows,
+    too_many_layouts,
     unfit_data,
 )
+from pymc_minibatch.tall.row_input import RowInput, read_only
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
-    RowFile,
     check_finite,
-    check_range,
-    chunks,
     open_sources,
-    share,
 )
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
@@ -51,36 +49,6 @@ __all__ = ["NotTallError", "RowInput", "TallModel"]
 
 MAX_LAYOUTS = 64
 """Ways to assign row axes that are tried before a model is refused."""
-
-
-@dataclass(frozen=True)
-class RowInput:
-    """An array that holds row data.
-
-    Attributes
-    ----------
-    name
-        Name of the variable, or ``"constant"`` for an unnamed array in the graph.
-    leaf
-        The variable of the model's graph.
-    axis
-        The axis of the model's array along which the rows lie.
-    values
-        The data with rows along the first axis.
-    """
-
-    name: str
-    leaf: Variable
-    axis: int
-    values: np.ndarray
-
-    def taken(self, rows: np.ndarray) -> "RowInput":
-        """Return some rows as an input of its own."""
-        return RowInput(self.name, self.leaf, self.axis, self.values[rows])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle large arrays by reference to a file, so that processes share them."""
-        return _restored_input, (self.name, self.leaf, self.axis, share(self.values))
 
 
 class TallModel:
@@ -140,7 +108,7 @@ class TallModel:
         self._rng = np.random.default_rng(20170709)
         check = self._split(observed_terms(self.model))
         if sources is not None:
-            check = self._bind_sources(sources, data)
+            check = bind_sources(self, sources, data)
         # Machine code last: where a graph reads beyond a batch, it would not notice.
         reason = check.compare_compiled(self.batch_graph, self.compiled_row_logp)
         if reason is not None:
@@ -205,8 +173,11 @@ class TallModel:
         ndarray of float64, shape (len(rows),)
         """
         rows = np.asarray(rows, dtype=np.int64)
-        batch = [np.ascontiguousarray(values[rows]) for values in self.data]
-        return self.compiled_row_logp(self.layout.flatten(point), *batch)
+        return self.compiled_row_logp(self.layout.flatten(point), *self.batch(rows))
+
+    def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Gather rows of the data, as compiled functions of a batch take them."""
+        return tuple(np.ascontiguousarray(values[rows]) for values in self.data)
 
     def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of everything that is not a row: priors, Jacobians, potentials."""
@@ -335,7 +306,8 @@ class TallModel:
             [*axes] if leaf in observed else [*axes, None] for leaf, axes in candidates.items()
         ]
         first: str | None = None
-        for axes in itertools.islice(itertools.product(*choices), MAX_LAYOUTS):
+        layouts = itertools.product(*choices)
+        for axes in itertools.islice(layouts, MAX_LAYOUTS):
             row_axes = {
                 leaf: axis for leaf, axis in zip(candidates, axes, strict=True) if axis is not None
             }
@@ -348,6 +320,9 @@ class TallModel:
                 self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
                 return check
             first = first or reason
+        if next(layouts, None) is not None:
+            names = sorted(leaf_name(leaf) for leaf in candidates)
+            raise NotTallError(too_many_layouts(self.row_names, self.n_rows, names, MAX_LAYOUTS))
         raise NotTallError(
             dependent_rows(
                 self.row_names,
@@ -428,82 +403,6 @@ class TallModel:
             term = evaluate(self._start())
         return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
-    def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> SplitCheck:
-        """Put other data in place of the model's, and compare both graphs on some of their rows."""
-        bound = self._bound_inputs(sources, data)
-        row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
-        dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
-        graph = self._batch_graph(row_axes, dtypes)
-        try:
-            check = self._check_bound(graph, bound)
-        except FAILURES as error:
-            raise NotTallError(
-                f"The data do not fit the model that was split on its own data: {error}. Look at "
-                "the order and the meaning of what is passed as data."
-            ) from error
-        self.row_inputs, self.batch_graph = bound, graph
-        self.n_rows = len(self.data[0])
-        return check
-
-    def _check_bound(self, graph: Graph, bound: Mapping[str, RowInput]) -> SplitCheck:
-        """Compare the graphs on some rows of other data, which are put through both."""
-        n_bound = len(next(iter(bound.values())).values)
-        rows = self._rng.integers(0, n_bound, self.n_rows)
-        extremes = _extreme_rows(bound)[: self.n_rows]
-        rows[: extremes.size] = extremes
-        sample = [row_input.taken(rows) for row_input in bound.values()]
-        first = [i.values[: extremes.size + 2] for i in sample]
-        try:  # by itself, to say which rows are to blame
-            compile_python(*graph)(self._start(), *first)
-        except FAILURES as error:
-            raise ValueError(
-                f"the rows with the smallest and largest numbers give an error ({error})"
-            ) from error
-        arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
-        full, points = self._full_graph([i.leaf for i in sample], arrays)
-        check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
-        reason = check.compare(graph)
-        if reason is not None:
-            raise ValueError(reason)
-        return check
-
-    def _bound_inputs(self, sources: dict[str, np.ndarray], data: Any) -> dict[str, RowInput]:
-        """Match sources to row inputs by name, shape and dtype."""
-        observed = {
-            data_leaves([self.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
-            for rv in self.model.observed_RVs
-        }
-        bound, used = {}, {}
-        for name, row_input in self.row_inputs.items():
-            names = [n for n in (name, observed.get(row_input.leaf)) if n in sources]
-            if not names:
-                unnamed = row_input.leaf.name is None and row_input.leaf not in observed
-                advice = (
-                    "It has no name in the model: make it a pm.Data."
-                    if unnamed
-                    else "Pass all variables that hold rows, or none."
-                )
-                raise ValueError(f"data has nothing for {name}. {advice}")
-            source = sources[names[0]]
-            _check_source(names[0], source, row_input, data[names[0]], self.model)
-            used[names[0]] = source.shape[row_input.axis]
-            rows = np.moveaxis(source, row_input.axis, 0)
-            bound[name] = RowInput(name, row_input.leaf, row_input.axis, _read_only(rows))
-        if unknown := set(sources) - set(used):
-            raise ValueError(
-                f"data names {sorted(unknown)}, which hold no rows in the model; those that do are "
-                f"{list(self.row_inputs)}."
-            )
-        if len(set(used.values())) > 1 or min(used.values()) < 2:
-            raise ValueError(
-                f"The sources must have the same number of rows, at least 2; got {used}."
-            )
-        for name, row_input in bound.items():
-            like = leaf_value(row_input.leaf)
-            check_finite(name, row_input.values, infinite=bool(np.isinf(like).any()))
-            check_range(name, row_input.values, np.dtype(row_input.leaf.type.dtype))
-        return bound
-
     def _bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:
         """Make `term` a graph of the flat point; shared variables become constants."""
         values = self.layout.symbolic(self.flat)
@@ -537,73 +436,5 @@ def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
                 break
             name = f"{base}_{number}"
         values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
-        row_inputs[name] = RowInput(name, leaf, axis, _read_only(values))
+        row_inputs[name] = RowInput(name, leaf, axis, read_only(values))
     return row_inputs
-
-
-def _check_source(
-    name: str, source: np.ndarray, row_input: RowInput, given: Any, model: Model
-) -> None:
-    """Refuse a source whose shape, type or labels are not those of the model's own data."""
-    expected = list(leaf_value(row_input.leaf).shape)
-    shape = list(source.shape)
-    if len(shape) == len(expected):
-        shape[row_input.axis] = expected[row_input.axis]
-    if shape != expected:
-        described = tuple("N" if i == row_input.axis else n for i, n in enumerate(expected))
-        raise ValueError(
-            f"data[{name!r}] has shape {source.shape}; the model needs {described}, N any number."
-        )
-    dtype = np.dtype(row_input.leaf.type.dtype)
-    integers = source.dtype.kind in "iu" and dtype.kind in "iu"  # their range is looked at later
-    if not ((integers or np.can_cast(source.dtype, dtype, "safe")) and source.dtype.isnative):
-        raise ValueError(
-            f"data[{name!r}] has dtype {source.dtype.str}, which does not convert safely to "
-            f"{dtype}, that of the model's own data. Convert it, or build the model on data of "
-            "this dtype."
-        )
-    coords = getattr(given, "coords", {})
-    for axis, dim in enumerate(model.named_vars_to_dims.get(name, ())):
-        labels = model.coords.get(dim)
-        theirs = coords.get(getattr(given, "dims", {axis: dim})[axis]) if len(coords) else None
-        if axis == row_input.axis or labels is None or theirs is None:
-            continue
-        ours, found = np.asarray(labels).tolist(), theirs.values.tolist()
-        if ours != found:
-            raise ValueError(
-                f"data[{name!r}] has the labels {found[:5]} along {dim!r}, where the model has "
-                f"{ours[:5]}. Reorder the source, or build the model with its labels."
-            )
-
-
-def _extreme_rows(bound: Mapping[str, RowInput]) -> np.ndarray:
-    """Find the rows with the smallest and largest integers, which may be indices out of range."""
-    found: list[int] = []
-    for row_input in bound.values():
-        values = row_input.values
-        if values.dtype.kind not in "iu":
-            continue
-        least: Any = None
-        for chunk in chunks(values):
-            part = values[chunk].reshape(len(values[chunk]), -1)
-            where = np.array([part.argmin(axis=0), part.argmax(axis=0)])
-            at = np.take_along_axis(part, where, axis=0)
-            if least is None:
-                least, rows = at, where + chunk.start
-                continue
-            better = np.array([at[0] < least[0], at[1] > least[1]])
-            least, rows = np.where(better, at, least), np.where(better, where + chunk.start, rows)
-        found.extend(rows.ravel().tolist())
-    return np.array(found, dtype=np.int64)
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    """View an array so that it cannot be written: compiled code tells such arrays from others."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
-
-
-def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
-    opened = values.open() if isinstance(values, RowFile) else values
-    return RowInput(name, leaf, axis, _read_only(opened))

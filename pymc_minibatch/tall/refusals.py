@@ -22,6 +22,7 @@ __all__ = [
     "dependent_rows",
     "leaf_name",
     "shared_across_rows",
+    "too_many_layouts",
     "unfit_data",
     "whole_term",
 ]
@@ -77,6 +78,16 @@ def dependent_rows(
     return (
         f"The log-density of {' + '.join(names)} is not a sum over {n_rows} independent rows: "
         f"{cause}. {advice}."
+    )
+
+
+def too_many_layouts(names: Sequence[str], n_rows: int, arrays: Sequence[str], n_tried: int) -> str:
+    """Say that it was not found out which arrays hold rows."""
+    return (
+        f"Too many arrays behind {' + '.join(names)} have an axis of length {n_rows}, which may be "
+        f"that of the rows or not: {', '.join(arrays)}. None of the first {n_tried} ways to tell "
+        "them apart was right. Leave out a row of the data, so that their number is not that of "
+        "something else."
     )
 
 

@@ -26,9 +26,10 @@ from numba import njit
 
 from pymc_minibatch.updates.update import (
     Context,
+    State,
     Update,
     Whitening,
-    accept_proposed,
+    accept,
     put_whitened,
     standard_normal,
     whitened,
@@ -42,53 +43,55 @@ JITTER = 0.2
 """Times vary by this share, so that no orbit closes."""
 
 
-def build(evaluate: Callable[..., float]) -> Callable[..., tuple[float, bool, float]]:
+def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
     @njit
     def hamiltonian(
         rng: np.random.Generator,
-        point: np.ndarray,
-        log_density: float,
-        gradient: np.ndarray,
+        current: State,
+        proposed: State,
         context: Context,
         whitening: Whitening,
         step: float,
-    ) -> tuple[float, bool, float]:
+    ) -> tuple[bool, float]:
         n_steps = max(1, int(np.round(QUARTER_TURN / step)))
         time = step * (1.0 + JITTER * (2.0 * rng.random() - 1.0))
         cos, sin = np.cos(time), np.sin(time)
-        y, p = whitened(point, whitening), standard_normal(rng, whitening.active.size)
-        kick = whitened_gradient(gradient, whitening) + y
-        proposed, proposed_gradient = point.copy(), np.empty(point.size)
-        proposed_log_density = log_density
+        y, p = whitened(current.point, whitening), standard_normal(rng, whitening.active.size)
+        kick = whitened_gradient(current.gradient, whitening) + y
+        proposed.point[:] = current.point
+        log_density = current.log_density[0]
         kinetic = 0.5 * (p * p).sum()
         for _ in range(n_steps):
             p += 0.5 * time * kick
             y, p = cos * y + sin * p, cos * p - sin * y
-            put_whitened(y, whitening, proposed)
-            proposed_log_density = evaluate(proposed, proposed_gradient, context)
-            if not np.isfinite(proposed_log_density):
+            put_whitened(y, whitening, proposed.point)
+            log_density = evaluate(proposed, context)
+            if not np.isfinite(log_density):
                 break
-            kick = whitened_gradient(proposed_gradient, whitening) + y
+            kick = whitened_gradient(proposed.gradient, whitening) + y
             p += 0.5 * time * kick
-        log_ratio = proposed_log_density - log_density + kinetic - 0.5 * (p * p).sum()
+        log_ratio = log_density - current.log_density[0] + kinetic - 0.5 * (p * p).sum()
         probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
         accepted = rng.random() < probability
         if accepted:
-            point[:], gradient[:] = proposed, proposed_gradient
-            accept_proposed(context.flies)
-            log_density = proposed_log_density
+            accept(current, proposed, context.flies)
         if rng.random() < 0.5:
-            put_whitened(-whitened(point, whitening), whitening, proposed)
-            proposed_log_density = evaluate(proposed, proposed_gradient, context)
-            if np.log(rng.random()) < proposed_log_density - log_density:
-                point[:], gradient[:] = proposed, proposed_gradient
-                accept_proposed(context.flies)
-                log_density = proposed_log_density
-        return log_density, accepted, probability
+            put_whitened(-whitened(current.point, whitening), whitening, proposed.point)
+            log_ratio = evaluate(proposed, context) - current.log_density[0]
+            if np.log(rng.random()) < log_ratio:
+                accept(current, proposed, context.flies)
+        return accepted, probability
 
     return hamiltonian
 
 
-HAMILTONIAN = Update(build, True, 0.85, lambda dim: 0.5, QUARTER_TURN, 1, 0.7)
+HAMILTONIAN = Update(
+    build=build,
+    uses_gradient=True,
+    target_signal=0.85,
+    first_step=lambda dim: 0.5,
+    longest_step=QUARTER_TURN,
+    z_cost=0.7,
+)

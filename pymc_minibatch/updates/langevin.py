@@ -16,9 +16,10 @@ from numba import njit
 
 from pymc_minibatch.updates.update import (
     Context,
+    State,
     Update,
     Whitening,
-    accept_proposed,
+    accept,
     put_whitened,
     standard_normal,
     whitened,
@@ -28,37 +29,39 @@ from pymc_minibatch.updates.update import (
 __all__ = ["LANGEVIN"]
 
 
-def build(evaluate: Callable[..., float]) -> Callable[..., tuple[float, bool, float]]:
+def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
     @njit
     def langevin(
         rng: np.random.Generator,
-        point: np.ndarray,
-        log_density: float,
-        gradient: np.ndarray,
+        current: State,
+        proposed: State,
         context: Context,
         whitening: Whitening,
         step: float,
-    ) -> tuple[float, bool, float]:
-        y, slope = whitened(point, whitening), whitened_gradient(gradient, whitening)
-        noise = standard_normal(rng, y.size)
-        proposed, proposed_gradient = point.copy(), np.empty(point.size)
-        y = y + step * (0.5 * step * slope + noise)
-        put_whitened(y, whitening, proposed)
-        proposed_log_density = evaluate(proposed, proposed_gradient, context)
-        back = noise + 0.5 * step * (slope + whitened_gradient(proposed_gradient, whitening))
-        log_ratio = proposed_log_density - log_density
+    ) -> tuple[bool, float]:
+        slope = whitened_gradient(current.gradient, whitening)
+        y, noise = whitened(current.point, whitening), standard_normal(rng, slope.size)
+        proposed.point[:] = current.point
+        put_whitened(y + step * (0.5 * step * slope + noise), whitening, proposed.point)
+        log_ratio = evaluate(proposed, context) - current.log_density[0]
+        back = noise + 0.5 * step * (slope + whitened_gradient(proposed.gradient, whitening))
         log_ratio += 0.5 * ((noise * noise).sum() - (back * back).sum())
         probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
         accepted = rng.random() < probability
         if accepted:
-            point[:], gradient[:] = proposed, proposed_gradient
-            log_density = proposed_log_density
-            accept_proposed(context.flies)
-        return log_density, accepted, probability
+            accept(current, proposed, context.flies)
+        return accepted, probability
 
     return langevin
 
 
-LANGEVIN = Update(build, True, 0.574, lambda dim: dim ** (-1 / 6), 2.0, 1, 0.5)
+LANGEVIN = Update(
+    build=build,
+    uses_gradient=True,
+    target_signal=0.574,
+    first_step=lambda dim: dim ** (-1 / 6),
+    longest_step=2.0,
+    z_cost=0.5,
+)

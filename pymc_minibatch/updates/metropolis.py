@@ -13,9 +13,10 @@ from numba import njit
 
 from pymc_minibatch.updates.update import (
     Context,
+    State,
     Update,
     Whitening,
-    accept_proposed,
+    accept,
     standard_normal,
     times,
 )
@@ -23,33 +24,38 @@ from pymc_minibatch.updates.update import (
 __all__ = ["METROPOLIS"]
 
 
-def build(evaluate: Callable[..., float]) -> Callable[..., tuple[float, bool, float]]:
+def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
     @njit
     def metropolis(
         rng: np.random.Generator,
-        point: np.ndarray,
-        log_density: float,
-        gradient: np.ndarray,
+        current: State,
+        proposed: State,
         context: Context,
         whitening: Whitening,
         step: float,
-    ) -> tuple[float, bool, float]:
-        active, proposed = whitening.active, point.copy()
+    ) -> tuple[bool, float]:
+        active = whitening.active
         change = times(whitening.root, standard_normal(rng, active.size))
+        proposed.point[:] = current.point
         for i in range(active.size):
-            proposed[active[i]] += step * change[i]
-        proposed_log_density = evaluate(proposed, gradient, context)
-        probability = np.exp(min(0.0, proposed_log_density - log_density))
+            proposed.point[active[i]] += step * change[i]
+        log_ratio = evaluate(proposed, context) - current.log_density[0]
+        probability = np.exp(min(0.0, log_ratio))
         accepted = rng.random() < probability
         if accepted:
-            point[:] = proposed
-            log_density = proposed_log_density
-            accept_proposed(context.flies)
-        return log_density, accepted, probability
+            accept(current, proposed, context.flies)
+        return accepted, probability
 
     return metropolis
 
 
-METROPOLIS = Update(build, False, 0.234, lambda dim: 2.4 / dim**0.5, 10.0, 1, 0.5)
+METROPOLIS = Update(
+    build=build,
+    uses_gradient=False,
+    target_signal=0.234,
+    first_step=lambda dim: 2.4 / dim**0.5,
+    longest_step=10.0,
+    z_cost=0.5,
+)

@@ -9,7 +9,16 @@ from numba import njit
 
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Context", "Fireflies", "Update", "Whitening", "log_odds", "new_fireflies"]
+__all__ = [
+    "Context",
+    "Fireflies",
+    "State",
+    "Update",
+    "Whitening",
+    "accept",
+    "log_odds",
+    "new_fireflies",
+]
 
 
 class Fireflies(NamedTuple):
@@ -58,6 +67,22 @@ class Whitening(NamedTuple):
     inverse: np.ndarray
 
 
+class State(NamedTuple):
+    """A point and what is known there; :func:`accept` changes all of it at once.
+
+    Attributes
+    ----------
+    point, gradient : ndarray, shape (D,)
+        The flat point, and the gradient of the log-density given z.
+    log_density : ndarray, shape (1,)
+        Its value.
+    """
+
+    point: np.ndarray
+    gradient: np.ndarray
+    log_density: np.ndarray
+
+
 class Context(NamedTuple):
     """What the density given z is evaluated on; updates pass it on."""
 
@@ -75,27 +100,24 @@ class Update:
     Attributes
     ----------
     build
-        Takes ``evaluate(point, gradient, context) -> log density`` and returns the jitted
-        ``update(rng, point, log_density, gradient, context, whitening, step) -> (log density,
-        accepted, signal)``, which changes point and gradient in place.
+        Takes ``evaluate(proposed, context) -> log density``, which fills in what is known at the
+        proposed point, and returns the jitted ``update(rng, current, proposed, context, whitening,
+        step) -> (accepted, signal)``, which moves by ``accept(current, proposed, flies)`` alone.
     uses_gradient
         Whether the gradient at the current point is read.
     target_signal
         Tuning makes the step longer while the signal is above this.
     first_step, longest_step
         Limits of the step, in standard deviations of the approximation.
-    n_updates
-        Updates for each update of z.
     z_cost
         Rows evaluated by an implicit update of z for each one that the updates of θ evaluate.
     """
 
-    build: Callable[..., Callable[..., tuple[float, bool, float]]]
+    build: Callable[..., Callable[..., tuple[bool, float]]]
     uses_gradient: bool
     target_signal: float
     first_step: Callable[[int], float]
     longest_step: float
-    n_updates: int
     z_cost: float
 
 
@@ -119,8 +141,10 @@ def log_odds(gap: float) -> float:
 
 
 @njit
-def accept_proposed(flies: Fireflies) -> None:
-    """Take the log odds at the point evaluated last for the current ones."""
+def accept(current: State, proposed: State, flies: Fireflies) -> None:
+    """Move to the point evaluated last, with its gradient, log-density and log odds."""
+    current.point[:], current.gradient[:] = proposed.point, proposed.gradient
+    current.log_density[0] = proposed.log_density[0]
     for i in range(flies.n_bright[0]):
         flies.log_odds[i] = flies.proposed[i]
 

@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
-from pymc_minibatch.acceptance.growing import LEAST_BATCH, first_batch, tune_first_batch
+from pymc_minibatch.acceptance.growing import LEAST_BATCH, new_first_batch, tune_first_batch
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.proposals.arms import best, make_arms, record, settle
 from pymc_minibatch.proposals.proposal import Approximation, Place
@@ -111,7 +111,7 @@ def test_other_moves_are_not_credited():
 
 def test_the_first_batch_goes_to_the_least_that_does():
     """Nine of ten decisions need no more than 60 rows."""
-    rng, state = np.random.default_rng(2), first_batch(100)
+    rng, state = np.random.default_rng(2), new_first_batch(100)
     for _ in range(4000):
         needed = rng.uniform(6, 66, 10)
         tune_first_batch(state, int((needed > state.size[0]).sum()), 10, 100_000)
@@ -120,7 +120,7 @@ def test_the_first_batch_goes_to_the_least_that_does():
 
 @pytest.mark.parametrize(("n_grown", "n_rows", "size"), [(0, 10**6, LEAST_BATCH), (10, 150, 150)])
 def test_the_first_batch_stays_in_its_range(n_grown, n_rows, size):
-    state = first_batch(100)
+    state = new_first_batch(100)
     for _ in range(2000):
         tune_first_batch(state, n_grown, 10, n_rows)
     assert state.size[0] == size

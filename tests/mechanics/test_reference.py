@@ -10,6 +10,7 @@ from scipy.special import polygamma
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.jit.special import trigamma
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -84,7 +85,7 @@ def test_the_remainder_is_of_the_next_order(tall, reference, order, ratio):
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("temperature", [1.0, 7.0])
 def test_every_order_splits_the_same_density(tall, reference, order, temperature):
-    target = make_target(tall, reference, order, temperature)
+    target = make_target(tall, ControlVariate(reference, order, temperature))
     rng = np.random.default_rng(2)
 
     def density(theta):
@@ -216,7 +217,7 @@ def test_rows_that_may_be_impossible_are_not_rare_ones():
     with pm.Model() as model:
         pm.Uniform("y", pm.Normal("lower", -20, 1), 0, observed=np.linspace(-18.5, 0, 20))
     tall = pmb.TallModel(model)
-    variance, _ = rows_that_tell(tall, pmb.find_reference(tall=tall), 0, 1.0)
+    variance, _ = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 0, 1.0))
     assert not np.isfinite(variance)
     assert pmb.MinibatchMH(model=model).least_batch == LEAST_BATCH
 
@@ -238,7 +239,9 @@ def test_acceptance_of_gaussian_moves(prior):
     p, q = p / p.sum(), q / q.sum()
     exact = np.minimum(np.outer(p, q), np.outer(q, p)).sum()
     assert exact < 0.8
-    assert gaussian_acceptance(tall, reference, 1.0) == pytest.approx(exact, abs=0.06)
+    assert gaussian_acceptance(tall, ControlVariate(reference, 2, 1.0)) == pytest.approx(
+        exact, abs=0.06
+    )
 
 
 @pytest.mark.parametrize(("n_rare", "rare"), [(15, True), (8000, False)])
@@ -251,7 +254,7 @@ def test_rows_that_tell_are_counted(n_rare, rare):
         a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
         pm.Bernoulli("y", logit_p=a + b * x, observed=y.astype(int))
     tall = pmb.TallModel(model)
-    variance, kurtosis = rows_that_tell(tall, pmb.find_reference(tall=tall), 2, 1.0)
+    variance, kurtosis = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 2, 1.0))
     assert (kurtosis > 500) == rare
     assert (variance / 100 > 0.01) == rare
 

@@ -7,6 +7,7 @@ import pytest
 from gallery import SLOPE, N, X, Y
 
 from pymc_minibatch import NotTallError, TallModel
+from pymc_minibatch.tall import model as tall_model
 
 DATA = "before building the model"
 
@@ -177,3 +178,19 @@ def test_refuses(build, parts):
         TallModel(model)
     for part in parts:
         assert part in str(error.value)
+
+
+def test_what_was_not_tried_is_not_accused(monkeypatch):
+    """Whether scales of groups hold rows takes two tries where there are as many of both."""
+
+    def build():
+        group, scale = np.arange(N), np.linspace(1.0, 2.0, N)
+        effect = pm.Normal("effect", 0, 1)
+        pm.Normal("y", effect * pt.constant(scale)[group[::-1].copy()], 1.0, observed=Y)
+
+    with pm.Model() as model:
+        build()
+    assert TallModel(model).n_rows == N
+    monkeypatch.setattr(tall_model, "MAX_LAYOUTS", 1)
+    with pytest.raises(NotTallError, match=r"Too many arrays .* length 40 .* first 1 ways"):
+        TallModel(model)

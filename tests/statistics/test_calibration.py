@@ -11,7 +11,6 @@ from scipy.special import expit
 from scipy.stats import chisquare
 
 import pymc_minibatch as pmb
-from pymc_minibatch.kernels.metropolis import Totals
 
 N_ROWS = 200
 N_REPLICATIONS = 1500
@@ -41,23 +40,12 @@ def posterior_draws(step, X, y, rng):
     """Run the kernel of `step` on other data; return draws and the mean batch size."""
     inputs = step.tall.row_inputs.values()
     data = tuple({"X": X, "y_rows": y}[i.name].astype(i.values.dtype) for i in inputs)
+    step._source = step._source._replace(data=data)
+    step.rng, step.tune = rng, False
     beta = np.zeros(2)
     draws, batch_sizes = [], []
     for n_steps in [5 * THIN] + [THIN] * N_DRAWS:
-        totals = Totals(
-            *step._kernel(
-                rng,
-                beta,
-                np.arange(2),
-                step._source._replace(data=data),
-                n_steps,
-                False,
-                step.proposal_state,
-                step._guide,
-                step._parameters,
-                step._rows,
-            )
-        )
+        totals = step._transitions(beta, n_steps)
         draws.append(beta.copy())
         batch_sizes.append(totals.batch_rows / totals.n_decisions)
     return np.array(draws[1:]), np.mean(batch_sizes)

@@ -15,6 +15,7 @@ from pymc_minibatch.multilevel.level import Schedule
 from pymc_minibatch.multilevel.paths import Paths, identity
 from pymc_minibatch.multilevel.run import Accuracy
 from pymc_minibatch.multilevel.sgld import estimate
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.gradient import make_gradient_target
 
 Z_MAX = 5.0
@@ -58,7 +59,7 @@ def test_errors_are_those_reported(gaussian):
     tall = TallModel(model)
     reference = find_reference(tall=tall)
     estimand = make_estimand(lambda mu: ((mu - mean) ** 2).sum(), tall, reference.flat)
-    target = make_gradient_target(tall, reference, 2)
+    target = make_gradient_target(tall, ControlVariate(reference, 2, 1.0))
     paths = Paths(tall, reference, target, np.random.default_rng(4), 2)
     runs, accuracy = [], Accuracy(rtol, 1e9)
     for _ in range(n):
@@ -88,7 +89,7 @@ def logistic():
         tall,
         reference.flat,
     )
-    target = make_gradient_target(tall, reference, 0)
+    target = make_gradient_target(tall, None)
 
     def make(seed):
         paths = Paths(tall, reference, target, np.random.default_rng(seed), 2)
@@ -155,7 +156,7 @@ def test_covariance_of_pairs(gaussian, taylor):
     point = identity()
     tall = TallModel(gaussian[0])
     reference = find_reference(tall=tall)
-    target = make_gradient_target(tall, reference, 2 if taylor else 0)
+    target = make_gradient_target(tall, ControlVariate(reference, 2 if taylor else 0, 1.0))
     paths = Paths(tall, reference, target, np.random.default_rng(5), 2)
     address, noise = paths.address(point), 0.0 if taylor else N_ROWS / BATCH
     for antithetic, (level, n) in itertools.product([True, False], [(1, 80_000), (2, 2000)]):

@@ -1,0 +1,177 @@
+"""The cache of machine code is never stale, and a broken one only costs time."""
+
+import dataclasses
+import errno
+import re
+import uuid
+import warnings
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+from numba.core import caching
+from pytensor.configdefaults import config
+from pytensor.link.numba.cache import NUMBA_CACHE_PATH
+
+import pymc_minibatch as pmb
+from pymc_minibatch.jit import cache
+from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.kernels.metropolis import compile_transitions
+
+
+@pytest.fixture
+def key():
+    return str(uuid.uuid4())
+
+
+def doubled(key):
+    return jit_kept(lambda x: 2.0 * x, [key])
+
+
+def kept(key):
+    """Compile a function and return the paths of its index and its code."""
+    function = doubled(key)
+    assert function(4.0) == 8.0
+    index = Path(function._cache._cache_file._index_path)
+    [code] = NUMBA_CACHE_PATH.glob(f"{index.stem}.*.nbc")
+    return index, code
+
+
+def misses(function):
+    return sum(function.stats.cache_misses.values())
+
+
+# --- Keys -------------------------------------------------------------------------------------
+
+
+def test_what_was_kept_is_found(key):
+    kept(key)
+    again = doubled(key)
+    assert again(4.0) == 8.0
+    assert misses(again) == 0
+
+
+def test_functions_with_the_same_keys_are_told_apart(key):
+    kept(key)
+    other = jit_kept(lambda x: 3.0 * x, [key])
+    assert other(4.0) == 12.0
+    assert misses(other) == 1
+
+
+def test_an_unknown_key_is_not_kept(key):
+    assert cache.kernel_key("known", None) is None
+    function = jit_kept(lambda x: 2.0 * x, [key, None])
+    assert function(4.0) == 8.0
+    assert isinstance(function._cache, caching.NullCache)
+
+
+@pytest.fixture
+def copy_of_the_package(tmp_path, monkeypatch):
+    package = files("pymc_minibatch")
+    for folder in cache.JITTED:
+        (tmp_path / folder).mkdir()
+        for path in (package / folder).iterdir():
+            if path.name.endswith(".py"):
+                (tmp_path / folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(cache, "files", lambda name: tmp_path)
+    monkeypatch.setattr(cache, "code_key", cache.code_key.__wrapped__)
+    return tmp_path
+
+
+def test_the_key_is_that_of_the_source(copy_of_the_package):
+    """All that is compiled, or compiles, is in it."""
+    before = cache.kernel_key("a")
+    assert cache.kernel_key("a") == before
+    for path in ["kernels/rows.py", "acceptance/penalty.py", "jit/compiled.py", "jit/pointers.py"]:
+        with open(copy_of_the_package / path, "a") as source:
+            source.write("\n# edited\n")
+        after = cache.kernel_key("a")
+        assert after != before
+        before = after
+
+
+@pytest.mark.parametrize("what", ["pytensor_version", "numba_version"])
+def test_the_key_is_that_of_the_versions(copy_of_the_package, monkeypatch, what):
+    before = cache.kernel_key("a")
+    monkeypatch.setattr(cache, what, "0.0")
+    assert cache.kernel_key("a") != before
+
+
+def test_the_key_is_that_of_the_flags():
+    keys = []
+    for fastmath in (True, False):
+        with config.change_flags(numba__fastmath=fastmath):
+            keys.append(cache.kernel_key("a"))
+    assert keys[0] != keys[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(pmb.Penalty):
+    """A test that is not of the package, and may be edited between two runs."""
+
+
+@pytest.mark.parametrize(("test", "is_kept"), [(pmb.Penalty(), True), (Mine(), False)])
+def test_kernels_of_parts_from_elsewhere_are_not_kept(test, is_kept):
+    kernel = compile_transitions([1], test, pmb.RandomWalk())
+    assert isinstance(kernel._cache, caching.NullCache) != is_kept
+
+
+def test_parts_of_this_package_are_known_by_name_and_others_not_at_all():
+    assert cache.class_key(pmb.Penalty()) == "Penalty"
+    assert cache.class_key(pmb.RandomWalk()) == "RandomWalk"
+    assert cache.class_key(pmb.SurrogateHamiltonian()) == "SurrogateHamiltonian"
+    assert cache.class_key(Mine()) is None
+
+
+# --- Broken files -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(cache, "_warned", set())
+
+
+@pytest.mark.parametrize("length", [0, 10, -10])
+@pytest.mark.parametrize("which", ["index", "code"])
+def test_files_that_were_cut_short_are_compiled_anew(key, unwarned, which, length):
+    index, code = kept(key)
+    path = index if which == "index" else code
+    path.write_bytes(path.read_bytes()[:length])
+    again = doubled(key)
+    with pytest.warns(UserWarning, match=re.escape(str(index))):
+        assert again(4.0) == 8.0
+    repaired = doubled(key)
+    with warnings.catch_warnings(action="error"):
+        assert repaired(4.0) == 8.0
+    assert misses(repaired) == 0
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_where_nothing_can_be_written_code_is_compiled_all_the_same(
+    key, unwarned, monkeypatch, error
+):
+    def refuse(self, path):
+        raise OSError(error, "refused")
+
+    monkeypatch.setattr(cache.CacheFile, "_open_for_write", refuse)
+    with pytest.warns(UserWarning, match=r"cannot be written \(.*refused\).*free space"):
+        assert doubled(key)(4.0) == 8.0
+    with warnings.catch_warnings(action="error"):  # once is enough
+        assert doubled(key + "again")(4.0) == 8.0
+
+
+def test_caches_of_others_are_as_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+
+    @njit(cache=True)
+    def triple(x):
+        return 3.0 * x
+
+    triple(1.0)
+    for path in tmp_path.glob("*/*.nbi"):
+        path.write_bytes(b"")
+    again = njit(cache=True)(triple.py_func)
+    with pytest.raises(EOFError):
+        again(np.float64(1.0))
