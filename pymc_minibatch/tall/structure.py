@@ -1,0 +1,717 @@
+"""What a row reads: few numbers v, affine in the data-free quantities φ of a model.
+
+    θ ──► φ(θ) ──► vₙ = offsetₙ + Jₙ φ ──► ℓₙ = f(vₙ; data of row n)
+
+φ are effects and coefficients as rows see them, such as ``mu + sd*z`` or ``beta``, and the value
+variables of scalars such as a standard deviation. Jₙ is sparse and needs no derivatives: a gather
+(``alpha[group]``), a product with row data (``X @ beta``), both (``x * gamma[group]``), a number
+that all rows share, and sums of these. The locals vₙ are the largest affine arrays of the graph
+(:mod:`.affine`) below operations that are not.
+
+What is found is compared with the graph of the model on random rows and at random points.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import All
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.type import TensorType
+
+from pymc_minibatch.tall.affine import Affine, AffineArrays, Shape, Summand
+from pymc_minibatch.tall.check import FAILURES
+from pymc_minibatch.tall.compiled import compile_python
+
+if TYPE_CHECKING:
+    from pymc_minibatch.tall.model import TallModel
+
+__all__ = ["NoStructureError", "RowStructure", "Term", "find_structure"]
+
+MAX_LOCALS = 16
+"""Numbers that a row may read; more have no small matrix of second derivatives."""
+
+MAX_SCANNED = 64
+"""Value variables that are moved one by one to see which of them a data-free array reads."""
+
+PROBE_ROWS = (3, 5)
+RTOL = 1e-9
+
+
+class NoStructureError(ValueError):
+    """A row does not depend on the parameters through few affine numbers; says why."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of a local input.
+
+    Attributes
+    ----------
+    local
+        Which local input it belongs to.
+    block
+        The entries of φ that it reads.
+    columns
+        Dense: a graph of the batch, float64, shape (b, entries). None for a gather.
+    index
+        Gather: a graph of the batch, int64, shape (b,): which entry of the block a row reads.
+        None if dense.
+    weight
+        Gather: a graph of the batch, shape (b,); None for 1.
+    """
+
+    local: int
+    block: slice
+    columns: Variable | None = None
+    index: Variable | None = None
+    weight: Variable | None = None
+
+
+@dataclass(frozen=True)
+class RowStructure:
+    """How rows depend on the parameters.
+
+    Attributes
+    ----------
+    flat
+        The flat point.
+    batch
+        The row data, one input for each, as in ``tall.batch_graph``.
+    phi
+        A graph of the flat point, shape (P,): all blocks raveled and joined.
+    blocks
+        Where each block of φ lies, by a readable name.
+    locals
+        The local inputs v of `row`, each a vector of shape (b,), float64.
+    row
+        The log-likelihood of each row, shape (b,), a graph of the locals and the batch.
+    offsets
+        For each local the part that reads only the batch, shape (b,); None for 0.
+    terms
+        The other parts.
+    """
+
+    flat: Variable
+    batch: list[Variable]
+    phi: Variable
+    blocks: dict[str, slice]
+    locals: list[Variable]
+    row: Variable
+    offsets: list[Variable | None]
+    terms: list[Term]
+
+    def local_graphs(self, phi: Any) -> list[Variable]:
+        """Build the local inputs as graphs of φ and the batch."""
+        first: Any = self.batch[0]
+        totals: list[Any] = [
+            pt.zeros((first.shape[0],), dtype="float64") if offset is None else offset
+            for offset in self.offsets
+        ]
+        for term in self.terms:
+            part: Any = phi[term.block]
+            if term.index is None:
+                part = pt.dot(term.columns, part)
+            else:
+                part = part[term.index]
+                part = part if term.weight is None else term.weight * part
+            totals[term.local] = totals[term.local] + part
+        return totals
+
+
+def find_structure(tall: "TallModel") -> RowStructure | None:
+    """Find how rows depend on the parameters; None where they do not through few affine numbers."""
+    try:
+        return structure_of(tall)
+    except NoStructureError:
+        return None
+
+
+def structure_of(tall: "TallModel") -> RowStructure:
+    """Find how rows depend on the parameters.
+
+    Raises
+    ------
+    NoStructureError
+        If not through few affine numbers.
+    """
+    structure = _Finder(tall).build()
+    _verify(tall, structure)
+    return structure
+
+
+# --- Which arrays are local inputs ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where the graph is cut: below is affine, above is what `row` computes.
+
+    Attributes
+    ----------
+    arrays
+        Affine arrays that read rows.
+    free
+        Data-free arrays that operations on rows read.
+    """
+
+    arrays: tuple[Variable, ...]
+    free: tuple[Variable, ...]
+
+
+class _Finder:
+    """Reads a batch graph."""
+
+    def __init__(self, tall: "TallModel") -> None:
+        self.tall = tall
+        [flat, *batch], [term] = tall.batch_graph
+        self.flat, self.batch, self.term = flat, batch, term
+        nodes = list(io_toposort([flat, *batch], [term]))
+        self.reads_parameters = _downstream({flat}, nodes)
+        self.reads_rows = _downstream(set(batch), nodes)
+        observed = {
+            b
+            for b, row_input in zip(batch, tall.row_inputs.values(), strict=True)
+            if row_input.leaf in _observed_leaves(tall)
+        }
+        self.affine = AffineArrays(
+            self.reads_parameters,
+            self.reads_rows,
+            _downstream(observed, nodes),
+            self._shapes(nodes),
+        )
+        self.observed = _downstream(observed, nodes)
+        self.shapes = self.affine.shapes
+        self.values = self._value_variables(nodes)
+        self.start = tall._start()
+        self._read: dict[Variable, dict[Variable, tuple[int, ...]] | None] = {}
+
+    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Shape]:
+        """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
+        variables = [
+            v
+            for node in nodes
+            for v in (*node.inputs, *node.outputs)
+            if isinstance(v.type, TensorType)
+        ]
+        variables = list(dict.fromkeys([*variables, self.term]))
+        shapes = [pt.as_tensor_variable(v).shape for v in variables]
+        evaluate = pymc_compile(
+            [self.flat, *self.batch],
+            shapes,
+            mode=Mode(linker="py", optimizer="minimum_compile"),
+            on_unused_input="ignore",
+        )
+        point = self.tall._start()
+        found = []
+        for size in PROBE_ROWS:
+            rows = np.arange(size) % self.tall.n_rows
+            found.append(evaluate(point, *[np.ascontiguousarray(v[rows]) for v in self.tall.data]))
+        few, more = PROBE_ROWS
+        table: dict[Variable, Shape] = {}
+        for variable, a, b in zip(variables, *found, strict=True):
+            lengths = [
+                int(m) if m == n else (None if (m, n) == (few, more) else -1)
+                for m, n in zip(a, b, strict=True)
+            ]
+            if -1 not in lengths and lengths.count(None) <= 1:
+                table[variable] = tuple(lengths)
+        return table
+
+    def _value_variables(self, nodes: Sequence[Apply]) -> dict[Variable, np.ndarray]:
+        """Find the value variables in the graph, with their positions in the flat point."""
+        found: dict[Variable, np.ndarray] = {}
+        clients: dict[Variable, list[Apply]] = {}
+        for node in nodes:
+            for variable in node.inputs:
+                clients.setdefault(variable, []).append(node)
+        positions = np.arange(self.tall.layout.size)
+        for piece in clients.get(self.flat, []):
+            start, stop = (int(i.data) for i in piece.inputs[1:])  # type: ignore[attr-defined]
+            for reshape in clients.get(piece.outputs[0], []):
+                variable = reshape.outputs[0]
+                shape = [n or 0 for n in self.shapes.get(variable, ())]
+                found[variable] = positions[start:stop].reshape(shape)
+        return found
+
+    # --- The cut --------------------------------------------------------------------------------
+
+    def cut(self) -> _Cut:
+        """Find the cut with the fewest local inputs."""
+        opened: frozenset[Variable] = frozenset()
+        best = self._collect(opened)
+        while True:
+            for array in best.arrays:
+                trial = self._collect(opened | {array})
+                if self._count(trial) < self._count(best):
+                    opened, best = opened | {array}, trial
+                    break
+            else:
+                return best
+
+    def _count(self, cut: _Cut) -> int:
+        n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
+        return n_free + sum(len(self._varying(array)) for array in cut.arrays)
+
+    def _collect(self, opened: frozenset[Variable]) -> _Cut:
+        arrays: dict[Variable, None] = {}
+        free: dict[Variable, None] = {}
+        seen: set[Variable] = set()
+        stack = [self.term]
+        while stack:
+            variable = stack.pop()
+            if variable in seen or variable not in self.reads_parameters:
+                continue
+            seen.add(variable)
+            if self._is_free(variable):
+                free[variable] = None
+                continue
+            below = self._below(variable, opened)
+            if below is None:
+                arrays[variable] = None
+            else:
+                stack.extend(reversed(below))
+        return _Cut(tuple(arrays), tuple(free))
+
+    def _is_free(self, variable: Variable) -> bool:
+        return self.affine.is_free(variable) and not _is_condition(variable)
+
+    def _below(self, variable: Any, opened: frozenset[Variable]) -> list[Variable] | None:
+        """List what to look at below an array; None if the array itself is a local input."""
+        node = variable.owner
+        inputs = [i for i in node.inputs if i in self.reads_parameters]
+        if variable in opened or self.affine(variable) is None:
+            return inputs
+        if isinstance(node.op, Join):
+            return inputs
+        if len(inputs) > 1 or not isinstance(
+            node.op, Elemwise | DimShuffle | Reshape | SpecifyShape | Alloc
+        ):
+            return None
+        if self._is_free(inputs[0]) and not self._is_trivial(node):
+            return None
+        return inputs
+
+    def _is_trivial(self, node: Apply) -> bool:
+        """Whether an operation on a data-free array should be left to `row`: y * log(rate)."""
+        data = [i for i in node.inputs if i not in self.reads_parameters]
+        return not isinstance(node.op, Elemwise) or any(i in self.observed for i in data)
+
+    def _varying(self, array: Variable) -> list[tuple[int, ...]]:
+        """List the entries, besides rows, of an affine array that read parameters."""
+        affine = self.affine(array)
+        assert affine is not None
+        others = [range(n) for n in affine.shape if n is not None]
+        return [
+            entry
+            for entry in itertools.product(*others)
+            if any(not _is_zero(summand, affine, entry) for summand in affine.summands)
+        ]
+
+    # --- Data-free arrays -----------------------------------------------------------------------
+
+    def free_entries(self, free: Sequence[Variable]) -> dict[Variable, list[int]]:
+        """Choose which entries of which data-free arrays are locals by themselves.
+
+        They are the value variables that are read, where these are not more than the arrays'
+        entries; otherwise the arrays, without the functions of one variable applied to them.
+        """
+        chosen: dict[Variable, set[int]] = {}
+        bases: dict[Variable, None] = {}
+        for array in free:
+            read = self._read_by(array)
+            base = self._base(array)
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            if read is not None and sum(map(len, read.values())) <= size:
+                for value, entries in read.items():
+                    chosen.setdefault(value, set()).update(entries)
+            else:
+                bases[base] = None
+        for base in bases:
+            read = self._read_by(base)
+            if read is not None and all(
+                set(entries) <= chosen.get(value, set()) for value, entries in read.items()
+            ):
+                continue
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            chosen.setdefault(base, set()).update(range(size))
+        return {variable: sorted(entries) for variable, entries in chosen.items()}
+
+    def _base(self, variable: Any) -> Variable:
+        """Take functions of one variable and changes of shape off a data-free array."""
+        while variable not in self.values and variable.owner is not None:
+            inputs = [i for i in variable.owner.inputs if i in self.reads_parameters]
+            if len(inputs) != 1 or not isinstance(
+                variable.owner.op, Elemwise | DimShuffle | Reshape | SpecifyShape
+            ):
+                break
+            if variable.owner.inputs.count(inputs[0]) != 1 or self.shapes.get(inputs[0]) is None:
+                break
+            variable = inputs[0]
+        return variable
+
+    def _read_by(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
+        """Find which entries of value variables an array reads; None if there are many."""
+        if variable not in self._read:
+            self._read[variable] = self._scan(variable)
+        return self._read[variable]
+
+    def _scan(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
+        above = set(ancestors([variable]))
+        values = {value: at for value, at in self.values.items() if value in above}
+        if sum(at.size for at in values.values()) > MAX_SCANNED:
+            return None
+        evaluate = compile_python([self.flat], [variable])
+        rng = np.random.default_rng(20240229)
+        read: dict[Variable, tuple[int, ...]] = {}
+        bases = [self.start + s * rng.normal(size=self.start.size) for s in (0.1, 0.5)]
+        for value, positions in values.items():
+            found = []
+            for entry, position in enumerate(positions.ravel()):
+                for base in bases:
+                    moved = base.copy()
+                    moved[position] += 0.37
+                    if not np.array_equal(evaluate(base), evaluate(moved), equal_nan=True):
+                        found.append(entry)
+                        break
+            if found:
+                read[value] = tuple(found)
+        return read
+
+    # --- Building -------------------------------------------------------------------------------
+
+    def build(self) -> RowStructure:
+        """Put structure together."""
+        cut = self.cut()
+        n_locals = self._count(cut)
+        if n_locals > MAX_LOCALS:
+            raise NoStructureError(
+                f"a row reads {n_locals} numbers that are affine in the parameters, more than "
+                f"{MAX_LOCALS}"
+            )
+        if n_locals == 0:
+            raise NoStructureError("the rows read no parameters")
+        blocks = _Blocks(self)
+        locals_: list[Any] = []
+        offsets: list[Variable | None] = []
+        terms: list[Term] = []
+        arrays: dict[Variable, dict[tuple[int, ...], Any]] = {}
+        for array in cut.arrays:
+            affine = self.affine(array)
+            assert affine is not None
+            arrays[array] = {}
+            for entry in self._varying(array):
+                local = len(locals_)
+                arrays[array][entry] = pt.dvector(f"v_{local}")
+                locals_.append(arrays[array][entry])
+                offset, own = self._emit(affine, entry, local, blocks)
+                offsets.append(offset)
+                terms.extend(own)
+        values: dict[Variable, dict[int, Any]] = {}
+        for variable, entries in self.free_entries(cut.free).items():
+            graph: Any = variable
+            where = blocks.add(graph.ravel()[entries], (variable, tuple(entries)))
+            values[variable] = {}
+            for position, entry in enumerate(entries):
+                local = len(locals_)
+                values[variable][entry] = pt.dvector(f"v_{local}")
+                locals_.append(values[variable][entry])
+                offsets.append(None)
+                start = where.start + position
+                ones = pt.ones((self.n_batch, 1), dtype="float64")
+                terms.append(Term(local, slice(start, start + 1), columns=ones))
+        row = _Row(self, arrays, values).build()
+        return RowStructure(
+            self.flat, self.batch, blocks.joined(), blocks.named(), locals_, row, offsets, terms
+        )
+
+    @property
+    def n_batch(self) -> Any:
+        """The number of rows of a batch."""
+        first: Any = self.batch[0]
+        return first.shape[0]
+
+    def _emit(
+        self, affine: Affine, entry: tuple[int, ...], local: int, blocks: "_Blocks"
+    ) -> tuple[Variable | None, list[Term]]:
+        """Write one entry of an affine array as a local input."""
+        offset = None
+        if affine.offset is not None:
+            offset = self._of_rows(affine.offset[_where(affine.offset, affine, entry)])
+        terms = []
+        for summand in affine.summands:
+            if _is_zero(summand, affine, entry):
+                continue
+            weight = summand.weight
+            if weight is not None:  # (b or 1, last)
+                weight = pt.cast(weight[_where(weight, affine, entry)], "float64")
+            block, size, base_entry = blocks.of(summand, affine, entry)
+            if summand.index is None:
+                if weight is None:
+                    columns = pt.ones((self.n_batch, size), dtype="float64")
+                else:
+                    columns = pt.broadcast_to(weight, (self.n_batch, size))
+                start = block.start + base_entry * size
+                terms.append(Term(local, slice(start, start + size), columns=columns))
+                continue
+            n_entries = (block.stop - block.start) // summand.base.type.shape[affine.rows]
+            for s in range(size):
+                index: Any = summand.index
+                if n_entries > 1:
+                    index = index * n_entries + (base_entry * size + s)
+                column = None
+                if weight is not None:
+                    column = self._of_rows(weight[:, min(s, weight.type.shape[1] - 1)])
+                terms.append(Term(local, block, index=index, weight=column))
+        return offset, terms
+
+    def _of_rows(self, vector: Any) -> Any:
+        vector = pt.cast(vector, "float64")
+        return pt.broadcast_to(vector, (self.n_batch,)) if vector.type.broadcastable[0] else vector
+
+
+def _where(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
+    """Index one entry of an array, all rows; what it has length 1 along is read at 0."""
+    position = iter(entry)
+    where: list[Any] = []
+    for axis, length in enumerate(affine.shape):
+        if length is None:
+            where.append(slice(None))
+        else:
+            at = next(position)
+            where.append(0 if t.type.shape[axis] == 1 else at)
+    return tuple(where)
+
+
+def _is_zero(summand: Summand, affine: Affine, entry: tuple[int, ...]) -> bool:
+    """Whether a constant weight takes a summand out of an entry, as joining does."""
+    weight = summand.weight
+    if weight is None:
+        return False
+    value = _constant_value(weight)
+    return value is not None and not np.any(value[_where(weight, affine, entry)])
+
+
+def _constant_value(variable: Any) -> np.ndarray | None:
+    above = list(ancestors([variable]))
+    if any(v.owner is None and not isinstance(v, Constant) for v in above):
+        return None
+    return compile_python([], [variable])()
+
+
+class _Blocks:
+    """Collects the blocks of φ."""
+
+    def __init__(self, finder: _Finder) -> None:
+        self.finder = finder
+        self.slices: dict[Any, slice] = {}
+        self.graphs: list[Any] = []
+
+    def add(self, graph: Any, key: Any) -> slice:
+        """Append a vector, unless it is there."""
+        if key not in self.slices:
+            start = max((s.stop for s in self.slices.values()), default=0)
+            size = compile_python([self.finder.flat], [graph])(self.finder.start).size
+            self.slices[key] = slice(start, start + size)
+            self.graphs.append(graph)
+        return self.slices[key]
+
+    def of(
+        self, summand: Summand, affine: Affine, entry: tuple[int, ...]
+    ) -> tuple[slice, int, int]:
+        """Find the block of a base, laid out as (groups, entries, summed over)."""
+        base = summand.base
+        rows, last = affine.rows, base.type.ndim - 1
+        others = [axis for axis in range(last) if axis != rows]
+        lengths = [int(base.type.shape[axis]) for axis in others]
+        size = int(base.type.shape[last])
+        weight = summand.weight
+        if summand.weight is not None and size == 1 and weight.type.shape[last] not in (1, None):
+            raise NoStructureError("a sum over data does not match its coefficients")
+        groups = [] if rows is None else [rows]
+        block = self.add(base.dimshuffle(*groups, *others, last).ravel(), base)
+        at = [min(e, n - 1) for e, n in zip(entry, lengths, strict=True)]
+        position = int(np.ravel_multi_index(at, lengths)) if lengths else 0
+        return block, size, position
+
+    def joined(self) -> Variable:
+        """Build φ."""
+        vectors = [pt.cast(graph, "float64") for graph in self.graphs]
+        return pt.concatenate(vectors) if len(vectors) > 1 else vectors[0]
+
+    def named(self) -> dict[str, slice]:
+        """Name the blocks."""
+        layout = self.finder.tall.layout
+        names: dict[str, slice] = {}
+        for graph, where in zip(self.graphs, self.slices.values(), strict=True):
+            above = set(ancestors([graph]))
+            read = [
+                layout.name_of(int(at.flat[0]))
+                for value, at in self.finder.values.items()
+                if value in above and at.size
+            ]
+            name = base = ", ".join(read) or "constant"
+            for number in itertools.count(2):
+                if name not in names:
+                    break
+                name = f"{base} ({number})"
+            names[name] = where
+        return names
+
+
+# --- What is left of the graph ----------------------------------------------------------------
+
+
+class _Row:
+    """Rebuilds the log-likelihood of the rows on the local inputs."""
+
+    def __init__(
+        self,
+        finder: _Finder,
+        arrays: Mapping[Variable, Mapping[tuple[int, ...], Any]],
+        values: Mapping[Variable, Mapping[int, Any]],
+    ) -> None:
+        self.finder = finder
+        self.rebuilt: dict[Variable, Any] = {
+            array: self._array(array, entries) for array, entries in arrays.items()
+        }
+        self.stacked = {v: self._stacked(v, entries) for v, entries in values.items()}
+        self.spread: dict[Variable, Any] = {}
+
+    def build(self) -> Variable:
+        """Build the graph."""
+        return self._rebuild(self.finder.term)
+
+    def _array(self, array: Variable, entries: Mapping[tuple[int, ...], Any]) -> Any:
+        """Put local inputs in place of an affine array."""
+        affine = self.finder.affine(array)
+        assert affine is not None and affine.rows is not None
+        others = [n for n in affine.shape if n is not None]
+        columns = []
+        for entry in itertools.product(*map(range, others)):
+            if entry in entries:
+                columns.append(entries[entry])
+            elif affine.offset is None:
+                columns.append(pt.zeros((self.finder.n_batch,)))
+            else:
+                part = affine.offset[_where(affine.offset, affine, entry)]
+                columns.append(self.finder._of_rows(part))
+        if len(columns) == 1:
+            whole = columns[0].dimshuffle(0, *["x"] * len(others))
+        else:
+            whole = pt.stack(columns, axis=1).reshape((self.finder.n_batch, *others))
+        return pt.moveaxis(whole, 0, affine.rows)
+
+    def _stacked(self, variable: Variable, entries: Mapping[int, Any]) -> Any:
+        """Put local inputs in place of a data-free array; rows come first."""
+        shape = [n or 0 for n in self.finder.shapes[variable]]
+        zeros = pt.zeros((self.finder.n_batch,))
+        columns = [entries.get(entry, zeros) for entry in range(int(np.prod(shape)))]
+        if len(columns) == 1:
+            return columns[0].dimshuffle(0, *["x"] * len(shape))
+        return pt.stack(columns, axis=1).reshape((self.finder.n_batch, *shape))
+
+    def _rebuild(self, variable: Any) -> Any:
+        if variable in self.rebuilt:
+            return self.rebuilt[variable]
+        if variable not in self.finder.reads_parameters:
+            return variable
+        node = variable.owner
+        inputs = [
+            self._placed(i, node) if self.finder._is_free(i) else self._rebuild(i)
+            for i in node.inputs
+        ]
+        outputs = node.op.make_node(*inputs).outputs
+        for old, new in zip(node.outputs, outputs, strict=True):
+            self.rebuilt[old] = new
+        return self.rebuilt[variable]
+
+    def _placed(self, free: Any, node: Apply) -> Any:
+        """Give a data-free array rows, where those of an operation that reads it are."""
+        spread = self._spread(free)
+        if isinstance(node.op, All) and node.op.axis is None:
+            return spread
+        shape = self.finder.shapes.get(node.outputs[0])
+        if not isinstance(node.op, Elemwise | Alloc) or shape is None or None not in shape:
+            raise NoStructureError(f"{node.op} reads parameters by themselves")
+        rows = shape.index(None)
+        missing = len(shape) - free.type.ndim
+        spread = spread.dimshuffle(0, *["x"] * missing, *range(1, free.type.ndim + 1))
+        own = [axis for axis in range(len(shape)) if axis != rows]
+        taken = spread[tuple(0 if a == rows + 1 else slice(None) for a in range(len(shape) + 1))]
+        return taken.dimshuffle(*[0 if a == rows else 1 + own.index(a) for a in range(len(shape))])
+
+    def _spread(self, free: Variable) -> Any:
+        if free not in self.spread:
+            above = set(ancestors([free], blockers=list(self.stacked)))
+            replaced = {v: s for v, s in self.stacked.items() if v in above}
+            [self.spread[free]] = vectorize_graph([free], replaced)
+        return self.spread[free]
+
+
+def _is_condition(variable: Any) -> bool:
+    """Whether it says that something holds everywhere, for rows and parameters alike."""
+    op = variable.owner.op if variable.owner else None
+    return variable.type.dtype == "bool" and isinstance(op, All | MakeVector | ScalarFromTensor)
+
+
+def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
+    found = set(sources)
+    for node in nodes:
+        if any(i in found for i in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _observed_leaves(tall: "TallModel") -> set[Variable]:
+    from pymc_minibatch.tall.slicing import data_leaves
+
+    return {
+        data_leaves([tall.model.rvs_to_values[rv]])[-1]
+        for rv in tall.model.observed_RVs
+        if rv.name in tall.row_names
+    }
+
+
+# --- Verification -----------------------------------------------------------------------------
+
+
+def _verify(tall: "TallModel", structure: RowStructure) -> None:
+    """Compare with the graph of the model on random rows, at random points."""
+    rng = np.random.default_rng(20170709)
+    phi: Any = structure.phi
+    replaced = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
+    [whole] = graph_replace([structure.row], replaced, strict=False)
+    inputs = [structure.flat, *structure.batch]
+    actual = compile_python(inputs, [whole])
+    expected = compile_python(*tall.batch_graph)
+    start = tall._start()
+    floats = np.concatenate(
+        [
+            np.full(n, np.issubdtype(d, np.floating))
+            for n, d in zip(tall.layout.sizes, tall.layout.dtypes, strict=True)
+        ]
+    )
+    for spread in (0.0, 0.1, 0.3, 1.0):
+        point = start + spread * floats * rng.normal(size=start.size)
+        rows = rng.integers(0, tall.n_rows, 64)
+        batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+        try:
+            a, b = actual(point, *batch), expected(point, *batch)
+        except FAILURES as error:
+            raise NoStructureError(f"it cannot be evaluated ({error})") from error
+        finite = np.isfinite(b)
+        if a.shape != b.shape or not np.all(
+            np.where(finite, np.isclose(a, b, rtol=RTOL, atol=RTOL), ~np.isfinite(a))
+        ):
+            raise NoStructureError("it does not give the log-likelihood of the rows")
