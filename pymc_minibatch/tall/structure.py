@@ -20,17 +20,20 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import All
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_minibatch.tall.affine import Affine, AffineArrays, Shape, Summand
+from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.compiled import compile_python
 
@@ -42,11 +45,14 @@ __all__ = ["NoStructureError", "RowStructure", "Term", "find_structure"]
 MAX_LOCALS = 16
 """Numbers that a row may read; more have no small matrix of second derivatives."""
 
-MAX_SCANNED = 64
-"""Value variables that are moved one by one to see which of them a data-free array reads."""
+MAX_TRACED = 64
+"""Entries of value variables that are told apart in what a data-free array reads."""
 
 MAX_LEVELS = 8
 """How often all affine arrays are opened in search of fewer parts."""
+
+CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
+"""Operations whose entries are those of their first input."""
 
 PROBE_ROWS = (3, 5)
 RTOL = 1e-9
@@ -179,9 +185,11 @@ class _Finder:
     def __init__(self, tall: "TallModel") -> None:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
+        term = _merged([flat, *batch], term)
         self.flat, self.batch, self.term = flat, batch, term
         nodes = list(io_toposort([flat, *batch], [term]))
-        self.reads_parameters = _downstream({flat}, nodes)
+        values = [node for node in nodes if not isinstance(node.op, Shape | Shape_i)]
+        self.reads_parameters = _downstream({flat}, values)
         self.reads_rows = _downstream(set(batch), nodes)
         observed = {
             b
@@ -198,11 +206,10 @@ class _Finder:
         self.shapes = self.affine.shapes
         self.values = self._value_variables(nodes)
         self.start = tall._start()
-        self.continuous = _continuous(tall)
         self._constants: dict[Variable, np.ndarray | None] = {}
-        self._read: dict[Variable, dict[Variable, tuple[int, ...]] | None] = {}
+        self._traces: dict[Variable, np.ndarray] = {}
 
-    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Shape]:
+    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Lengths]:
         """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
         variables = [
             v
@@ -224,7 +231,7 @@ class _Finder:
             rows = np.arange(size) % self.tall.n_rows
             found.append(evaluate(point, *[np.ascontiguousarray(v[rows]) for v in self.tall.data]))
         few, more = PROBE_ROWS
-        table: dict[Variable, Shape] = {}
+        table: dict[Variable, Lengths] = {}
         for variable, a, b in zip(variables, *found, strict=True):
             lengths = [
                 int(m) if m == n else (None if (m, n) == (few, more) else -1)
@@ -404,41 +411,46 @@ class _Finder:
         return variable
 
     def _read_by(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
-        """Find which entries of value variables an array reads; None if there are many."""
-        if variable not in self._read:
-            self._read[variable] = self._scan(variable)
-        return self._read[variable]
-
-    def _scan(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
+        """Find which entries of value variables an array may read; None if there are many."""
         above = set(ancestors([variable]))
         values = {value: at for value, at in self.values.items() if value in above}
-        if sum(at.size for at in values.values()) > MAX_SCANNED:
+        if sum(at.size for at in values.values()) > MAX_TRACED:
             return None
-        evaluate = compile_python([self.flat], [variable])
-        rng = np.random.default_rng(20240229)
-        read: dict[Variable, tuple[int, ...]] = {}
-        bases = [
-            self.start + s * self.continuous * rng.normal(size=self.start.size) for s in (0.1, 0.5)
-        ]
-        for value, positions in values.items():
-            found = []
-            for entry, position in enumerate(positions.ravel()):
-                for base in bases:
-                    moved = base.copy()
-                    moved[position] += 0.37 if self.continuous[position] else 1.0
-                    if self._differs(evaluate, base, moved):
-                        found.append(entry)
-                        break
-            if found:
-                read[value] = tuple(found)
-        return read
+        mask = _joined(self._trace(variable))
+        found = {
+            value: tuple(e for e, position in enumerate(at.ravel()) if mask >> int(position) & 1)
+            for value, at in values.items()
+        }
+        return {value: entries for value, entries in found.items() if entries}
 
-    @staticmethod
-    def _differs(evaluate: Callable[..., np.ndarray], a: np.ndarray, b: np.ndarray) -> bool:
-        try:
-            return not np.array_equal(evaluate(a), evaluate(b), equal_nan=True)
-        except FAILURES:
-            return True
+    def _trace(self, variable: Variable) -> np.ndarray:
+        """Mark for each entry of a data-free array, bit by bit, the positions it may read."""
+        if variable not in self._traces:
+            self._traces[variable] = np.asarray(self._traced(variable), dtype=object)
+        return self._traces[variable]
+
+    def _traced(self, variable: Any) -> np.ndarray:
+        shape = tuple(n or 0 for n in self.shapes.get(variable, ()))
+        if variable in self.values:
+            bits = [1 << int(position) for position in self.values[variable].ravel()]
+            return np.array(bits, dtype=object).reshape(shape)
+        node = variable.owner
+        inputs = [i for i in node.inputs if i in self.reads_parameters]
+        traces = [self._trace(i) for i in inputs]
+        if isinstance(node.op, Elemwise):
+            total = np.zeros(shape, dtype=object)
+            for trace in traces:
+                total = total | trace
+            return total
+        if isinstance(node.op, CHOOSING) and node.inputs[:1] == inputs:
+            numbers = pt.constant(np.arange(traces[0].size).reshape(traces[0].shape))
+            chosen = _constant_value(node.op.make_node(numbers, *node.inputs[1:]).outputs[0])
+            if chosen is not None:
+                return traces[0].ravel()[chosen]
+        mask = 0
+        for trace in traces:
+            mask |= _joined(trace)
+        return np.full(shape, mask, dtype=object)
 
     # --- Building -------------------------------------------------------------------------------
 
@@ -530,6 +542,10 @@ class _Finder:
     def _of_rows(self, vector: Any) -> Any:
         vector = pt.cast(vector, "float64")
         return pt.broadcast_to(vector, (self.n_batch,)) if vector.type.broadcastable[0] else vector
+
+
+def _joined(trace: np.ndarray) -> int:
+    return int(np.bitwise_or.reduce(trace.ravel(), initial=0))
 
 
 def _where(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
@@ -717,6 +733,14 @@ def _is_condition(variable: Any) -> bool:
     if isinstance(op, All):
         return variable.type.ndim == 0
     return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
+
+
+def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
+    """Copy a graph so that what is computed twice is there once."""
+    copies = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
+    graph = FunctionGraph(list(inputs), [copies[term]], clone=False)
+    MergeOptimizer().rewrite(graph)
+    return graph.outputs[0]
 
 
 def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
