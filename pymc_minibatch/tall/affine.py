@@ -31,9 +31,9 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
-__all__ = ["Affine", "AffineArrays", "Shape", "Summand"]
+__all__ = ["Affine", "AffineArrays", "Lengths", "Summand"]
 
-Shape = tuple[int | None, ...]
+Lengths = tuple[int | None, ...]
 """Lengths of axes; None for that of the rows."""
 
 MAX_WIDTH = 64
@@ -84,7 +84,7 @@ class Affine:
         The other parts.
     """
 
-    shape: Shape
+    shape: Lengths
     offset: Any = None
     summands: tuple[Summand, ...] = ()
 
@@ -98,7 +98,7 @@ class Affine:
         """Whether it reads no row data."""
         return self.offset is None and all(summand.is_plain for summand in self.summands)
 
-    def mapped(self, shape: Shape, change: Callable[[Any], Any]) -> "Affine":
+    def mapped(self, shape: Lengths, change: Callable[[Any], Any]) -> "Affine":
         """Change the shape of all parts; `change` must leave a trailing axis alone."""
         offset = self.offset
         if offset is not None:
@@ -107,18 +107,18 @@ class Affine:
 
     # --- Sums and products --------------------------------------------------------------------
 
-    def plus(self, other: "Affine", shape: Shape) -> "Affine":
+    def plus(self, other: "Affine", shape: Lengths) -> "Affine":
         """Add an array of the same number of axes."""
         offsets = [o for o in (self.offset, other.offset) if o is not None]
         offset = offsets[0] + offsets[1] if len(offsets) == 2 else (offsets or [None])[0]
         return Affine(shape, offset, self.summands + other.summands)
 
-    def scaled(self, factor: Any, shape: Shape) -> "Affine":
+    def scaled(self, factor: Any, shape: Lengths) -> "Affine":
         """Multiply by row data of the same number of axes."""
         offset = None if self.offset is None else self.offset * factor
         return Affine(shape, offset, tuple(_weighted(s, factor) for s in self.summands))
 
-    def times(self, other: "Affine", shape: Shape) -> "Affine | None":
+    def times(self, other: "Affine", shape: Lengths) -> "Affine | None":
         """Multiply; None where the product is not affine in products of bases."""
         if not self.summands:
             return other.scaled(self.offset, shape)
@@ -144,7 +144,7 @@ class Affine:
             and all(s.weight is None for s in parts)
         )
 
-    def chosen(self, condition: Any, other: "Affine", shape: Shape) -> "Affine":
+    def chosen(self, condition: Any, other: "Affine", shape: Lengths) -> "Affine":
         """Take from this array where a condition on row data holds, from the other elsewhere."""
         offset = None
         if self.offset is not None or other.offset is not None:
@@ -179,7 +179,7 @@ class Affine:
         """Give all parts the full length along some axes that hold no rows."""
         return self.mapped(self.shape, lambda t: _stretch(t, self.shape, axes))
 
-    def picked(self, indices: Sequence[Any], shape: Shape) -> "Affine | None":
+    def picked(self, indices: Sequence[Any], shape: Lengths) -> "Affine | None":
         """Index axes that hold no rows; None if the axis of the rows is indexed."""
         touched = [axis for axis, index in enumerate(indices) if not _is_everything(index)]
         arrays = [i for i in indices if not isinstance(i, slice) and getattr(i, "ndim", 0) > 0]
@@ -189,7 +189,7 @@ class Affine:
         where = (*indices, *everything, slice(None))
         return self.stretched(touched).mapped(shape, lambda t: t[where])
 
-    def reshaped(self, shape: Shape) -> "Affine | None":
+    def reshaped(self, shape: Lengths) -> "Affine | None":
         """Reshape; None if rows and other axes are mixed."""
         lengths = [length for length in shape if length is not None]
         if self.rows is None:
@@ -243,7 +243,7 @@ class AffineArrays:
         reads_parameters: set[Variable],
         reads_rows: set[Variable],
         reads_observed: set[Variable],
-        shapes: Mapping[Variable, Shape],
+        shapes: Mapping[Variable, Lengths],
     ) -> None:
         self.reads_parameters = reads_parameters
         self.reads_rows = reads_rows
@@ -282,14 +282,14 @@ class AffineArrays:
         found = [self(variable) for variable in variables]
         return None if None in found else [affine for affine in found if affine is not None]
 
-    def _elemwise(self, node: Apply, shape: Shape) -> Affine | None:
+    def _elemwise(self, node: Apply, shape: Lengths) -> Affine | None:
         operation = node.op.scalar_op  # type: ignore[attr-defined]
         for kind, rule in ELEMWISE.items():
             if isinstance(operation, kind):
                 return rule(self, node, shape)
         return None
 
-    def _add(self, node: Apply, shape: Shape) -> Affine | None:
+    def _add(self, node: Apply, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         if parts is None:
             return None
@@ -298,27 +298,27 @@ class AffineArrays:
             total = total.plus(part, shape)
         return total
 
-    def _subtract(self, node: Apply, shape: Shape) -> Affine | None:
+    def _subtract(self, node: Apply, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         return parts and parts[0].plus(_negative(parts[1]), shape)
 
-    def _negate(self, node: Apply, shape: Shape) -> Affine | None:
+    def _negate(self, node: Apply, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         return parts and _negative(parts[0])
 
-    def _keep(self, node: Apply, shape: Shape) -> Affine | None:
+    def _keep(self, node: Apply, shape: Lengths) -> Affine | None:
         return self(node.inputs[0])
 
-    def _fill(self, node: Apply, shape: Shape) -> Affine | None:
+    def _fill(self, node: Apply, shape: Lengths) -> Affine | None:
         found = self(node.inputs[1])
         return found and replace(found, shape=shape)
 
-    def _multiply(self, node: Apply, shape: Shape) -> Affine | None:
+    def _multiply(self, node: Apply, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         return parts and self._product(node.inputs, parts, shape)
 
     def _product(
-        self, inputs: Sequence[Variable], parts: Sequence[Affine], shape: Shape
+        self, inputs: Sequence[Variable], parts: Sequence[Affine], shape: Lengths
     ) -> Affine | None:
         free = any(part.summands and part.is_free for part in parts)
         if free and any(variable in self.reads_observed for variable in inputs):
@@ -328,7 +328,7 @@ class AffineArrays:
             total = total and total.times(part, shape)
         return total
 
-    def _divide(self, node: Apply, shape: Shape) -> Affine | None:
+    def _divide(self, node: Apply, shape: Lengths) -> Affine | None:
         over, under = node.inputs
         if under in self.reads_rows and under in self.reads_parameters:
             return None
@@ -341,7 +341,7 @@ class AffineArrays:
         found = self(over)
         return found and self._product([over, under], [found, inverse], shape)
 
-    def _choose(self, node: Apply, shape: Shape) -> Affine | None:
+    def _choose(self, node: Apply, shape: Lengths) -> Affine | None:
         condition, *either = node.inputs
         if condition in self.reads_parameters:
             return None
@@ -350,15 +350,15 @@ class AffineArrays:
             _with_shape(condition, self.shapes[condition]), parts[1], shape
         )
 
-    def _transpose(self, node: Apply, shape: Shape) -> Affine | None:
+    def _transpose(self, node: Apply, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         return found and found.transposed(node.op.new_order)  # type: ignore[attr-defined]
 
-    def _reshape(self, node: Apply, shape: Shape) -> Affine | None:
+    def _reshape(self, node: Apply, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         return found and found.reshaped(shape)
 
-    def _broadcast(self, node: Apply, shape: Shape) -> Affine | None:
+    def _broadcast(self, node: Apply, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         if found is None:
             return None
@@ -366,14 +366,14 @@ class AffineArrays:
         padded = found.transposed([*["x"] * new, *range(len(found.shape))])
         return replace(padded, shape=shape)
 
-    def _sum(self, node: Apply, shape: Shape) -> Affine | None:
+    def _sum(self, node: Apply, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         if found is None:
             return None
         axes = node.op.axis  # type: ignore[attr-defined]
         return found.summed(range(len(found.shape)) if axes is None else axes)
 
-    def _matmul(self, node: Apply, shape: Shape) -> Affine | None:
+    def _matmul(self, node: Apply, shape: Lengths) -> Affine | None:
         core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
         parts = self._all(node.inputs)
         if parts is None or not isinstance(core, Dot):
@@ -385,7 +385,7 @@ class AffineArrays:
         product = whole and self._product(node.inputs, [left, right], whole)
         return product and product.summed([n - 1])
 
-    def _join(self, node: Apply, shape: Shape) -> Affine | None:
+    def _join(self, node: Apply, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         axis = node.op.axis  # type: ignore[attr-defined]
         length = shape[axis]
@@ -405,7 +405,7 @@ class AffineArrays:
                     return None
         return total
 
-    def _index(self, node: Apply, shape: Shape) -> Affine | None:
+    def _index(self, node: Apply, shape: Lengths) -> Affine | None:
         array, *given = node.inputs
         if any(i in self.reads_parameters for i in given):
             return None
@@ -423,7 +423,7 @@ class AffineArrays:
         return self._gather(array, indices, by_rows, shape) if self.is_free(array) else None
 
     def _gather(
-        self, array: Any, indices: Sequence[Any], by_rows: Sequence[int], shape: Shape
+        self, array: Any, indices: Sequence[Any], by_rows: Sequence[int], shape: Lengths
     ) -> Affine | None:
         """Index a data-free array by row data: one group for each combination of indices."""
         vectors: list[Any] = [indices[axis] for axis in by_rows]
@@ -478,7 +478,7 @@ def _product(a: Summand, b: Summand) -> Summand | None:
     return Summand(a.base * b.base, next(iter(indices), None), weight)
 
 
-def _summed(summand: Summand, shape: Shape, axes: Sequence[int]) -> Summand:
+def _summed(summand: Summand, shape: Lengths, axes: Sequence[int]) -> Summand:
     """Sum where only base or only weight varies; otherwise move axes to the last."""
     axes = tuple(axes)
     weight = summand.weight
@@ -504,7 +504,7 @@ def _first(t: Any, axes: Sequence[int]) -> Any:
     return t[tuple(0 if axis in axes else slice(None) for axis in range(t.type.ndim))]
 
 
-def _stretch(t: Any, shape: Shape, axes: Sequence[int]) -> Any:
+def _stretch(t: Any, shape: Lengths, axes: Sequence[int]) -> Any:
     """Repeat an array, whose axes are those of `shape` and one more, along some of them."""
     short = [a for a in axes if t.type.shape[a] == 1 and shape[a] not in (1, None)]
     if not short:
@@ -523,14 +523,14 @@ def _known(lengths: Sequence[int | None]) -> list[int]:
     return [length for length in lengths if length is not None]
 
 
-def _with_shape(variable: Any, shape: Shape) -> Any:
+def _with_shape(variable: Any, shape: Lengths) -> Any:
     """Write lengths that are known into the type of a variable, so that it broadcasts."""
     if all(a == b for a, b in zip(variable.type.shape, shape, strict=True) if b is not None):
         return variable
     return pt.specify_shape(variable, shape)
 
 
-def _broadcast_shapes(a: Shape, b: Shape) -> Shape | None:
+def _broadcast_shapes(a: Lengths, b: Lengths) -> Lengths | None:
     if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
         return None
     return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
@@ -540,7 +540,7 @@ def _is_everything(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-ELEMWISE: dict[type, Callable[[AffineArrays, Apply, Shape], Affine | None]] = {
+ELEMWISE: dict[type, Callable[[AffineArrays, Apply, Lengths], Affine | None]] = {
     ps.Add: AffineArrays._add,
     ps.Sub: AffineArrays._subtract,
     ps.Neg: AffineArrays._negate,
@@ -552,7 +552,7 @@ ELEMWISE: dict[type, Callable[[AffineArrays, Apply, Shape], Affine | None]] = {
     ps.Cast: AffineArrays._keep,
 }
 
-RULES: dict[type, Callable[[AffineArrays, Apply, Shape], Affine | None]] = {
+RULES: dict[type, Callable[[AffineArrays, Apply, Lengths], Affine | None]] = {
     Elemwise: AffineArrays._elemwise,
     DimShuffle: AffineArrays._transpose,
     Reshape: AffineArrays._reshape,

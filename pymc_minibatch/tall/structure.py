@@ -12,7 +12,7 @@ What is found is compared with the graph of the model on random rows and at rand
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,20 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import All
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_minibatch.tall.affine import Affine, AffineArrays, Shape, Summand
+from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.jit.compiled import compile_python
 
@@ -41,8 +45,14 @@ __all__ = ["NoStructureError", "RowStructure", "Term", "find_structure"]
 MAX_LOCALS = 16
 """Numbers that a row may read; more have no small matrix of second derivatives."""
 
-MAX_SCANNED = 64
-"""Value variables that are moved one by one to see which of them a data-free array reads."""
+MAX_TRACED = 64
+"""Entries of value variables that are told apart in what a data-free array reads."""
+
+MAX_LEVELS = 8
+"""How often all affine arrays are opened in search of fewer parts."""
+
+CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
+"""Operations whose entries are those of their first input."""
 
 PROBE_ROWS = (3, 5)
 RTOL = 1e-9
@@ -175,9 +185,11 @@ class _Finder:
     def __init__(self, tall: "TallModel") -> None:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
+        term = _merged([flat, *batch], term)
         self.flat, self.batch, self.term = flat, batch, term
         nodes = list(io_toposort([flat, *batch], [term]))
-        self.reads_parameters = _downstream({flat}, nodes)
+        values = [node for node in nodes if not isinstance(node.op, Shape | Shape_i)]
+        self.reads_parameters = _downstream({flat}, values)
         self.reads_rows = _downstream(set(batch), nodes)
         observed = {
             b
@@ -194,9 +206,10 @@ class _Finder:
         self.shapes = self.affine.shapes
         self.values = self._value_variables(nodes)
         self.start = tall._start()
-        self._read: dict[Variable, dict[Variable, tuple[int, ...]] | None] = {}
+        self._constants: dict[Variable, np.ndarray | None] = {}
+        self._traces: dict[Variable, np.ndarray] = {}
 
-    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Shape]:
+    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Lengths]:
         """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
         variables = [
             v
@@ -218,7 +231,7 @@ class _Finder:
             rows = np.arange(size) % self.tall.n_rows
             found.append(evaluate(point, *[np.ascontiguousarray(v[rows]) for v in self.tall.data]))
         few, more = PROBE_ROWS
-        table: dict[Variable, Shape] = {}
+        table: dict[Variable, Lengths] = {}
         for variable, a, b in zip(variables, *found, strict=True):
             lengths = [
                 int(m) if m == n else (None if (m, n) == (few, more) else -1)
@@ -247,21 +260,48 @@ class _Finder:
     # --- The cut --------------------------------------------------------------------------------
 
     def cut(self) -> _Cut:
-        """Find the cut with the fewest local inputs."""
-        opened: frozenset[Variable] = frozenset()
-        best = self._collect(opened)
-        while True:
-            for array in best.arrays:
-                trial = self._collect(opened | {array})
-                if self._count(trial) < self._count(best):
-                    opened, best = opened | {array}, trial
-                    break
-            else:
-                return best
+        """Find the cut with the fewest local inputs.
 
-    def _count(self, cut: _Cut) -> int:
+        The highest cut goes through the largest affine arrays. Where several of these are made of
+        the same parts, as ``(cut_1 - eta) / sigma`` and ``(cut_2 - eta) / sigma`` are, the parts
+        are fewer; so arrays are opened, all at a time and one by one.
+        """
+        opened: frozenset[Variable] = frozenset()
+        cut = self._collect(opened)
+        levels = [(self._cost(cut), opened, cut)]
+        while (tops := self._tops(cut.arrays)) and len(levels) < MAX_LEVELS:
+            opened = opened.union(tops)
+            cut = self._collect(opened)
+            levels.append((self._cost(cut), opened, cut))
+        cost, opened, cut = min(levels, key=lambda level: level[0])
+        improved = True
+        while improved:
+            improved = False
+            for array in self._tops(cut.arrays):
+                trial = self._collect(opened | {array})
+                if self._cost(trial) < cost:
+                    cost, opened, cut = self._cost(trial), opened | {array}, trial
+                    improved = True
+                    break
+        return cut
+
+    def _tops(self, arrays: Sequence[Variable]) -> list[Variable]:
+        """List sums and products that no other array is made of."""
+        below = {v for a in arrays for v in ancestors(a.owner.inputs) if a.owner}
+        return [
+            a for a in arrays if a not in below and a.owner and isinstance(a.owner.op, Elemwise)
+        ]
+
+    def _cost(self, cut: _Cut) -> tuple[int, int]:
+        """Number of local inputs, then of what they are sums of."""
         n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
-        return n_free + sum(len(self._varying(array)) for array in cut.arrays)
+        n_locals = n_terms = n_free
+        for array in cut.arrays:
+            affine = self.affine(array)
+            assert affine is not None
+            n_locals += len(self._varying(array))
+            n_terms += len(self._varying(array)) * len(affine.summands)
+        return n_locals, n_terms
 
     def _collect(self, opened: frozenset[Variable]) -> _Cut:
         arrays: dict[Variable, None] = {}
@@ -315,8 +355,18 @@ class _Finder:
         return [
             entry
             for entry in itertools.product(*others)
-            if any(not _is_zero(summand, affine, entry) for summand in affine.summands)
+            if any(not self._is_zero(summand, affine, entry) for summand in affine.summands)
         ]
+
+    def _is_zero(self, summand: Summand, affine: Affine, entry: tuple[int, ...]) -> bool:
+        """Whether a constant weight takes a summand out of an entry, as joining does."""
+        weight = summand.weight
+        if weight is None:
+            return False
+        if weight not in self._constants:
+            self._constants[weight] = _constant_value(weight)
+        value = self._constants[weight]
+        return value is not None and not np.any(value[_where(weight, affine, entry)])
 
     # --- Data-free arrays -----------------------------------------------------------------------
 
@@ -361,39 +411,53 @@ class _Finder:
         return variable
 
     def _read_by(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
-        """Find which entries of value variables an array reads; None if there are many."""
-        if variable not in self._read:
-            self._read[variable] = self._scan(variable)
-        return self._read[variable]
-
-    def _scan(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
+        """Find which entries of value variables an array may read; None if there are many."""
         above = set(ancestors([variable]))
         values = {value: at for value, at in self.values.items() if value in above}
-        if sum(at.size for at in values.values()) > MAX_SCANNED:
+        if sum(at.size for at in values.values()) > MAX_TRACED:
             return None
-        evaluate = compile_python([self.flat], [variable])
-        rng = np.random.default_rng(20240229)
-        read: dict[Variable, tuple[int, ...]] = {}
-        bases = [self.start + s * rng.normal(size=self.start.size) for s in (0.1, 0.5)]
-        for value, positions in values.items():
-            found = []
-            for entry, position in enumerate(positions.ravel()):
-                for base in bases:
-                    moved = base.copy()
-                    moved[position] += 0.37
-                    if not np.array_equal(evaluate(base), evaluate(moved), equal_nan=True):
-                        found.append(entry)
-                        break
-            if found:
-                read[value] = tuple(found)
-        return read
+        mask = _joined(self._trace(variable))
+        found = {
+            value: tuple(e for e, position in enumerate(at.ravel()) if mask >> int(position) & 1)
+            for value, at in values.items()
+        }
+        return {value: entries for value, entries in found.items() if entries}
+
+    def _trace(self, variable: Variable) -> np.ndarray:
+        """Mark for each entry of a data-free array, bit by bit, the positions it may read."""
+        if variable not in self._traces:
+            self._traces[variable] = np.asarray(self._traced(variable), dtype=object)
+        return self._traces[variable]
+
+    def _traced(self, variable: Any) -> np.ndarray:
+        shape = tuple(n or 0 for n in self.shapes.get(variable, ()))
+        if variable in self.values:
+            bits = [1 << int(position) for position in self.values[variable].ravel()]
+            return np.array(bits, dtype=object).reshape(shape)
+        node = variable.owner
+        inputs = [i for i in node.inputs if i in self.reads_parameters]
+        traces = [self._trace(i) for i in inputs]
+        if isinstance(node.op, Elemwise):
+            total = np.zeros(shape, dtype=object)
+            for trace in traces:
+                total = total | trace
+            return total
+        if isinstance(node.op, CHOOSING) and node.inputs[:1] == inputs:
+            numbers = pt.constant(np.arange(traces[0].size).reshape(traces[0].shape))
+            chosen = _constant_value(node.op.make_node(numbers, *node.inputs[1:]).outputs[0])
+            if chosen is not None:
+                return traces[0].ravel()[chosen]
+        mask = 0
+        for trace in traces:
+            mask |= _joined(trace)
+        return np.full(shape, mask, dtype=object)
 
     # --- Building -------------------------------------------------------------------------------
 
     def build(self) -> RowStructure:
         """Put structure together."""
         cut = self.cut()
-        n_locals = self._count(cut)
+        n_locals, _ = self._cost(cut)
         if n_locals > MAX_LOCALS:
             raise NoStructureError(
                 f"a row reads {n_locals} numbers that are affine in the parameters, more than "
@@ -450,7 +514,7 @@ class _Finder:
             offset = self._of_rows(affine.offset[_where(affine.offset, affine, entry)])
         terms = []
         for summand in affine.summands:
-            if _is_zero(summand, affine, entry):
+            if self._is_zero(summand, affine, entry):
                 continue
             weight = summand.weight
             if weight is not None:  # (b or 1, last)
@@ -480,6 +544,10 @@ class _Finder:
         return pt.broadcast_to(vector, (self.n_batch,)) if vector.type.broadcastable[0] else vector
 
 
+def _joined(trace: np.ndarray) -> int:
+    return int(np.bitwise_or.reduce(trace.ravel(), initial=0))
+
+
 def _where(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
     """Index one entry of an array, all rows; what it has length 1 along is read at 0."""
     position = iter(entry)
@@ -491,15 +559,6 @@ def _where(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
             at = next(position)
             where.append(0 if t.type.shape[axis] == 1 else at)
     return tuple(where)
-
-
-def _is_zero(summand: Summand, affine: Affine, entry: tuple[int, ...]) -> bool:
-    """Whether a constant weight takes a summand out of an entry, as joining does."""
-    weight = summand.weight
-    if weight is None:
-        return False
-    value = _constant_value(weight)
-    return value is not None and not np.any(value[_where(weight, affine, entry)])
 
 
 def _constant_value(variable: Any) -> np.ndarray | None:
@@ -618,8 +677,10 @@ class _Row:
         zeros = pt.zeros((self.finder.n_batch,))
         columns = [entries.get(entry, zeros) for entry in range(int(np.prod(shape)))]
         if len(columns) == 1:
-            return columns[0].dimshuffle(0, *["x"] * len(shape))
-        return pt.stack(columns, axis=1).reshape((self.finder.n_batch, *shape))
+            whole = columns[0].dimshuffle(0, *["x"] * len(shape))
+        else:
+            whole = pt.stack(columns, axis=1).reshape((self.finder.n_batch, *shape))
+        return pt.cast(whole, variable.type.dtype)
 
     def _rebuild(self, variable: Any) -> Any:
         if variable in self.rebuilt:
@@ -639,17 +700,24 @@ class _Row:
     def _placed(self, free: Any, node: Apply) -> Any:
         """Give a data-free array rows, where those of an operation that reads it are."""
         spread = self._spread(free)
-        if isinstance(node.op, All) and node.op.axis is None:
+        if _is_condition(node.outputs[0]):
             return spread
         shape = self.finder.shapes.get(node.outputs[0])
-        if not isinstance(node.op, Elemwise | Alloc) or shape is None or None not in shape:
-            raise NoStructureError(f"{node.op} reads parameters by themselves")
-        rows = shape.index(None)
-        missing = len(shape) - free.type.ndim
-        spread = spread.dimshuffle(0, *["x"] * missing, *range(1, free.type.ndim + 1))
-        own = [axis for axis in range(len(shape)) if axis != rows]
-        taken = spread[tuple(0 if a == rows + 1 else slice(None) for a in range(len(shape) + 1))]
-        return taken.dimshuffle(*[0 if a == rows else 1 + own.index(a) for a in range(len(shape))])
+        op = node.op
+        if shape is None or None not in shape or not isinstance(op, Elemwise | Alloc | Blockwise):
+            raise NoStructureError(f"{op} takes rows and parameters together")
+        rows, n_axes = shape.index(None), free.type.ndim
+        if isinstance(op, Blockwise):
+            if rows >= op.batch_ndim(node):
+                raise NoStructureError(f"{op} takes rows together")
+        else:  # axes are aligned at the last
+            spread = spread.dimshuffle(0, *["x"] * (len(shape) - n_axes), *range(1, n_axes + 1))
+            n_axes = len(shape)
+        if spread.type.shape[rows + 1] == 1:
+            spread = spread.squeeze(rows + 1)
+        else:
+            spread = spread[(slice(None),) * (rows + 1) + (0,)]
+        return pt.moveaxis(spread, 0, rows)
 
     def _spread(self, free: Variable) -> Any:
         if free not in self.spread:
@@ -662,7 +730,17 @@ class _Row:
 def _is_condition(variable: Any) -> bool:
     """Whether it says that something holds everywhere, for rows and parameters alike."""
     op = variable.owner.op if variable.owner else None
-    return variable.type.dtype == "bool" and isinstance(op, All | MakeVector | ScalarFromTensor)
+    if isinstance(op, All):
+        return variable.type.ndim == 0
+    return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
+
+
+def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
+    """Copy a graph so that what is computed twice is there once."""
+    copies = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
+    graph = FunctionGraph(list(inputs), [copies[term]], clone=False)
+    MergeOptimizer().rewrite(graph)
+    return graph.outputs[0]
 
 
 def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
@@ -671,6 +749,15 @@ def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]
         if any(i in found for i in node.inputs):
             found.update(node.outputs)
     return found
+
+
+def _continuous(tall: "TallModel") -> np.ndarray:
+    """Say of each entry of the flat point whether it is continuous."""
+    kinds = [
+        np.full(size, np.issubdtype(dtype, np.floating))
+        for size, dtype in zip(tall.layout.sizes, tall.layout.dtypes, strict=True)
+    ]
+    return np.concatenate(kinds)
 
 
 def _observed_leaves(tall: "TallModel") -> set[Variable]:
@@ -696,12 +783,7 @@ def _verify(tall: "TallModel", structure: RowStructure) -> None:
     actual = compile_python(inputs, [whole])
     expected = compile_python(*tall.batch_graph)
     start = tall._start()
-    floats = np.concatenate(
-        [
-            np.full(n, np.issubdtype(d, np.floating))
-            for n, d in zip(tall.layout.sizes, tall.layout.dtypes, strict=True)
-        ]
-    )
+    floats = _continuous(tall)
     for spread in (0.0, 0.1, 0.3, 1.0):
         point = start + spread * floats * rng.normal(size=start.size)
         rows = rng.integers(0, tall.n_rows, 64)
