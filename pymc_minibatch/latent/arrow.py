@@ -20,10 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
+from scipy import sparse
 from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
 __all__ = ["Arrow", "ArrowFactor"]
+
+SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.1
+"""From what size and below what share of entries that are not zero a product is made sparse."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,15 @@ class Arrow:
         """Add two matrices of the same shape."""
         return Arrow(self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks)
 
+    def damped(self, damping: float) -> "Arrow":
+        """Raise the diagonal by a share of its absolute value."""
+        diagonal = np.abs(np.einsum("gqq->gq", self.blocks))
+        return Arrow(
+            self.dense + damping * np.diag(np.abs(np.diagonal(self.dense))),
+            self.cross,
+            self.blocks + damping * diagonal[:, :, None] * np.eye(self.blocks.shape[1]),
+        )
+
     def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""
         n_groups, width, n_dense = self.cross.shape
@@ -79,7 +92,7 @@ class Arrow:
             raise LinAlgError("The block of a group is not positive definite.")
         reduced = solve_blocks(cholesky, self.cross)
         flat = reduced.reshape(n_groups * width, n_dense)
-        schur, failed = dpotrf(self.dense - flat.T @ flat, lower=1, clean=1)
+        schur, failed = dpotrf(self.dense - _gram(flat), lower=1, clean=1)
         if failed:
             raise LinAlgError("The dense part is not positive definite.")
         return ArrowFactor(schur, reduced, cholesky)
@@ -134,6 +147,14 @@ class ArrowFactor:
         rest = dense - self._flat.T @ halfway.ravel()
         below = dtrtrs(self.schur, rest, lower=1)[0] if dense.size else dense
         return self.color(below, halfway)
+
+
+def _gram(flat: np.ndarray) -> np.ndarray:
+    """Return ``WᵀW``; levels of crossed factors meet in few rows, so that W may be mostly zeros."""
+    if flat.size > SPARSE_SIZE and np.count_nonzero(flat) < SPARSE_SHARE * flat.size:
+        few = sparse.csr_array(flat)
+        return (few.T @ few).toarray()
+    return flat.T @ flat
 
 
 @njit

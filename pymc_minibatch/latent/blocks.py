@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
+from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -47,6 +49,7 @@ def choose_blocks(
     surrogate: Surrogate,
     hyper: np.ndarray,
     factor: Factor,
+    levels: Levels,
     remainder: Callable[..., np.ndarray],
     temperature: float,
 ) -> Blocks:
@@ -56,14 +59,16 @@ def choose_blocks(
     given = surrogate.conditional(hyper)
     squares = np.zeros(factor.n_levels)
     for _ in range(TRIALS):
-        eta = [rng.standard_normal(given.groups.shape) for _ in range(2)]
-        dense = rng.standard_normal(given.dense.size)
-        phis = []
-        for groups in eta:
-            point = given.point.copy()
-            z_dense, z_groups = given.factor.color(dense, groups)
-            field.latent.put(point, given.dense + z_dense, given.groups + z_groups)
-            phis.append(surrogate.phi(point))
+        point, proposed = given.point.copy(), given.point.copy()
+        dense, groups = given.factor.color(
+            rng.standard_normal(given.dense.size), rng.standard_normal(given.groups.shape)
+        )
+        field.latent.put(point, given.dense + dense, given.groups + groups)
+        proposed[:] = point
+        mean_given, cholesky = surrogate.given_others(given, point, levels)
+        noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
+        proposed[levels.latent] = mean_given + noise
+        phis = surrogate.phi(point), surrogate.phi(proposed)
         differences = [
             chunk
             for _, chunk in over_chunks(

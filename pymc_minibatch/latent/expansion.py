@@ -204,9 +204,22 @@ def expand(
         for more, more_slope, more_curvature in results:
             value, slope, curvature = value + more, slope + more_slope, curvature + more_curvature
     t = temperature
-    blocks = (curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / 2
+    blocks = _concave((curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / 2)
     scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks / t)
     return Expansion(phi.copy(), value / t, slope / t, scaled)
+
+
+def _concave(blocks: np.ndarray) -> np.ndarray:
+    """Drop directions in which the log-likelihood of a group bends upwards, as outliers make it.
+
+    The remainders of its rows hold what is dropped.
+    """
+    if blocks.shape[1] == 1:
+        return np.maximum(blocks, 0.0)
+    values, vectors = np.linalg.eigh(blocks)
+    if not values.size or values.min() >= 0.0:
+        return blocks
+    return np.einsum("gij,gj,gkj->gik", vectors, np.maximum(values, 0.0), vectors)
 
 
 def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:

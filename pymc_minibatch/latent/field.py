@@ -19,7 +19,8 @@ Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussi
 1.2. Curtis, Powell and Reid (1974), On the estimation of sparse Jacobian matrices.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,26 +29,33 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.util import get_var_name
 from pytensor.gradient import grad, pushforward
+from pytensor.graph.traversal import ancestors
 from scipy import sparse
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["LatentField", "NoFieldError", "find_field"]
+__all__ = ["LatentField", "LevelPrior", "Levels", "NoFieldError", "find_field", "has_effects"]
 
 PROBES = 3
 """Points at which derivatives are compared."""
 
 SPREAD = 0.3
 TOLERANCE = 1e-7
-MOST_DENSE = 700
+MOST_DENSE = 1500
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
 MOST_HYPER = 30
 """More hyperparameters than this are too many for moves of all at once."""
+
+DENSE_SHARE = 0.2
+"""A matrix with a larger share of entries that are not zero is kept whole."""
+
+LEAST_LEVELS = 50
+"""With fewer levels, effects of known scale are moved like other coefficients."""
 
 
 class NoFieldError(ValueError):
@@ -165,7 +173,13 @@ def _times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 class _Columns:
-    """Columns of a sparse matrix that depends on the point, by few directional derivatives."""
+    """Columns of a sparse matrix that depends on the point, by few directional derivatives.
+
+    Attributes
+    ----------
+    row, column : ndarray of int64, shape (K,)
+        Where entries are that may not be zero, by rows.
+    """
 
     def __init__(
         self,
@@ -177,39 +191,37 @@ class _Columns:
     ) -> None:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, rows
-        size = points[0].size
-        seen = []
-        for point in points:
-            columns = np.zeros((rows.size, positions.size))
+        seen = np.zeros((len(points), rows.size, positions.size))
+        for k, point in enumerate(points):
             for j, position in enumerate(positions):
-                seed = np.zeros(size)
+                seed = np.zeros(point.size)
                 seed[position] = 1.0
-                columns[:, j] = self.along(point, seed)
-            seen.append(columns)
-        scale = np.max([np.abs(c).max(initial=0.0) for c in seen]) or 1.0
-        changes = np.max([np.abs(c - seen[0]) for c in seen], axis=0) > TOLERANCE * scale
-        self.base = seen[0]
-        self.changing = np.flatnonzero(changes.any(axis=0))
-        pattern = np.any([c != 0.0 for c in seen], axis=0)
-        self.colors = _colored(pattern[:, self.changing])
-        self.pattern = pattern
+                seen[k, :, j] = self.along(point, seed)
+        scale = np.abs(seen).max(initial=0.0) or 1.0
+        changes = (np.abs(seen - seen[0]).max(axis=0) > TOLERANCE * scale).any(axis=0)
+        pattern = (seen != 0.0).any(axis=0)
+        self.row, self.column = np.nonzero(pattern)
+        self.base = seen[0][pattern]
+        self.color = np.full(positions.size, -1)
+        self.color[changes] = _colored(pattern[:, changes])
+        self.changing = bool(changes.any())
 
     def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
         """Return the derivative along a direction."""
         return getattr(self.derivatives, self.name)(point, seed)[self.rows]
 
     def at(self, point: np.ndarray) -> np.ndarray:
-        """Return the columns at a point, shape (rows, columns)."""
-        if not self.changing.size:
+        """Return the entries at a point, shape (K,)."""
+        if not self.changing:
             return self.base
-        columns = self.base.copy()
-        for color in range(self.colors.max() + 1):
-            own = self.changing[self.colors == color]
+        entries = self.base.copy()
+        of_entry = self.color[self.column]
+        for color in range(self.color.max() + 1):
             seed = np.zeros(point.size)
-            seed[self.positions[own]] = 1.0
-            product = self.along(point, seed)
-            columns[:, own] = np.where(self.pattern[:, own], product[:, None], 0.0)
-        return columns
+            seed[self.positions[self.color == color]] = 1.0
+            own = of_entry == color
+            entries[own] = self.along(point, seed)[self.row[own]]
+        return entries
 
 
 def _colored(pattern: np.ndarray) -> np.ndarray:
@@ -228,6 +240,65 @@ def _colored(pattern: np.ndarray) -> np.ndarray:
     return colors
 
 
+@dataclass(frozen=True)
+class Levels:
+    """The effects of a grouping factor whose levels are independent given everything else.
+
+    Attributes
+    ----------
+    latent : ndarray of int64, shape (G, q)
+        Positions of each level's variables in the flat point.
+    rows : ndarray of int64, shape (G, q')
+        Positions of what rows read of each level, in φ.
+    prior : LevelPrior or None
+        The log priors of the levels, where they are not Gaussian.
+    """
+
+    latent: np.ndarray
+    rows: np.ndarray
+    prior: "LevelPrior | None"
+
+
+class LevelPrior:
+    """The log prior of the variables of each level, for priors that are not Gaussian.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    entries
+        For each variable with levels which of its raveled entries those of a level are, shape
+        (G, q).
+    """
+
+    def __init__(self, tall: TallModel, entries: Mapping[str, np.ndarray]) -> None:
+        self.tall, self.entries = tall, entries
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the compiled function out."""
+        return {"tall": self.tall, "entries": self.entries}
+
+    @cached_property
+    def logp(self) -> CompiledFunction:
+        """``(point,) -> log priors`` of the levels, shape (G,).
+
+        Raises
+        ------
+        NoFieldError
+            If a prior is one number for several entries.
+        """
+        model = self.tall.model
+        variables = {get_var_name(value): value for value in model.value_vars}
+        total: Any = 0.0
+        for name, entries in self.entries.items():
+            value = variables[name]
+            [term] = model.logp(vars=[model.values_to_rvs[value]], sum=False)
+            if term.ndim != value.ndim:
+                raise NoFieldError(f"The prior of {name} is one number for several entries.")
+            total = total + term.ravel()[entries].sum(axis=1)
+        return compile_numba([self.tall.flat], [self.tall._bind(total, {})])
+
+
 class LatentField:
     """Layouts of θ and φ, and A(h) and P(h).
 
@@ -241,6 +312,9 @@ class LatentField:
         Where the dense part and the groups lie in φ.
     derivatives
         Compiled functions.
+    levels : sequence of Levels
+        The grouping factors that can be swept; the first has the groups of the layouts, if there
+        are any.
     """
 
     def __init__(
@@ -249,9 +323,11 @@ class LatentField:
         hyper: np.ndarray,
         latent: ArrowLayout,
         rows: ArrowLayout,
+        levels: Sequence[Levels],
         points: Sequence[np.ndarray],
     ) -> None:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
+        self.levels = levels
         push, product = derivatives.push, derivatives.prior_product
         both = np.concatenate([rows.dense, rows.groups.ravel()])
         self._map = _Columns(derivatives, "push", points, latent.dense, both)
@@ -262,7 +338,9 @@ class LatentField:
         self._fixed_map = group_map[0] if _alike(group_map) else None
         self._fixed_prior = group_prior[0] if _alike(group_prior) else None
         n = rows.dense.size
-        self._entering = np.flatnonzero(self._map.pattern[n:].any(axis=0))
+        self._below = int(np.searchsorted(self._map.row, n))
+        entering = self._map.column[self._below :]
+        self._entering, self._slot = np.unique(entering, return_inverse=True)
         self._fixed: dict[str, Any] = {}
 
     def _group_blocks(
@@ -280,17 +358,21 @@ class LatentField:
         """Return A(h) at the hyperparameters of a point."""
         if "map" in self._fixed:
             return self._fixed["map"]
+        entries, below = self._map.at(point), self._below
         n, (n_groups, width) = self.rows.dense.size, self.rows.groups.shape
-        columns = self._map.at(point)
         blocks = self._fixed_map
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
-        cross = columns[n:][:, self._entering].reshape(n_groups, width, self._entering.size)
-        dense: Any = columns[:n]
-        if np.count_nonzero(dense) < 0.2 * dense.size:
-            dense = sparse.csr_array(dense)
+        cross = np.zeros((n_groups * width, self._entering.size))
+        cross[self._map.row[below:] - n, self._slot] = entries[below:]
+        starts = np.searchsorted(self._map.row[:below], np.arange(n + 1))
+        shape = n, self.latent.dense.size
+        dense: Any = sparse.csr_array((entries[:below], self._map.column[:below], starts), shape)
+        if below > DENSE_SHARE * n * shape[1]:
+            dense = dense.toarray()
+        cross = cross.reshape(n_groups, width, self._entering.size)
         found = LatentMap(dense, cross, self._entering, blocks)
-        if not self._map.changing.size and self._fixed_map is not None:
+        if not self._map.changing and self._fixed_map is not None:
             self._fixed["map"] = found
         return found
 
@@ -299,13 +381,14 @@ class LatentField:
         if "prior" in self._fixed:
             return self._fixed["prior"]
         n, (n_groups, width) = self.latent.dense.size, self.latent.groups.shape
-        columns = self._prior.at(point)
+        columns = np.zeros((n + n_groups * width, n))
+        columns[self._prior.row, self._prior.column] = self._prior.at(point)
         blocks = self._fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         cross = columns[n:].reshape(n_groups, width, n)
         found = Arrow(-(columns[:n] + columns[:n].T) / 2, -cross, -blocks)
-        if not self._prior.changing.size and self._fixed_prior is not None:
+        if not self._prior.changing and self._fixed_prior is not None:
             self._fixed["prior"] = found
         return found
 
@@ -348,31 +431,30 @@ def find_field(
             f"{hyper.size} variables ({', '.join(hyper_names)}) change how the others enter."
         )
     n_phi = derivatives.phi(start).size
+    swept: list[Levels] = []
+    names: list[dict[str, np.ndarray]] = []
     for groups in sorted(factors, key=lambda g: -g.shape[0]):
         found = _grouped(tall, derivatives, points, rng, latent_names, groups)
-        if found is not None:
-            names, positions = found
-            dense = _joined(slices, [n for n in latent_names if n not in names])
-            rest = np.setdiff1d(np.arange(n_phi), groups.ravel())
-            if dense.size <= MOST_DENSE:
-                return LatentField(
-                    derivatives,
-                    hyper,
-                    ArrowLayout(dense, positions),
-                    ArrowLayout(rest, groups),
-                    points,
-                )
-    dense = _joined(slices, latent_names)
-    if dense.size > MOST_DENSE:
-        raise NoFieldError(f"{dense.size} latent variables are not in independent groups.")
-    none = np.empty((0, 1), dtype=np.int64)
-    return LatentField(
-        derivatives,
-        hyper,
-        ArrowLayout(dense, none),
-        ArrowLayout(np.arange(n_phi), none),
-        points,
-    )
+        if found is None:
+            continue
+        prior = _level_prior(tall, derivatives, points, rng, *found)
+        if prior is not NotImplemented:
+            swept.append(Levels(found[1], groups, prior))
+            names.append(found[0])
+    if swept:  # the factor with most levels is eliminated
+        dense = _joined(slices, [n for n in latent_names if n not in names[0]])
+        latent = ArrowLayout(dense, swept[0].latent)
+        rest = np.setdiff1d(np.arange(n_phi), swept[0].rows.ravel())
+        rows = ArrowLayout(rest, swept[0].rows)
+    else:
+        none = np.empty((0, 1), dtype=np.int64)
+        latent = ArrowLayout(_joined(slices, latent_names), none)
+        rows = ArrowLayout(np.arange(n_phi), none)
+    if latent.dense.size > MOST_DENSE:
+        raise NoFieldError(
+            f"{latent.dense.size} variables beside those of the largest factor are too many."
+        )
+    return LatentField(derivatives, hyper, latent, rows, swept, points)
 
 
 def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:
@@ -457,30 +539,32 @@ def _grouped(
     rng: np.random.Generator,
     latent: Sequence[str],
     groups: np.ndarray,
-) -> tuple[list[str], np.ndarray] | None:
+) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
     """Find the latent variables of a factor's levels; None where levels are joined by others."""
-    n_levels = groups.shape[0]
-    slices, shapes = (
-        tall.layout.slices,
-        dict(zip(tall.layout.names, tall.layout.shapes, strict=True)),
-    )
-    names, columns = [], []
+    slices = tall.layout.slices
+    shapes = dict(zip(tall.layout.names, tall.layout.shapes, strict=True))
+    found: dict[str, np.ndarray] = {}
     for name in latent:
-        for axis, length in enumerate(shapes[name]):
-            if length != n_levels:
-                continue
-            where = np.arange(slices[name].start, slices[name].stop).reshape(shapes[name])
-            levels = np.moveaxis(where, axis, 0).reshape(n_levels, -1)
-            if _by_level(derivatives, points, rng, levels, groups):
-                names.append(name)
-                columns.append(levels)
+        for entries in _arrangements(shapes[name], groups.shape[0]):
+            if _by_level(derivatives, points, rng, slices[name].start + entries, groups):
+                found[name] = entries
                 break
-    if not names:
+    if not found:
         return None
-    positions = np.concatenate(columns, axis=1)
-    if not _by_level(derivatives, points, rng, positions, groups):
-        return None
-    return names, positions
+    positions = [slices[name].start + entries for name, entries in found.items()]
+    joined = np.concatenate(positions, axis=1)
+    return (found, joined) if _by_level(derivatives, points, rng, joined, groups) else None
+
+
+def _arrangements(shape: tuple[int, ...], n_levels: int) -> Iterator[np.ndarray]:
+    """List the ways in which the raveled entries of a variable may be those of levels, (G, q)."""
+    every = np.arange(math.prod(shape)).reshape(shape)
+    for axis, length in enumerate(shape):
+        if length == n_levels:
+            yield np.moveaxis(every, axis, 0).reshape(n_levels, -1)
+    if len(shape) > 1 and every.size % n_levels == 0 and n_levels not in shape:
+        yield every.reshape(n_levels, -1)
+        yield every.reshape(-1, n_levels).T
 
 
 def _by_level(
@@ -513,3 +597,44 @@ def _by_level(
             if np.abs(whole[outside]).max(initial=0.0) > 0.0:
                 return False
     return True
+
+
+def _level_prior(
+    tall: TallModel,
+    derivatives: Derivatives,
+    points: Sequence[np.ndarray],
+    rng: np.random.Generator,
+    entries: Mapping[str, np.ndarray],
+    levels: np.ndarray,
+) -> Any:
+    """Return the priors of the levels, None if they are Gaussian, NotImplemented if not known."""
+    moved = points[0].copy()
+    moved[levels] += rng.normal(0, 1.0, levels.shape)
+    seed = np.zeros(moved.size)
+    seed[levels] = rng.normal(size=levels.shape)
+    here, there = (derivatives.prior_product(p, seed)[levels] for p in (points[0], moved))
+    if _same(here, there):
+        return None
+    prior = LevelPrior(tall, entries)
+    try:
+        change = float(np.sum(prior.logp(moved) - prior.logp(points[0])))
+    except NoFieldError:
+        return NotImplemented
+    whole = float(tall.compiled_prior_logp(moved) - tall.compiled_prior_logp(points[0]))
+    return prior if math.isclose(change, whole, rel_tol=1e-8, abs_tol=1e-8) else NotImplemented
+
+
+def has_effects(tall: TallModel, structure: RowStructure, factors: Sequence[np.ndarray]) -> bool:
+    """Whether variables depend on others, or enter with them, or effects are many.
+
+    Nothing is compiled for this: where it is not so, all variables are best moved alike.
+    """
+    free = set(tall.model.free_RVs)
+    if any(free.intersection(ancestors(rv.owner.inputs)) for rv in free):
+        return True
+    if any(groups.shape[0] >= LEAST_LEVELS for groups in factors):
+        return True
+    phi = compile_python([structure.flat], [structure.phi])
+    rng = np.random.default_rng(1)
+    a, b = (rng.normal(0, SPREAD, tall.layout.size) for _ in range(2))
+    return not np.allclose(phi(a) + phi(b), phi(a + b) + phi(np.zeros_like(a)), atol=1e-8)

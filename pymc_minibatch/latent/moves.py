@@ -25,7 +25,9 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.acceptance.decision import Rows
 from pymc_minibatch.kernels.sweep import Grouping
+from pymc_minibatch.latent.arrow import multiply_transposed, solve_blocks_transposed
 from pymc_minibatch.latent.blocks import Blocks
+from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional
 from pymc_minibatch.reference.source import Source
@@ -44,6 +46,9 @@ WALK = 0.2
 """Share of moves of h that are a random walk, since its tails can be heavier than a Gaussian's."""
 
 WALK_SPREAD = 1.0
+
+SHORTER = 0.25
+"""Share of moves of the field that are shorter than the length tuning has found."""
 
 HYPER_MOVES = 3
 """Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
@@ -117,7 +122,7 @@ class LatentMoves:
     source, rows, parameters
         What both read.
     blocks
-        Groups that decide together; None where there are no groups.
+        For each grouping factor the levels that decide together.
     """
 
     def __init__(
@@ -129,7 +134,7 @@ class LatentMoves:
         rows: Rows,
         parameters: tuple[Any, ...],
         group_parameters: tuple[Any, ...],
-        blocks: Blocks | None,
+        blocks: Sequence[Blocks],
     ) -> None:
         self.surrogate, self.reference = reference.surrogate, reference
         self.field = reference.surrogate.field
@@ -160,8 +165,9 @@ class LatentMoves:
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         if n_dense and counts.impossible_row < 0:
             self.move_dense(rng, point, tuning, turns[1], counts)
-        if self.blocks is not None and counts.impossible_row < 0:
-            self.move_groups(rng, point, tuning, turns[2], counts)
+        for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
+            if counts.impossible_row < 0:
+                self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
 
     def _coordinates(self, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
         dense, groups = self.field.latent.split(point)
@@ -253,7 +259,8 @@ class LatentMoves:
         """Move the dense part, which carries the groups along."""
         given = self.conditional(point[self.field.hyper])
         eta, groups = self._coordinates(point, given)
-        moved, log_q = _rotated(rng, eta, ANGLES[turns.current[0]])
+        angle, usual = _angle(rng, turns)
+        moved, log_q = _rotated(rng, eta, angle)
         proposed = self._point(point[self.field.hyper], given, (moved, groups))
         phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
         log_ratio = (
@@ -267,35 +274,37 @@ class LatentMoves:
         if accepted:
             point[:] = proposed
         counts.accepted["dense"].append(float(accepted))
-        if tuning:
+        if tuning and usual:
             cost = 200.0 + groups.shape[0] / 10 + counts.n_evaluated - before
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
-    def move_groups(
+    def move_levels(
         self,
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
+        levels: Levels,
+        blocks: Blocks,
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
-        """Move the effects of all groups, each of which decides by itself."""
+        """Move the effects of all levels of a factor, given all else; blocks of them decide."""
         given = self.conditional(point[self.field.hyper])
-        dense, eta = self._coordinates(point, given)
-        moved, _ = _rotated(rng, eta, ANGLES[turns.current[0]])
-        z_dense = self.field.latent.split(point)[0] - given.dense
-        groups = given.groups + given.factor.color_groups(z_dense, moved)
+        mean, cholesky = self.surrogate.given_others(given, point, levels)
+        eta = multiply_transposed(cholesky, point[levels.latent] - mean)
+        angle, usual = _angle(rng, turns)
+        moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
-        proposed[self.field.latent.groups] = groups
+        proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
-        assert self.blocks is not None
-        first, *of_rows = self.blocks
+        first, *of_rows = blocks
+        psi = self.surrogate.level_ratios(given, point, proposed, levels)
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,
             phi,
             phi_proposed,
-            np.zeros(decided.size),
+            np.add.reduceat(psi, first[:-1]),
             Grouping(*of_rows),
             self.source,
             self.group_parameters,
@@ -305,11 +314,21 @@ class LatentMoves:
         counts.n_evaluated += n_evaluated
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
-        point[self.field.latent.groups[accepted]] = groups[accepted]
+        point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
-        if tuning:
+        if tuning and usual:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
-            record(rng, turns, float(jump), 200.0 + groups.shape[0] + n_evaluated)
+            record(rng, turns, float(jump), 200.0 + accepted.size + n_evaluated)
+
+
+def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
+    """Return the angle in use, or now and then a shorter one, which leaves heavy tails sooner.
+
+    Also return whether it is the one in use.
+    """
+    shorter = rng.random() < SHORTER
+    setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
+    return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
 
 
 def _rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:

@@ -4,11 +4,13 @@ What rows read gives the grouping factors and the latent field; a search finds w
 moves are put together with the acceptance test, compiled, and called draw by draw.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
@@ -20,7 +22,7 @@ from pymc_minibatch.kernels.sweep import make_sweep
 from pymc_minibatch.latent.blocks import Blocks, choose_blocks
 from pymc_minibatch.latent.expansion import compile_remainder, row_terms
 from pymc_minibatch.latent.factors import Factor, find_factors
-from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
+from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, settle
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.source import Source
@@ -31,8 +33,15 @@ __all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
 BLOCK_BATCH = 32
 """Rows of the first batch of a block of groups; smaller blocks are read whole."""
 
+FAR_OUT = 10.0
+"""Standard deviations of the squared distance from the mode beyond which a chain does not start."""
+
+WIDER = 2.0
+"""Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
+
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
+
 
 class LatentState(NamedTuple):
     """What tuning changes.
@@ -78,18 +87,18 @@ class LatentSampler:
         self,
         tall: TallModel,
         reference: LatentReference,
-        factor: Factor | None,
+        factors: Sequence[Factor],
         remainder: CompiledFunction,
         acceptance: CorrectedBarker | Penalty,
         temperature: float,
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
         self.temperature = temperature
-        self.blocks: Blocks | None = None
-        if factor is not None:
-            self.blocks = choose_blocks(
-                reference.surrogate, reference.hyper, factor, remainder, temperature
-            )
+        surrogate, hyper = reference.surrogate, reference.hyper
+        self.blocks: list[Blocks] = [
+            choose_blocks(surrogate, hyper, factor, levels, remainder, temperature)
+            for factor, levels in zip(factors, self.field.levels, strict=True)
+        ]
 
     @property
     def field(self) -> LatentField:
@@ -131,6 +140,10 @@ class LatentSampler:
         at, data = self.reference.surrogate.expansion.at, self.tall.data
         address = address_of(self._row, at, (at,), batch_of_one(data))
         return Source(data, (at,), address)
+
+    @cached_property
+    def _blas(self) -> ThreadpoolController:
+        return ThreadpoolController()
 
     @cached_property
     def _moves(self) -> LatentMoves:
@@ -175,13 +188,15 @@ class LatentSampler:
         """Move a point in place by rounds of all moves; tune."""
         moves, counts = self._moves, MoveCounts()
         self._first_batch[0] = first_batch
-        for _ in range(n_rounds):
-            scale = state.mean, state.cholesky
-            moves.draw(rng, point, tuning, state.turns, scale, counts)
-            if counts.impossible_row >= 0:
-                break
-            if tuning:
-                self._observe(point[self.field.hyper], state)
+        # Threads of BLAS cost more than they save on matrices of this size.
+        with self._blas.limit(limits=1, user_api="blas"):
+            for _ in range(n_rounds):
+                scale = state.mean, state.cholesky
+                moves.draw(rng, point, tuning, state.turns, scale, counts)
+                if counts.impossible_row >= 0:
+                    break
+                if tuning:
+                    self._observe(point[self.field.hyper], state)
         return counts
 
     def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
@@ -217,26 +232,35 @@ class LatentSampler:
         for turns in state.turns:
             settle(turns)
 
-    def start(self, rng: np.random.Generator, spread: float = 1.5) -> np.ndarray:
-        """Return a random point about the mode, further out than a draw."""
+    def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
+        """Return a random point about the mode, wider than the posterior, if `point` is far off."""
         reference, field = self.reference, self.field
-        wide = spread * reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
-        given = reference.surrogate.conditional(reference.hyper + np.clip(wide, -2.0, 2.0))
+        hyper = point[field.hyper]
+        away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
+        if np.abs(away).max(initial=0.0) < FAR_OUT:
+            given = reference.surrogate.conditional(hyper)
+            dense, groups = field.latent.split(point - given.point)
+            parts = (away, *given.factor.whiten(dense, groups))
+            size = sum(part.size for part in parts)
+            if sum(float(np.sum(p**2)) for p in parts) < size + FAR_OUT * math.sqrt(2 * size):
+                return point
+        wide = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
+        given = reference.surrogate.conditional(reference.hyper + WIDER * np.clip(wide, -1, 1))
         dense, groups = given.factor.color(
-            spread * rng.standard_normal(given.dense.size),
+            WIDER * rng.standard_normal(given.dense.size),
             rng.standard_normal(given.groups.shape),
         )
-        point = given.point.copy()
-        field.latent.put(point, given.dense + dense, given.groups + groups)
-        return point
+        start = given.point.copy()
+        field.latent.put(start, given.dense + dense, given.groups + groups)
+        return start
 
     def describe(self) -> Mapping[str, int]:
-        """Count hyperparameters, dense latent variables, groups and blocks."""
+        """Count hyperparameters, dense latent variables, levels of factors and blocks of them."""
         return {
             "hyperparameters": self.field.hyper.size,
             "dense": self.field.latent.dense.size,
-            "groups": self.field.latent.groups.shape[0],
-            "blocks": 0 if self.blocks is None else self.blocks.first.size - 1,
+            "levels": sum(levels.latent.shape[0] for levels in self.field.levels),
+            "blocks": sum(blocks.first.size - 1 for blocks in self.blocks),
         }
 
 
@@ -259,13 +283,16 @@ def make_latent_sampler(
     terms = row_terms(structure)
     n_phi = sum(block.stop - block.start for block in structure.blocks.values())
     factors = find_factors(structure, terms, tall.data, np.zeros(n_phi))
-    field = find_field(tall, structure, [factor.entries for factor in factors])
+    entries = [factor.entries for factor in factors]
+    if not has_effects(tall, structure, entries):
+        raise NoFieldError("No variable depends on others, and there are few effects.")
+    field = find_field(tall, structure, entries)
     reference = search(tall, field, terms, temperature)
-    chosen = [f for f in factors if np.array_equal(f.entries, field.rows.groups)]
+    swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
     return LatentSampler(
         tall,
         reference,
-        chosen[0] if chosen else None,
+        swept,
         compile_remainder(structure),
         acceptance,
         temperature,

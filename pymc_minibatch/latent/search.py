@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.latent.expansion import Expansion, RowTerms, expand
 from pymc_minibatch.latent.field import LatentField, NoFieldError
-from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["LatentReference", "search"]
@@ -34,6 +34,7 @@ LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
 
 HALVINGS = 12
+DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
 
 LEAST_CURVATURE = 0.25
@@ -86,7 +87,7 @@ class _Search:
         """Newton's method for the field given h, with steps halved until the density rises."""
         for _ in range(TURNS):
             start = surrogate.center
-            target = surrogate.conditional(start[self.field.hyper])
+            target = _damped_conditional(surrogate, start[self.field.hyper])
             step = target.point - start
             moved = self.field.latent.split(step)
             length = math.sqrt(sum(float(np.sum(w**2)) for w in target.factor.whiten(*moved)))
@@ -127,7 +128,7 @@ class _Search:
     ) -> tuple[Surrogate, float, float]:
         """Climb h, move the field to its mode there and expand anew; say how far both moved."""
         hyper = self.climb_hyper(surrogate)
-        conditional = surrogate.conditional(hyper)
+        conditional = _damped_conditional(surrogate, hyper)
         moved = self.field.latent.split(conditional.point - surrogate.center)
         length = math.sqrt(sum(float(np.sum(w**2)) for w in conditional.factor.whiten(*moved)))
         shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
@@ -180,6 +181,16 @@ def search(
         run.rows_read / tall.n_rows,
         time.perf_counter() - started,
     )
+
+
+def _damped_conditional(surrogate: Surrogate, hyper: np.ndarray) -> Conditional:
+    """Return the Gaussian of the field; where the density is not concave, a narrower one."""
+    for damping in DAMPING:
+        try:
+            return surrogate.conditional(hyper, damping)
+        except np.linalg.LinAlgError:
+            continue
+    raise NoFieldError("The log-density of the effects is not concave.")
 
 
 def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:

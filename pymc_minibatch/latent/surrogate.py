@@ -18,9 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_minibatch.latent.arrow import ArrowFactor
+from pymc_minibatch.latent.arrow import (
+    Arrow,
+    ArrowFactor,
+    factor_blocks,
+    multiply_blocks,
+    solve_blocks,
+    solve_blocks_transposed,
+)
 from pymc_minibatch.latent.expansion import Expansion
-from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.field import LatentField, Levels
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["Conditional", "Surrogate"]
@@ -40,6 +47,10 @@ class Conditional:
         L(h), the factor of the precision.
     log_determinant : float
         log |L|.
+    precision : Arrow
+        Λ.
+    prior_slope, prior_precision
+        Slope of the log prior at the center, and minus its curvature P there.
     """
 
     point: np.ndarray
@@ -47,6 +58,9 @@ class Conditional:
     groups: np.ndarray
     factor: ArrowFactor
     log_determinant: float
+    precision: Arrow
+    prior_slope: tuple[np.ndarray, np.ndarray]
+    prior_precision: Arrow
 
 
 class Surrogate:
@@ -86,8 +100,16 @@ class Surrogate:
         prior = float(self.tall.compiled_prior_logp(point))
         return prior + self.log_likelihood(phi) if np.isfinite(prior) else -np.inf
 
-    def conditional(self, hyper: np.ndarray) -> Conditional:
+    def conditional(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the Gaussian of the latent field given hyperparameters.
+
+        Parameters
+        ----------
+        hyper
+            h.
+        damping
+            By how much, relative to its diagonal, the precision is raised, for a search that is
+            still far from the mode.
 
         Raises
         ------
@@ -98,8 +120,9 @@ class Surrogate:
         here = self.center.copy()
         here[field.hyper] = hyper
         onto = field.map_at(here)
-        precision = field.prior_precision_at(here) + onto.pull_back(self.expansion.curvature)
-        factor = precision.factor()
+        prior_precision = field.prior_precision_at(here)
+        precision = prior_precision + onto.pull_back(self.expansion.curvature)
+        factor = (precision.damped(damping) if damping else precision).factor()
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
         delta = field.rows.split(self.phi(here) - self.expansion.at)
         slope = field.rows.split(self.expansion.slope)
@@ -109,7 +132,53 @@ class Surrogate:
         at = field.latent.split(here)
         dense, groups = at[0] + step[0], at[1] + step[1]
         field.latent.put(here, dense, groups)
-        return Conditional(here, dense, groups, factor, factor.log_determinant())
+        determinant = factor.log_determinant()
+        return Conditional(
+            here, dense, groups, factor, determinant, precision, of_prior, prior_precision
+        )
+
+    def given_others(
+        self, given: Conditional, point: np.ndarray, levels: Levels
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables."""
+        blocks = self._blocks(given.precision, levels)
+        cholesky = np.empty_like(blocks)
+        factor_blocks(blocks, cholesky)
+        pull = self._times(given.precision, given.point - point)[levels.latent]
+        halfway = solve_blocks(cholesky, pull[:, :, None])[:, :, 0]
+        return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
+
+    def level_ratios(
+        self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels
+    ) -> np.ndarray:
+        """Return for each level how much its prior changes beyond the Gaussian's change.
+
+        The Gaussian of the field has the prior to second order about the center; where a prior is
+        not Gaussian, the rest is left for the decision.
+        """
+        if levels.prior is None:
+            return np.zeros(levels.latent.shape[0])
+        slope = np.zeros(point.size)
+        self.field.latent.put(slope, *given.prior_slope)
+        slope -= self._times(given.prior_precision, point - self.center)
+        delta = (proposed - point)[levels.latent]
+        bent = multiply_blocks(self._blocks(given.prior_precision, levels), delta)
+        change = np.sum(delta * (slope[levels.latent] - 0.5 * bent), axis=1)
+        return levels.prior.logp(proposed) - levels.prior.logp(point) - change
+
+    def _times(self, matrix: Arrow, vector: np.ndarray) -> np.ndarray:
+        """Multiply the latent part of a flat vector."""
+        product = np.zeros(vector.size)
+        self.field.latent.put(product, *matrix.product(*self.field.latent.split(vector)))
+        return product
+
+    def _blocks(self, matrix: Arrow, levels: Levels) -> np.ndarray:
+        """Return the blocks of each level on the diagonal."""
+        layout = self.field.latent
+        if levels.latent is layout.groups:
+            return matrix.blocks
+        place = np.searchsorted(layout.dense, levels.latent)
+        return matrix.dense[place[:, :, None], place[:, None, :]]
 
     def log_marginal(self, hyper: np.ndarray) -> float:
         """Return the log density of hyperparameters, the field integrated out by Laplace."""

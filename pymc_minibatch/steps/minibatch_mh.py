@@ -326,8 +326,8 @@ class MinibatchMH(TallStep):
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.latent is not None:
-            start = self.tall.layout.unflatten(self.latent.start(self.rng))
-            return max(start, point, key=self.tall.logp)
+            flat = self.tall.layout.flatten(point)
+            return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
         if self.control is None or not self.control.order:
             return point
         return start_near_mode(self.tall, self.control, point, self.rng)

@@ -123,8 +123,10 @@ class TallModel:
         return compile_numba(*self.batch_graph)
 
     @cached_property
-    def structure(self):
+    def structure(self) -> "RowStructure | None":
+        """What a row reads, where that is a few numbers affine in data-free quantities."""
         from pymc_minibatch.tall.structure import find_structure
+
         return find_structure(self)
 
     @cached_property
