@@ -9,7 +9,7 @@ from numba import njit
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, new_first_batch, tune_first_batch
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.proposals.arms import best, make_arms, record, settle
+from pymc_minibatch.proposals.arms import best, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
 MODE = np.array([1.0, -2.0, 0.5])
@@ -96,7 +96,7 @@ def test_the_best_arm_is_found():
         arms.jump[0] = gain[arms.current[0]]
         record(rng, True, cost[arms.current[0]], arms)
     assert best(arms) == 2
-    settle(arms)
+    keep_best(arms)
     assert arms.current[0] == 2
 
 
@@ -105,7 +105,7 @@ def test_other_moves_are_not_credited():
     arms.jump[0] = -1.0
     record(np.random.default_rng(1), True, 10.0, arms)
     assert not arms.costs.any()
-    settle(arms)
+    keep_best(arms)
     assert arms.current[0] == 0
 
 
