@@ -22,11 +22,12 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile as pymc_compile
 from pymc.util import get_var_name
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -296,9 +297,10 @@ class _Finder:
         self.observed = _downstream(observed, nodes)
         self.shapes = self.affine.shapes
         self.values = self._value_variables(nodes)
-        self.start = tall._start()
+        self.start = tall.start
         self._constants: dict[Variable, np.ndarray | None] = {}
         self._traces: dict[Variable, np.ndarray] = {}
+        self._inner: dict[Variable, Variable] = {}
 
     def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Lengths]:
         """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
@@ -311,7 +313,7 @@ class _Finder:
         variables = list(dict.fromkeys([*variables, self.term]))
         shapes = [pt.as_tensor_variable(v).shape for v in variables]
         evaluate = _compile_all([self.flat, *self.batch], shapes)
-        point = self.tall._start()
+        point = self.tall.start
         found = []
         for size in PROBE_ROWS:
             rows = np.arange(size) % self.tall.n_rows
@@ -378,7 +380,7 @@ class _Finder:
         return [a for a in arrays if a not in below and isinstance(a.owner.op, kinds)]
 
     def _cost(self, cut: _Cut) -> tuple[int, int]:
-        """Number of local inputs, then of what they are sums of."""
+        """Count local inputs, then what they are sums of."""
         n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
         n_locals = n_terms = n_free
         for array in cut.arrays:
@@ -556,10 +558,11 @@ class _Finder:
         terms: list[Term] = []
         arrays: dict[Variable, dict[tuple[int, ...], Any]] = {}
         for array in cut.arrays:
-            affine = self.affine(array)
+            inner = self._without_functions(array)
+            affine = self.affine(inner)
             assert affine is not None
             arrays[array] = {}
-            for entry in self._varying(array):
+            for entry in self._varying(inner):
                 local = len(locals_)
                 arrays[array][entry] = pt.dvector(f"v_{local}")
                 locals_.append(arrays[array][entry])
@@ -583,6 +586,37 @@ class _Finder:
         return RowStructure(
             self.flat, self.batch, blocks.joined(), blocks.named(), locals_, row, offsets, terms
         )
+
+    def _without_functions(self, array: Any) -> Variable:
+        """Gather what functions of one variable are applied to: log(sigma) where it is sigma."""
+        functions = self.functions(array)
+        if not functions:
+            return array
+        [inner] = [i for i in functions[-1].inputs if i in self.reads_parameters]
+        if array not in self._inner:
+            node = array.owner
+            new = node.op.make_node(inner, *node.inputs[1:]).outputs[0]
+            self.reads_parameters.add(new)
+            self.reads_rows.add(new)
+            self.shapes[new] = self.shapes[array]
+            self._inner[array] = new
+        return self._inner[array]
+
+    def functions(self, array: Any) -> list[Apply]:
+        """List the functions of one variable in what is gathered, the last one first."""
+        node, found = array.owner, []
+        if not isinstance(node.op, AdvancedSubtensor) or not self._is_free(node.inputs[0]):
+            return []
+        inner = node.inputs[0]
+        while inner not in self.values and inner.owner and isinstance(inner.owner.op, Elemwise):
+            above = [i for i in inner.owner.inputs if i in self.reads_parameters]
+            others = [i for i in inner.owner.inputs if i not in self.reads_parameters]
+            if len(above) != 1 or not all(all(i.type.broadcastable) for i in others):
+                break
+            found.append(inner.owner)
+            inner = above[0]
+        bent = [n for n in found if not isinstance(n.op.scalar_op, ps.Add | ps.Mul | ps.Sub)]
+        return found if bent else []
 
     @property
     def n_batch(self) -> Any:
@@ -663,6 +697,9 @@ class _Blocks:
 
     def add(self, graph: Any, key: Any) -> slice:
         """Append a vector, unless it is there."""
+        for known, graph_of in zip(self.slices, self.graphs, strict=True):
+            if key not in self.slices and equal_computations([graph], [graph_of]):
+                return self.slices[known]
         if key not in self.slices:
             start = max((s.stop for s in self.slices.values()), default=0)
             size = compile_python([self.finder.flat], [graph])(self.finder.start).size
@@ -779,7 +816,8 @@ class _Row:
     def _array(self, array: Variable, entries: Mapping[tuple[int, ...], Any]) -> Any:
         """Put local inputs in place of an affine array."""
         affine = self.finder.affine(array)
-        assert affine is not None and affine.rows is not None
+        assert affine is not None
+        assert affine.rows is not None
         others = [n for n in affine.shape if n is not None]
         columns = []
         for entry in itertools.product(*map(range, others)):
@@ -794,7 +832,13 @@ class _Row:
             whole = columns[0].dimshuffle(0, *["x"] * len(others))
         else:
             whole = pt.stack(columns, axis=1).reshape((self.finder.n_batch, *others))
-        return pt.moveaxis(whole, 0, affine.rows)
+        whole = pt.moveaxis(whole, 0, affine.rows)
+        for node in reversed(self.finder.functions(array)):
+            inputs = [
+                whole if i in self.finder.reads_parameters else i.ravel()[0] for i in node.inputs
+            ]
+            whole = node.op(*inputs)
+        return whole
 
     def _stacked(self, variable: Variable, entries: Mapping[int, Any]) -> Any:
         """Put local inputs in place of a data-free array; rows come first."""
@@ -933,7 +977,7 @@ def _verify(tall: "TallModel", structure: RowStructure) -> None:
     [whole] = graph_replace([structure.row], replaced, strict=False)
     evaluate = compile_python([structure.flat, *structure.batch], [whole])
     expected = compile_python(*tall.batch_graph)
-    start, continuous = tall._start(), _continuous(tall)
+    start, continuous = tall.start, _continuous(tall)
     compared = 0
     for attempt in range(MAX_POINTS):
         spread = 0.0 if attempt == 0 else 2.0 ** (1 - attempt % 8)
