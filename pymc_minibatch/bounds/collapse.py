@@ -106,7 +106,7 @@ class CollapsedTarget(FireflyTarget):
 
     @cached_property
     def _n_classes(self) -> int:
-        start = self._start()
+        start = self.tall.start
         eta = self.compiled_predictor(start, *self.batch(np.arange(1)))
         return eta.shape[1] if eta.ndim == 2 else 1
 
@@ -199,9 +199,6 @@ class CollapsedTarget(FireflyTarget):
         found = [np.arange(s.start, s.stop) for name, s in slices.items() if name in names]
         return np.concatenate(found) if found else np.empty(0, dtype=int)
 
-    def _start(self) -> np.ndarray:
-        return self.tall.layout.flatten(self.tall.model.initial_point())
-
     def _check_parameters(self) -> None:
         for what in self.likelihood.parameters:
             names = self.likelihood.depends.get(what, set())
@@ -219,7 +216,7 @@ class CollapsedTarget(FireflyTarget):
         rng = np.random.default_rng(20140406)
         batch = self.batch(trial_rows(self.tall.n_rows, 64))
         for spread in (0.1, 1.0, 10.0):
-            base = self._start() + spread * rng.standard_normal(self.tall.layout.size)
+            base = self.tall.start + spread * rng.standard_normal(self.tall.layout.size)
             names = sorted({self.tall.layout.name_of(int(i)) for i in self.moving})
             bent = [n for n in names if self._is_bent(base, batch, spread, rng, {n})]
             if not bent and self._is_bent(base, batch, spread, rng, set(names)):
@@ -260,7 +257,7 @@ class CollapsedTarget(FireflyTarget):
         batch = self.batch(trial_rows(self.tall.n_rows, 64))
         ratios = []
         for _ in range(3):
-            point = self._start() + rng.standard_normal(self.tall.layout.size)
+            point = self.tall.start + rng.standard_normal(self.tall.layout.size)
             scale = self.compiled_predictor.jitted(point, *batch)[1]
             ratios.append(scale / scale[0])
         if not np.allclose(ratios, ratios[0], rtol=1e-9):

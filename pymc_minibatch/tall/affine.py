@@ -449,7 +449,7 @@ class AffineArrays:
 
 
 def _flat_index(vectors: Sequence[Any], lengths: Sequence[int]) -> Any:
-    """Number the combinations of some indices; a negative one counts from the end."""
+    """Give each combination of indices a number; a negative one counts from the end."""
     flat: Any = None
     for vector, length in zip(vectors, lengths, strict=True):
         entry = pt.cast(vector, "int64")

@@ -53,7 +53,7 @@ def _check_bound(tall: "TallModel", graph: Graph, bound: Mapping[str, RowInput])
     sample = [row_input.taken(rows) for row_input in bound.values()]
     first = [i.values[: extremes.size + 2] for i in sample]
     try:  # by itself, to say which rows are to blame
-        compile_python(*graph)(tall._start(), *first)
+        compile_python(*graph)(tall.start, *first)
     except FAILURES as error:
         raise ValueError(
             f"the rows with the smallest and largest numbers give an error ({error})"

@@ -43,6 +43,7 @@ from pymc_minibatch.tall.sources import (
     check_finite,
     open_sources,
 )
+from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
@@ -76,6 +77,8 @@ class TallModel:
         What was recognised as row data.
     layout : PointLayout
         Order of the value variables in a flat vector.
+    start : ndarray
+        ``model.initial_point()`` as a flat vector.
 
     Raises
     ------
@@ -101,9 +104,11 @@ class TallModel:
     def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
         sources = None if data is None else open_sources(data)
         self.model = modelcontext(model)
+        start = self.model.initial_point()
         self.layout = PointLayout.of(
-            self.model.initial_point(), [get_var_name(value) for value in self.model.value_vars]
+            start, [get_var_name(value) for value in self.model.value_vars]
         )
+        self.start = self.layout.flatten(start)
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
         check = self._split(observed_terms(self.model))
@@ -123,13 +128,6 @@ class TallModel:
         return compile_numba(*self.batch_graph)
 
     @cached_property
-    def structure(self) -> "RowStructure | None":
-        """What a row reads, where that is a few numbers affine in data-free quantities."""
-        from pymc_minibatch.tall.structure import find_structure
-
-        return find_structure(self)
-
-    @cached_property
     def prior_graph(self) -> Variable:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
@@ -141,6 +139,26 @@ class TallModel:
     def compiled_prior_logp(self) -> CompiledFunction:
         """``(flat point,) -> log-density of the prior part``, a scalar array."""
         return compile_numba([self.flat], [self.prior_graph])
+
+    @property
+    def structure(self) -> RowStructure | None:
+        """How rows depend on the parameters, by few affine numbers; None where they do not.
+
+        Found when it is first asked for; :attr:`structure_refusal` says why there is none.
+        """
+        return self._structure if isinstance(self._structure, RowStructure) else None
+
+    @property
+    def structure_refusal(self) -> str | None:
+        """Why :attr:`structure` is None."""
+        return self._structure if isinstance(self._structure, str) else None
+
+    @cached_property
+    def _structure(self) -> RowStructure | str:
+        try:
+            return structure_of(self)
+        except NoStructureError as error:
+            return str(error)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave compiled functions out: they are rebuilt, from the disk, where they are needed."""
@@ -234,8 +252,9 @@ class TallModel:
         -------
         str
             The number of rows and the observed variables that have them; each array of row data
-            with its type and its shape, rows first; the terms of the prior part. Warns of
-            Deterministics with one value per row.
+            with its type and its shape, rows first; the terms of the prior part; the numbers
+            through which a row depends on the parameters. Warns of Deterministics with one value
+            per row.
         """
         prior = [get_var_name(rv) for rv in self.model.free_RVs]
         prior += [
@@ -255,12 +274,21 @@ class TallModel:
             f"  {row_bytes:,} bytes per row, {row_bytes * self.n_rows / 1e6:,.1f} MB in all",
             f"prior part: {', '.join(prior)} ({self.layout.size} unconstrained parameters)",
         ]
+        lines += self._describe_structure()
         lines += [
             f"warning: Deterministic {name} has one value per row, and pm.sample evaluates it at "
             "every draw; leave it out with var_names."
             for name in self.deterministics_of_rows()
         ]
         return "\n".join(lines)
+
+    def _describe_structure(self) -> list[str]:
+        structure = self.structure
+        if structure is None:
+            return [f"what a row reads: all parameters ({self.structure_refusal})"]
+        k = len(structure.locals)
+        title = f"what a row reads: {k} number{'s' * (k > 1)}, affine in effects and coefficients"
+        return [title, *structure.describe(list(self.row_inputs))]
 
     def deterministics_of_rows(self) -> list[str]:
         """List the Deterministics with one value per row, which make every draw cost N."""
@@ -332,7 +360,7 @@ class TallModel:
                 first or "none of its terms reads data with one entry per row",
                 self._latent_of_rows(),
                 shared_across_rows(
-                    self._bind(self._full_term, {}), self.flat, self._start(), self.n_rows
+                    self._bind(self._full_term, {}), self.flat, self.start, self.n_rows
                 ),
             )
         )
@@ -351,12 +379,9 @@ class TallModel:
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
         full = FullGraph(graph, self.n_rows)
         try:
-            return full, full.points(self.layout, self._start(), arrays, self._rng)
+            return full, full.points(self.layout, self.start, arrays, self._rng)
         except FAILURES as error:
             raise unfit_data(self.row_names, data_leaves([self._full_term]), error) from error
-
-    def _start(self) -> np.ndarray:
-        return self.layout.flatten(self.model.initial_point())
 
     def _latent_of_rows(self) -> list[str]:
         """Name the parameters of the rows that have one value for each of them."""
@@ -402,7 +427,7 @@ class TallModel:
             return False
         evaluate = compile_python([self.flat], [self._bind(self._full_term, {})])
         with np.errstate(invalid="ignore"):
-            term = evaluate(self._start())
+            term = evaluate(self.start)
         return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
     def _bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:
