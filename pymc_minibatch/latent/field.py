@@ -29,10 +29,11 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.util import get_var_name
 from pytensor.gradient import grad, pushforward
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
@@ -634,7 +635,10 @@ def has_effects(tall: TallModel, structure: RowStructure, factors: Sequence[np.n
         return True
     if any(groups.shape[0] >= LEAST_LEVELS for groups in factors):
         return True
-    phi = compile_python([structure.flat], [structure.phi])
+    read = io_toposort([structure.flat], [structure.phi])
+    if not any(isinstance(node.op, Elemwise) for node in read):
+        return False
+    phi = compile_numba([structure.flat], [structure.phi])
     rng = np.random.default_rng(1)
     a, b = (rng.normal(0, SPREAD, tall.layout.size) for _ in range(2))
     return not np.allclose(phi(a) + phi(b), phi(a + b) + phi(np.zeros_like(a)), atol=1e-8)

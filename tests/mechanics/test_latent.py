@@ -1,0 +1,266 @@
+"""Latent fields: arrow matrices, sums over rows, coordinates and blocks."""
+
+import pickle
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.acceptance import Penalty
+from pymc_minibatch.latent.arrow import Arrow
+from pymc_minibatch.latent.expansion import compile_remainder, expand, row_terms
+from pymc_minibatch.latent.factors import find_factors
+from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
+from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.tall import TallModel
+
+N, G = 4000, 30
+
+
+def whole(arrow: Arrow) -> np.ndarray:
+    n_groups, width, p = arrow.cross.shape
+    matrix = np.zeros((p + n_groups * width,) * 2)
+    matrix[:p, :p] = arrow.dense
+    for g in range(n_groups):
+        own = slice(p + g * width, p + (g + 1) * width)
+        matrix[own, own] = arrow.blocks[g]
+        matrix[own, :p] = arrow.cross[g]
+        matrix[:p, own] = arrow.cross[g].T
+    return matrix
+
+
+@pytest.mark.parametrize(("p", "n_groups", "width"), [(3, 5, 2), (4, 7, 1), (3, 0, 1), (0, 6, 3)])
+def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int) -> None:
+    rng = np.random.default_rng(1)
+    blocks = rng.normal(size=(n_groups, width, width))
+    arrow = Arrow(
+        20 * np.eye(p),
+        rng.normal(size=(n_groups, width, p)),
+        blocks @ blocks.transpose(0, 2, 1) + 3 * np.eye(width),
+    )
+    matrix, factor = whole(arrow), arrow.factor()
+    dense, groups = rng.normal(size=p), rng.normal(size=(n_groups, width))
+    vector = np.concatenate([dense, groups.ravel()])
+
+    def joined(parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        return np.concatenate([parts[0], parts[1].ravel()])
+
+    np.testing.assert_allclose(joined(arrow.product(dense, groups)), matrix @ vector)
+    np.testing.assert_allclose(
+        joined(factor.solve(dense, groups)), np.linalg.solve(matrix, vector)
+    )
+    np.testing.assert_allclose(joined(factor.color(*factor.whiten(dense, groups))), vector)
+    whitened = joined(factor.whiten(dense, groups))
+    assert whitened @ whitened == pytest.approx(vector @ matrix @ vector)
+    assert factor.log_determinant() == pytest.approx(0.5 * np.linalg.slogdet(matrix)[1])
+
+
+def test_an_arrow_that_is_not_positive_definite_is_refused() -> None:
+    with pytest.raises(np.linalg.LinAlgError, match="dense part"):
+        Arrow(np.eye(2), np.full((3, 1, 2), 2.0), np.ones((3, 1, 1))).factor()
+    with pytest.raises(np.linalg.LinAlgError, match="block of a group"):
+        Arrow(np.eye(2), np.zeros((3, 1, 2)), -np.ones((3, 1, 1))).factor()
+
+
+def slopes_model() -> pm.Model:
+    """Correlated intercepts and slopes, other coefficients and an unknown scale."""
+    rng = np.random.default_rng(2)
+    group, x = rng.integers(0, G, N), rng.normal(size=(N, 3))
+    y = x @ [0.3, -0.2, 0.1] + 0.5 * rng.normal(size=G)[group] + rng.normal(size=N)
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov(
+            "chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1.0, shape=2)
+        )
+        mu, z = pm.Normal("mu", shape=2), pm.Normal("z", shape=(G, 2))
+        effects = mu + pm.math.dot(z, chol.T)
+        beta, sigma = pm.Normal("beta", shape=3), pm.HalfNormal("sigma")
+        data = pm.Data("x", x)
+        eta = effects[group, 0] + effects[group, 1] * data[:, 0] + data @ beta
+        pm.Normal("y", eta, sigma, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tall() -> TallModel:
+    return TallModel(slopes_model())
+
+
+@pytest.fixture(scope="module")
+def field(tall: TallModel) -> LatentField:
+    structure = tall.structure
+    assert structure is not None
+    factors = find_factors(structure, row_terms(structure), tall.data, np.zeros(2 * G + 4))
+    return find_field(tall, structure, [factor.entries for factor in factors])
+
+
+def test_hyperparameters_are_what_bends_the_rest(tall: TallModel, field: LatentField) -> None:
+    names = {tall.layout.name_of(int(position)) for position in field.hyper}
+    assert names == {"chol_cholesky-cov-packed__"}
+    assert field.latent.groups.shape == (G, 2)
+    assert sorted(tall.layout.name_of(int(i)) for i in field.latent.dense) == sorted(
+        ["mu"] * 2 + ["beta"] * 3 + ["sigma_log__"]
+    )
+
+
+def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField) -> None:
+    structure = tall.structure
+    assert structure is not None
+    phi = np.random.default_rng(3).normal(0, 0.3, field.rows.dense.size + field.rows.groups.size)
+    found = expand(row_terms(structure), tall.data, phi, field.rows, 2.0)
+    symbolic = pytensor.tensor.dvector("phi")
+    inputs = structure.local_graphs(symbolic)
+    [row] = pytensor.graph.replace.graph_replace(
+        [structure.row], dict(zip(structure.locals, inputs, strict=True)), strict=False
+    )
+    total = row.sum() / 2.0
+    gradient = pytensor.gradient.grad(total, symbolic)
+    hessian = pytensor.gradient.hessian(total, symbolic)
+    evaluate = pytensor.function(
+        [symbolic, *structure.batch], [total, gradient, hessian], on_unused_input="ignore"
+    )
+    value, slope, bend = evaluate(phi, *tall.data)
+    order = np.concatenate([field.rows.dense, field.rows.groups.ravel()])
+    assert found.value == pytest.approx(float(value))
+    np.testing.assert_allclose(found.slope, slope, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(whole(found.curvature), -bend[np.ix_(order, order)], atol=1e-6)
+
+
+def test_remainders_are_of_third_order(tall: TallModel) -> None:
+    structure = tall.structure
+    assert structure is not None
+    remainder = compile_remainder(structure)
+    rng = np.random.default_rng(4)
+    at = rng.normal(0, 0.3, 2 * G + 4)
+    direction = rng.normal(size=at.size)
+    small, large = (
+        np.abs(remainder(at + h * direction, at, *tall.data)).max() for h in (1e-3, 1e-2)
+    )
+    assert large / small == pytest.approx(1000.0, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int) -> None:
+    """A(h) and P(h) against the derivatives, one variable at a time."""
+    rng = np.random.default_rng(seed)
+    point = tall.start + rng.normal(0, 0.4, tall.start.size)
+    rows = np.concatenate([field.rows.dense, field.rows.groups.ravel()])
+    order = np.concatenate([field.latent.dense, field.latent.groups.ravel()])
+    jacobian = np.zeros((rows.size, order.size))
+    precision = np.zeros((order.size, order.size))
+    for j, position in enumerate(order):
+        seed_vector = np.zeros(point.size)
+        seed_vector[position] = 1.0
+        jacobian[:, j] = field.derivatives.push(point, seed_vector)[rows]
+        precision[:, j] = -field.derivatives.prior_product(point, seed_vector)[order]
+    np.testing.assert_allclose(whole(field.prior_precision_at(point)), precision, atol=1e-8)
+    width = field.latent.groups.shape[1]
+    curvature = Arrow(
+        np.eye(field.rows.dense.size) * 2.0,
+        rng.normal(size=(G, width, field.rows.dense.size)),
+        np.tile(np.eye(width) * 3.0, (G, 1, 1)),
+    )
+    pulled = field.map_at(point).pull_back(curvature)
+    np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
+
+
+def test_layouts_split_and_put() -> None:
+    layout = ArrowLayout(np.array([0, 3]), np.array([[1, 4], [2, 5]]))
+    flat = np.arange(6.0)
+    dense, groups = layout.split(flat)
+    other = np.zeros(6)
+    layout.put(other, dense, groups)
+    np.testing.assert_array_equal(other, flat)
+
+
+def crossed_model(**prior: float) -> pm.Model:
+    rng = np.random.default_rng(7)
+    first, second = rng.integers(0, 25, N), rng.integers(0, 12, N)
+    y = rng.poisson(np.exp(0.4 * rng.normal(size=25)[first] + 0.3 * rng.normal(size=12)[second]))
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, pm.HalfNormal("sd_a"), shape=25)
+        if prior:
+            b = pm.StudentT("b", mu=0, sigma=pm.HalfNormal("sd_b"), shape=12, **prior)
+        else:
+            b = pm.HalfNormal("sd_b") * pm.Normal("b", shape=12)
+        pm.Poisson("y", pm.math.exp(a[first] + b[second]), observed=y)
+    return model
+
+
+@pytest.mark.parametrize("prior", [{}, {"nu": 4.0}], ids=["normal", "student"])
+def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
+    sampler = make_latent_sampler(TallModel(crossed_model(**prior)), Penalty(), 1.0)
+    levels = sampler.field.levels
+    assert [level.latent.shape for level in levels] == [(25, 1), (12, 1)]
+    assert (levels[1].prior is None) == (not prior)
+    # Levels given all else: what the surrogate says of one level alone.
+    surrogate = sampler.reference.surrogate
+    given = surrogate.conditional(sampler.reference.hyper)
+    point = given.point + 0.1 * np.random.default_rng(8).normal(size=given.point.size)
+    point[sampler.field.hyper] = sampler.reference.hyper
+    mean, cholesky = surrogate.given_others(given, point, levels[0])
+    shifted = point.copy()
+    shifted[levels[0].latent] += 0.3
+    again, _ = surrogate.given_others(given, shifted, levels[0])
+    np.testing.assert_allclose(mean, again, atol=1e-10)  # a level's own value does not matter
+    densities = []
+    for step in (-1e-2, 0.0, 1e-2):
+        moved = point.copy()
+        moved[levels[0].latent] = mean
+        moved[levels[0].latent[3]] += step
+        densities.append(surrogate.log_density(moved, surrogate.phi(moved)))
+    slope = (densities[2] - densities[0]) / 2e-2
+    bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
+    assert abs(slope) < 1e-3 * abs(bend)
+    assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
+
+
+def test_plain_regressions_have_no_field() -> None:
+    with pm.Model():
+        beta = pm.Normal("beta", shape=3)
+        x = np.random.default_rng(9).normal(size=(500, 3))
+        pm.Normal("y", pm.Data("x", x) @ beta, pm.HalfNormal("s"), observed=x[:, 0])
+        with pytest.raises(NoFieldError, match="No variable depends on others"):
+            make_latent_sampler(TallModel(), Penalty(), 1.0)
+
+
+@pytest.fixture(scope="module")
+def step() -> pmb.MinibatchMH:
+    with slopes_model():
+        return pmb.MinibatchMH()
+
+
+def test_draws_are_the_same_after_pickling(step: pmb.MinibatchMH) -> None:
+    sampler = step.latent
+    assert isinstance(sampler, LatentSampler)
+    other = pickle.loads(cloudpickle.dumps(sampler))
+    points = []
+    for s in (sampler, other):
+        rng, state = np.random.default_rng(10), s.initial_state()
+        point = s.near_mode(rng, s.tall.start)
+        for _ in range(5):
+            s.draw(rng, point, 2, True, state, 100)
+        points.append(point)
+    np.testing.assert_array_equal(*points)
+
+
+def test_a_chain_far_away_starts_near_the_mode(step: pmb.MinibatchMH) -> None:
+    assert step.latent is not None
+    rng = np.random.default_rng(11)
+    near = step.latent.near_mode(rng, step.tall.start + 30.0)
+    assert np.isfinite(step.tall.logp(step.tall.layout.unflatten(near)))
+    np.testing.assert_array_equal(step.latent.near_mode(rng, near), near)
+
+
+def test_cores_and_seeds(step: pmb.MinibatchMH) -> None:
+    draws = [
+        pm.sample(
+            20, tune=20, chains=2, cores=cores, step=step, model=step.tall.model,
+            random_seed=12, progressbar=False, compute_convergence_checks=False,
+        ).posterior["z"].values
+        for cores in (1, 2)
+    ]  # fmt: skip
+    np.testing.assert_array_equal(*draws)
