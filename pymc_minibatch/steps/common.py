@@ -119,6 +119,7 @@ class TallStep(BlockedStep):
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
+        self.tall.watch.check()
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True

@@ -27,6 +27,7 @@ from pytensor.tensor.shape import shape as shape_of
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.mapped import FileWatch, RowFile
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.refusals import (
@@ -38,7 +39,6 @@ from pymc_minibatch.tall.refusals import (
 )
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
-    RowFile,
     check_finite,
     check_range,
     chunks,
@@ -67,12 +67,15 @@ class RowInput:
         The axis of the model's array along which the rows lie.
     values
         The data with rows along the first axis.
+    file
+        Where they lie and what the file was when they were bound; None for arrays in memory.
     """
 
     name: str
     leaf: Variable
     axis: int
     values: np.ndarray
+    file: RowFile | None = None
 
     def taken(self, rows: np.ndarray) -> "RowInput":
         """Return some rows as an input of its own."""
@@ -80,7 +83,7 @@ class RowInput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle large arrays by reference to a file, so that processes share them."""
-        return _restored_input, (self.name, self.leaf, self.axis, share(self.values))
+        return _restored_input, (self.name, self.leaf, self.axis, self.file or share(self.values))
 
 
 class TallModel:
@@ -141,6 +144,7 @@ class TallModel:
         check = self._split(observed_terms(self.model))
         if sources is not None:
             check = self._bind_sources(sources, data)
+        self.watch.check()
         # Machine code last: where a graph reads beyond a batch, it would not notice.
         reason = check.compare_compiled(self.batch_graph, self.compiled_row_logp)
         if reason is not None:
@@ -153,6 +157,12 @@ class TallModel:
     def compiled_row_logp(self) -> CompiledFunction:
         """``(flat point, *batch) -> row log-likelihoods``, to be called from Numba or Python."""
         return compile_numba(*self.batch_graph)
+
+    @cached_property
+    def watch(self) -> FileWatch:
+        """The files of the data, to notice when one of them changes."""
+        files = [row_input.file for row_input in self.row_inputs.values()]
+        return FileWatch(file for file in files if file is not None)
 
     @cached_property
     def prior_graph(self) -> Variable:
@@ -168,8 +178,9 @@ class TallModel:
         return compile_numba([self.flat], [self.prior_graph])
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave compiled functions out: they are rebuilt, from the disk, where they are needed."""
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("compiled_")}
+        """Leave out what is made anew where it is needed: compiled functions, open files."""
+        kept = self.__dict__.items()
+        return {k: v for k, v in kept if k != "watch" and not k.startswith("compiled_")}
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
@@ -483,7 +494,7 @@ class TallModel:
             _check_source(names[0], source, row_input, data[names[0]], self.model)
             used[names[0]] = source.shape[row_input.axis]
             rows = np.moveaxis(source, row_input.axis, 0)
-            bound[name] = RowInput(name, row_input.leaf, row_input.axis, _read_only(rows))
+            bound[name] = _row_input(name, row_input.leaf, row_input.axis, rows)
         if unknown := set(sources) - set(used):
             raise ValueError(
                 f"data names {sorted(unknown)}, which hold no rows in the model; those that do are "
@@ -532,7 +543,7 @@ def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
                 break
             name = f"{base}_{number}"
         values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
-        row_inputs[name] = RowInput(name, leaf, axis, _read_only(values))
+        row_inputs[name] = _row_input(name, leaf, axis, values)
     return row_inputs
 
 
@@ -599,6 +610,11 @@ def _read_only(values: np.ndarray) -> np.ndarray:
     return view
 
 
+def _row_input(name: str, leaf: Variable, axis: int, values: np.ndarray) -> RowInput:
+    return RowInput(name, leaf, axis, _read_only(values), RowFile.of(values))
+
+
 def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
-    opened = values.open() if isinstance(values, RowFile) else values
-    return RowInput(name, leaf, axis, _read_only(opened))
+    if isinstance(values, RowFile):
+        return RowInput(name, leaf, axis, _read_only(values.open()), values)
+    return RowInput(name, leaf, axis, _read_only(values))
