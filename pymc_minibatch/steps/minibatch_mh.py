@@ -460,7 +460,7 @@ class MinibatchMH(TallStep):
 def _any_reference(dim: int) -> Reference:
     """Return a reference for what depends on its shape alone."""
     zeros, negative = np.zeros(dim), -np.eye(dim)
-    return Reference({}, zeros, zeros, negative, negative, zeros, 0, 1.0, False, 0.0, 0.0)
+    return Reference({}, zeros, zeros, negative, negative, zeros, 0, 0, 1.0, False, 0.0, 0.0)
 
 
 def _checked_temperature(temperature: float) -> float:

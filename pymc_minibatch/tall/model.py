@@ -24,7 +24,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
+from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
+from pymc_minibatch.tall.checksum import checksum
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch, RowFile
@@ -187,6 +189,12 @@ class TallModel:
         """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
         return tuple(row_input.values for row_input in self.row_inputs.values())
 
+    @cached_property
+    def checksum(self) -> int:
+        """Checksum of the values of all rows, in their order; the first time it takes a pass."""
+        self.watch.check()
+        return checksum(self.data)
+
     @property
     def row_axes(self) -> tuple[dict[Variable, int], dict[Variable, np.dtype], int]:
         """What :func:`slice_rows` takes: axes and types of the row data, length in the model."""
@@ -209,18 +217,23 @@ class TallModel:
         Returns
         -------
         ndarray of float64, shape (len(rows),)
+
+        Raises
+        ------
+        ValueError
+            If a variable of the point is missing or has another shape, or a row number is none.
         """
-        rows = np.asarray(rows, dtype=np.int64)
-        batch = [np.ascontiguousarray(values[rows]) for values in self.data]
-        return self.compiled_row_logp(self.layout.flatten(point), *batch)
+        numbers = checked_rows(rows, self.n_rows)
+        batch = [np.ascontiguousarray(values[numbers]) for values in self.data]
+        return self.compiled_row_logp(checked_point(self.layout, point), *batch)
 
     def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of everything that is not a row: priors, Jacobians, potentials."""
-        return float(self.compiled_prior_logp(self.layout.flatten(point)))
+        return float(self.compiled_prior_logp(checked_point(self.layout, point)))
 
     def logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of the model: the prior part plus all rows, in chunks."""
-        flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
+        flat, row_logp = checked_point(self.layout, point), self.compiled_row_logp
         sums = over_chunks(lambda *batch: float(row_logp(flat, *batch).sum()), self.data)
         return self.prior_logp(point) + sum(chunk for _, chunk in sums)
 
