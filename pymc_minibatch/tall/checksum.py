@@ -28,6 +28,8 @@ def _chunk_sums(values: np.ndarray) -> list[int]:
     step = max(1, CHUNK_ENTRIES // entries)
 
     def chunk_sum(chunk: np.ndarray) -> int:
-        return crc32(np.add(chunk, 0, dtype=wide))  # -0.0 becomes 0.0, which it is equal to
+        return crc32(
+            np.add(chunk, 0, dtype=wide, order="C")
+        )  # -0.0 becomes 0.0, which it is equal to
 
     return [part for _, part in over_chunks(chunk_sum, [values], "Taking a checksum", step)]
