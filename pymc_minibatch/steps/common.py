@@ -78,7 +78,7 @@ class TallStep(BlockedStep):
         self.tune = True
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
-        self._start_is_checked = False
+        self._start_is_checked = self._split_is_verified = False
         _warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
@@ -115,7 +115,7 @@ class TallStep(BlockedStep):
         if tune:
             self._reset_tuning()
         self.n_draws = 0
-        self._start_is_checked = False
+        self._start_is_checked = self._split_is_verified = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
@@ -125,6 +125,8 @@ class TallStep(BlockedStep):
             self._start_is_checked = True
             point = self._start(point)
         flat = self.tall.layout.flatten(point)
+        if not (self.tune or self._split_is_verified):
+            self._verify_split(flat)
         stats = self._draw_or_nothing(flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         moved = self.tall.layout.unflatten(flat)
@@ -138,6 +140,12 @@ class TallStep(BlockedStep):
         if self.tune and self.n_draws == 0 and moves_all:
             return {**point, **self._near_mode(point)}
         return point
+
+    def _verify_split(self, flat: np.ndarray) -> None:
+        """Verify the split where tuning has led; with a reference, that was done at the mode."""
+        if getattr(self, "reference", None) is None:
+            self.tall.verify_at(flat)
+        self._split_is_verified = True
 
     def _draw_or_nothing(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw; when interrupted, leave the state as before it.

@@ -25,7 +25,14 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
-from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
+from pymc_minibatch.tall.check import (
+    FAILURES,
+    EvaluatedPoint,
+    FullGraph,
+    Graph,
+    SplitCheck,
+    compare_orders,
+)
 from pymc_minibatch.tall.checksum import checksum
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
@@ -143,17 +150,21 @@ class TallModel:
         )
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
-        check = self._split(observed_terms(self.model))
+        self._check: SplitCheck | None
+        self._check, points = self._split(observed_terms(self.model))
         if sources is not None:
-            check = self._bind_sources(sources, data)
+            self._check, points = self._bind_sources(sources, data)
         self.watch.check()
         # Machine code last: where a graph reads beyond a batch, it would not notice.
-        reason = check.compare_compiled(self.batch_graph, self.compiled_row_logp)
+        compiled = self.compiled_row_logp
+        reason = self._check.compare_compiled(self.batch_graph, compiled, points)
         if reason is not None:
             raise NotTallError(
                 f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly "
                 f"({reason}). Sample this model with NUTS."
             )
+        if sources is not None:  # of which Python has seen some rows only
+            self._refuse_if(compare_orders(compiled, points[-1][0], self.data))
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
@@ -182,7 +193,8 @@ class TallModel:
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is made anew where it is needed: compiled functions, open files."""
         kept = self.__dict__.items()
-        return {k: v for k, v in kept if k != "watch" and not k.startswith("compiled_")}
+        left = {k: v for k, v in kept if k != "watch" and not k.startswith("compiled_")}
+        return left | {"_check": None}
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
@@ -236,6 +248,22 @@ class TallModel:
         flat, row_logp = checked_point(self.layout, point), self.compiled_row_logp
         sums = over_chunks(lambda *batch: float(row_logp(flat, *batch).sum()), self.data)
         return self.prior_logp(point) + sum(chunk for _, chunk in sums)
+
+    def verify_at(self, *points: np.ndarray) -> None:
+        """Verify the split again at flat points where it is used, such as the mode.
+
+        All rows are evaluated by machine code, in two orders, at the first of them. The full graph
+        is evaluated at all of them, unless this model was handed over by another process.
+
+        Raises
+        ------
+        NotTallError
+            If a row changes with those that it is evaluated with.
+        """
+        self.watch.check()
+        if self._check is not None:
+            self._refuse_if(self._check.compare_at(self.batch_graph, points))
+        self._refuse_if(compare_orders(self.compiled_row_logp, points[0], self.data))
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
@@ -323,29 +351,29 @@ class TallModel:
                 found.append(get_var_name(variable))
         return found
 
-    def _split(self, terms: Sequence[ObservedTerm]) -> SplitCheck:
+    def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         refusal: NotTallError | None = None
         for n_rows in row_counts(terms):
-            self.n_rows = n_rows
+            self.n_rows = self._n_own = n_rows
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
             self._full_term = pt.cast(sum_rows(rows, n_rows), "float64")
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:
-                check = self._split_along(candidates, [term.leaf for term in rows])
+                found = self._split_along(candidates, [term.leaf for term in rows])
             except NotTallError as error:
                 refusal = refusal or error
                 continue
             self._check_prior_part()
-            return check
+            return found
         assert refusal is not None
         raise refusal
 
     def _split_along(
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
-    ) -> SplitCheck:
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Find the assignment of row axes that the full graph confirms."""
         arrays = [leaf_value(leaf) for leaf in candidates]
         full, points = self._full_graph(list(candidates), arrays)
@@ -360,22 +388,28 @@ class TallModel:
             }
             if not row_axes:
                 continue
-            check = SplitCheck(full, points, arrays, axes, self._rng)
+            check = SplitCheck(full, arrays, axes, self._rng)
             graph = self._batch_graph(row_axes)
-            reason = check.compare(graph)
+            reason = check.compare(graph, points)
             if reason is None:
                 self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
-                return check
+                return check, points
             first = first or reason
+        self._refuse_if(first or "none of its terms reads data with one entry per row")
+        raise AssertionError
+
+    def _refuse_if(self, reason: str | None) -> None:
+        """Refuse the split for a reason, if there is one, and say what takes the rows together."""
+        if reason is None:
+            return
+        term = self._bind(self._full_term, {})
         raise NotTallError(
             dependent_rows(
                 self.row_names,
                 self.n_rows,
-                first or "none of its terms reads data with one entry per row",
+                reason,
                 self._latent_of_rows(),
-                shared_across_rows(
-                    self._bind(self._full_term, {}), self.flat, self._start(), self.n_rows
-                ),
+                shared_across_rows(term, self.flat, self._start(), self._n_own),
             )
         )
 
@@ -387,7 +421,7 @@ class TallModel:
 
     def _full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
-    ) -> tuple[FullGraph, list[tuple[np.ndarray, np.ndarray]]]:
+    ) -> tuple[FullGraph, list[EvaluatedPoint]]:
         """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
@@ -406,7 +440,7 @@ class TallModel:
         return [
             get_var_name(self.model.values_to_rvs[value])
             for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)
-            if value in read and self.n_rows in shape
+            if value in read and self._n_own in shape
         ]
 
     def _check_prior_part(self) -> None:
@@ -447,14 +481,16 @@ class TallModel:
             term = evaluate(self._start())
         return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
-    def _bind_sources(self, sources: dict[str, np.ndarray], data: Any) -> SplitCheck:
+    def _bind_sources(
+        self, sources: dict[str, np.ndarray], data: Any
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Put other data in place of the model's, and compare both graphs on some of their rows."""
         bound = self._bound_inputs(sources, data)
         row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
         dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
         graph = self._batch_graph(row_axes, dtypes)
         try:
-            check = self._check_bound(graph, bound)
+            found = self._check_bound(graph, bound)
         except FAILURES as error:
             raise NotTallError(
                 f"The data do not fit the model that was split on its own data: {error}. Look at "
@@ -462,29 +498,34 @@ class TallModel:
             ) from error
         self.row_inputs, self.batch_graph = bound, graph
         self.n_rows = len(self.data[0])
-        return check
+        return found
 
-    def _check_bound(self, graph: Graph, bound: Mapping[str, RowInput]) -> SplitCheck:
+    def _check_bound(
+        self, graph: Graph, bound: Mapping[str, RowInput]
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Compare the graphs on some rows of other data, which are put through both."""
         n_bound = len(next(iter(bound.values())).values)
         rows = self._rng.integers(0, n_bound, self.n_rows)
-        extremes = _extreme_rows(bound)[: self.n_rows]
-        rows[: extremes.size] = extremes
-        sample = [row_input.taken(rows) for row_input in bound.values()]
-        first = [i.values[: extremes.size + 2] for i in sample]
+        numbers, indices = _extreme_rows(bound, "f"), _extreme_rows(bound, "iu")
         try:  # by itself, to say which rows are to blame
-            compile_python(*graph)(self._start(), *first)
+            extremes = np.concatenate([indices, numbers, rows[:2]])
+            taken = [row_input.taken(extremes).values for row_input in bound.values()]
+            compile_python(*graph)(self._start(), *taken)
         except FAILURES as error:
             raise ValueError(
                 f"the rows with the smallest and largest numbers give an error ({error})"
             ) from error
+        # Few with extreme numbers, at which log-likelihoods may overflow.
+        chosen = np.concatenate([indices, numbers[: self.n_rows // 4]])[: self.n_rows]
+        rows[: chosen.size] = chosen
+        sample = [row_input.taken(rows) for row_input in bound.values()]
         arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
         full, points = self._full_graph([i.leaf for i in sample], arrays)
-        check = SplitCheck(full, points, arrays, [i.axis for i in sample], self._rng)
-        reason = check.compare(graph)
+        check = SplitCheck(full, arrays, [i.axis for i in sample], self._rng)
+        reason = check.compare(graph, points)
         if reason is not None:
             raise ValueError(reason)
-        return check
+        return check, points
 
     def _bound_inputs(self, sources: dict[str, np.ndarray], data: Any) -> dict[str, RowInput]:
         """Match sources to row inputs by name, shape and dtype."""
@@ -595,12 +636,15 @@ def _check_source(
             )
 
 
-def _extreme_rows(bound: Mapping[str, RowInput]) -> np.ndarray:
-    """Find the rows with the smallest and largest integers, which may be indices out of range."""
+def _extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
+    """Find the rows with the smallest and largest values, in arrays of these kinds of types.
+
+    Integers may be indices out of range, and other numbers may lie where a branch is taken.
+    """
     found: list[int] = []
     for row_input in bound.values():
         values = row_input.values
-        if values.dtype.kind not in "iu":
+        if values.dtype.kind not in kinds:
             continue
         least: Any = None
         for chunk in chunks(values):
