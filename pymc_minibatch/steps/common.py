@@ -20,6 +20,7 @@ from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -75,6 +76,8 @@ class TallStep(BlockedStep):
         self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self._active = _positions(self.tall, self.var_names)
+        self._left = left_to_others(self.tall, self.var_names)
+        register(self)
         self.tune = True
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
@@ -114,12 +117,15 @@ class TallStep(BlockedStep):
         super().setup_chain(rng, tune, draws)
         if tune:
             self._reset_tuning()
-        self.n_draws = 0
+        self.n_draws, self.last_point = 0, np.empty(0)
+        register(self)
         self._start_is_checked = self._split_is_verified = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
         self.tall.watch.check()
+        if self._left:
+            check_others_are_bound(self, self._left, point)
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True

@@ -120,6 +120,8 @@ class TallModel:
         What was recognised as row data.
     layout : PointLayout
         Order of the value variables in a flat vector.
+    is_bound : bool
+        Whether rows are those of `data`, so that the data in the model are a stand-in.
 
     Raises
     ------
@@ -150,6 +152,7 @@ class TallModel:
         )
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
+        self.is_bound = sources is not None
         self._check: SplitCheck | None
         self._check, points = self._split(observed_terms(self.model))
         if sources is not None:
@@ -296,6 +299,12 @@ class TallModel:
                     "start elsewhere: pass initvals to pm.sample."
                 )
 
+    @property
+    def row_parameters(self) -> list[str]:
+        """Names of the value variables on which the rows depend."""
+        read = set(ancestors([self._full_term]))
+        return [get_var_name(value) for value in self.model.value_vars if value in read]
+
     def value_graph(self, variable: Variable) -> Variable:
         """Make a variable of the model, or a function of some, a graph of the flat point."""
         [graph] = self.model.replace_rvs_by_values([variable])
@@ -436,11 +445,10 @@ class TallModel:
 
     def _latent_of_rows(self) -> list[str]:
         """Name the parameters of the rows that have one value for each of them."""
-        read = set(ancestors([self._full_term]))
         return [
             get_var_name(self.model.values_to_rvs[value])
             for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)
-            if value in read and self._n_own in shape
+            if get_var_name(value) in self.row_parameters and self._n_own in shape
         ]
 
     def _check_prior_part(self) -> None:
