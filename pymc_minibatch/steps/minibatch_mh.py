@@ -121,7 +121,8 @@ class MinibatchMH(TallStep):
     ----------
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
-        their values are read at every draw.
+        their values are read at every draw. With `data`, those on which the rows depend may only be
+        left to steps with the same `data`.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
     acceptance : CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd, optional
