@@ -121,18 +121,21 @@ class FileWatch:
     """
 
     def __init__(self, files: Iterable[RowFile]) -> None:
-        self._watched: list[tuple[RowFile, int]] = []
+        self._watched: list[tuple[int, int, int, RowFile]] = []
         weakref.finalize(self, _close, self._watched)
         for file in {file.path: file for file in files}.values():
-            self._watched.append((file, os.open(file.path, os.O_RDONLY)))
-        self.check()
+            descriptor = os.open(file.path, os.O_RDONLY)
+            self._watched.append((descriptor, *file.identity[2:], file))
+            file.check(descriptor)
 
     def check(self) -> None:
         """Compare all files with what they were, in a few microseconds each."""
-        for file, descriptor in self._watched:
-            file.check(descriptor)
+        for descriptor, size, time, file in self._watched:
+            status = os.fstat(descriptor)
+            if status.st_size != size or status.st_mtime_ns != time:
+                file.check(descriptor)
 
 
-def _close(watched: list[tuple[RowFile, int]]) -> None:
-    for _, descriptor in watched:
+def _close(watched: list[tuple[int, int, int, RowFile]]) -> None:
+    for descriptor, *_ in watched:
         os.close(descriptor)

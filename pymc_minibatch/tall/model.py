@@ -108,8 +108,8 @@ class TallModel:
         variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
         path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
         these. Types must convert safely, such as float32 to float64; they are converted batch by
-        batch. What is stored in chunks is copied once to a temporary file. Mapped files must stay as
-        they are.
+        batch. What is stored in chunks is copied once to a temporary file. Files that are mapped
+        must stay as they are.
 
     Attributes
     ----------
