@@ -58,7 +58,7 @@ COMPARED_ROWS = 20
 """The likelihood of a reference is told from others by so many rows."""
 
 VERIFIED_AT = 2.0
-"""The split is verified again at the mode and so many standard deviations to either side."""
+"""The split is verified again so many standard deviations to either side of the mode."""
 
 _ARRAYS = ("flat", "gradient", "hessian", "prior_hessian", "row_logps")
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
@@ -307,7 +307,7 @@ def search(
     )
     factor, _ = _factor(reference.precision_at(temperature))  # refuses what is not concave
     shift = VERIFIED_AT * solve_triangular(factor, rng.standard_normal(theta.size))
-    tall.verify_at(theta, theta + shift, theta - shift)
+    tall.verify_at(theta + shift, theta - shift)
     return reference
 
 
