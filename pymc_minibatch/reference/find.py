@@ -8,12 +8,14 @@ searches, on few rows and from elsewhere, tell whether there are other modes.
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pytensor.tensor as pt
@@ -53,10 +55,13 @@ LEAST_DENSITY = 10.0
 """A mode whose log-density, on those rows, is lower by more does not count."""
 
 COMPARED_ROWS = 20
-"""The data of a reference are told from others by so many rows."""
+"""The likelihood of a reference is told from others by so many rows."""
+
+VERIFIED_AT = 2.0
+"""The split is verified again so many standard deviations to either side of the mode."""
 
 _ARRAYS = ("flat", "gradient", "hessian", "prior_hessian", "row_logps")
-_NUMBERS = ("n_rows", "temperature", "several_modes", "passes", "seconds")
+_NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
 class NoReferenceError(ValueError):
@@ -80,9 +85,12 @@ class Reference:
     prior_hessian : ndarray, shape (D, D)
         Hessian of the prior part at the mode.
     row_logps : ndarray, shape (at most 20,)
-        Log-likelihoods at the mode of rows at equal distances, by which other data are noticed.
+        Log-likelihoods at the mode of rows at equal distances, by which another likelihood is
+        noticed.
     n_rows : int
         Rows of the data.
+    checksum : int
+        Of the values of all rows, by which other data are noticed.
     temperature : float
         T of the posterior whose mode it is.
     several_modes : bool
@@ -110,6 +118,7 @@ class Reference:
     prior_hessian: np.ndarray
     row_logps: np.ndarray
     n_rows: int
+    checksum: int
     temperature: float
     several_modes: bool
     passes: float
@@ -120,13 +129,15 @@ class Reference:
         return -(self.prior_hessian + self.hessian / temperature)
 
     def check_fits(self, tall: TallModel) -> None:
-        """Refuse the reference of a model with other variables, or in another order, or other data.
+        """Refuse the reference of a model with other variables, another likelihood or other data.
+
+        Reads all rows once.
 
         Raises
         ------
         ValueError
-            If names, shapes or order of the variables differ, or the number of rows, or the
-            log-likelihood of one of a few rows.
+            If names, shapes or order of the variables differ, or number, values or order of the
+            rows, or the log-likelihood of one of a few rows.
         """
         own = [(name, np.shape(value)) for name, value in self.mode.items()]
         wanted = list(zip(tall.layout.names, tall.layout.shapes, strict=True))
@@ -141,13 +152,18 @@ class Reference:
                 f"The reference is of other data: it sums over {self.n_rows} rows, and the model "
                 f"has {tall.n_rows}. {again}"
             )
+        if self.checksum != tall.checksum:
+            raise ValueError(
+                "The reference is of other data: values of the rows, or their order, differ from "
+                f"those of the model. {again}"
+            )
         rows, found = _some_row_logps(tall, self.flat)
         differ = ~np.isclose(found, self.row_logps, rtol=1e-3, atol=1e-3)  # as float32 may round
         if differ.any():
             raise ValueError(
-                "The reference is of another likelihood, or of other data or in another order: at "
-                f"its mode row {rows[differ][0]} has log-likelihood {found[differ][0]:.6g}, and "
-                f"had {self.row_logps[differ][0]:.6g}. {again}"
+                f"The reference is of another likelihood: at its mode row {rows[differ][0]} has "
+                f"log-likelihood {found[differ][0]:.6g}, and had {self.row_logps[differ][0]:.6g}. "
+                f"{again}"
             )
 
     @cached_property
@@ -156,19 +172,43 @@ class Reference:
         return cho_solve(cho_factor(self.precision_at(self.temperature)), np.eye(self.flat.size))
 
     def save(self, path: str | Path) -> None:
-        """Write to a NumPy ``.npz`` file."""
+        """Write to a NumPy ``.npz`` file; the suffix is added if it is missing."""
         arrays: dict[str, Any] = {f"mode/{name}": value for name, value in self.mode.items()}
         arrays |= {name: getattr(self, name) for name in (*_ARRAYS, *_NUMBERS)}
-        np.savez(path, **arrays)
+        np.savez(_with_suffix(path), **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> "Reference":
-        """Read what :meth:`save` wrote."""
-        with np.load(path) as stored:
-            mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
-            fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
-            fields |= {k: stored[k].item() for k in _NUMBERS}
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged, or not that of a reference of this version.
+        """
+        path = _with_suffix(path)
+        try:
+            with open(path, "rb") as file, np.load(file) as stored:
+                mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
+                fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
+                fields |= {k: stored[k].item() for k in _NUMBERS}
+        except KeyError as error:
+            raise ValueError(
+                f"{path} has no {error}: it is not a reference, or was saved by another version. "
+                "Find the reference again with pmb.find_reference()."
+            ) from error
+        except (ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} is not a complete .npz file. Find the reference again with "
+                "pmb.find_reference()."
+            ) from error
         return cls(mode=mode, **fields)
+
+
+def _with_suffix(path: str | Path) -> Path:
+    """Add the suffix where it is missing, as NumPy does when it saves."""
+    path = Path(path)
+    return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
 def find_reference(
@@ -259,12 +299,15 @@ def search(
         prior_hessian=density.prior_hessian(theta),
         row_logps=_some_row_logps(tall, theta)[1],
         n_rows=tall.n_rows,
+        checksum=tall.checksum,
         temperature=temperature,
         several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
         seconds=time.perf_counter() - start,
     )
-    _factor(reference.precision_at(temperature))  # refuses what is not concave
+    factor, _ = _factor(reference.precision_at(temperature))  # refuses what is not concave
+    shift = VERIFIED_AT * solve_triangular(factor, rng.standard_normal(theta.size))
+    tall.verify_at(theta + shift, theta - shift)
     return reference
 
 

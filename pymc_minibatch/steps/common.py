@@ -22,6 +22,7 @@ from rich.table import Column
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -79,10 +80,12 @@ class TallStep(BlockedStep):
         self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self._active = _positions(self.tall, self.var_names)
+        self._left = left_to_others(self.tall, self.var_names)
+        register(self)
         self.tune = True
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
-        self._start_is_checked = False
+        self._start_is_checked = self._split_is_verified = False
         _warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
@@ -128,16 +131,22 @@ class TallStep(BlockedStep):
         super().setup_chain(rng, tune, draws)
         if tune:
             self._reset_tuning()
-        self.n_draws = 0
-        self._start_is_checked = False
+        self.n_draws, self.last_point = 0, np.empty(0)
+        register(self)
+        self._start_is_checked = self._split_is_verified = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
+        self.tall.watch.check()
+        if self._left:
+            check_others_are_bound(self, self._left, point)
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True
             point = self._start(point)
         flat = self.tall.layout.flatten(point)
+        if not (self.tune or self._split_is_verified):
+            self._verify_split(flat)
         stats = self._draw_or_nothing(flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         moved = self.tall.layout.unflatten(flat)
@@ -151,6 +160,12 @@ class TallStep(BlockedStep):
         if self.tune and self.n_draws == 0 and moves_all:
             return {**point, **self._near_mode(point)}
         return point
+
+    def _verify_split(self, flat: np.ndarray) -> None:
+        """Verify the split where tuning has led; with a reference, that was done at the mode."""
+        if self.reference is None:
+            self.tall.verify_at(flat)
+        self._split_is_verified = True
 
     def _draw_or_nothing(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw; when interrupted, leave the state as before it.

@@ -89,7 +89,8 @@ class MinibatchMH(TallStep):
     ----------
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
-        their values are read at every draw.
+        their values are read at every draw. With `data`, those on which the rows depend may only be
+        left to steps with the same `data`.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
     acceptance : CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd, optional
@@ -445,9 +446,7 @@ class MinibatchMH(TallStep):
 
     def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
-            tune_first_batch(
-                self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch
-            )
+            tune_first_batch(self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch)
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)

@@ -36,9 +36,9 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
 from pymc_minibatch.tall.check import FAILURES
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.passes import over_chunks
 
 if TYPE_CHECKING:
