@@ -35,6 +35,9 @@ TRIAL_DRAWS = 1000
 COUNTED_POINTS = 3
 """Points at which all rows are read to see how uneven they are."""
 
+START_SPREAD = 2.0
+"""Chains that are moved near the mode start so many posterior standard deviations about it."""
+
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
 
@@ -221,12 +224,28 @@ def start_near_mode(
     tall: TallModel,
     reference: Reference,
     temperature: float,
+    active: np.ndarray,
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
-    """Return a draw from the Gaussian approximation, if `point` lies far outside of it."""
-    whiten = np.linalg.cholesky(reference.precision_at(temperature)).T
-    return nearer_start(tall, reference.flat, whiten, temperature, point, rng)
+    """Return a draw from the Gaussian approximation, if `point` lies far outside of it.
+
+    Only the parameters at the positions `active` move: the approximation is that given the others,
+    or where these are too far away for it to hold, the one about the mode.
+    """
+    precision, mode = reference.precision_at(temperature), reference.flat[active]
+    others = np.setdiff1d(np.arange(reference.flat.size), active)
+    own = precision[np.ix_(active, active)]
+    whiten = np.linalg.cholesky(own).T
+    if not others.size:
+        return nearer_start(tall, mode, whiten, temperature, active, point, rng)
+    away = tall.layout.flatten(point)[others] - reference.flat[others]
+    given_others = mode - np.linalg.solve(own, precision[np.ix_(active, others)] @ away)
+    starts = [
+        nearer_start(tall, center, whiten, temperature, active, point, rng)
+        for center in (given_others, mode)
+    ]
+    return max(starts, key=lambda start: _log_density(tall, temperature, start))
 
 
 def nearer_start(
@@ -234,22 +253,33 @@ def nearer_start(
     mode: np.ndarray,
     whiten: np.ndarray,
     temperature: float,
+    active: np.ndarray,
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
-    """Return a draw from a Gaussian, if `point` lies far outside of it.
+    """Return a draw from a wide Gaussian, if `point` lies far outside of it.
 
     Far from the mode the approximation is no guide, and a chain would need thousands of moves to
     come near. The point is kept if it is the more probable of the two. In the coordinates
-    ``whiten @ (theta - mode)`` the Gaussian is a standard normal.
+    ``whiten @ (theta - mode)`` of the parameters at the positions `active`, the Gaussian is a
+    standard normal. Chains start `START_SPREAD` times as far apart, so that R-hat can tell whether
+    they forget where they started, or nearer where a draw is impossible.
     """
-    z = whiten @ (tall.layout.flatten(point) - mode)
+    flat = tall.layout.flatten(point)
+    z = whiten @ (flat[active] - mode)
     if z @ z < z.size + FAR_OUT * math.sqrt(2 * z.size):
         return point
-    draw = mode + np.linalg.solve(whiten, rng.standard_normal(z.size))
-    candidate = tall.layout.unflatten(draw)
-    here, there = (
-        (1 - 1 / temperature) * tall.prior_logp(p) + tall.logp(p) / temperature
-        for p in (point, candidate)
-    )
-    return candidate if there > here else point
+    here = _log_density(tall, temperature, point)
+    away = np.linalg.solve(whiten, rng.standard_normal(z.size))
+    for spread in (START_SPREAD, 1.0, 0.0):
+        flat[active] = mode + spread * away
+        candidate = tall.layout.unflatten(flat)
+        if _log_density(tall, temperature, candidate) > here:
+            return candidate
+    return point
+
+
+def _log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
+    """Log-density of the posterior at a temperature; -inf where it is not a number."""
+    value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.logp(point) / temperature
+    return value if np.isfinite(value) else -math.inf

@@ -101,7 +101,10 @@ class TallStep(BlockedStep):
 
     @abstractmethod
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Return a random point near the mode if `point` is far from it; all variables move."""
+        """Return a random point near the mode if `point` is far from it.
+
+        Only the variables of this step move, to where they are probable given the others.
+        """
 
     @abstractmethod
     def _compile(self) -> None:
@@ -132,9 +135,8 @@ class TallStep(BlockedStep):
         return new_point, [stats]
 
     def _start(self, point: PointType) -> PointType:
-        """Let a chain that tunes start near the mode, where all variables can be moved there."""
-        moves_all = self._active.size == self.tall.layout.size
-        if self.tune and self.n_draws == 0 and moves_all:
+        """Let a chain that tunes start near the mode."""
+        if self.tune and self.n_draws == 0:
             return {**point, **self._near_mode(point)}
         return point
 

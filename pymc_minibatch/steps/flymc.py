@@ -18,6 +18,7 @@ from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
 from pymc_minibatch.bounds.collapse import JittedTarget, violation
+from pymc_minibatch.bounds.laplace import approximate
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.firefly import (
     EXPLICIT,
@@ -128,8 +129,8 @@ class FlyMC(TallStep):
 
     Notes
     -----
-    A chain that tunes and starts far from the posterior mode is first moved to a random point near
-    it, if all variables are its own.
+    A chain that tunes and starts far from the posterior mode of its variables, given the others, is
+    first moved to a random point near it.
 
     Sample stats, for each draw:
 
@@ -322,9 +323,14 @@ class FlyMC(TallStep):
         self._lit_at = None
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        flat = self.tall.layout.flatten(point)
+        others = np.setdiff1d(np.arange(flat.size), self._active)
         center, _, inverse = self._settled.approximation
-        order = np.argsort(self._active)
-        return nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng)
+        if not np.array_equal(flat[others], self._settled.reference[others]):
+            reference = self._settled.reference.copy()
+            reference[others] = flat[others]
+            center, _, inverse = approximate(self.target, self.target.constants(reference))
+        return nearer_start(self.tall, center, inverse, 1.0, self._active, point, self.rng)
 
     def _changing(self) -> dict[str, Any]:
         return super()._changing() | {"fireflies": self.fireflies}

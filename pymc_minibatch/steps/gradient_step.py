@@ -154,7 +154,7 @@ class GradientStep(TallStep):
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.reference is None:
             return point
-        return start_near_mode(self.tall, self.reference, 1.0, point, self.rng)
+        return start_near_mode(self.tall, self.reference, 1.0, self._active, point, self.rng)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:

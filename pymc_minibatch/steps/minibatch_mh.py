@@ -332,7 +332,9 @@ class MinibatchMH(TallStep):
         if not self.control_variate:
             return point
         assert self.reference is not None
-        return start_near_mode(self.tall, self.reference, self.temperature, point, self.rng)
+        return start_near_mode(
+            self.tall, self.reference, self.temperature, self._active, point, self.rng
+        )
 
     @cached_property
     def _target(self) -> Target:
