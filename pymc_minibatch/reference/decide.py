@@ -3,10 +3,11 @@
 import logging
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from pymc_minibatch.checks import checked_type
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
@@ -14,6 +15,8 @@ from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = [
+    "check_control_variate",
+    "check_reference",
     "choose_order",
     "decide_control_variate",
     "gaussian_acceptance",
@@ -42,6 +45,30 @@ FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
 
 
+def check_reference(reference: Any) -> None:
+    """Refuse what is no reference.
+
+    Raises
+    ------
+    TypeError
+    """
+    remedy = "Make one with pmb.find_reference(), or read one with pmb.Reference.load(path)."
+    checked_type("reference", reference, Reference, remedy)
+
+
+def check_control_variate(reference: Any, control_variate: Any) -> None:
+    """Refuse arguments that are wrong whatever the model.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    check_reference(reference)
+    whole = isinstance(control_variate, int | np.integer) and not isinstance(control_variate, bool)
+    if control_variate != "auto" and not (whole and control_variate in (0, 1, 2)):
+        raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
+
+
 def decide_control_variate(
     tall: TallModel,
     reference: Reference | None,
@@ -55,8 +82,7 @@ def decide_control_variate(
     ValueError
         If a control variate is asked for that cannot be had, or the reference does not fit.
     """
-    if control_variate not in ("auto", 0, 1, 2):
-        raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
+    check_control_variate(reference, control_variate)
     if reference is not None:
         reference.check_fits(tall)
     discrete = [var.name for var in tall.model.discrete_value_vars]

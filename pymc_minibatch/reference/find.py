@@ -23,6 +23,7 @@ from pytensor.graph.basic import Variable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
+from pymc_minibatch.checks import checked_temperature, checked_type
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import compile_numba
 from pymc_minibatch.tall.passes import over_chunks
@@ -223,6 +224,8 @@ def find_reference(
     >>> float(reference.mode["mu"].round(3)), float(reference.covariance[0, 0].round(6))
     (0.499, 0.001)
     """
+    temperature = checked_temperature(temperature)
+    checked_type("tall", tall, TallModel, "Leave it out, or split the model: pmb.TallModel(model).")
     tall = TallModel(model, data=data) if tall is None else tall
     reference = search(tall, temperature, random_seed, progressbar)
     if reference.several_modes:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
@@ -19,11 +19,15 @@ from pytensor.graph.basic import Variable
 from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
+from pymc_minibatch.checks import checked_model
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
 __all__ = ["TallStep", "TallStepState", "checked_count"]
+
+LARGEST_COUNT = 10**9
+"""Larger counts, of steps in a draw say, are taken for mistakes."""
 
 
 @dataclass_state
@@ -35,6 +39,33 @@ class TallStepState(StepMethodState):
     last_point: np.ndarray
     n_rows: int = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
+
+
+class WaitingStep(Sequence):
+    """A step made without a model, which ``pm.sample`` makes from the model it samples.
+
+    It stands for a list of one step, made when the list is read. So ``fit(step=...)`` of Bambi
+    works, which builds its model first.
+    """
+
+    def __init__(self, kind: type[BlockedStep], args: Any, kwargs: Mapping[str, Any]) -> None:
+        self._kind, self._args, self._kwargs = kind, args, kwargs
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: Any) -> Any:
+        """Make the step."""
+        checked_model(None)
+        return [self._kind(*self._args, **self._kwargs)][i]
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do where somebody takes it for the step itself."""
+        kind = self._kind.__name__
+        raise AttributeError(
+            f"{kind} was made without a model, so it has no {name} before pm.sample makes it. Make "
+            f"it inside `with model:`, or pass model= to {kind}."
+        )
 
 
 class TallStep(BlockedStep):
@@ -60,6 +91,13 @@ class TallStep(BlockedStep):
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Wait for a model where there is none yet."""
+        if kwargs.get("model") is None and Model.get_context(error_if_none=False) is None:
+            return WaitingStep(cls, args, kwargs)
+        checked_model(kwargs.get("model"))
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         vars: Variable | str | Sequence[Variable | str] | None,
@@ -68,7 +106,7 @@ class TallStep(BlockedStep):
         model: Model | None,
         rng: RandomGenerator,
     ) -> None:
-        model = modelcontext(model)
+        model = checked_model(model)
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
@@ -212,6 +250,8 @@ def _continuous_value_vars(
                     f"{[rv.name for rv in model.free_RVs]}. Name some of these in vars."
                 )
         chosen = [known[name] for name in names]
+        if twice := [var.name for i, var in enumerate(chosen) if var in chosen[:i]]:
+            raise ValueError(f"vars names {twice[0]} twice. Name each variable once.")
     for var in chosen:
         if var.dtype not in continuous_types:
             raise ValueError(
@@ -231,9 +271,13 @@ def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
 def checked_count(name: str, value: int, least: int, most: int | None = None) -> int:
     """Return a whole number in a range; `most` is the number of rows."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and least <= value and (most is None or value <= most):
+    if whole and least <= value <= (LARGEST_COUNT if most is None else most):
         return int(value)
-    upper = "" if most is None else f" and at most {most}, the number of rows"
+    upper = (
+        f" and at most {LARGEST_COUNT:,}"
+        if most is None
+        else f" and at most {most}, the number of rows"
+    )
     raise ValueError(f"{name} must be a whole number, at least {least}{upper}; got {value!r}.")
 
 

@@ -1,5 +1,6 @@
 """The PyMC step for Firefly Monte Carlo."""
 
+import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -29,7 +30,7 @@ from pymc_minibatch.kernels.firefly import (
     restore,
 )
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import nearer_start
+from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
 from pymc_minibatch.tall.compiled import jit_loop
 from pymc_minibatch.tall.pointers import address_of, batch_of_one
@@ -199,6 +200,7 @@ class FlyMC(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
+        check_reference(reference)
         self.kernel = FASTEST if kernel == "auto" else _checked_choice("kernel", kernel, UPDATES)
         self.z_update = _checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = _checked_share("fraction", fraction, 1.0)
@@ -385,13 +387,13 @@ class FlyMC(TallStep):
 
 
 def _checked_choice(name: str, value: str, choices: Sequence[str] | dict[str, Any]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
     return value
 
 
 def _checked_share(name: str, value: float, most: float) -> float:
-    if not 0 < value <= most:
+    if not isinstance(value, numbers.Real) or not 0 < value <= most:
         upper = "at most 1" if most == 1.0 else "below 1"
-        raise ValueError(f"{name} must be over 0 and {upper}; got {value}.")
+        raise ValueError(f"{name} must be over 0 and {upper}; got {value!r}.")
     return float(value)

@@ -18,7 +18,11 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.acceptance.decision import Source, make_source
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import decide_control_variate, start_near_mode
+from pymc_minibatch.reference.decide import (
+    check_control_variate,
+    decide_control_variate,
+    start_near_mode,
+)
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
 from pymc_minibatch.tall.compiled import jit_loop
@@ -71,6 +75,7 @@ class GradientStep(TallStep):
         rng: RandomGenerator,
     ) -> None:
         started = time.perf_counter()
+        check_control_variate(reference, control_variate)
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.batch_size = (
             min(DEFAULT_BATCH, self.n_rows)

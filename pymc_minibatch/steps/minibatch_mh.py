@@ -31,12 +31,14 @@ from pymc_minibatch.acceptance.growing import (
     first_batch,
     tune_first_batch,
 )
+from pymc_minibatch.checks import checked_part, checked_temperature
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
+    check_control_variate,
     decide_control_variate,
     gaussian_acceptance,
     rows_that_tell,
@@ -66,6 +68,9 @@ SEEN_WANTED = 5.0
 
 HARMLESS = 0.01
 """With a smaller s² it does not matter which rows are in a batch."""
+
+ACCEPTANCES = "CorrectedBarker(), Penalty(), Naive(), Barker(), Austere() or SubLhd()"
+PROPOSALS = "Laplace(), SurrogateHamiltonian(), SurrogateLangevin() or RandomWalk()"
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -238,6 +243,10 @@ class MinibatchMH(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
+        checked_part("acceptance", acceptance, ("parameters", "build"), ACCEPTANCES)
+        checked_part("proposal", proposal, ("initial_state", "build"), PROPOSALS)
+        self.temperature = checked_temperature(temperature)
+        check_control_variate(reference, control_variate)
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self.batch_size = (
@@ -248,7 +257,6 @@ class MinibatchMH(TallStep):
                 f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
                 "leave batch_size out, or give the test other batch_sizes to choose from."
             )
-        self.temperature = _checked_temperature(temperature)
         self.least_batch = LEAST_BATCH
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
@@ -463,9 +471,3 @@ def _any_reference(dim: int) -> Reference:
     """Return a reference for what depends on its shape alone."""
     zeros, negative = np.zeros(dim), -np.eye(dim)
     return Reference({}, zeros, zeros, negative, negative, zeros, 0, 1.0, False, 0.0, 0.0)
-
-
-def _checked_temperature(temperature: float) -> float:
-    if not (np.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be positive and finite; got {temperature}.")
-    return float(temperature)

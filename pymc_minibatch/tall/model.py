@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.util import get_var_name
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -24,6 +24,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
+from pymc_minibatch.checks import checked_model
 from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.layout import PointLayout
@@ -132,7 +133,7 @@ class TallModel:
 
     def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
         sources = None if data is None else open_sources(data)
-        self.model = modelcontext(model)
+        self.model = checked_model(model)
         self.layout = PointLayout.of(
             self.model.initial_point(), [get_var_name(value) for value in self.model.value_vars]
         )
