@@ -11,6 +11,7 @@ from pymc_minibatch.checks import checked_type
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.compiled import CompiledFunction
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
@@ -32,6 +33,13 @@ TRIAL_PAIRS = 16
 
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
+
+TOGETHER = 0.5
+"""Variables that each take a larger share of the remainder with them act together."""
+
+KINK_STEP = 1e-3
+KINKED = 0.02
+"""Less curvature than this share of what the slopes of the rows call for is that of kinks."""
 
 TRIAL_DRAWS = 1000
 
@@ -86,7 +94,15 @@ def decide_control_variate(
     if reference is not None:
         reference.check_fits(tall)
     discrete = [var.name for var in tall.model.discrete_value_vars]
-    if control_variate == 0 or (control_variate == "auto" and discrete):
+    if discrete and control_variate == "auto":
+        warn(
+            f"No control variate, since {discrete} are discrete and the log-density cannot be "
+            "expanded about a mode in them. Batches will be large, up to all rows, and moves "
+            "short. Where it can be done, sum the discrete variables out of the model; "
+            "control_variate=0 silences this warning."
+        )
+        return reference, 0
+    if control_variate == 0:
         return reference, 0
     if discrete:
         raise ValueError(
@@ -114,9 +130,8 @@ def decide_control_variate(
         warn(
             "At the scale of the posterior the log-likelihood is far from quadratic about its "
             f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
-            "of the rows. Chains may mix slowly; look at R-hat and the effective sample size. A "
-            "frequent cause are effects of groups with many rows that are written as mu + sd * z: "
-            "write them centred, as Normal(mu, sd)."
+            f"of the rows. {_cause(tall, reference, order)} Chains may mix slowly; look at R-hat "
+            "and the effective sample size."
         )
     return reference, order
 
@@ -149,8 +164,7 @@ def choose_order(
         The share of the rows at which s² = 1 for such a pair (median), with that order.
     """
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
-    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    batch = _trial_rows(tall, rng)
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
@@ -171,6 +185,98 @@ def choose_order(
     needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
     share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
     return order, gain, share
+
+
+def _cause(tall: TallModel, reference: Reference, order: int) -> str:
+    """Say which variables make the log-likelihood far from quadratic, and what helps.
+
+    A variable counts with the share of the variance of the remainders that goes where the variable
+    is held at its mode.
+    """
+    spread = _spread(tall, reference, order, None)
+    shares = {
+        name: 1 - _spread(tall, reference, order, where) / spread
+        for name, where in tall.layout.slices.items()
+    }
+    if not np.isfinite(spread) or not all(np.isfinite(share) for share in shares.values()):
+        return "Some rows are impossible at points about it."
+    kinked = [
+        name for name, where in tall.layout.slices.items() if _is_kinked(tall, reference, where)
+    ]
+    first, *others = sorted(shares, key=lambda name: -shares[name])
+    if first in kinked:
+        return (
+            f"It has kinks in {first}, as quantile regression and Laplace errors have, and no "
+            "expansion follows a kink. FlyMC with a bound of your own, pmb.Bound, reads few rows."
+        )
+    found = f"Of what is not quadratic, {shares[first]:.0%} goes if {first} is held at its mode"
+    if others and shares[others[0]] > TOGETHER:
+        return (
+            f"{found}, and {shares[others[0]]:.0%} if {others[0]} is: they act together, as "
+            "factors of a product do. If these are effects of groups with many rows, write them "
+            "centred, as Normal(mu, sd)."
+        )
+    return (
+        f"{found}: the rows tell so little of it that its posterior is wide. A more informative "
+        "prior on it, or more rows of the kind that depends on it, make it more nearly quadratic."
+    )
+
+
+def _spread(tall: TallModel, reference: Reference, order: int, held: slice | None) -> float:
+    """Variance over rows of the log ratios of posterior points that agree in some variables."""
+    rng = np.random.default_rng(0)
+    batch = _trial_rows(tall, rng)
+    remainder = compile_remainder(tall, order) if order else None
+    free = np.ones(reference.flat.size, dtype=bool)
+    if held is not None:
+        free[held] = False
+    points = np.tile(reference.flat, (TRIAL_PAIRS, 2, 1))
+    precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
+    z = rng.standard_normal((*points.shape[:2], int(free.sum())))
+    points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
+    ratios = [
+        np.diff([_term(tall, reference, remainder, point, batch) for point in pair], axis=0)
+        for pair in points
+    ]
+    with np.errstate(invalid="ignore"):  # where a row is impossible
+        return float(np.median([ratio.var() for ratio in ratios]))
+
+
+def _is_kinked(tall: TallModel, reference: Reference, where: slice) -> bool:
+    """Whether the log-likelihood has slopes and no curvature, which for smooth ones go together.
+
+    The mean square of a row's slope is about its mean curvature (the information equality).
+    """
+    own = reference.covariance[where, where]
+    direction = np.zeros_like(reference.flat)
+    direction[where] = np.sqrt(np.diag(own))
+    curvature = -direction @ reference.hessian @ direction / tall.n_rows
+    batch = _trial_rows(tall, np.random.default_rng(0))
+    ends = [
+        tall.compiled_row_logp(reference.flat + step * direction, *batch)
+        for step in (-KINK_STEP, KINK_STEP)
+    ]
+    with np.errstate(invalid="ignore"):
+        slopes = (ends[1] - ends[0]) / (2 * KINK_STEP)
+        return bool(curvature < KINKED * np.mean(slopes**2))
+
+
+def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
+    return tuple(np.ascontiguousarray(values[rows]) for values in tall.data)
+
+
+def _term(
+    tall: TallModel,
+    reference: Reference,
+    remainder: CompiledFunction | None,
+    point: np.ndarray,
+    batch: tuple[np.ndarray, ...],
+) -> np.ndarray:
+    """Evaluate what is estimated from rows: remainders, or without these log-likelihoods."""
+    if remainder is None:
+        return tall.compiled_row_logp(point, *batch)
+    return remainder(point, reference.flat, *batch)
 
 
 def rows_that_tell(
@@ -195,13 +301,8 @@ def rows_that_tell(
     )
     remainder = compile_remainder(tall, order) if order else None
 
-    def term(point: np.ndarray, batch: tuple[np.ndarray, ...]) -> np.ndarray:
-        if remainder is None:
-            return tall.compiled_row_logp(point, *batch)
-        return remainder(point, reference.flat, *batch)
-
     def powers(*batch: np.ndarray) -> np.ndarray:
-        terms = np.array([term(point, batch) for point in points])
+        terms = np.array([_term(tall, reference, remainder, point, batch) for point in points])
         with np.errstate(invalid="ignore"):  # where a row is impossible
             ratios = terms - np.roll(terms, 1, axis=0)
             return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])

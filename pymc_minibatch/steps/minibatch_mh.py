@@ -13,6 +13,7 @@ import numpy as np
 from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
@@ -68,6 +69,17 @@ SEEN_WANTED = 5.0
 
 HARMLESS = 0.01
 """With a smaller s² it does not matter which rows are in a batch."""
+
+CHECKED_DECISIONS = 50
+"""Decisions after tuning from which on their cost is compared with that about the mode."""
+
+SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.25
+"""Decisions that read fewer rows, or a smaller share of them, are no reason to look."""
+
+DEARER = 2.5
+"""Warn of decisions that read so many times the rows that they read about the mode."""
+
+TRIAL_DECISIONS = 40
 
 ACCEPTANCES = "CorrectedBarker(), Penalty(), Naive(), Barker(), Austere() or SubLhd()"
 PROPOSALS = "Laplace(), SurrogateHamiltonian(), SurrogateLangevin() or RandomWalk()"
@@ -171,7 +183,8 @@ class MinibatchMH(TallStep):
     UserWarning
         If a Deterministic has a value for each row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if few rows decide, so that batches must be large.
+        helps little; and if few rows decide, so that batches must be large. While sampling,
+        ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
 
     Notes
     -----
@@ -218,6 +231,7 @@ class MinibatchMH(TallStep):
         "test_error": (np.float64, []),
         "scale": (np.float64, []),
         **TallStep.stats_dtypes_shapes,
+        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -335,6 +349,7 @@ class MinibatchMH(TallStep):
             self._active.size, variance, self._approximation()
         )
         self.batch_state = first_batch(self._initial_batch)
+        self._read, self._cost_is_checked = np.zeros(2), False
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if not self.control_variate:
@@ -421,11 +436,57 @@ class MinibatchMH(TallStep):
             )
         if self.tune:
             self._tune(totals)
-        return self._stats(totals)
+        stats = self._stats(totals)
+        stats["warning"] = None if self.tune else self._warning_of_cost(totals, flat)
+        return stats
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
         return Totals(*self._kernel(*self._arguments(flat, n_steps)))
+
+    def _warning_of_cost(self, totals: Totals, flat: np.ndarray) -> str | None:
+        """Warn once where decisions read far more rows than the surrogate is good for.
+
+        Then the chain is where the expansion about the mode does not hold, and the moves made for
+        the neighbourhood of the mode are no good either.
+        """
+        self._read += (totals.n_decisions, totals.batch_rows)
+        n_decisions, n_rows = self._read
+        if self._cost_is_checked or not self.control_variate or n_decisions < CHECKED_DECISIONS:
+            return None
+        mean = n_rows / n_decisions
+        if mean < max(SUSPICIOUS_ROWS, SUSPICIOUS_SHARE * self.n_rows):
+            return None
+        self._cost_is_checked = True
+        expected = self._rows_about_the_mode()
+        if not mean > DEARER * max(expected, SUSPICIOUS_ROWS):
+            return None
+        assert self.reference is not None
+        away = (flat - self.reference.flat) / np.sqrt(np.diag(self.reference.covariance))
+        farthest = int(np.argmax(np.abs(away)))
+        return (
+            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, and {expected:,.0f} about the "
+            f"posterior mode: the chain has left the neighbourhood in which the control variate "
+            f"holds ({self.tall.layout.name_of(farthest)} is {abs(away[farthest]):.1f} standard "
+            "deviations from its mode). The mode of a scale of group effects, say, is far from "
+            "where the posterior mass is. The test is still right, but the chain may not have "
+            "converged: look at R-hat and the effective sample size, and tune for longer."
+        )
+
+    def _rows_about_the_mode(self) -> float:
+        """Rows that a decision reads at draws from the Gaussian approximation, on average."""
+        assert self.reference is not None
+        rng = np.random.default_rng(0)
+        points = rng.multivariate_normal(
+            self.reference.flat, self.reference.covariance, TRIAL_DECISIONS, method="cholesky"
+        )
+        own = self.rng, self.proposal_state
+        self.rng, self.proposal_state = rng, copy.deepcopy(self.proposal_state)
+        try:
+            read = [self._transitions(point, 1) for point in points]
+        finally:
+            self.rng, self.proposal_state = own
+        return sum(t.batch_rows for t in read) / max(1, sum(t.n_decisions for t in read))
 
     def _arguments(self, flat: np.ndarray, n_steps: int) -> tuple[Any, ...]:
         """Return what the kernel is called with."""
