@@ -11,6 +11,11 @@ from pymc_minibatch.bounds.collapse import CollapsedTarget, FireflyTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
 from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.bounds.loose import (
+    curvature_of_posterior,
+    loose_rows,
+    warn_of_narrow_bounds,
+)
 from pymc_minibatch.bounds.normal import Normal
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
@@ -93,6 +98,13 @@ def settle(
             touches = climb(target, start) if reference is None else reference.flat
     constants = target.constants(touches)
     approximation = approximate(target, constants)
+    if isinstance(target, CollapsedTarget) and tuned:
+        curvature = curvature_of_posterior(target, constants, approximation)
+        target.always = loose_rows(target, constants, approximation, curvature)
+        if target.always.size:
+            constants = target.constants(touches)
+            approximation = approximate(target, constants)
+        warn_of_narrow_bounds(target, approximation[1], curvature)
     settled = Settled(touches, constants, approximation, target.tolerance(touches))
     points = _trial_points(settled, active, start)
     target.check_bound(touches, points)

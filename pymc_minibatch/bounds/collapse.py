@@ -10,7 +10,7 @@ the gap gₙ = log Lₙ − log Bₙ ≥ 0.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -67,6 +67,15 @@ def base(point, constants, gradient):
     return value
 """
 
+BASE_WITH_ROWS = """
+def base(point, constants, gradient):
+    value, slope = assemble(point, parts(point, constants[0]), constants[:{n_collapsed}])
+    gaps, more = rows(point, constants[0], *constants[{n_collapsed}:])
+    for i in range(gradient.size):
+        gradient[i] = slope[i] + more[i]
+    return value + gaps.item()
+"""
+
 GAP = """
 def gap(point, constants, batch, gradient):
     return rows(point, constants[0], *batch)[0]
@@ -96,9 +105,13 @@ class FireflyTarget(ABC):
         Row data that a bound reads besides those of the model.
     entering : ndarray of int
         The positions that the likelihood depends on.
+    always : ndarray of int
+        Rows that are read with the base instead of being bright or dark: their gaps are added to
+        it, so that of their bounds nothing is left.
     """
 
     tall: TallModel
+    always: np.ndarray = np.empty(0, np.int64)
     active: np.ndarray
     uses_gradient: bool
     extra: tuple[RowInput, ...] = ()
@@ -127,17 +140,31 @@ class FireflyTarget(ABC):
     ) -> tuple[float, np.ndarray]:
         """Value and gradient of the base."""
         parts = self.compiled_base.jitted(point, constants[0])
-        value, gradient = self.assemble(point, parts, constants)
+        collapsed = constants[: self._n_collapsed(constants)]
+        value, gradient = self.assemble(point, parts, collapsed)
+        if self.always.size:
+            rows = self.compiled_always.jitted(point, constants[0], *constants[len(collapsed) :])
+            return float(value + rows[0]), gradient + rows[1]
         return float(value), gradient
 
-    @abstractmethod
     def constants(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Collapse the bounds in one pass; the reference point comes first.
+        """Return what the base reads: the collapsed bounds, then the rows that are always read.
 
-        Where `rows` are given, the sums are estimated from these.
+        The reference point comes first. Where `rows` are given, the sums are estimated from these.
         """
+        always = self.batch(self.always) if self.always.size else []
+        return *self.collapsed(reference, rows), *always
+
+    @abstractmethod
+    def collapsed(
+        self, reference: np.ndarray, rows: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Collapse the bounds in one pass; the reference point comes first."""
+
+    def _n_collapsed(self, constants: tuple[np.ndarray, ...]) -> int:
+        return len(constants) - (len(self.data) if self.always.size else 0)
 
     @cached_property
     def compiled_base(self) -> CompiledFunction:
@@ -155,14 +182,26 @@ class FireflyTarget(ABC):
         slope = disconnected_grad(-1.0 / pt.expm1(-gap))
         return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
 
-    def jitted(self, code_key: str) -> JittedTarget:
+    @cached_property
+    def compiled_always(self) -> CompiledFunction:
+        """``(point, reference, *batch) -> (sum of the gaps, its gradient)``."""
+        inputs, gap = self.gap_graph()
+        total = pt.sum(gap)
+        return compile_numba(inputs, [total, _gradient(total, inputs[0])])
+
+    def jitted(self, constants: tuple[np.ndarray, ...], code_key: str) -> JittedTarget:
         """Compile what a kernel calls; `code_key` stands for the code of this package."""
         base, gap = self.compiled_base, self.compiled_gap
         environment = {"parts": base.jitted, "assemble": njit(self.assemble)}
         keys = [base.cache_key, self.assemble.__name__, code_key]
+        base_source = BASE
+        if self.always.size:
+            base_source = BASE_WITH_ROWS.format(n_collapsed=self._n_collapsed(constants))
+            environment["rows"] = self.compiled_always.jitted
+            keys.append(self.compiled_always.cache_key)
         source = GAP_AND_GRADIENT if self.uses_gradient else GAP
         return JittedTarget(
-            jit_cached(BASE, "base", environment, keys),
+            jit_cached(base_source, "base", environment, keys),
             jit_cached(source, "gap", {"rows": gap.jitted}, [gap.cache_key]),
         )
 
@@ -292,7 +331,8 @@ class CollapsedTarget(FireflyTarget):
         return eta.shape[1] if eta.ndim == 2 else 1
 
     @cached_property
-    def _metric(self) -> np.ndarray:
+    def metric(self) -> np.ndarray:
+        """The matrix A of the bounds' parabolas."""
         return self.bound.metric(self._n_classes)
 
     @cached_property
@@ -311,7 +351,7 @@ class CollapsedTarget(FireflyTarget):
 
     # --- Sufficient statistics ----------------------------------------------------------------
 
-    def constants(
+    def collapsed(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
         """Collapse the bounds in one pass, or estimate their sums from some rows.
@@ -344,17 +384,24 @@ class CollapsedTarget(FireflyTarget):
         """Sum what the bounds of some rows collapse into, little enough at a time for the cache."""
         moving = self.moving.size
         sums = [np.zeros(()), np.zeros(moving), np.zeros((moving, moving))]
-        step = max(64, CHUNK_NUMBERS // max(1, moving * self._n_classes))
-        for first in range(0, len(data[0]), step):
-            batch = [values[first : first + step] for values in data]
+        for batch in self.parts_for_cache(data):
             _, constants, slopes, curvature = self.compiled_quadratic.jitted(reference, *batch)
             jacobian = self.jacobian(reference, batch)
-            mixed = (jacobian @ self._metric) * curvature[:, None]
-            flat = jacobian.reshape(moving, -1)
             sums[0] += constants.sum()
-            sums[1] += flat @ slopes.ravel()
-            sums[2] += mixed.reshape(moving, -1) @ flat.T
+            sums[1] += jacobian.reshape(moving, -1) @ slopes.ravel()
+            sums[2] += self.weighted_square(jacobian, curvature)
         return sums
+
+    def parts_for_cache(self, data: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Cut rows into batches whose Jacobian fits in cache."""
+        step = max(64, CHUNK_NUMBERS // max(1, self.moving.size * self._n_classes))
+        for first in range(0, len(data[0]), step):
+            yield [values[first : first + step] for values in data]
+
+    def weighted_square(self, jacobian: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Sum wₙ JₙᵀAJₙ over rows."""
+        mixed = (jacobian @ self.metric) * weights[:, None]
+        return mixed.reshape(len(jacobian), -1) @ jacobian.reshape(len(jacobian), -1).T
 
     def jacobian(self, point: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Jacobian of an affine predictor by finite differences, which are exact.
@@ -468,7 +515,7 @@ class CollapsedTarget(FireflyTarget):
             epsilon, slope = ((eta - eta_0).T.reshape(-1, rows.size), linear.T)
             slope = slope.reshape(-1, rows.size)
             parabola = (slope * epsilon).sum(0) + 0.5 * curvature * (
-                epsilon * (self._metric @ epsilon)
+                epsilon * (self.metric @ epsilon)
             ).sum(0)
             kappa = (scale_0[0] / scale[0]) ** 2 if scale else np.ones(rows.size)
             bound = level + kappa * (constant + parabola) + 0.5 * np.log(kappa)

@@ -23,7 +23,7 @@ from numba import njit
 from pymc_minibatch.acceptance.decision import Source
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.tall.pointers import call_array, call_scalar
-from pymc_minibatch.updates.update import Context, Fireflies, Whitening, log_odds
+from pymc_minibatch.updates.update import ALWAYS, Context, Fireflies, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
 
@@ -114,7 +114,7 @@ def make_iterations(
         ``(rng, point, source, flies, whitening, tuning, work, tolerance, counts) -> (accept,
         n_bright)`` moves ``point[whitening.active]`` in place; sums of acceptance and bright rows.
         `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
-        likelihood, or -1, with its gap.
+        likelihood, or -1, with its gap, and how often the base was evaluated.
     """
     take = make_take(ndims)
 
@@ -123,6 +123,7 @@ def make_iterations(
         """Log-density given z, and its gradient; the bright rows' log odds go to `proposed`."""
         source, flies, counts = context.source, context.flies, context.counts
         total = call_scalar(source.base, (point, source.constants, gradient))
+        counts[4] += 1
         if not np.isfinite(total):
             return -np.inf
         n_bright = flies.n_bright[0]
@@ -208,6 +209,7 @@ def make_iterations(
                 log_density = evaluate(point, gradient, context)
             else:
                 log_density = call_scalar(source.base, (point, source.constants, gradient))
+                counts[4] += 1
                 log_density += flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):
                 log_density, accepted, signal = update(
@@ -305,6 +307,8 @@ def draw_anew(
     """Draw rows bright with odds L̃."""
     for i in range(rows.size):
         row = rows[i]
+        if flies.state[row] == ALWAYS:
+            continue
         if rng.random() * (1.0 + np.exp(-odds[i])) < 1.0:
             if flies.state[row] == DARK:
                 brighten(flies, row, odds[i])

@@ -125,8 +125,9 @@ class FlyMC(TallStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; and if the
-        likelihood depends on variables that other steps move.
+        If a Deterministic has a value for each row, which makes every draw cost N; if the
+        likelihood depends on variables that other steps move; and if bounds are so much narrower
+        than the posterior that chains mix slowly.
 
     Notes
     -----
@@ -139,12 +140,16 @@ class FlyMC(TallStep):
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
-    - ``n_bright``: mean number of bright rows.
+    - ``n_bright``: mean number of bright rows, with those that are always read.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+
+    Rows whose bounds are loose where the posterior is, such as those of a category in which all
+    outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
+    of the rows: with bounds, a chain would turn them bright and dark again before it could move on.
 
     A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
     a time.
@@ -257,7 +262,7 @@ class FlyMC(TallStep):
 
     @cached_property
     def _jitted(self) -> JittedTarget:
-        return self.target.jitted(code_key())
+        return self.target.jitted(self._settled.constants, code_key())
 
     @cached_property
     def _addresses(self) -> tuple[int, int]:
@@ -271,7 +276,7 @@ class FlyMC(TallStep):
 
     @cached_property
     def _flies(self) -> Fireflies:
-        return new_fireflies(self.n_rows)
+        return new_fireflies(self.n_rows, self.target.always)
 
     def _reset_tuning(self) -> None:
         first_step = self._update.first_step(self._active.size)
@@ -351,7 +356,7 @@ class FlyMC(TallStep):
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
     ) -> tuple[float, int, np.ndarray]:
-        counts = np.array([0.0, 0.0, -1.0, 0.0])
+        counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
         tunes_q = self.fixed_q is None and self.z_update == "implicit"
         work = Work(
             n_iterations,
@@ -376,11 +381,13 @@ class FlyMC(TallStep):
         return accept, n_bright, counts
 
     def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
+        n_always = self.target.always.size
+        read_with_base = n_always * int(counts[4])
         return {
             "accept": accept / (self.steps_per_draw * self.theta_updates),
-            "n_likelihood": int(counts[0]),
-            "n_gradient": int(counts[1]),
-            "n_bright": n_bright / self.steps_per_draw,
+            "n_likelihood": int(counts[0]) + read_with_base,
+            "n_gradient": int(counts[1]) + (read_with_base if self._update.uses_gradient else 0),
+            "n_bright": n_bright / self.steps_per_draw + n_always,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
         }
