@@ -462,11 +462,11 @@ class MinibatchMH(TallStep):
         if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
             return None
         return (
-            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, where a trial about the posterior "
-            f"mode needed {expected:,.0f}: the chain is where the expansion about the mode does not "
-            "hold, and its moves are not made for there. The mode of a scale of group effects, for "
-            "one, may lie far from where the posterior mass is. The chain may not have converged: "
-            "look at R-hat and the effective sample size, and tune for longer."
+            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, where a trial about the "
+            f"posterior mode needed {expected:,.0f}: the chain is where the expansion about the "
+            "mode does not hold, and its moves are not made for there. The mode of a scale of "
+            "group effects, for one, may lie far from where the posterior mass is. The chain may "
+            "not have converged: look at R-hat and the effective sample size, and tune for longer."
         )
 
     def _arguments(self, flat: np.ndarray, n_steps: int) -> tuple[Any, ...]:
