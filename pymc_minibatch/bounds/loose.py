@@ -13,7 +13,7 @@ from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
-__all__ = ["curvature_of_posterior", "loose_rows", "warn_of_narrow_bounds"]
+__all__ = ["curvature_of_posterior", "loose_rows", "posterior_root", "warn_of_narrow_bounds"]
 
 SHORT_WAY = 0.1
 """Standard deviations of prior and bounds on which the curvature of the gaps is measured."""
@@ -72,6 +72,12 @@ def _curvature(
     return np.where(squares > 0, 2 * np.maximum(gaps, 0.0) / safe, 0.0)
 
 
+def posterior_root(root: np.ndarray, curvature: np.ndarray) -> np.ndarray:
+    """Return a root of the posterior's covariance, from one of the covariance of the bounds."""
+    values, vectors = np.linalg.eigh(root.T @ curvature @ root)
+    return root @ (vectors / np.sqrt(np.maximum(values, FLATTEST)))
+
+
 def loose_rows(
     target: CollapsedTarget,
     constants: tuple[np.ndarray, ...],
@@ -80,8 +86,7 @@ def loose_rows(
 ) -> np.ndarray:
     """Find the rows that had better be read always: their numbers."""
     reference, (center, root, _) = constants[0], approximation
-    values, vectors = np.linalg.eigh(root.T @ curvature @ root)
-    wide = root @ (vectors / np.sqrt(np.maximum(values, FLATTEST)))
+    wide = posterior_root(root, curvature)
     points = []
     for z in np.random.default_rng(20140406).standard_normal((TRIAL_POINTS, len(root))):
         points.append(reference.copy())
