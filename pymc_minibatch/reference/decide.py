@@ -245,7 +245,8 @@ def _spread(tall: TallModel, reference: Reference, order: int, held: slice | Non
 def _is_kinked(tall: TallModel, reference: Reference, where: slice) -> bool:
     """Whether the log-likelihood has slopes and no curvature, which for smooth ones go together.
 
-    The mean square of a row's slope is about its mean curvature (the information equality).
+    The mean square of a row's slope is about its mean curvature (the information equality). Where
+    neither tells of the variables at the mode there is no kink to be seen.
     """
     own = reference.covariance[where, where]
     direction = np.zeros_like(reference.flat)
@@ -258,7 +259,8 @@ def _is_kinked(tall: TallModel, reference: Reference, where: slice) -> bool:
     ]
     with np.errstate(invalid="ignore"):
         slopes = (ends[1] - ends[0]) / (2 * KINK_STEP)
-        return bool(curvature < KINKED * np.mean(slopes**2))
+        information = np.mean(slopes**2)
+        return bool(curvature < KINKED * information and tall.n_rows * information > 1)
 
 
 def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
