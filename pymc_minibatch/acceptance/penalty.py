@@ -88,8 +88,11 @@ class Penalty:
                 f"sigma must lie in [{SIGMA_MIN}, {SIGMA_MAX}], got {self.sigma}. Use 0.3 with a "
                 "control variate, 1.0 without."
             )
-        if self.test_error is not None and not self.test_error > 0:
-            raise ValueError(f"test_error must be positive or None; got {self.test_error}.")
+        if self.test_error is not None and not 0 < self.test_error < 1:
+            raise ValueError(
+                "test_error must be positive and below 1, or None for no limit; got "
+                f"{self.test_error}."
+            )
 
     @property
     def most_accepted(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
@@ -24,7 +25,7 @@ from pymc_minibatch.acceptance.growing import (
     new_first_batch,
     tune_first_batch,
 )
-from pymc_minibatch.arguments import checked_count, checked_temperature
+from pymc_minibatch.arguments import checked_count, checked_part, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions
 from pymc_minibatch.latent.field import NoFieldError
@@ -33,6 +34,8 @@ from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
+    check_control_variate,
+    choose_order,
     decide_control_variate,
     gaussian_acceptance,
     rows_that_tell,
@@ -61,6 +64,18 @@ SEEN_WANTED = 5.0
 
 HARMLESS = 0.01
 """With a smaller s² it does not matter which rows are in a batch."""
+
+CHECKED_DECISIONS = 50
+"""Decisions after tuning before their cost is compared with that of the trial."""
+
+SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
+"""Decisions that read fewer rows, or a smaller share of them, are no reason to look."""
+
+DEARER = 2.5
+"""Warn of decisions that read so many times the rows that a trial about the mode needed."""
+
+ACCEPTANCES = "CorrectedBarker(), Penalty(), Naive(), Barker(), Austere() or SubLhd()"
+PROPOSALS = "Laplace(), SurrogateHamiltonian(), SurrogateLangevin() or RandomWalk()"
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -135,7 +150,8 @@ class MinibatchMH(TallStep):
     UserWarning
         If a Deterministic has a value for each row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if few rows decide, so that batches must be large.
+        helps little; and if few rows decide, so that batches must be large. While sampling,
+        ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
 
     Notes
     -----
@@ -185,6 +201,7 @@ class MinibatchMH(TallStep):
         "accept_dense": (np.float64, []),
         "accept_groups": (np.float64, []),
         **TallStep.stats_dtypes_shapes,
+        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -210,6 +227,10 @@ class MinibatchMH(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
+        checked_part("acceptance", acceptance, ("parameters", "build"), ACCEPTANCES)
+        checked_part("proposal", proposal, ("initial_state", "build"), PROPOSALS)
+        self.temperature = checked_temperature(temperature)
+        check_control_variate(reference, control_variate)
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
         self._default_test = acceptance is None
@@ -222,7 +243,6 @@ class MinibatchMH(TallStep):
                 f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
                 "leave batch_size out, or give the test other batch_sizes to choose from."
             )
-        self.temperature = checked_temperature(temperature)
         self.least_batch = LEAST_BATCH
         self.latent = self._latent_sampler(reference, proposal, control_variate)
         if self.latent is None:
@@ -317,6 +337,7 @@ class MinibatchMH(TallStep):
 
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
+        self._read, self._cost_is_checked = np.zeros(2), False
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
@@ -331,7 +352,7 @@ class MinibatchMH(TallStep):
             return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
         if self.control is None or not self.control.order:
             return point
-        return start_near_mode(self.tall, self.control, point, self.rng)
+        return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     @cached_property
     def _target(self) -> Target:
@@ -388,7 +409,9 @@ class MinibatchMH(TallStep):
         if self.tune:
             self.proposal.end_draw(self.proposal_state)
             self._tune_batch(totals.n_grown, totals.n_decisions)
-        return self._stats(totals)
+        stats = self._stats(totals)
+        stats["warning"] = None if self.tune else self._warning_of_cost(totals)
+        return stats
 
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
         assert self.latent is not None
@@ -417,6 +440,7 @@ class MinibatchMH(TallStep):
             "accept_hyper": kinds["hyper"],
             "accept_dense": kinds["dense"],
             "accept_groups": kinds["groups"],
+            "warning": None,
         }
 
     def _refuse_impossible(self, row: int) -> None:
@@ -427,6 +451,34 @@ class MinibatchMH(TallStep):
                 "Minibatch sampling needs rows that are possible at every value of the parameters "
                 "(no support that depends on them); sample this model with NUTS."
             )
+
+    def _warning_of_cost(self, totals: Totals) -> str | None:
+        """Warn once where decisions read far more rows than the surrogate is good for.
+
+        Then the chain is where the expansion about the mode does not hold, and the moves made for
+        the neighbourhood of the mode are no good either.
+        """
+        self._read += (totals.n_decisions, totals.batch_rows)
+        n_decisions, n_rows = self._read
+        if self._cost_is_checked or not self.control_variate or n_decisions < CHECKED_DECISIONS:
+            return None
+        mean = n_rows / n_decisions
+        if mean < max(SUSPICIOUS_ROWS, SUSPICIOUS_SHARE * self.n_rows):
+            return None
+        self._cost_is_checked = True
+        assert self.control is not None
+        expected = (
+            self.n_rows * choose_order(self.tall, self.control.reference, self.temperature)[2]
+        )
+        if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
+            return None
+        return (
+            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, where a trial about the "
+            f"posterior mode needed {expected:,.0f}: the chain is where the expansion about the "
+            "mode does not hold, and its moves are not made for there. The mode of a scale of "
+            "group effects, for one, may lie far from where the posterior mass is. The chain may "
+            "not have converged: look at R-hat and the effective sample size, and tune for longer."
+        )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]

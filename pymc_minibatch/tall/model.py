@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.util import get_var_name
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -23,6 +23,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
+from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
@@ -116,7 +117,7 @@ class TallModel:
 
     def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
         sources = None if data is None else open_sources(data)
-        self.model = modelcontext(model)
+        self.model = checked_model(model)
         start = self.model.initial_point()
         self.layout = PointLayout.of(
             start, [get_var_name(value) for value in self.model.value_vars]

@@ -1,63 +1,97 @@
-"""What people pass to evaluate rows."""
+"""Arguments of the wrong type or size are refused in words, before anything is compiled."""
+
+import re
 
 import numpy as np
+import pymc as pm
 import pytest
-from models import N_ROWS, normal_model
+from models import normal_model
 
 import pymc_minibatch as pmb
 
-POINT = {"mu": np.array(0.3), "sigma_log__": np.array(0.1)}
-
 
 @pytest.fixture(scope="module")
-def tall():
-    return pmb.TallModel(normal_model())
+def model():
+    return normal_model()
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("kind", "options", "message"),
     [
-        ([True, False], "np.flatnonzero"),
-        (np.arange(N_ROWS) < 2, "np.flatnonzero"),
-        ([0.7], "whole numbers"),
-        ([[1, 2]], "a list of whole numbers"),
-        (3, "a list of whole numbers"),
-        ("a", "whole numbers"),
-        ([0, -1], f"from 0 to {N_ROWS - 1}; there is -1"),
-        ([0, N_ROWS], f"there is {N_ROWS}"),
-        (np.ma.masked_array([1, 2], [True, False]), "none masked"),
+        (
+            "MinibatchMH",
+            {"acceptance": "penalty"},
+            r"acceptance must be one of .*Penalty\(\).*'pen",
+        ),
+        ("MinibatchMH", {"acceptance": pmb.Penalty}, r"Call the class: Penalty\(\)"),
+        ("MinibatchMH", {"proposal": "laplace"}, r"proposal must be one of Laplace\(\).*'laplace'"),
+        ("MinibatchMH", {"proposal": pmb.RandomWalk}, r"Call the class: RandomWalk\(\)"),
+        ("MinibatchMH", {"reference": "reference.npz"}, r"must be a Reference; got 'refe.*load\("),
+        ("FlyMC", {"reference": {"mu": 0.0}}, r"reference must be a Reference; got \{'mu'"),
+        ("SGLD", {"reference": 3}, "reference must be a Reference; got 3"),
+        ("MinibatchMH", {"control_variate": True}, "control_variate must be 'auto', 0, 1 or 2"),
+        ("SGFS", {"control_variate": True}, "control_variate must be 'auto', 0, 1 or 2"),
+        ("MinibatchMH", {"control_variate": [2]}, "control_variate must be 'auto', 0, 1 or 2"),
+        ("MinibatchMH", {"temperature": "hot"}, "temperature must be a positive, finite number"),
+        ("MinibatchMH", {"temperature": True}, "temperature must be a positive, finite number"),
+        ("MinibatchMH", {"temperature": 1j}, "temperature must be a positive, finite number"),
+        ("MinibatchMH", {"temperature": None}, "temperature must be a positive, finite number"),
+        ("MinibatchMH", {"temperature": [1.0]}, "temperature must be a positive, finite number"),
+        ("MinibatchMH", {"steps_per_draw": 10**30}, "steps_per_draw .* at most 1,000,000,000; got"),
+        ("FlyMC", {"theta_updates": 10**30}, "theta_updates must .* at most"),
+        ("SGLD", {"batch_size": 10**30}, "batch_size must .* at most"),
+        ("FlyMC", {"kernel": ["slice"]}, "kernel must be one of"),
+        ("FlyMC", {"q": "small"}, "q must be over 0 and below 1; got 'small'"),
+        ("MinibatchMH", {"vars": ["mu", "mu"]}, "vars names mu twice"),
+        ("MinibatchMH", {"vars": ["sigma", "sigma_log__"]}, "vars names sigma_log__ twice"),
+        ("MinibatchMH", {"model": "mine"}, "model must be a Model; got 'mine'"),
+        ("TallModel", {"model": 3}, "model must be a Model; got 3"),
+        ("find_reference", {"tall": "mine"}, "tall must be a TallModel; got 'mine'"),
+        ("find_reference", {"temperature": -1.0}, "temperature must be a positive, finite number"),
+        ("find_reference", {"temperature": "hot"}, "temperature must be a positive, finite number"),
     ],
 )
-def test_no_row_numbers(tall, rows, message):
-    with pytest.raises(ValueError, match=message):
-        tall.row_logp(POINT, rows)
+def test_refuses(model, kind, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(pmb, kind)(**{"model": model} | options)
 
 
-def test_row_numbers(tall):
-    expected = tall.row_logp(POINT, [0, 5, 5])
-    np.testing.assert_array_equal(tall.row_logp(POINT, np.array([0, 5, 5], np.uint8)), expected)
-    assert expected.shape == (3,)
-    assert tall.row_logp(POINT, []).shape == (0,)
+@pytest.mark.parametrize("kind", [pmb.CorrectedBarker, pmb.Penalty])
+def test_an_error_of_a_probability_is_below_one(kind):
+    with pytest.raises(ValueError, match=r"test_error must be .* below 1.*; got 2\.0"):
+        kind(test_error=2.0)
+
+
+def test_without_a_model():
+    with pytest.raises(TypeError, match=r"There is no model\. Pass model="):
+        pmb.TallModel()
+    with pytest.raises(TypeError, match="There is no model"):
+        pmb.find_reference()
+
+
+@pytest.mark.parametrize("thing", [None, 3, {"mu": np.zeros(10)}, "result.nc", np.zeros((2, 10))])
+def test_what_is_no_result(model, thing):
+    with pytest.raises(TypeError, match="idata must be what"):
+        pmb.ksd(thing, model)
+    with pytest.raises(TypeError, match="run 'mine' must be what"):
+        pmb.compare({"mine": thing}, reference="mine")
+    with pytest.raises(TypeError, match="runs must be a dict of results by name"):
+        pmb.compare(thing if not isinstance(thing, dict) else [thing], reference="mine")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
-        ({"mu": np.zeros(2)}, r"mu of the point has shape \(2,\); the model needs \(\)"),
-        ({"mu": [0.3]}, r"shape \(1,\)"),
-        ({"mu": "a"}, "must be numbers"),
-        ({"mu": np.ma.masked_array(0.3, True)}, "none masked"),
-        ({"mu": None}, "must be numbers"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number, at least 1"),
+        ({"max_draws": 50.5}, "max_draws must be a whole number, at least 40"),
+        ({"control_variate": True}, "control_variate must be 'auto', 0, 1 or 2"),
+        ({"reference": "r.npz"}, "reference must be a Reference"),
     ],
 )
-def test_no_point(tall, changes, message):
-    for evaluate in (tall.prior_logp, tall.logp, lambda point: tall.row_logp(point, [0])):
-        with pytest.raises(ValueError, match=message):
-            evaluate(POINT | changes)
-
-
-def test_a_point_lacks_a_variable(tall):
-    with pytest.raises(ValueError, match="The point has no sigma_log__"):
-        tall.logp({"mu": np.array(0.3), "sigma": np.array(1.1)})
-    with pytest.raises(ValueError, match="maps names"):
-        tall.logp(np.array([0.3, 0.1]))
+def test_ksd_refuses(model, options, message):
+    with model:
+        draws = pm.sample_prior_predictive(5, random_seed=1)
+    draws["posterior"] = draws.prior
+    with pytest.raises((TypeError, ValueError), match=re.compile(message)):
+        pmb.ksd(draws, model, **options)
