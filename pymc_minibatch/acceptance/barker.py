@@ -63,6 +63,7 @@ class Barker:
     """
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
+    draws_by_size: ClassVar[bool] = True
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int

@@ -70,6 +70,7 @@ class CorrectedBarker:
     sigma: float = 1.0
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         error = correction(self.sigma).cdf_error

@@ -123,12 +123,19 @@ class Rows(NamedTuple):
         One bit for each row of the data: whether it is in the batch.
     n_drawn
         Number of rows in the batch, one element.
+    population
+        The number of rows of which the batch is drawn without replacement; infinity where it is
+        drawn with replacement.
+    table
+        What rows are drawn by; empty where they are drawn uniformly.
     """
 
     drawn: np.ndarray
     log_ratios: np.ndarray
     seen: np.ndarray
     n_drawn: np.ndarray
+    population: float
+    table: Any
 
 
 class Source(NamedTuple):
@@ -159,15 +166,17 @@ def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
     return Source(data, constants, row_address, address_of(base, point, constants))
 
 
-def row_workspace(n_rows: int) -> Rows:
-    """Allocate work space for batches of up to half the rows.
+def row_workspace(n_rows: int, table: Any = ()) -> Rows:
+    """Allocate work space for batches of up to half the rows, drawn uniformly or by a table.
 
     The pages of the arrays are taken from memory only when a batch grows into them.
     """
-    capacity = n_rows // 2 + 1
+    capacity, uniform = n_rows // 2 + 1, len(table) == 0
     return Rows(
         drawn=np.empty(capacity, dtype=np.int64),
         log_ratios=np.empty(capacity),
-        seen=np.zeros(n_rows // 64 + 1, dtype=np.uint64),
+        seen=np.zeros(n_rows // 64 + 1 if uniform else 0, dtype=np.uint64),
         n_drawn=np.zeros(1, dtype=np.int64),
+        population=float(n_rows) if uniform else np.inf,
+        table=table,
     )

@@ -53,6 +53,7 @@ class Naive:
     """
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
+    draws_by_size: ClassVar[bool] = True
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -90,7 +91,7 @@ class Naive:
             if impossible >= 0 or mean == -np.inf:
                 return Decision(False, n, n, False, 0.0, 0.0, impossible, 0)
             scale = n_rows / temperature
-            s2 = scale**2 * variance / n * (1 - n / n_rows)
+            s2 = scale**2 * variance / n * (1 - n / rows.population)
             accepted = log_u < psi + scale * mean
             return Decision(accepted, n, n, False, s2, min(1.0, math.sqrt(s2)), -1, 0)
 

@@ -81,6 +81,7 @@ class Penalty:
     sigma: float = 0.3
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not SIGMA_MIN <= self.sigma <= SIGMA_MAX:

@@ -53,6 +53,7 @@ def make_transitions(
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
     adapt: Callable[..., None],
+    by_size: bool = False,
 ) -> Callable[..., Totals]:
     """Assemble the loop from jitted parts.
 
@@ -64,6 +65,8 @@ def make_transitions(
         Takes the functions that read rows, returns the acceptance test.
     propose, adapt
         The proposal and its tuning.
+    by_size
+        Whether rows are drawn by size.
 
     Returns
     -------
@@ -72,7 +75,7 @@ def make_transitions(
         rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns
         :class:`Totals`.
     """
-    decide = build_decide(*make_readers(ndims))
+    decide = build_decide(*make_readers(ndims, by_size))
 
     @njit
     def transitions(

@@ -1,7 +1,7 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import copy
-import math
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker
+from pymc_minibatch.acceptance import CorrectedBarker, Exact
 from pymc_minibatch.acceptance.decision import (
     Acceptance,
     Rows,
@@ -25,12 +25,14 @@ from pymc_minibatch.acceptance.decision import (
     make_source,
     row_workspace,
 )
+from pymc_minibatch.acceptance.exact import Ball
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
     first_batch,
     tune_first_batch,
 )
+from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.cache import code_key
 from pymc_minibatch.kernels.metropolis import Totals, make_transitions
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
@@ -39,7 +41,6 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     decide_control_variate,
     gaussian_acceptance,
-    rows_that_tell,
     start_near_mode,
 )
 from pymc_minibatch.reference.taylor import (
@@ -49,6 +50,7 @@ from pymc_minibatch.reference.taylor import (
     target_constants,
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
+from pymc_minibatch.steps.deciding import RowChoice, least_uniform_batch, settle
 from pymc_minibatch.tall.ahead import CompiledAhead
 from pymc_minibatch.tall.compiled import jit_cached
 from pymc_minibatch.tall.pointers import address_of
@@ -56,16 +58,9 @@ from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
+_log = logging.getLogger("pymc_minibatch")
+
 DEFAULT_BATCH = 100
-
-SEEN_SHARE = 0.5
-"""With fewer rows that tell in a batch, it may know nothing of its error."""
-
-SEEN_WANTED = 5.0
-"""How many such rows a first batch then holds, on average."""
-
-HARMLESS = 0.01
-"""With a smaller s² it does not matter which rows are in a batch."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -90,11 +85,12 @@ def transitions(rng, point, active, source, n_steps, tuning, state, guide, param
 
 
 def make_kernel(
-    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal
+    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal, by_size: bool
 ) -> Callable[..., tuple[Any, ...]]:
     """Assemble the loop of transitions, its machine code kept on disk."""
-    loop = make_transitions(ndims, acceptance.build, *proposal.build())
-    keys = [code_key(), repr(ndims), type(acceptance).__name__, repr(proposal.jit_options)]
+    loop = make_transitions(ndims, acceptance.build, *proposal.build(), by_size)
+    options = repr(ndims), repr(by_size), repr(proposal.jit_options)
+    keys = [code_key(), type(acceptance).__name__, *options]
     return jit_cached(KERNEL_SOURCE, "transitions", {"loop": loop}, keys)
 
 
@@ -109,6 +105,7 @@ class MinibatchMHState(TallStepState):
     acceptance: Acceptance = field(metadata={"frozen": True})
     batch_size: int | None = field(metadata={"frozen": True})
     temperature: float = field(metadata={"frozen": True})
+    rows: str = field(metadata={"frozen": True})
 
 
 class MinibatchMH(TallStep):
@@ -141,8 +138,14 @@ class MinibatchMH(TallStep):
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and tuned by
         tests that can tell whether that does, towards the fewest rows that do for nine of ten
-        decisions; where few rows decide, so many that a batch holds some of them. Austere finds it
-        by itself.
+        decisions; where few rows decide and are drawn uniformly, so many that a batch holds some of
+        them. Austere finds it by itself.
+    rows : {"auto", "size", "uniform"}, default "auto"
+        How the rows of a batch are drawn. "size": with replacement, in proportion to how far the
+        term of each row varies over the posterior, which one pass about the reference point finds;
+        so few rows that tell much (a rare category, an outlying predictor) are seen. "uniform":
+        without replacement, as in the papers. "auto" draws by size where there is a reference point
+        and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int, default 1
@@ -232,6 +235,7 @@ class MinibatchMH(TallStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
+        rows: RowChoice = "auto",
         temperature: float = 1.0,
         steps_per_draw: int = 1,
         model: Model | None = None,
@@ -245,11 +249,18 @@ class MinibatchMH(TallStep):
         )
         if batch_size is not None and self.acceptance.first_batch == "designed":
             raise ValueError(
-                f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
-                "leave batch_size out, or give the test other batch_sizes to choose from."
+                f"{type(self.acceptance).__name__} finds the size of its batches by itself; leave "
+                "batch_size out."
             )
         self.temperature = _checked_temperature(temperature)
+        if rows not in ("auto", "size", "uniform"):
+            raise ValueError(f"rows must be 'auto', 'size' or 'uniform'; got {rows!r}.")
+        self.rows: str = rows
+        self.row_sizes: RowSizes | None = None
+        self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
+        if isinstance(self.acceptance, Exact) and control_variate == "auto":
+            control_variate = 2
         with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
             self.reference, self.control_variate = decide_control_variate(
                 self.tall, reference, control_variate, self.temperature
@@ -258,7 +269,7 @@ class MinibatchMH(TallStep):
             self.proposal_options = self.proposal.jit_options
             _ = self._source  # compiles the target
         self._warn_of_other_temperatures()
-        self.least_batch = self._least_batch()
+        self._settle_decisions(rows)
         self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
@@ -288,38 +299,28 @@ class MinibatchMH(TallStep):
                 "must use the same temperature, or the chain has no well-defined target."
             )
 
+    def _settle_decisions(self, rows: RowChoice) -> None:
+        settled = settle(
+            self.tall,
+            self.reference,
+            self.control_variate,
+            self.temperature,
+            self.acceptance,
+            rows,
+        )
+        self.acceptance, self.rows = settled.acceptance, settled.rows
+        self.row_sizes, self.ball = settled.row_sizes, settled.ball
+        _log.info(f"{type(self.acceptance).__name__}: {settled.reason}.")
+        uneven = settled.unevenness
+        if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
+            self.least_batch = least_uniform_batch(
+                self.n_rows, self._initial_batch, self.batch_size, uneven
+            )
+
     @property
     def _initial_batch(self) -> int:
         """Rows of a first batch before tuning."""
         return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
-
-    def _least_batch(self) -> int:
-        """Find how large a first batch must be to hold some of the rows that decide.
-
-        Where few rows hold the variance of the log ratio, a batch without them can know neither it
-        nor the error of the test.
-        """
-        if self.reference is None or self.acceptance.first_batch != "tuned":
-            return LEAST_BATCH
-        size = self._initial_batch
-        variance, kurtosis = rows_that_tell(
-            self.tall, self.reference, self.control_variate, self.temperature
-        )
-        if variance < HARMLESS * size or size >= SEEN_SHARE * kurtosis:
-            return LEAST_BATCH
-        telling = max(1, round(self.n_rows / kurtosis))
-        least = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
-        remedy = (
-            f"batches have at least {least} rows."
-            if self.batch_size is None
-            else f"batches of {size} rows miss them: draws may be wrong, and test_error does not "
-            f"show it. Leave batch_size out, or set it to {least}."
-        )
-        warn(
-            f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
-            f"rare class or category, say); {remedy}"
-        )
-        return least
 
     def _reset_tuning(self) -> None:
         variance = self.temperature / self.n_rows
@@ -354,8 +355,9 @@ class MinibatchMH(TallStep):
         return make_kernel(*self._kernel_options)
 
     @property
-    def _kernel_options(self) -> tuple[list[int], Acceptance, Proposal]:
-        return [values.ndim for values in self.tall.data], self.acceptance, self.proposal
+    def _kernel_options(self) -> tuple[list[int], Acceptance, Proposal, bool]:
+        ndims = [values.ndim for values in self.tall.data]
+        return ndims, self.acceptance, self.proposal, self.row_sizes is not None
 
     def _compiled_ahead(
         self, proposal: Proposal, control_variate: Literal["auto", 0, 1, 2]
@@ -369,6 +371,10 @@ class MinibatchMH(TallStep):
         twin = copy.copy(self)
         twin.reference, twin.control_variate = _any_reference(self.tall.layout.size), 2
         twin.proposal = proposal
+        if self.rows != "uniform" and getattr(self.acceptance, "draws_by_size", False):
+            twin.row_sizes = RowSizes.of(np.ones(2, np.float32))
+        if isinstance(self.acceptance, Exact):
+            twin.ball = Ball(twin.reference.flat, np.eye(self.tall.layout.size), 0.0, 0.0)
         twin._reset_tuning()
         constants = target_constants(twin.reference, twin.control_variate, self.temperature)
         twin._source = Source(self.tall.data, constants)
@@ -381,7 +387,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _rows(self) -> Rows:
-        return row_workspace(self.n_rows)
+        return row_workspace(self.n_rows, () if self.row_sizes is None else self.row_sizes.table)
 
     @cached_property
     def _first_batch(self) -> np.ndarray:
@@ -389,7 +395,8 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _parameters(self) -> tuple[Any, ...]:
-        return self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
+        given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
+        return given if self.ball is None else (*given, self.ball)
 
     def _compile(self) -> None:
         start = self.tall.layout.flatten(self.tall.model.initial_point())
@@ -403,15 +410,27 @@ class MinibatchMH(TallStep):
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         totals = self._transitions(flat, self.steps_per_draw)
         if totals.impossible_row >= 0:
-            raise SamplingError(
-                f"Row {totals.impossible_row} of {' + '.join(self.tall.row_names)} has a "
-                "log-likelihood that is not finite at a point that was accepted from other rows. "
-                "Minibatch sampling needs rows that are possible at every value of the parameters "
-                "(no support that depends on them); sample this model with NUTS."
-            )
+            raise SamplingError(self._complaint(totals.impossible_row, flat))
         if self.tune:
             self._tune(totals)
         return self._stats(totals)
+
+    def _complaint(self, row: int, flat: np.ndarray) -> str:
+        """Say what is wrong with a row at which the kernel has stopped."""
+        name = f"Row {row} of {' + '.join(self.tall.row_names)}"
+        if self.ball is not None and np.isfinite(
+            self.tall.row_logp(self.tall.layout.unflatten(flat), [row])
+        ):
+            return (
+                f"{name} varies more than the bound on its third derivative allows, so that the "
+                "exact test is not exact. Look at Exact(third=...), which must hold at every value "
+                "of the predictor, or use CorrectedBarker()."
+            )
+        return (
+            f"{name} has a log-likelihood that is not finite at a point that was accepted from "
+            "other rows. Minibatch sampling needs rows that are possible at every value of the "
+            "parameters (no support that depends on them); sample this model with NUTS."
+        )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
