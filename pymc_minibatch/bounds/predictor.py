@@ -103,7 +103,8 @@ def find_predictor(tall: TallModel) -> Predictor:
         )
     for eta in candidates:
         free = pt.dvector("eta")
-        of_eta: Any = graph_replace([term], {eta: pt.cast(free, eta.type.dtype)}, strict=False)[0]
+        stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
+        of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
         predictor = Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free)
         if _is_affine(tall, predictor):
             return predictor

@@ -2,28 +2,73 @@
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from pymc_minibatch.acceptance import CorrectedBarker, Exact
+from pymc_minibatch.acceptance import (
+    Austere,
+    Barker,
+    CorrectedBarker,
+    Exact,
+    Naive,
+    Penalty,
+    SubLhd,
+)
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.exact import Ball
 from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.bounds.predictor import NoPredictorError
 from pymc_minibatch.bounds.remainder import RemainderBounds, bound_remainders
 from pymc_minibatch.kernels.by_size import RowSizes
+from pymc_minibatch.proposals import (
+    Laplace,
+    RandomWalk,
+    SurrogateHamiltonian,
+    SurrogateLangevin,
+)
+from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["Deciding", "RowChoice", "settle"]
+__all__ = [
+    "PROPOSALS",
+    "TESTS",
+    "Deciding",
+    "RowChoice",
+    "least_uniform_batch",
+    "likely_test",
+    "named",
+    "settle",
+    "steps_of_draw",
+]
 
 _log = logging.getLogger("pymc_minibatch")
 
 type RowChoice = Literal["auto", "size", "uniform"]
+
+TESTS: Mapping[str, Callable[[], Acceptance]] = {
+    "exact": Exact,
+    "corrected_barker": CorrectedBarker,
+    "penalty": Penalty,
+    "barker": Barker,
+    "naive": Naive,
+    "austere": Austere,
+    "sub_lhd": SubLhd,
+}
+PROPOSALS: Mapping[str, Callable[[], Proposal]] = {
+    "laplace": Laplace,
+    "surrogate_hamiltonian": SurrogateHamiltonian,
+    "surrogate_langevin": SurrogateLangevin,
+    "random_walk": RandomWalk,
+}
+
+EXACT_FAMILIES = ("Bernoulli", "Binomial", "Poisson", "NegativeBinomial", "Exponential", "Weibull")
+"""Of these it is likely, before anything is known, that the exact test serves."""
 
 WORTH = 0.8
 """Rows are drawn by size where that takes a smaller share of the rows that uniform draws take."""
@@ -41,6 +86,55 @@ SEEN_WANTED = 5.0
 HARMLESS = 1e-4
 """With a smaller s² of one row it does not matter which rows are seen: by Cauchy and Schwarz, the
 log ratios of all rows together are below its root."""
+
+
+MOST_STEPS = 50
+"""Transitions of a draw that are never exceeded by the automatic choice."""
+
+MANY_ROWS = 5000
+"""Where a transition reads as many, PyMC's own cost of a draw hardly counts."""
+
+
+def named(argument: str, value: Any, known: Mapping[str, Callable[[], Any]], needs: str) -> Any:
+    """Return what the user named, or passed as an instance that has the method `needs`.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if isinstance(value, str) and value in known:
+        return known[value]()
+    if isinstance(value, str | type) or not hasattr(value, needs):
+        first = next(iter(known.values()))
+        shown = value.__name__ if isinstance(value, type) else repr(value)
+        raise ValueError(
+            f"{argument} must be one of {', '.join(map(repr, known))}, or an instance such as "
+            f"{first()!r}; got {shown}."
+        )
+    return value
+
+
+def likely_test(tall: TallModel, batch_size: int | None, rows: str) -> Acceptance:
+    """Guess what the automatic choice will be, so that it can be compiled meanwhile."""
+    families = [type(tall.model[name].owner.op).__name__ for name in tall.row_names]
+    fits = any(family.removesuffix("RV") in EXACT_FAMILIES for family in families)
+    open_choice = batch_size is None and rows != "uniform" and len(families) == 1
+    return Exact() if fits and open_choice else CorrectedBarker()
+
+
+def steps_of_draw(acceptance: Acceptance, proposal: Proposal, dim: int, rows: float) -> int:
+    """Choose the transitions of a draw: until draws are nearly independent, and no more.
+
+    PyMC takes about 0.1 ms for a draw whatever happens in it, as long as many transitions take; and
+    draws between which the chain has hardly moved only fill memory. It is reckoned without a clock,
+    so that runs can be repeated. `rows` is about how many a transition reads.
+    """
+    if rows > MANY_ROWS:
+        return 1
+    mixing = 10 * dim if isinstance(proposal, RandomWalk) else 2
+    accepts = isinstance(acceptance, Exact | Penalty | Naive)
+    return min(MOST_STEPS, mixing if accepts else 2 * mixing)
 
 
 @dataclass(frozen=True)
@@ -61,6 +155,8 @@ class Deciding:
         The bounds of the exact test; None for others.
     unevenness
         How uneven the rows are, where it is known.
+    rows_read
+        About how many rows a full-size move takes, where that is known.
     """
 
     acceptance: Acceptance
@@ -69,6 +165,7 @@ class Deciding:
     row_sizes: RowSizes | None = None
     ball: Ball | None = None
     unevenness: Unevenness | None = None
+    rows_read: float = 0.0
 
 
 def settle(
@@ -107,12 +204,10 @@ def settle(
     )
     if rows == "size" or (may and unevenness.by_size < WORTH * unevenness.uniform):
         sized = RowSizes.of(sizes)
-        return Deciding(
-            acceptance, "size", f"{reason}; rows by size: {compared}", sized, None, unevenness
-        )
-    return Deciding(
-        acceptance, "uniform", f"{reason}; rows uniformly: {compared}", unevenness=unevenness
-    )
+        why = f"{reason}; rows by size: {compared}"
+        return Deciding(acceptance, "size", why, sized, None, unevenness, unevenness.by_size)
+    why = f"{reason}; rows uniformly: {compared}"
+    return Deciding(acceptance, "uniform", why, None, None, unevenness, unevenness.uniform)
 
 
 def _exact(
@@ -163,7 +258,7 @@ def _with_bounds(
     sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
     total = 0.0 if none_needed else sizes.total
     ball = Ball(reference.flat, bounds.whiten, bounds.radius, total)
-    return Deciding(acceptance, "size", reason, sizes, ball)
+    return Deciding(acceptance, "size", reason, sizes, ball, None, bounds.expected_rows)
 
 
 def _check_can_draw_by_size(acceptance: Acceptance, reference: Reference | None) -> None:

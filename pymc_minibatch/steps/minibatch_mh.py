@@ -50,7 +50,16 @@ from pymc_minibatch.reference.taylor import (
     target_constants,
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState, checked_count
-from pymc_minibatch.steps.deciding import RowChoice, least_uniform_batch, settle
+from pymc_minibatch.steps.deciding import (
+    PROPOSALS,
+    TESTS,
+    RowChoice,
+    least_uniform_batch,
+    likely_test,
+    named,
+    settle,
+    steps_of_draw,
+)
 from pymc_minibatch.tall.ahead import CompiledAhead
 from pymc_minibatch.tall.compiled import jit_cached
 from pymc_minibatch.tall.pointers import address_of
@@ -121,11 +130,14 @@ class MinibatchMH(TallStep):
         their values are read at every draw.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
-    acceptance : CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd, optional
-        The acceptance test; CorrectedBarker() if not given. The last four are there for comparison.
+    acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
+        The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
+        takes Exact where it has bounds and is expected to read few rows, and CorrectedBarker
+        elsewhere; ``choice`` says which, and why. The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
-        How moves are proposed. If not given: with a control variate, Laplace where prior and Taylor
-        likelihood together are nearly Gaussian, else SurrogateHamiltonian; without, RandomWalk.
+        How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
+        control variate, Laplace where prior and Taylor likelihood together are nearly Gaussian,
+        else SurrogateHamiltonian; without, RandomWalk.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
         :func:`find_reference` and hand it to several steps.
@@ -148,13 +160,25 @@ class MinibatchMH(TallStep):
         and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
-    steps_per_draw : int, default 1
+    steps_per_draw : int or "auto", default "auto"
         Transitions for each draw that is kept. Many cost little more than one, since they run in
-        one compiled call.
+        one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
+        one where a transition reads many rows.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
         Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Attributes
+    ----------
+    acceptance
+        The acceptance test.
+    rows : {"size", "uniform"}
+        How rows are drawn.
+    steps_per_draw : int
+        Transitions for each draw.
+    choice : str
+        How it decides, and why.
 
     Raises
     ------
@@ -187,6 +211,7 @@ class MinibatchMH(TallStep):
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
+    - ``exact``: whether the test is exact, as Exact is.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
@@ -214,6 +239,7 @@ class MinibatchMH(TallStep):
         "batch_size": (np.float64, []),
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
+        "exact": (np.bool_, []),
         "scale": (np.float64, []),
         **TallStep.stats_dtypes_shapes,
     }
@@ -230,23 +256,27 @@ class MinibatchMH(TallStep):
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
         data: Any = None,
-        acceptance: Acceptance | None = None,
-        proposal: Proposal | None = None,
+        acceptance: Acceptance | str | None = "auto",
+        proposal: Proposal | str | None = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
         rows: RowChoice = "auto",
         temperature: float = 1.0,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
-        super().__init__(vars, data, steps_per_draw, model, rng)
-        self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
+        is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
+        test = None if is_open else named("acceptance", acceptance, TESTS, "build")
+        moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
+        first_steps = 1 if steps_per_draw == "auto" else steps_per_draw
+        super().__init__(vars, data, first_steps, model, rng)
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
+        self.acceptance: Acceptance = test or likely_test(self.tall, self.batch_size, rows)
         if batch_size is not None and self.acceptance.first_batch == "designed":
             raise ValueError(
                 f"{type(self.acceptance).__name__} finds the size of its batches by itself; leave "
@@ -259,17 +289,21 @@ class MinibatchMH(TallStep):
         self.row_sizes: RowSizes | None = None
         self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
-        if isinstance(self.acceptance, Exact) and control_variate == "auto":
+        if not is_open and isinstance(self.acceptance, Exact) and control_variate == "auto":
             control_variate = 2
-        with self._compiled_ahead(Laplace() if proposal is None else proposal, control_variate):
+        with self._compiled_ahead(moves or Laplace(), control_variate):
             self.reference, self.control_variate = decide_control_variate(
                 self.tall, reference, control_variate, self.temperature
             )
-            self.proposal = self._default_proposal() if proposal is None else proposal
+            self.proposal: Proposal = moves or self._default_proposal()
             self.proposal_options = self.proposal.jit_options
             _ = self._source  # compiles the target
         self._warn_of_other_temperatures()
-        self._settle_decisions(rows)
+        rows_read = self._settle_decisions(is_open, rows)
+        if steps_per_draw == "auto":
+            self.steps_per_draw = steps_of_draw(
+                self.acceptance, self.proposal, self._active.size, rows_read
+            )
         self._get_ready(started, reference)
 
     def _default_proposal(self) -> Proposal:
@@ -299,23 +333,24 @@ class MinibatchMH(TallStep):
                 "must use the same temperature, or the chain has no well-defined target."
             )
 
-    def _settle_decisions(self, rows: RowChoice) -> None:
+    def _settle_decisions(self, is_open: bool, rows: RowChoice) -> float:
+        """Settle the test and how rows are drawn; return about how many a full-size move takes."""
+        test: Acceptance | Literal["auto"] = self.acceptance
+        if is_open:
+            test = "auto" if self.batch_size is None else CorrectedBarker()
         settled = settle(
-            self.tall,
-            self.reference,
-            self.control_variate,
-            self.temperature,
-            self.acceptance,
-            rows,
+            self.tall, self.reference, self.control_variate, self.temperature, test, rows
         )
         self.acceptance, self.rows = settled.acceptance, settled.rows
         self.row_sizes, self.ball = settled.row_sizes, settled.ball
-        _log.info(f"{type(self.acceptance).__name__}: {settled.reason}.")
+        self.choice = f"{type(self.acceptance).__name__}: {settled.reason}."
+        _log.info(self.choice)
         uneven = settled.unevenness
         if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
             self.least_batch = least_uniform_batch(
                 self.n_rows, self._initial_batch, self.batch_size, uneven
             )
+        return settled.rows_read if self.reference is not None else 0.0
 
     @property
     def _initial_batch(self) -> int:
@@ -472,6 +507,7 @@ class MinibatchMH(TallStep):
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,
+            "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
         }
 
