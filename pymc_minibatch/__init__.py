@@ -12,6 +12,7 @@ from pymc_minibatch.acceptance import (
     Penalty,
     SubLhd,
 )
+from pymc_minibatch.audit import Audit, audit
 from pymc_minibatch.bounds import (
     Bohning,
     Bound,
@@ -38,6 +39,7 @@ __version__ = version("pymc-minibatch")
 __all__ = [
     "SGFS",
     "SGLD",
+    "Audit",
     "Austere",
     "Barker",
     "Bohning",
@@ -63,6 +65,7 @@ __all__ = [
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
+    "audit",
     "compare",
     "find_reference",
     "ksd",

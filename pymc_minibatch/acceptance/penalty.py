@@ -108,6 +108,12 @@ class Penalty:
         )
         return limits, (self.sigma**2,)
 
+    def probability(self, log_ratios: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability at these log ratios where no batch has any noise."""
+        y = log_ratios - self.sigma**2 / 2
+        z = y / self.sigma
+        return ndtr(z) + np.exp(log_ratios) * ndtr(-z - self.sigma)
+
     def build(
         self,
         draw_log_ratios: Callable[..., int],
