@@ -17,6 +17,7 @@ from pytensor.gradient import DisconnectedInputError, NullTypeGradError, grad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.compiled import CompiledFunction, compile_numba, compile_python
@@ -133,14 +134,14 @@ def _dominators(point: Variable, term: Variable) -> list[Variable]:
 def _per_row(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
     """Keep those that have one number for each row of a batch."""
     kept = [v for v in variables if v.type.ndim == 1 and str(v.type.dtype).startswith("float")]
+    if not kept or tall.n_rows < 3:
+        return []
+    lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in kept])])
     start = tall.layout.flatten(tall.model.initial_point())
-    shapes = []
+    grows = np.ones(len(kept), bool)
     for n in (2, 3):
-        batch = [np.ascontiguousarray(values[:n]) for values in tall.data]
-        shapes.append(
-            [compile_python(tall.batch_graph[0], [v])(start, *batch).shape == (n,) for v in kept]
-        )
-    return [v for v, two, three in zip(kept, *shapes, strict=True) if two and three]
+        grows &= lengths(start, *[np.ascontiguousarray(values[:n]) for values in tall.data]) == n
+    return [v for v, wanted in zip(kept, grows, strict=True) if wanted]
 
 
 def _is_affine(tall: TallModel, predictor: Predictor) -> bool:

@@ -14,7 +14,7 @@ from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.rows import make_readers
 from pymc_minibatch.tall.pointers import address_of
 
-N_DECISIONS = 1_000_000
+N_DECISIONS = 200_000
 Z_MAX = 4.5
 HERE, THERE = np.array([0.3, -0.5]), np.array([-0.4, 0.9])
 
