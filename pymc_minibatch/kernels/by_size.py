@@ -99,14 +99,21 @@ class RowSizes:
 
 def _mapped(order: np.ndarray) -> np.ndarray:
     if order.nbytes < MAPPED_BYTES:
-        return order
+        return _read_only(order)
     shared = share(order)
-    return shared.open() if isinstance(shared, RowFile) else shared
+    return _read_only(shared.open() if isinstance(shared, RowFile) else shared)
+
+
+def _read_only(order: np.ndarray) -> np.ndarray:
+    """View row numbers as those in a file are, so that the same machine code reads both."""
+    view = order.view()
+    view.flags.writeable = False
+    return view
 
 
 def _restored(order: np.ndarray | RowFile, rest: tuple[np.ndarray, ...], total: float) -> RowSizes:
     opened = order.open() if isinstance(order, RowFile) else order
-    return RowSizes(SizeTable(opened, *rest), total)
+    return RowSizes(SizeTable(_read_only(opened), *rest), total)
 
 
 def _alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -350,7 +350,8 @@ class MinibatchMH(TallStep):
             self.least_batch = least_uniform_batch(
                 self.n_rows, self._initial_batch, self.batch_size, uneven
             )
-        return settled.rows_read if self.reference is not None else 0.0
+        # Without a control variate a random walk needs a constant share of the rows.
+        return settled.rows_read if self.control_variate else float(self.n_rows)
 
     @property
     def _initial_batch(self) -> int:
