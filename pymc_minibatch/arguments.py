@@ -13,7 +13,6 @@ __all__ = [
     "checked_count",
     "checked_covariance",
     "checked_model",
-    "checked_part",
     "checked_share",
     "checked_temperature",
     "checked_type",
@@ -32,21 +31,6 @@ def checked_type(name: str, value: Any, kind: type, remedy: str) -> None:
     """
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}; got {_shown(value)}. {remedy}")
-
-
-def checked_part(name: str, value: Any, methods: tuple[str, ...], examples: str) -> None:
-    """Refuse what lacks the methods of a part, such as an acceptance test; None is fine.
-
-    Raises
-    ------
-    TypeError
-    """
-    if value is None or (
-        not isinstance(value, type) and all(hasattr(value, method) for method in methods)
-    ):
-        return
-    called = f" Call the class: {value.__name__}()." if isinstance(value, type) else ""
-    raise TypeError(f"{name} must be one of {examples}; got {_shown(value)}.{called}")
 
 
 def checked_model(model: Any) -> Model:

@@ -36,7 +36,7 @@ from pymc_minibatch.reference.decide import check_control_variate, decide_contro
 from pymc_minibatch.reference.gradient import make_gradient_target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["SteinDiscrepancy", "ksd"]
+__all__ = ["SteinDiscrepancy", "choose_draws", "ksd", "unconstrained"]
 
 DEFAULT_BATCH = 1000
 
@@ -153,8 +153,8 @@ def ksd(
     if batch_size is not None:
         batch_size = checked_count("batch_size", batch_size, 1)
     tall = TallModel(model, data=data)
-    chosen, chains = _choose(idata, model, max_draws)
-    points = _unconstrained(chosen, model, tall)
+    chosen, chains = choose_draws(idata, model, max_draws)
+    points = unconstrained(chosen, model, tall)
     control = decide_control_variate(tall, reference, control_variate, 1.0)
     n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else batch_size
     base, row, constants = make_gradient_target(tall, control)
@@ -223,7 +223,7 @@ def pairs(z: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return scores @ scores.T * k - slope * k**3 / d + k**3 - 3 * squares * k**5 / d**2
 
 
-def _choose(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
+def choose_draws(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
     """Return draws of the free variables, chain after chain, and the number of chains."""
     posterior = posterior_of(idata, "idata")
     names = [rv.name for rv in model.free_RVs]
@@ -247,7 +247,7 @@ def _choose(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndar
     return draws, chains
 
 
-def _unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
+def unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
     """Return draws as flat points, shape (n, D)."""
     inputs: dict[Variable, Variable] = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     values: dict[str, Variable] = {}

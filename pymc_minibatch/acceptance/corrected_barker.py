@@ -71,6 +71,7 @@ class CorrectedBarker:
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
     most_accepted: ClassVar[float] = 0.5
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         error = correction(self.sigma).cdf_error

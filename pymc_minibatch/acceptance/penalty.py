@@ -81,6 +81,7 @@ class Penalty:
     sigma: float = 0.3
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not SIGMA_MIN <= self.sigma <= SIGMA_MAX:
@@ -114,6 +115,12 @@ class Penalty:
             smoothness=smoothness,
         )
         return limits, (self.sigma**2,)
+
+    def probability(self, log_ratios: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability at these log ratios where no batch has any noise."""
+        y = log_ratios - self.sigma**2 / 2
+        z = y / self.sigma
+        return ndtr(z) + np.exp(log_ratios) * ndtr(-z - self.sigma)
 
     def build(
         self,

@@ -13,7 +13,6 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "decide_control_variate",
     "gaussian_acceptance",
     "nearer_start",
-    "rows_that_tell",
     "start_near_mode",
 ]
 
@@ -43,9 +41,6 @@ KINKED = 0.02
 """Less curvature than this share of what the slopes of the rows call for is that of kinks."""
 
 TRIAL_DRAWS = 1000
-
-COUNTED_POINTS = 3
-"""Points at which all rows are read to see how uneven they are."""
 
 START_SPREAD = 2.0
 """Chains that are moved near the mode start so many posterior standard deviations about it."""
@@ -282,43 +277,6 @@ def _term(
     if remainder is None:
         return tall.compiled_row_logp(point, *batch)
     return remainder(point, reference.flat, *batch)
-
-
-def rows_that_tell(tall: TallModel, control: ControlVariate) -> tuple[float, float]:
-    """Say how unevenly the variance of the log ratio is spread over all rows, in one pass.
-
-    Where a few rows hold most of it, a batch without them can know neither the log ratio nor the
-    error of its own estimate.
-
-    Returns
-    -------
-    variance
-        s² of a batch of one row, the mean over pairs of posterior points.
-    kurtosis
-        Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
-        is expected to hold less than one that tells. Median over pairs; 0 where it is not known.
-    """
-    reference, order, temperature = control
-    rng = np.random.default_rng(1)
-    points = rng.multivariate_normal(
-        reference.flat, reference.covariance, COUNTED_POINTS, method="cholesky"
-    )
-    remainder = compile_remainder(tall, order) if order else None
-
-    def powers(*batch: np.ndarray) -> np.ndarray:
-        terms = np.array([_term(tall, reference, remainder, point, batch) for point in points])
-        with np.errstate(invalid="ignore"):  # where a row is impossible
-            ratios = terms - np.roll(terms, 1, axis=0)
-            return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
-
-    parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
-    m1, m2, m3, m4 = np.sum(parts, axis=0) / tall.n_rows
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variance = m2 - m1**2
-        fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
-        kurtosis = fourth / variance**2
-    scale = tall.n_rows / temperature
-    return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))
 
 
 def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:

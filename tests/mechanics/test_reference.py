@@ -9,14 +9,12 @@ from models import logistic_model, logistic_rows
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.jit.special import trigamma
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
     gaussian_acceptance,
-    rows_that_tell,
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
@@ -213,17 +211,6 @@ def test_a_warning_where_full_size_moves_need_most_rows(centred):
     assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
 
 
-@pytest.mark.filterwarnings("ignore:At the scale of the posterior:UserWarning")
-def test_rows_that_may_be_impossible_are_not_rare_ones():
-    """At some of the points the log ratio of a row is infinite."""
-    with pm.Model() as model:
-        pm.Uniform("y", pm.Normal("lower", -20, 1), 0, observed=np.linspace(-18.5, 0, 20))
-    tall = pmb.TallModel(model)
-    variance, _ = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 0, 1.0))
-    assert not np.isfinite(variance)
-    assert pmb.MinibatchMH(model=model).least_batch == LEAST_BATCH
-
-
 @pytest.mark.parametrize("prior", ["StudentT", "Gumbel"])
 def test_acceptance_of_gaussian_moves(prior):
     """Against quadrature, where the posterior is about as skewed or heavy-tailed as its prior."""
@@ -244,21 +231,6 @@ def test_acceptance_of_gaussian_moves(prior):
     assert gaussian_acceptance(tall, ControlVariate(reference, 2, 1.0)) == pytest.approx(
         exact, abs=0.06
     )
-
-
-@pytest.mark.parametrize(("n_rare", "rare"), [(15, True), (8000, False)])
-def test_rows_that_tell_are_counted(n_rare, rare):
-    """A dummy for a category of few rows: batches without one know nothing of its coefficient."""
-    x = np.arange(20_000) < n_rare
-    y = np.arange(20_000) % 50 == 0
-    y[:2] = True
-    with pm.Model() as model:
-        a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
-        pm.Bernoulli("y", logit_p=a + b * x, observed=y.astype(int))
-    tall = pmb.TallModel(model)
-    variance, kurtosis = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 2, 1.0))
-    assert (kurtosis > 500) == rare
-    assert (variance / 100 > 0.01) == rare
 
 
 def model_of(y):
