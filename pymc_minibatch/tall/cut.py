@@ -435,7 +435,7 @@ def values_read(graphs: Sequence[Variable]) -> set[Variable]:
 
 def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
     """Copy a graph so that what is computed twice is there once."""
-    copies = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
+    copies: dict[Any, Any] = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
     graph = FunctionGraph(list(inputs), [copies[term]], clone=False)
     MergeOptimizer().rewrite(graph)
     return graph.outputs[0]
