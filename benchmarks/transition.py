@@ -18,6 +18,7 @@ from rich.table import Table
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.pointers import call_scalar
+from pymc_minibatch.kernels.by_size import draw_by_size
 from pymc_minibatch.kernels.rows import draw_rows, log_ratios_of, make_take
 from pymc_minibatch.proposals.proposal import Place
 
@@ -57,6 +58,7 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
     propose, _ = step.proposal.build()
     state = step.proposal_state
     take = make_take([values.ndim for values in step.tall.data])
+    by_size, weights = step.row_sizes is not None, np.empty(n)
     batch = take(source.data, np.arange(n))
 
     def bound(function: Callable[..., None], *arguments: object) -> Callable[[int], None]:
@@ -75,15 +77,22 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
         return total
 
     @njit
-    def draws(rng, rows, n_rows, n, calls):
-        for _ in range(calls):
+    def draw(rng, rows, n_rows, n, weights):
+        if by_size:
+            draw_by_size(rng, rows.table, rows.drawn[:n], weights)
+        else:
             draw_rows(rng, n_rows, rows, 0, n)
 
     @njit
-    def gathers(rng, source, rows, n_rows, n, calls):
+    def draws(rng, rows, n_rows, n, weights, calls):
+        for _ in range(calls):
+            draw(rng, rows, n_rows, n, weights)
+
+    @njit
+    def gathers(rng, source, rows, n_rows, n, weights, calls):
         total = 0.0
         for _ in range(calls):
-            draw_rows(rng, n_rows, rows, 0, n)
+            draw(rng, rows, n_rows, n, weights)
             total += take(source.data, rows.drawn[:n])[0][0, 0]
         return total
 
@@ -92,8 +101,8 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
         for _ in range(calls):
             log_ratios_of(point, proposed, source, batch, log_ratios)
 
-    drawing = microseconds(bound(draws, rng, rows, n_rows, n))
-    gathering = microseconds(bound(gathers, rng, source, rows, n_rows, n))
+    drawing = microseconds(bound(draws, rng, rows, n_rows, n, weights))
+    gathering = microseconds(bound(gathers, rng, source, rows, n_rows, n, weights))
     values = {
         "proposal": microseconds(bound(proposals, rng, point, candidate, state, place)),
         "prior and surrogate": microseconds(bound(bases, point, source)),
@@ -114,10 +123,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument("--penalty", action="store_true", help="use the penalty test")
+    parser.add_argument("--draw", choices=("size", "uniform"), default="uniform")
     options = parser.parse_args()
     acceptance = pmb.Penalty() if options.penalty else pmb.CorrectedBarker()
     with logistic(options.rows, options.columns) as model:
-        step = pmb.MinibatchMH(acceptance=acceptance)
+        step = pmb.MinibatchMH(acceptance=acceptance, rows=options.draw, steps_per_draw=1)
         step.setup_chain(np.random.default_rng(3), 500, 0)
         point = model.initial_point()
         for _ in range(500):

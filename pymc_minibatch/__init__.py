@@ -7,10 +7,12 @@ from pymc_minibatch.acceptance import (
     Austere,
     Barker,
     CorrectedBarker,
+    Exact,
     Naive,
     Penalty,
     SubLhd,
 )
+from pymc_minibatch.audit import Audit, audit
 from pymc_minibatch.bounds import (
     Bohning,
     Bound,
@@ -37,12 +39,14 @@ __version__ = version("pymc-minibatch")
 __all__ = [
     "SGFS",
     "SGLD",
+    "Audit",
     "Austere",
     "Barker",
     "Bohning",
     "Bound",
     "BoundError",
     "CorrectedBarker",
+    "Exact",
     "FlyMC",
     "JaakkolaJordan",
     "Laplace",
@@ -61,6 +65,7 @@ __all__ = [
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
+    "audit",
     "compare",
     "find_reference",
     "ksd",

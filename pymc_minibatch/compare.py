@@ -133,6 +133,13 @@ def compare(
     >>> table.verdict["bad"].startswith("differs: mu by")
     True
     """
+    if not isinstance(runs, Mapping):
+        raise TypeError(
+            "runs must be a dict of results by name, such as {'NUTS': idata}; got an object of "
+            f"type {type(runs).__name__}."
+        )
+    for name, run in runs.items():
+        posterior_of(run, f"The run {name!r}")
     if reference not in runs:
         raise ValueError(
             f"The reference {reference!r} is not among the runs, which are {list(runs)}."
@@ -154,6 +161,23 @@ def compare(
         table.ess_per_second / table.ess_per_second[reference],
     )
     return table.infer_objects().astype({"chains": int, "draws": int, "speed_up": float})
+
+
+def posterior_of(idata: Any, what: str) -> Any:
+    """Return the posterior of a result of ``pm.sample``.
+
+    Raises
+    ------
+    TypeError
+        Naming `what` has none.
+    """
+    posterior = getattr(idata, "posterior", None)
+    if not {"chain", "draw"} <= set(getattr(posterior, "sizes", ())):
+        raise TypeError(
+            f"{what} must be what pm.sample returns, with chains and draws in its group posterior; "
+            f"got an object of type {type(idata).__name__}."
+        )
+    return posterior
 
 
 def _shared(

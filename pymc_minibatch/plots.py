@@ -16,6 +16,7 @@ from pymc_minibatch.compare import labels, rows_of_data, rows_read
 
 __all__ = [
     "accuracy_by_rows",
+    "audit",
     "batch_sizes",
     "bright_rows",
     "error_by_rows",
@@ -267,6 +268,32 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
                 draw, values = _over_draws(chain)
                 panels.scatter(name, draw[values > 0], values[values > 0], k)
         panels.label("draw", label, log="y", panel=k)
+    return panels.finish()
+
+
+def audit(result: Any, *, backend: str | None = None) -> Any:
+    """Draw what an audit found.
+
+    Parameters
+    ----------
+    result : Audit
+        What :func:`pymc_minibatch.audit` returned.
+    backend : {"matplotlib", "plotly", "bokeh"}, optional
+        Default: that of arviz-plots.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+        For each move the error of the acceptance probability in standard errors, over the log
+        ratio; for a right test these are standard normal, and the band holds 95 % of them.
+    """
+    title, band = "decisions", "95 % of a right test"
+    panels = _Panels({title: None, band: None}, ["audit"], backend)  # type: ignore[dict-item]
+    ratios = result.moves["log_ratio"].to_numpy()
+    panels.scatter(title, ratios, result.moves["z"].to_numpy(), 0)
+    for level in (-1.96, 1.96):
+        panels.line(band, np.array([ratios.min(), ratios.max()]), np.full(2, level))
+    panels.label("log ratio of the move", "error / standard error")
     return panels.finish()
 
 

@@ -22,19 +22,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.pytensorf import compile as pymc_compile
 from pymc.util import get_var_name
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from scipy.linalg import solve_triangular
 
+from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.compare import posterior_of
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.decide import check_control_variate, decide_control_variate
 from pymc_minibatch.reference.gradient import make_gradient_target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["SteinDiscrepancy", "ksd"]
+__all__ = ["SteinDiscrepancy", "choose_draws", "ksd", "unconstrained"]
 
 DEFAULT_BATCH = 1000
 
@@ -141,19 +143,20 @@ def ksd(
     >>> abs(good.squared) < 0.02 < bad.squared
     True
     """
-    model = modelcontext(model)
+    model = checked_model(model)
+    check_control_variate(reference, control_variate)
+    posterior_of(idata, "idata")
     if model.discrete_value_vars:
         names = [get_var_name(value) for value in model.discrete_value_vars]
         raise ValueError(f"A Stein discrepancy needs gradients, and {names} are discrete.")
-    if max_draws < BLOCKS:
-        raise ValueError(f"max_draws must be at least {BLOCKS}; got {max_draws}.")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    max_draws = checked_count("max_draws", max_draws, BLOCKS)
+    if batch_size is not None:
+        batch_size = checked_count("batch_size", batch_size, 1)
     tall = TallModel(model, data=data)
-    chosen, chains = _choose(idata, model, max_draws)
-    points = _unconstrained(chosen, model, tall)
+    chosen, chains = choose_draws(idata, model, max_draws)
+    points = unconstrained(chosen, model, tall)
     control = decide_control_variate(tall, reference, control_variate, 1.0)
-    n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else int(batch_size)
+    n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else batch_size
     base, row, constants = make_gradient_target(tall, control)
     rng = np.random.default_rng(random_seed)
     scores = np.empty_like(points)
@@ -220,9 +223,9 @@ def pairs(z: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return scores @ scores.T * k - slope * k**3 / d + k**3 - 3 * squares * k**5 / d**2
 
 
-def _choose(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
+def choose_draws(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
     """Return draws of the free variables, chain after chain, and the number of chains."""
-    posterior = idata.posterior
+    posterior = posterior_of(idata, "idata")
     names = [rv.name for rv in model.free_RVs]
     if missing := [name for name in names if name not in posterior]:
         raise ValueError(f"The posterior lacks {missing}, which are free variables of the model.")
@@ -244,7 +247,7 @@ def _choose(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndar
     return draws, chains
 
 
-def _unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
+def unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
     """Return draws as flat points, shape (n, D)."""
     inputs: dict[Variable, Variable] = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     values: dict[str, Variable] = {}

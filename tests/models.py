@@ -10,7 +10,7 @@ from pymc_minibatch import MinibatchMH
 N_ROWS = 600
 N_GROUPS = 4
 
-PlainMH = partial(MinibatchMH, control_variate=0)
+PlainMH = partial(MinibatchMH, control_variate=0, steps_per_draw=1)
 """A step that reads rows as they are, so that it has to grow its batches."""
 
 

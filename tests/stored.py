@@ -24,8 +24,8 @@ def as_zarr(data, folder):
     return {
         name: zarr.array(
             values,
-            store=zarr.DirectoryStore(str(folder / f"{name}.zarr")),
-            chunks=len(values) // 8 + 1,
+            store=str(folder / f"{name}.zarr"),
+            chunks=(len(values) // 8 + 1, *values.shape[1:]),
         )
         for name, values in data.items()
     }

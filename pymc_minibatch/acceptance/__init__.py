@@ -3,8 +3,9 @@
 from pymc_minibatch.acceptance.austere import Austere
 from pymc_minibatch.acceptance.barker import Barker
 from pymc_minibatch.acceptance.corrected_barker import CorrectedBarker
+from pymc_minibatch.acceptance.exact import Exact
 from pymc_minibatch.acceptance.naive import Naive
 from pymc_minibatch.acceptance.penalty import Penalty
 from pymc_minibatch.acceptance.sub_lhd import SubLhd
 
-__all__ = ["Austere", "Barker", "CorrectedBarker", "Naive", "Penalty", "SubLhd"]
+__all__ = ["Austere", "Barker", "CorrectedBarker", "Exact", "Naive", "Penalty", "SubLhd"]

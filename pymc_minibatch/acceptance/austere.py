@@ -83,6 +83,7 @@ class Austere:
     thresholds: tuple[float, ...] = THRESHOLDS
     first_batch: ClassVar[FirstBatchRule] = "designed"
     most_accepted: ClassVar[float] = 1.0
+    draws_by_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.error_bound < 0.5:

@@ -64,6 +64,7 @@ class Barker:
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
     most_accepted: ClassVar[float] = 0.5
+    draws_by_size: ClassVar[bool] = True
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int

@@ -71,14 +71,15 @@ class CorrectedBarker:
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
     most_accepted: ClassVar[float] = 0.5
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         error = correction(self.sigma).cdf_error
-        if self.test_error is not None and not self.test_error > error:
+        if self.test_error is not None and not error < self.test_error < 1:
             raise ValueError(
                 f"test_error must be above {error:.1e}, the error of the correction at "
-                f"sigma={self.sigma}; got {self.test_error}. Take a smaller sigma or a larger "
-                "limit."
+                f"sigma={self.sigma}, and below 1, or None for no limit; got {self.test_error}. "
+                "Where it is too small, take a smaller sigma or a larger limit."
             )
 
     def parameters(

@@ -35,9 +35,12 @@ class Acceptance(Protocol):
         or the test ("designed").
     most_accepted
         The largest mean acceptance rate of a chain: 1 for Metropolis's test, one half for Barker's.
+    draws_by_size
+        Whether it holds for rows drawn by size, with replacement.
     """
 
     first_batch: ClassVar[FirstBatchRule]
+    draws_by_size: ClassVar[bool]
 
     @property
     def most_accepted(self) -> float:
@@ -152,9 +155,9 @@ def takes_all(n: Any, n_rows: int) -> Any:
 
 
 @njit
-def batch_variance(scale: float, variance: Any, n: Any, n_rows: int) -> Any:
-    """Return s², the variance of `scale` times the mean of n rows drawn without replacement."""
-    return scale**2 * variance / n * (1 - n / n_rows)
+def batch_variance(scale: float, variance: Any, n: Any, population: float) -> Any:
+    """Return s², the variance of `scale` times the mean of n rows; `population` as in `Rows`."""
+    return scale**2 * variance / n * (1 - n / population)
 
 
 class Scan(NamedTuple):
@@ -189,23 +192,32 @@ class Rows(NamedTuple):
         One bit for each row of the data: whether it is in the batch.
     n_drawn
         Number of rows in the batch, one element.
+    population
+        The number of rows of which the batch is drawn without replacement; infinity where it is
+        drawn with replacement.
+    table
+        What rows are drawn by; empty where they are drawn uniformly.
     """
 
     drawn: np.ndarray
     log_ratios: np.ndarray
     seen: np.ndarray
     n_drawn: np.ndarray
+    population: float
+    table: Any
 
 
-def row_workspace(n_rows: int) -> Rows:
-    """Allocate work space for batches of up to half the rows.
+def row_workspace(n_rows: int, table: Any = ()) -> Rows:
+    """Allocate work space for batches of up to half the rows, drawn uniformly or by a table.
 
     The pages of the arrays are taken from memory only when a batch grows into them.
     """
-    capacity = n_rows // 2 + 1
+    capacity, uniform = n_rows // 2 + 1, len(table) == 0
     return Rows(
         drawn=np.empty(capacity, dtype=np.int64),
         log_ratios=np.empty(capacity),
-        seen=np.zeros(n_rows // 64 + 1, dtype=np.uint64),
+        seen=np.zeros(n_rows // 64 + 1 if uniform else 0, dtype=np.uint64),
         n_drawn=np.zeros(1, dtype=np.int64),
+        population=float(n_rows) if uniform else np.inf,
+        table=table,
     )

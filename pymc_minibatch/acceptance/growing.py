@@ -1,13 +1,14 @@
 """Grow a batch until its noise is known to be small enough, then decide.
 
-A batch of b rows drawn without replacement gives an estimate of the log ratio delta with
-approximately normal error of variance s². The tests that use it make up a smooth distribution
-function G of which that error is a part, so two things are asked of a batch: s² must be below the
-variance that the test has room for, and the bound on the error of the acceptance probability below
-its limit. When more than half of the rows would be needed, all are read and the test is exact.
+A batch of b rows, drawn uniformly without replacement or by size with replacement, gives an
+estimate of the log ratio delta with approximately normal error of variance s². The tests that use
+it make up a smooth distribution function G of which that error is a part, so two things are asked
+of a batch: s² must be below the variance that the test has room for, and the bound on the error of
+the acceptance probability below its limit. When more than half as many rows as there are would be
+needed, all are read and the test is exact.
 
-The bound has two parts, both of first order in s³ / √b, with X the deviation of a row from the mean
-and c the factor on the sum over the batch:
+The bound has two parts, both of first order in s³ / √b, with X the deviation of a row's log ratio
+from the mean (by size: of r / (N p)) and c the factor on the sum over the batch:
 
 - the batch is not exactly normal. In Lindeberg's argument each of its terms is exchanged for a
   normal one in turn, and the expectation of G changes by at most
@@ -172,14 +173,14 @@ def build_growing(
             mean, variance, skew, third = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
                 return rejected(n, n_seen > 0, impossible, 0)
-            s2, error = noise(n, n_rows, scale, variance, skew, third, limits)
+            s2, error = noise(n, rows.population, scale, variance, skew, third, limits)
             if s2 < limits.variance and error <= limits.error:
                 accepted = accept(rng, psi + scale * mean, s2, details)
                 return decided_by_batch(accepted, n, n_seen > 0, s2, min(1.0, error), 0)
             n_seen = n
             while not takes_all(n, n_rows):  # find the batch that should do
                 n = math.ceil(GROWTH * n)
-                s2, error = noise(n, n_rows, scale, variance, skew, third, limits)
+                s2, error = noise(n, rows.population, scale, variance, skew, third, limits)
                 if s2 <= HEADROOM * limits.variance and error <= limits.error:
                     break
         total, impossible = sum_log_ratios(current, proposed, source)
@@ -206,15 +207,18 @@ def moments(x: np.ndarray) -> tuple[float, float, float, float]:
 @njit
 def noise(
     n: int,
-    n_rows: int,
+    population: float,
     scale: float,
     variance: float,
     skew: float,
     third: float,
     limits: Limits,
 ) -> tuple[float, float]:
-    """Return s², the variance of ``scale * mean of n rows``, and the bound on the test's error."""
-    s2 = batch_variance(scale, variance, n, n_rows)
+    """Return s², the variance of ``scale * mean of n rows``, and the bound on the test's error.
+
+    `population` is as in :class:`~pymc_minibatch.acceptance.decision.Rows`.
+    """
+    s2 = batch_variance(scale, variance, n, population)
     unevenness = (third + NORMAL_THIRD_MOMENT * variance**1.5) / 6 + abs(skew) / 2
     if unevenness == 0.0:  # smoothness may be infinite
         return s2, limits.own_error

@@ -65,6 +65,7 @@ class Naive:
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
     most_accepted: ClassVar[float] = 1.0
+    draws_by_size: ClassVar[bool] = True
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -102,7 +103,7 @@ class Naive:
             if impossible >= 0 or mean == -np.inf:
                 return rejected(n, False, impossible, 0)
             scale = n_rows / temperature
-            s2 = batch_variance(scale, variance, n, n_rows)
+            s2 = batch_variance(scale, variance, n, rows.population)
             accepted = log_u < psi + scale * mean
             return decided_by_batch(accepted, n, False, s2, min(1.0, math.sqrt(s2)), 0)
 

@@ -81,6 +81,7 @@ class Penalty:
     sigma: float = 0.3
     test_error: float | None = 1e-3
     first_batch: ClassVar[FirstBatchRule] = "tuned"
+    draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not SIGMA_MIN <= self.sigma <= SIGMA_MAX:
@@ -88,8 +89,11 @@ class Penalty:
                 f"sigma must lie in [{SIGMA_MIN}, {SIGMA_MAX}], got {self.sigma}. Use 0.3 with a "
                 "control variate, 1.0 without."
             )
-        if self.test_error is not None and not self.test_error > 0:
-            raise ValueError(f"test_error must be positive or None; got {self.test_error}.")
+        if self.test_error is not None and not 0 < self.test_error < 1:
+            raise ValueError(
+                "test_error must be positive and below 1, or None for no limit; got "
+                f"{self.test_error}."
+            )
 
     @property
     def most_accepted(self) -> float:
@@ -111,6 +115,12 @@ class Penalty:
             smoothness=smoothness,
         )
         return limits, (self.sigma**2,)
+
+    def probability(self, log_ratios: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability at these log ratios where no batch has any noise."""
+        y = log_ratios - self.sigma**2 / 2
+        z = y / self.sigma
+        return ndtr(z) + np.exp(log_ratios) * ndtr(-z - self.sigma)
 
     def build(
         self,

@@ -71,6 +71,7 @@ class SubLhd:
     delta: float = 0.01
     first_batch: ClassVar[FirstBatchRule] = "fixed"
     most_accepted: ClassVar[float] = 1.0
+    draws_by_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (self.p > 1 and self.gamma > 1 and 0 < self.delta < 1):

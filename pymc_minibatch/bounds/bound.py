@@ -167,7 +167,7 @@ class BroughtTarget(FireflyTarget):
         term: Any = self.tall.batch_graph[1][0]
         return inputs, term - self._rows
 
-    def constants(
+    def collapsed(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
         """Return the reference point alone: there is nothing to collapse."""

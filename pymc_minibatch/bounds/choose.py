@@ -11,6 +11,12 @@ from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
 from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.bounds.loose import (
+    curvature_of_posterior,
+    loose_rows,
+    posterior_root,
+    warn_of_narrow_bounds,
+)
 from pymc_minibatch.bounds.normal import Normal
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
@@ -23,6 +29,11 @@ __all__ = ["Settled", "settle"]
 BOUNDS: dict[str, QuadraticBound] = {
     bound.family: bound for bound in (JaakkolaJordan(), Bohning(), StudentT(), Normal())
 }
+
+
+NEWTON_STEPS = 10
+NEAR = 0.5
+"""Posterior standard deviations; bounds that touch so near to the mode are as good as at it."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +102,49 @@ def settle(
             touches = climb(target, start) if reference is None else reference.flat
     constants = target.constants(touches)
     approximation = approximate(target, constants)
+    if isinstance(target, CollapsedTarget) and tuned:
+        if reference is None:
+            touches = _at_mode(target, touches)
+            constants = target.constants(touches)
+            approximation = approximate(target, constants)
+        curvature = curvature_of_posterior(target, constants, approximation)
+        target.always = loose_rows(target, constants, approximation, curvature)
+        if target.always.size:
+            constants = target.constants(touches)
+            approximation = approximate(target, constants)
+        warn_of_narrow_bounds(target, approximation[1], curvature)
     settled = Settled(constants, approximation, target.tolerance(touches))
     points = _trial_points(settled, active, start)
     target.check_bound(touches, points)
     if isinstance(target, CollapsedTarget):
         target.check_likelihood(touches, points)
     return target, chosen, settled
+
+
+def _at_mode(target: CollapsedTarget, point: np.ndarray) -> np.ndarray:
+    """Go on to the mode by Newton steps, where climbing from bound to bound has become slow.
+
+    The nearer the bounds are to the likelihood in curvature, the longer are the steps of the climb;
+    where they are far more curved it ends far from the mode.
+    """
+    point = point.copy()
+    for _ in range(NEWTON_STEPS):
+        constants = target.constants(point)
+        approximation = approximate(target, constants)
+        wide = posterior_root(
+            approximation[1], curvature_of_posterior(target, constants, approximation)
+        )
+        # Bounds that touch have the slope of the likelihood.
+        whitened = wide.T @ target.base(point, constants)[1][target.active]
+        if not whitened @ whitened > NEAR**2:
+            break
+        moved = point.copy()
+        moved[target.active] += wide @ whitened
+        here, there = (target.tall.logp(target.tall.layout.unflatten(p)) for p in (point, moved))
+        if not there > here:
+            break
+        point = moved
+    return point
 
 
 def _trial_points(settled: Settled, active: np.ndarray, start: np.ndarray) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ The log bounds are quadratic in a predictor that is affine in θ, so that their 
 is a number, a vector and a matrix, made once in one pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -111,7 +111,8 @@ class CollapsedTarget(FireflyTarget):
         return eta.shape[1] if eta.ndim == 2 else 1
 
     @cached_property
-    def _metric(self) -> np.ndarray:
+    def metric(self) -> np.ndarray:
+        """The matrix A of the bounds' parabolas."""
         return self.bound.metric(self._n_classes)
 
     @cached_property
@@ -130,7 +131,7 @@ class CollapsedTarget(FireflyTarget):
 
     # --- Sufficient statistics ----------------------------------------------------------------
 
-    def constants(
+    def collapsed(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
         """Collapse the bounds in one pass, or estimate their sums from some rows.
@@ -163,17 +164,24 @@ class CollapsedTarget(FireflyTarget):
         """Sum what the bounds of some rows collapse into, little enough at a time for the cache."""
         moving = self.moving.size
         sums = [np.zeros(()), np.zeros(moving), np.zeros((moving, moving))]
-        step = max(64, CHUNK_NUMBERS // max(1, moving * self._n_classes))
-        for first in range(0, len(data[0]), step):
-            batch = [values[first : first + step] for values in data]
+        for batch in self.parts_for_cache(data):
             _, constants, slopes, curvature = self.compiled_quadratic.jitted(reference, *batch)
             jacobian = self.jacobian(reference, batch)
-            mixed = (jacobian @ self._metric) * curvature[:, None]
-            flat = jacobian.reshape(moving, -1)
             sums[0] += constants.sum()
-            sums[1] += flat @ slopes.ravel()
-            sums[2] += mixed.reshape(moving, -1) @ flat.T
+            sums[1] += jacobian.reshape(moving, -1) @ slopes.ravel()
+            sums[2] += self.weighted_square(jacobian, curvature)
         return sums
+
+    def parts_for_cache(self, data: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Cut rows into batches whose Jacobian fits in cache."""
+        step = max(64, CHUNK_NUMBERS // max(1, self.moving.size * self._n_classes))
+        for first in range(0, len(data[0]), step):
+            yield [values[first : first + step] for values in data]
+
+    def weighted_square(self, jacobian: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Sum wₙ JₙᵀAJₙ over rows."""
+        mixed = (jacobian @ self.metric) * weights[:, None]
+        return mixed.reshape(len(jacobian), -1) @ jacobian.reshape(len(jacobian), -1).T
 
     def jacobian(self, point: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Jacobian of an affine predictor by finite differences, which are exact.
@@ -284,7 +292,7 @@ class CollapsedTarget(FireflyTarget):
             epsilon, slope = ((eta - eta_0).T.reshape(-1, rows.size), linear.T)
             slope = slope.reshape(-1, rows.size)
             parabola = (slope * epsilon).sum(0) + 0.5 * curvature * (
-                epsilon * (self._metric @ epsilon)
+                epsilon * (self.metric @ epsilon)
             ).sum(0)
             kappa = (scale_0[0] / scale[0]) ** 2 if scale else np.ones(rows.size)
             bound = level + kappa * (constant + parabola) + 0.5 * np.log(kappa)

@@ -66,6 +66,24 @@ def make_base(
     return base
 
 
+def make_base_with_rows(
+    parts: Callable[..., Any],
+    assemble: Callable[..., tuple[float, np.ndarray]],
+    rows: Callable[..., Any],
+    n_collapsed: int,
+) -> Callable[..., float]:
+    """Build the base where some rows are always read: `constants` end with their data."""
+
+    def base(point: np.ndarray, constants: Any, gradient: np.ndarray) -> float:
+        value, slope = assemble(point, parts(point, constants[0]), constants[:n_collapsed])
+        gaps, more = rows(point, constants[0], *constants[n_collapsed:])
+        for i in range(gradient.size):
+            gradient[i] = slope[i] + more[i]
+        return value + gaps.item()
+
+    return base
+
+
 def make_gap(rows: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Build the gaps."""
 
@@ -102,9 +120,13 @@ class FireflyTarget(ABC):
         Row data that a bound reads besides those of the model.
     entering : ndarray of int
         The positions that the likelihood depends on.
+    always : ndarray of int
+        Rows that are read with the base instead of being bright or dark: their gaps are added to
+        it, so that of their bounds nothing is left.
     """
 
     tall: TallModel
+    always: np.ndarray = np.empty(0, np.int64)
     active: np.ndarray
     uses_gradient: bool
     extra: tuple[RowInput, ...] = ()
@@ -133,17 +155,31 @@ class FireflyTarget(ABC):
     ) -> tuple[float, np.ndarray]:
         """Value and gradient of the base."""
         parts = self.compiled_base.jitted(point, constants[0])
-        value, gradient = self.assemble(point, parts, constants)
+        collapsed = constants[: self._n_collapsed(constants)]
+        value, gradient = self.assemble(point, parts, collapsed)
+        if self.always.size:
+            rows = self.compiled_always.jitted(point, constants[0], *constants[len(collapsed) :])
+            return float(value + rows[0]), gradient + rows[1]
         return float(value), gradient
 
-    @abstractmethod
     def constants(
         self, reference: np.ndarray, rows: np.ndarray | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Collapse the bounds in one pass; the reference point comes first.
+        """Return what the base reads: the collapsed bounds, then the rows that are always read.
 
-        Where `rows` are given, the sums are estimated from these.
+        The reference point comes first. Where `rows` are given, the sums are estimated from these.
         """
+        always = self.batch(self.always) if self.always.size else []
+        return *self.collapsed(reference, rows), *always
+
+    @abstractmethod
+    def collapsed(
+        self, reference: np.ndarray, rows: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Collapse the bounds in one pass; the reference point comes first."""
+
+    def _n_collapsed(self, constants: tuple[np.ndarray, ...]) -> int:
+        return len(constants) - (len(self.data) if self.always.size else 0)
 
     @cached_property
     def compiled_base(self) -> CompiledFunction:
@@ -161,17 +197,29 @@ class FireflyTarget(ABC):
         slope = disconnected_grad(-1.0 / pt.expm1(-gap))
         return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
 
-    def jitted(self) -> JittedTarget:
-        """Compile what a kernel calls."""
-        base, gap = self.compiled_base, self.compiled_gap
+    @cached_property
+    def compiled_always(self) -> CompiledFunction:
+        """``(point, reference, *batch) -> (sum of the gaps, its gradient)``."""
+        inputs, gap = self.gap_graph()
+        total = pt.sum(gap)
+        return compile_numba(inputs, [total, _gradient(total, inputs[0])])
+
+    def jitted(self, constants: tuple[np.ndarray, ...]) -> JittedTarget:
+        """Compile what a kernel calls with constants like these."""
+        gap = self.compiled_gap
         make = make_gap_and_gradient if self.uses_gradient else make_gap
         return JittedTarget(
-            jit_kept(
-                make_base(base.jitted, njit(self.assemble)),
-                [base.cache_key, self.assemble.__name__],
-            ),
-            jit_kept(make(gap.jitted), [gap.cache_key]),
+            self._jitted_base(constants), jit_kept(make(gap.jitted), [gap.cache_key])
         )
+
+    def _jitted_base(self, constants: tuple[np.ndarray, ...]) -> Callable[..., float]:
+        parts, assemble = self.compiled_base, njit(self.assemble)
+        keys = [parts.cache_key, self.assemble.__name__]
+        if not self.always.size:
+            return jit_kept(make_base(parts.jitted, assemble), keys)
+        rows, n_collapsed = self.compiled_always, self._n_collapsed(constants)
+        base = make_base_with_rows(parts.jitted, assemble, rows.jitted, n_collapsed)
+        return jit_kept(base, [*keys, rows.cache_key, str(n_collapsed)])
 
     def prior_at(self, point: Variable) -> Any:
         """Build the log-density of the prior part."""

@@ -23,7 +23,7 @@ from numba import njit
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.reference.source import Source
-from pymc_minibatch.updates.update import Context, Fireflies, State, Whitening, log_odds
+from pymc_minibatch.updates.update import ALWAYS, Context, Fireflies, State, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
 
@@ -114,7 +114,7 @@ def make_iterations(
         ``(rng, point, source, flies, whitening, tuning, work, tolerance, counts) -> (accept,
         n_bright)`` moves ``point[whitening.active]`` in place; sums of acceptance and bright rows.
         `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
-        likelihood, or -1, with its gap.
+        likelihood, or -1, with its gap, and how often the base was evaluated.
     """
     take = make_take(ndims)
 
@@ -124,6 +124,7 @@ def make_iterations(
         source, flies, counts = context.source, context.flies, context.counts
         at.log_density[0] = -np.inf
         total = call_scalar(source.base, (at.point, source.constants, at.gradient))
+        counts[4] += 1
         if not np.isfinite(total):
             return -np.inf
         n_bright = flies.n_bright[0]
@@ -212,6 +213,7 @@ def make_iterations(
                 evaluate(current, context)
             else:
                 log_density = call_scalar(source.base, (point, source.constants, current.gradient))
+                counts[4] += 1
                 current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):
                 step = np.exp(tuning.log_step[0])
@@ -302,6 +304,8 @@ def draw_anew(
     """Draw rows bright with odds L̃."""
     for i in range(rows.size):
         row = rows[i]
+        if flies.state[row] == ALWAYS:
+            continue
         if rng.random() * (1.0 + np.exp(-odds[i])) < 1.0:
             if flies.state[row] == DARK:
                 brighten(flies, row, odds[i])

@@ -56,6 +56,7 @@ def make_transitions(
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
     adapt: Callable[..., None],
+    by_size: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """Assemble the loop from jitted parts.
 
@@ -67,6 +68,8 @@ def make_transitions(
         Takes the functions that read rows, returns the acceptance test.
     propose, adapt
         The proposal and its tuning.
+    by_size
+        Whether rows are drawn by size.
 
     Returns
     -------
@@ -75,7 +78,7 @@ def make_transitions(
         rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns the fields of
         :class:`Totals`.
     """
-    decide = build_decide(*make_readers(ndims))
+    decide = build_decide(*make_readers(ndims, by_size))
 
     @njit
     def transitions(
@@ -144,12 +147,12 @@ def make_transitions(
 
 
 def compile_transitions(
-    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal
+    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal, by_size: bool
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile the loop with this test and this proposal."""
-    loop = make_transitions(ndims, acceptance.build, *proposal.build())
+    loop = make_transitions(ndims, acceptance.build, *proposal.build(), by_size)
     parts = [class_key(acceptance), class_key(proposal), repr(proposal.jit_options)]
-    return jit_kept(loop, [*parts, repr(ndims)])
+    return jit_kept(loop, [*parts, repr(ndims), repr(by_size)])
 
 
 @njit

@@ -1,4 +1,7 @@
-"""Read rows: draw a batch without replacement, or pass over all of them."""
+"""Read rows: draw a batch, or pass over all of them.
+
+Batches are drawn uniformly without replacement, or by size with replacement (:mod:`.by_size`).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +12,7 @@ from numba import njit
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_array
+from pymc_minibatch.kernels.by_size import draw_by_size
 from pymc_minibatch.reference.source import Source
 
 __all__ = ["make_readers"]
@@ -101,7 +105,7 @@ def forget(rows: Rows) -> None:
 
 
 def make_readers(
-    ndims: Sequence[int],
+    ndims: Sequence[int], by_size: bool = False
 ) -> tuple[Callable[..., int], Callable[..., tuple[float, int]], Callable[..., Scan]]:
     """Make the functions that read the data for an acceptance test.
 
@@ -109,12 +113,15 @@ def make_readers(
     ----------
     ndims
         Number of dimensions of each array of row data.
+    by_size
+        Whether batches are drawn by size, from the table in `rows`.
 
     Returns
     -------
     draw_log_ratios
         ``(rng, current, proposed, source, rows, n_seen, n)`` extends the batch from `n_seen` to `n`
-        rows and fills ``rows.log_ratios[n_seen:n]``.
+        rows and fills ``rows.log_ratios[n_seen:n]``. By size, these are divided by N p, so that
+        their mean is that of the log ratios of all rows in expectation either way.
     sum_log_ratios
         ``(current, proposed, source)`` sums the log ratios of all rows.
     scan_log_ratios
@@ -146,6 +153,31 @@ def make_readers(
             bad = log_ratios_of(current, proposed, source, batch, rows.log_ratios[first:last])
             if bad >= 0:
                 impossible = rows.drawn[first + bad]
+        return impossible
+
+    @njit
+    def draw_log_ratios_by_size(
+        rng: np.random.Generator,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        source: Source,
+        rows: Rows,
+        n_seen: int,
+        n: int,
+    ) -> int:
+        impossible = -1
+        for first in range(n_seen, n, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n)
+            drawn, log_ratios = rows.drawn[first:last], rows.log_ratios[first:last]
+            weights = np.empty(last - first)
+            draw_by_size(rng, rows.table, drawn, weights)
+            batch = take(source.data, drawn)
+            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            if bad >= 0:
+                impossible = drawn[bad]
+            for i in range(last - first):
+                log_ratios[i] *= weights[i]
+        rows.n_drawn[0] = n
         return impossible
 
     @njit
@@ -183,7 +215,8 @@ def make_readers(
             lowest, highest = min(lowest, values.min()), max(highest, values.max())
         return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
 
-    return draw_log_ratios, sum_log_ratios, scan_log_ratios
+    draw = draw_log_ratios_by_size if by_size else draw_log_ratios
+    return draw, sum_log_ratios, scan_log_ratios
 
 
 @njit

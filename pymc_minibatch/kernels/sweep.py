@@ -17,10 +17,9 @@ from numba import njit
 from pymc_minibatch.acceptance.growing import (
     GROWTH,
     HEADROOM,
-    NORMAL_THIRD_MOMENT,
     Limits,
     moments,
-    upper_smoothness,
+    noise,
 )
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
 from pymc_minibatch.reference.source import Source
@@ -149,14 +148,14 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             mean, variance, skew, third = moments(seen)
             if mean == -np.inf:
                 return False, read, 0.0, 0.0, False, -1
-            s2, error = noise(seen.size, scale, variance, skew, third, limits)
+            s2, error = noise(seen.size, np.inf, scale, variance, skew, third, limits)
             if s2 < limits.variance and error <= limits.error:
                 taken = accept(rng, psi + scale * mean, s2, details)
                 return taken, read, s2, min(1.0, error), False, -1
             n = seen.size
             while 2 * n <= size:
                 n = math.ceil(GROWTH * n)
-                s2, error = noise(n, scale, variance, skew, third, limits)
+                s2, error = noise(n, np.inf, scale, variance, skew, third, limits)
                 if s2 <= HEADROOM * limits.variance and error <= limits.error:
                     break
             if 2 * n > size:
@@ -182,15 +181,3 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         return accepted, read + size, 0.0, 0.0, True, -1
 
     return sweep
-
-
-@njit
-def noise(
-    n: int, scale: float, variance: float, skew: float, third: float, limits: Limits
-) -> tuple[float, float]:
-    """Return s² and the error bound of n rows that are drawn with replacement."""
-    s2 = scale**2 * variance / n
-    unevenness = (third + NORMAL_THIRD_MOMENT * variance**1.5) / 6 + abs(skew) / 2
-    if unevenness == 0.0:
-        return s2, limits.own_error
-    return s2, limits.own_error + upper_smoothness(s2, limits) * scale**3 / n**2 * unevenness

@@ -3,23 +3,25 @@
 import logging
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from pymc_minibatch.arguments import checked_type
+from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import NoReferenceError, Reference, search
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = [
+    "check_control_variate",
+    "check_reference",
     "choose_order",
     "decide_control_variate",
     "gaussian_acceptance",
     "nearer_start",
-    "rows_that_tell",
     "start_near_mode",
 ]
 
@@ -31,13 +33,44 @@ TRIAL_PAIRS = 16
 MOST_ROWS = 0.5
 """Where full-size moves need a larger share of the rows than this, there is a warning."""
 
+TOGETHER = 0.5
+"""Variables that each take a larger share of the remainder with them act together."""
+
+KINK_STEP = 1e-3
+KINKED = 0.02
+"""Less curvature than this share of what the slopes of the rows call for is that of kinks."""
+
 TRIAL_DRAWS = 1000
 
-COUNTED_POINTS = 3
-"""Points at which all rows are read to see how uneven they are."""
+START_SPREAD = 2.0
+"""Chains that are moved near the mode start so many posterior standard deviations about it."""
 
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
+
+
+def check_reference(reference: Any) -> None:
+    """Refuse what is no reference.
+
+    Raises
+    ------
+    TypeError
+    """
+    remedy = "Make one with pmb.find_reference(), or read one with pmb.Reference.load(path)."
+    checked_type("reference", reference, Reference, remedy)
+
+
+def check_control_variate(reference: Any, control_variate: Any) -> None:
+    """Refuse arguments that are wrong whatever the model.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    check_reference(reference)
+    whole = isinstance(control_variate, int | np.integer) and not isinstance(control_variate, bool)
+    if control_variate != "auto" and not (whole and control_variate in (0, 1, 2)):
+        raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
 
 
 def decide_control_variate(
@@ -53,11 +86,17 @@ def decide_control_variate(
     ValueError
         If a control variate is asked for that cannot be had, or the reference does not fit.
     """
-    if control_variate not in ("auto", 0, 1, 2):
-        raise ValueError(f"control_variate must be 'auto', 0, 1 or 2; got {control_variate!r}.")
+    check_control_variate(reference, control_variate)
     if reference is not None:
         reference.check_fits(tall)
     discrete = [var.name for var in tall.model.discrete_value_vars]
+    if discrete and control_variate == "auto":
+        warn(
+            f"No control variate, since {discrete} are discrete and the log-density cannot be "
+            "expanded about a mode in them. Batches will be large, up to all rows, and moves "
+            "short. Where it can be done, sum the discrete variables out of the model; "
+            "control_variate=0 silences this warning."
+        )
     if control_variate == 0 or (control_variate == "auto" and discrete):
         return None if reference is None else ControlVariate(reference, 0, temperature)
     if discrete:
@@ -82,15 +121,15 @@ def decide_control_variate(
         f"Control variate of order {order}: the Taylor remainder of a row varies {gain:.3g} times "
         "less than its log-likelihood."
     )
+    control = ControlVariate(reference, order, temperature)
     if share > MOST_ROWS:
         warn(
             "At the scale of the posterior the log-likelihood is far from quadratic about its "
             f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
-            "of the rows. Chains may mix slowly; look at R-hat and the effective sample size. A "
-            "frequent cause are effects of groups with many rows that are written as mu + sd * z: "
-            "write them centred, as Normal(mu, sd)."
+            f"of the rows. {_cause(tall, control)} Chains may mix slowly; look at R-hat and the "
+            "effective sample size."
         )
-    return ControlVariate(reference, order, temperature)
+    return control
 
 
 def _search_one_mode(
@@ -121,8 +160,7 @@ def choose_order(
         The share of the rows at which s² = 1 for such a pair (median), with that order.
     """
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, tall.n_rows, TRIAL_ROWS)
-    batch = tall.batch(rows)
+    batch = _trial_rows(tall, rng)
     remainder = compile_remainder(tall, 2)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
@@ -145,46 +183,100 @@ def choose_order(
     return order, gain, share
 
 
-def rows_that_tell(tall: TallModel, control: ControlVariate) -> tuple[float, float]:
-    """Say how unevenly the variance of the log ratio is spread over all rows, in one pass.
+def _cause(tall: TallModel, control: ControlVariate) -> str:
+    """Say which variables make the log-likelihood far from quadratic, and what helps.
 
-    Where a few rows hold most of it, a batch without them can know neither the log ratio nor the
-    error of its own estimate.
-
-    Returns
-    -------
-    variance
-        s² of a batch of one row, the mean over pairs of posterior points.
-    kurtosis
-        Fourth moment over squared variance of the rows' log ratios: a batch of fewer rows than this
-        is expected to hold less than one that tells. Median over pairs; 0 where it is not known.
+    A variable counts with the share of the variance of the remainders that goes where the variable
+    is held at its mode.
     """
-    reference, order, temperature = control
-    rng = np.random.default_rng(1)
-    points = rng.multivariate_normal(
-        reference.flat, reference.covariance, COUNTED_POINTS, method="cholesky"
+    spread = _spread(tall, control, None)
+    shares = {
+        name: 1 - _spread(tall, control, where) / spread
+        for name, where in tall.layout.slices.items()
+    }
+    if not np.isfinite(spread) or not all(np.isfinite(share) for share in shares.values()):
+        return "Some rows are impossible at points about it."
+    kinked = [
+        name
+        for name, where in tall.layout.slices.items()
+        if _is_kinked(tall, control.reference, where)
+    ]
+    first, *others = sorted(shares, key=lambda name: -shares[name])
+    if first in kinked:
+        return (
+            f"It has kinks in {first}, as quantile regression and Laplace errors have, and no "
+            "expansion follows a kink. FlyMC with a bound of your own, pmb.Bound, reads few rows."
+        )
+    found = f"Of what is not quadratic, {shares[first]:.0%} goes if {first} is held at its mode"
+    if others and shares[others[0]] > TOGETHER:
+        return (
+            f"{found}, and {shares[others[0]]:.0%} if {others[0]} is: they act together, as "
+            "factors of a product do. If these are effects of groups with many rows, write them "
+            "centred, as Normal(mu, sd)."
+        )
+    return (
+        f"{found}: the rows tell so little of it that its posterior is wide. A more informative "
+        "prior on it, or more rows of the kind that depends on it, make it more nearly quadratic."
     )
+
+
+def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> float:
+    """Variance over rows of the log ratios of posterior points that agree in some variables."""
+    reference, order, _ = control
+    rng = np.random.default_rng(0)
+    batch = _trial_rows(tall, rng)
     remainder = compile_remainder(tall, order) if order else None
+    free = np.ones(reference.flat.size, dtype=bool)
+    if held is not None:
+        free[held] = False
+    points = np.tile(reference.flat, (TRIAL_PAIRS, 2, 1))
+    precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
+    z = rng.standard_normal((*points.shape[:2], int(free.sum())))
+    points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
+    ratios = [
+        np.diff([_term(tall, reference, remainder, point, batch) for point in pair], axis=0)
+        for pair in points
+    ]
+    with np.errstate(invalid="ignore"):  # where a row is impossible
+        return float(np.median([ratio.var() for ratio in ratios]))
 
-    def term(point: np.ndarray, batch: tuple[np.ndarray, ...]) -> np.ndarray:
-        if remainder is None:
-            return tall.compiled_row_logp(point, *batch)
-        return remainder(point, reference.flat, *batch)
 
-    def powers(*batch: np.ndarray) -> np.ndarray:
-        terms = np.array([term(point, batch) for point in points])
-        with np.errstate(invalid="ignore"):  # where a row is impossible
-            ratios = terms - np.roll(terms, 1, axis=0)
-            return np.array([np.sum(ratios**k, axis=1) for k in (1, 2, 3, 4)])
+def _is_kinked(tall: TallModel, reference: Reference, where: slice) -> bool:
+    """Whether the log-likelihood has slopes and no curvature, which for smooth ones go together.
 
-    parts = [part for _, part in over_chunks(powers, tall.data, "Looking for rare rows")]
-    m1, m2, m3, m4 = np.sum(parts, axis=0) / tall.n_rows
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variance = m2 - m1**2
-        fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
-        kurtosis = fourth / variance**2
-    scale = tall.n_rows / temperature
-    return float(scale**2 * np.mean(variance)), float(np.nan_to_num(np.median(kurtosis)))
+    The mean square of a row's slope is about its mean curvature (the information equality). Where
+    neither tells of the variables at the mode there is no kink to be seen.
+    """
+    own = reference.covariance[where, where]
+    direction = np.zeros_like(reference.flat)
+    direction[where] = np.sqrt(np.diag(own))
+    curvature = -direction @ reference.hessian @ direction / tall.n_rows
+    batch = _trial_rows(tall, np.random.default_rng(0))
+    ends = [
+        tall.compiled_row_logp(reference.flat + step * direction, *batch)
+        for step in (-KINK_STEP, KINK_STEP)
+    ]
+    with np.errstate(invalid="ignore"):
+        slopes = (ends[1] - ends[0]) / (2 * KINK_STEP)
+        information = np.mean(slopes**2)
+        return bool(curvature < KINKED * information and tall.n_rows * information > 1)
+
+
+def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    return tall.batch(rng.integers(0, tall.n_rows, TRIAL_ROWS))
+
+
+def _term(
+    tall: TallModel,
+    reference: Reference,
+    remainder: CompiledFunction | None,
+    point: np.ndarray,
+    batch: tuple[np.ndarray, ...],
+) -> np.ndarray:
+    """Evaluate what is estimated from rows: remainders, or without these log-likelihoods."""
+    if remainder is None:
+        return tall.compiled_row_logp(point, *batch)
+    return remainder(point, reference.flat, *batch)
 
 
 def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
@@ -221,13 +313,29 @@ def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
 def start_near_mode(
     tall: TallModel,
     control: ControlVariate,
+    active: np.ndarray,
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
-    """Return a draw from the Gaussian approximation, if `point` lies far outside of it."""
+    """Return a draw from the Gaussian approximation, if `point` lies far outside of it.
+
+    Only the parameters at the positions `active` move: the approximation is that given the others,
+    or where these are too far away for it to hold, the one about the mode.
+    """
     reference, _, temperature = control
-    whiten = np.linalg.cholesky(reference.precision_at(temperature)).T
-    return nearer_start(tall, reference.flat, whiten, temperature, point, rng)
+    precision, mode = reference.precision_at(temperature), reference.flat[active]
+    others = np.setdiff1d(np.arange(reference.flat.size), active)
+    own = precision[np.ix_(active, active)]
+    whiten = np.linalg.cholesky(own).T
+    if not others.size:
+        return nearer_start(tall, mode, whiten, temperature, active, point, rng)
+    away = tall.layout.flatten(point)[others] - reference.flat[others]
+    given_others = mode - np.linalg.solve(own, precision[np.ix_(active, others)] @ away)
+    starts = [
+        nearer_start(tall, center, whiten, temperature, active, point, rng)
+        for center in (given_others, mode)
+    ]
+    return max(starts, key=lambda start: _log_density(tall, temperature, start))
 
 
 def nearer_start(
@@ -235,22 +343,33 @@ def nearer_start(
     mode: np.ndarray,
     whiten: np.ndarray,
     temperature: float,
+    active: np.ndarray,
     point: Mapping[str, np.ndarray],
     rng: np.random.Generator,
 ) -> Mapping[str, np.ndarray]:
-    """Return a draw from a Gaussian, if `point` lies far outside of it.
+    """Return a draw from a wide Gaussian, if `point` lies far outside of it.
 
     Far from the mode the approximation is no guide, and a chain would need thousands of moves to
     come near. The point is kept if it is the more probable of the two. In the coordinates
-    ``whiten @ (theta - mode)`` the Gaussian is a standard normal.
+    ``whiten @ (theta - mode)`` of the parameters at the positions `active`, the Gaussian is a
+    standard normal. Chains start `START_SPREAD` times as far apart, so that R-hat can tell whether
+    they forget where they started, or nearer where a draw is impossible.
     """
-    z = whiten @ (tall.layout.flatten(point) - mode)
+    flat = tall.layout.flatten(point)
+    z = whiten @ (flat[active] - mode)
     if z @ z < z.size + FAR_OUT * math.sqrt(2 * z.size):
         return point
-    draw = mode + np.linalg.solve(whiten, rng.standard_normal(z.size))
-    candidate = tall.layout.unflatten(draw)
-    here, there = (
-        (1 - 1 / temperature) * tall.prior_logp(p) + tall.logp(p) / temperature
-        for p in (point, candidate)
-    )
-    return candidate if there > here else point
+    here = _log_density(tall, temperature, point)
+    away = np.linalg.solve(whiten, rng.standard_normal(z.size))
+    for spread in (START_SPREAD, 1.0, 0.0):
+        flat[active] = mode + spread * away
+        candidate = tall.layout.unflatten(flat)
+        if _log_density(tall, temperature, candidate) > here:
+            return candidate
+    return point
+
+
+def _log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
+    """Log-density of the posterior at a temperature; -inf where it is not a number."""
+    value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.logp(point) / temperature
+    return value if np.isfinite(value) else -math.inf

@@ -8,12 +8,14 @@ searches, on few rows and from elsewhere, tell whether there are other modes.
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pytensor.tensor as pt
@@ -23,6 +25,7 @@ from pytensor.graph.basic import Variable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
+from pymc_minibatch.arguments import checked_temperature, checked_type
 from pymc_minibatch.jit.compiled import compile_numba
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
@@ -49,14 +52,21 @@ TRIAL_STARTS = 4
 TRIAL_JITTER = 2.0
 """Other modes are looked for on this many rows, from this many starts so far from the first."""
 
+ELSEWHERE = "A search from elsewhere may find a mode: pass reference=pmb.find_reference(start=...)"
+
 LEAST_DENSITY = 10.0
 """A mode whose log-density, on those rows, is lower by more does not count."""
 
 COMPARED_ROWS = 20
-"""The data of a reference are told from others by so many rows."""
+"""The likelihood of a reference is told from others by so many rows."""
+
+VERIFIED_AT = 2.0
+"""The split is verified again so many standard deviations to either side of the mode."""
+
+FIND_AGAIN = "Find it again with pmb.find_reference()."
 
 _ARRAYS = ("flat", "gradient", "hessian", "prior_hessian", "row_logps")
-_NUMBERS = ("n_rows", "temperature", "several_modes", "passes", "seconds")
+_NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
 class NoReferenceError(ValueError):
@@ -80,9 +90,12 @@ class Reference:
     prior_hessian : ndarray, shape (D, D)
         Hessian of the prior part at the mode.
     row_logps : ndarray, shape (at most 20,)
-        Log-likelihoods at the mode of rows at equal distances, by which other data are noticed.
+        Log-likelihoods at the mode of rows at equal distances, by which another likelihood is
+        noticed.
     n_rows : int
         Rows of the data.
+    checksum : int
+        Of the values of all rows, by which other data are noticed.
     temperature : float
         T of the posterior whose mode it is.
     several_modes : bool
@@ -110,6 +123,7 @@ class Reference:
     prior_hessian: np.ndarray
     row_logps: np.ndarray
     n_rows: int
+    checksum: int
     temperature: float
     several_modes: bool
     passes: float
@@ -120,34 +134,49 @@ class Reference:
         return -(self.prior_hessian + self.hessian / temperature)
 
     def check_fits(self, tall: TallModel) -> None:
-        """Refuse the reference of a model with other variables, or in another order, or other data.
+        """Refuse the reference of a model with other variables, another likelihood or other data.
+
+        Reads all rows once.
 
         Raises
         ------
         ValueError
-            If names, shapes or order of the variables differ, or the number of rows, or the
-            log-likelihood of one of a few rows.
+            If names, shapes or order of the variables differ, or number, values or order of the
+            rows, or the log-likelihood of one of a few rows.
         """
-        own = [(name, np.shape(value)) for name, value in self.mode.items()]
-        wanted = list(zip(tall.layout.names, tall.layout.shapes, strict=True))
-        again = "Find it again with pmb.find_reference()."
-        if own != wanted:
-            raise ValueError(
-                f"The reference is of another model: its variables are {dict(own)}, and those of "
-                f"the model {dict(wanted)}, by name and shape. {again}"
-            )
+        self.check_variables(tall)
         if self.n_rows != tall.n_rows:
             raise ValueError(
                 f"The reference is of other data: it sums over {self.n_rows} rows, and the model "
-                f"has {tall.n_rows}. {again}"
+                f"has {tall.n_rows}. {FIND_AGAIN}"
+            )
+        if self.checksum != tall.checksum:
+            raise ValueError(
+                "The reference is of other data: values of the rows, or their order, differ from "
+                f"those of the model. {FIND_AGAIN}"
             )
         rows, found = _some_row_logps(tall, self.flat)
         differ = ~np.isclose(found, self.row_logps, rtol=1e-3, atol=1e-3)  # as float32 may round
         if differ.any():
             raise ValueError(
-                "The reference is of another likelihood, or of other data or in another order: at "
-                f"its mode row {rows[differ][0]} has log-likelihood {found[differ][0]:.6g}, and "
-                f"had {self.row_logps[differ][0]:.6g}. {again}"
+                f"The reference is of another likelihood: at its mode row {rows[differ][0]} has "
+                f"log-likelihood {found[differ][0]:.6g}, and had {self.row_logps[differ][0]:.6g}. "
+                f"{FIND_AGAIN}"
+            )
+
+    def check_variables(self, tall: TallModel) -> None:
+        """Refuse the reference of a model with other variables, or in another order.
+
+        Raises
+        ------
+        ValueError
+        """
+        own = [(name, np.shape(value)) for name, value in self.mode.items()]
+        wanted = list(zip(tall.layout.names, tall.layout.shapes, strict=True))
+        if own != wanted:
+            raise ValueError(
+                f"The reference is of another model: its variables are {dict(own)}, and those of "
+                f"the model {dict(wanted)}, by name and shape. {FIND_AGAIN}"
             )
 
     @cached_property
@@ -156,19 +185,43 @@ class Reference:
         return cho_solve(cho_factor(self.precision_at(self.temperature)), np.eye(self.flat.size))
 
     def save(self, path: str | Path) -> None:
-        """Write to a NumPy ``.npz`` file."""
+        """Write to a NumPy ``.npz`` file; the suffix is added if it is missing."""
         arrays: dict[str, Any] = {f"mode/{name}": value for name, value in self.mode.items()}
         arrays |= {name: getattr(self, name) for name in (*_ARRAYS, *_NUMBERS)}
-        np.savez(path, **arrays)
+        np.savez(_with_suffix(path), **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> "Reference":
-        """Read what :meth:`save` wrote."""
-        with np.load(path) as stored:
-            mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
-            fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
-            fields |= {k: stored[k].item() for k in _NUMBERS}
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged, or not that of a reference of this version.
+        """
+        path = _with_suffix(path)
+        try:
+            with open(path, "rb") as file, np.load(file) as stored:
+                mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
+                fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
+                fields |= {k: stored[k].item() for k in _NUMBERS}
+        except KeyError as error:
+            raise ValueError(
+                f"{path} has no {error}: it is not a reference, or was saved by another version. "
+                "Find the reference again with pmb.find_reference()."
+            ) from error
+        except (ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} is not a complete .npz file. Find the reference again with "
+                "pmb.find_reference()."
+            ) from error
         return cls(mode=mode, **fields)
+
+
+def _with_suffix(path: str | Path) -> Path:
+    """Add the suffix where it is missing, as NumPy does when it saves."""
+    path = Path(path)
+    return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
 def find_reference(
@@ -177,6 +230,7 @@ def find_reference(
     data: Any = None,
     tall: TallModel | None = None,
     temperature: float = 1.0,
+    start: Mapping[str, np.ndarray] | Reference | None = None,
     random_seed: int = 0,
     progressbar: bool = True,
 ) -> Reference:
@@ -192,6 +246,10 @@ def find_reference(
         The model already split, to save doing it again.
     temperature : float, default 1.0
         T > 0; the likelihood counts with power 1/T.
+    start : dict of str to ndarray, or Reference, optional
+        Where the search starts: values of some or all value variables, as ``model.initial_point()``
+        names them, or another reference, such as one of yesterday's data; the model's initial point
+        if not given. Of several modes it finds one near there.
     random_seed : int, default 0
         Chooses the subsample on which the search starts.
     progressbar : bool, default True
@@ -206,6 +264,8 @@ def find_reference(
     NoReferenceError
         If the search runs away (separation under a flat prior, say), or ends where the log-density
         is not concave.
+    TypeError, ValueError
+        If an argument is of the wrong type or out of range, or `start` is not of this model.
 
     Warns
     -----
@@ -223,8 +283,10 @@ def find_reference(
     >>> float(reference.mode["mu"].round(3)), float(reference.covariance[0, 0].round(6))
     (0.499, 0.001)
     """
+    temperature = checked_temperature(temperature)
+    checked_type("tall", tall, TallModel, "Leave it out, or split the model: pmb.TallModel(model).")
     tall = TallModel(model, data=data) if tall is None else tall
-    reference = search(tall, temperature, random_seed, progressbar)
+    reference = search(tall, temperature, random_seed, progressbar, _checked_start(tall, start))
     if reference.several_modes:
         warn(
             "The posterior seems to have several modes. Moves about this one do not reach the "
@@ -233,11 +295,39 @@ def find_reference(
     return reference
 
 
+def _checked_start(tall: TallModel, start: Any) -> np.ndarray:
+    """Return the flat point at which a search starts."""
+    if isinstance(start, Reference):
+        start.check_variables(tall)
+        return start.flat.copy()
+    if not isinstance(start, Mapping | None):
+        raise TypeError(f"start must be a dict of values by name, or a Reference; got {start!r}.")
+    point = tall.model.initial_point()
+    for name, value in (start or {}).items():
+        if name not in tall.layout.names:
+            raise ValueError(
+                f"start names {name}, which is not one of the value variables of the model: "
+                f"{list(tall.layout.names)}. Transformed ones have names such as sigma_log__."
+            )
+        wanted, given = np.shape(point[name]), np.shape(value)
+        if given != wanted:
+            raise ValueError(f"{name} has shape {given} in start, and {wanted} in the model.")
+        point[name] = np.asarray(value)
+    flat = tall.layout.flatten(point)
+    if not np.isfinite(flat).all():
+        raise ValueError(f"start must be finite; got {start!r}.")
+    return flat
+
+
 def search(
-    tall: TallModel, temperature: float, random_seed: int = 0, progressbar: bool = True
+    tall: TallModel,
+    temperature: float,
+    random_seed: int = 0,
+    progressbar: bool = True,
+    start: np.ndarray | None = None,
 ) -> Reference:
-    """Do what :func:`find_reference` does, without the warning."""
-    start = time.perf_counter()
+    """Do what :func:`find_reference` does, without the warning, from a flat point."""
+    started = time.perf_counter()
     try:
         density = _Density(tall, temperature, progressbar)
     except (NotImplementedError, NullTypeGradError) as error:
@@ -247,8 +337,8 @@ def search(
     rng = np.random.default_rng(random_seed)
     sample = _sample(tall, SUBSAMPLE, rng)
     # The jitter leaves saddle points, on which symmetric models start.
-    initial = tall.layout.flatten(tall.model.initial_point())
-    initial += SMALL * rng.standard_normal(initial.size)
+    initial = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    initial = initial + SMALL * rng.standard_normal(initial.size)
     theta = density.polish(density.maximise(initial, sample), sample)
     gradient, hessian = density.row_derivatives(theta, None)
     reference = Reference(
@@ -259,12 +349,16 @@ def search(
         prior_hessian=density.prior_hessian(theta),
         row_logps=_some_row_logps(tall, theta)[1],
         n_rows=tall.n_rows,
+        checksum=tall.checksum,
         temperature=temperature,
         several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - started,
     )
-    _factor(reference.precision_at(temperature))  # refuses what is not concave
+    # Refuses what is not concave.
+    factor, _ = density.factor(theta, reference.precision_at(temperature))
+    shift = VERIFIED_AT * solve_triangular(factor, rng.standard_normal(theta.size))
+    tall.verify_at(theta + shift, theta - shift)
     return reference
 
 
@@ -303,10 +397,12 @@ def _has_other_mode(
         try:
             point = alone.maximise(start, rows)
             precision = -alone.hessian(point, rows)
-            factor = _factor(precision)
+            factor = alone.factor(point, precision)
         except NoReferenceError:
             return None
         value, gradient = alone.value_gradient(point, rows)
+        if not np.isfinite(gradient).all():
+            return None
         arrived = gradient @ cho_solve(factor, gradient) < TOLERANCE
         return (point, value, precision) if arrived else None
 
@@ -403,10 +499,43 @@ class _Density:
                 },
             )
         except (ValueError, LinAlgError) as error:  # derivatives that are not finite
-            raise NoReferenceError(f"the search for the posterior mode failed: {error}") from error
+            raise NoReferenceError(
+                "derivatives of the log-density are not finite where the search for its mode leads "
+                f"({error}). {ELSEWHERE}"
+            ) from error
         if not np.isfinite(found.x).all() or np.abs(found.x).max() > 1e6:
-            raise NoReferenceError("the search for the posterior mode ran off to infinity")
+            blamed = self.tall.layout.name_of(int(np.argmax(np.nan_to_num(np.abs(found.x)))))
+            raise NoReferenceError(
+                f"the search for the posterior mode ran off to infinity, mostly in {blamed}: the "
+                "data do not determine it and its prior does not either"
+            )
         return found.x
+
+    def factor(self, theta: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Factor the precision at a point, or say in which variable it is none."""
+        if not np.isfinite(precision).all():
+            worst = int(np.argmin(np.isfinite(precision).all(axis=0)))
+            raise NoReferenceError(
+                "second derivatives of the log-density are not finite where the search for its "
+                f"mode ended, first by {self._at(theta, worst)}. Infinite data, such as "
+                "upper=np.inf of a pm.Censored, are a frequent cause: put a large finite number in "
+                "their place"
+            )
+        try:
+            return cho_factor(precision)
+        except LinAlgError:
+            scale = np.sqrt(np.maximum(np.abs(np.diag(precision)), np.finfo(float).tiny))
+            worst = int(
+                np.argmax(np.abs(np.linalg.eigh(precision / np.outer(scale, scale))[1][:, 0]))
+            )
+            raise NoReferenceError(
+                "the log-density is not concave where the search for its mode ended, mostly in "
+                f"{self._at(theta, worst)}. {ELSEWHERE}"
+            ) from None
+
+    def _at(self, theta: np.ndarray, position: int) -> str:
+        """Name a variable and say where it is."""
+        return f"{self.tall.layout.name_of(position)} (there {theta[position]:.3g})"
 
     def check_falls_off(self, theta: np.ndarray, precision: np.ndarray, rows: _Rows | None) -> None:
         """Refuse a mode at infinity, which looks like one where the log-density is just flat."""
@@ -427,11 +556,13 @@ class _Density:
         Where these steps do not shorten fast the search goes on with the Hessian of all rows.
         """
         precision = -self.hessian(theta, rows)
-        factor = _factor(precision)
+        factor = self.factor(theta, precision)
         self.check_falls_off(theta, precision, rows)
         start, last = theta, np.inf
         for _ in range(NEWTON_STEPS):
             _, gradient = self.value_gradient(theta, None)
+            if not np.isfinite(gradient).all():  # a step too far, or rows that some do not tell of
+                break
             step = cho_solve(factor, gradient)
             length = math.sqrt(step @ gradient)
             if length > SLOW * last:
@@ -444,21 +575,6 @@ class _Density:
 
 def _add(first: list[np.ndarray], second: list[np.ndarray]) -> list[np.ndarray]:
     return [a + b for a, b in zip(first, second, strict=True)]
-
-
-def _factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:
-    if not np.isfinite(precision).all():
-        raise NoReferenceError(
-            "second derivatives of the log-density are not finite where the search for its mode "
-            "ended. Infinite data, such as upper=np.inf of a pm.Censored, are a frequent cause: "
-            "put a large finite number in their place"
-        )
-    try:
-        return cho_factor(precision)
-    except LinAlgError:
-        raise NoReferenceError(
-            "the log-density is not concave where the search for its mode ended"
-        ) from None
 
 
 def _value_gradient_product(

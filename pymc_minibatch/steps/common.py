@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
@@ -19,9 +19,10 @@ from pytensor.graph.basic import Variable
 from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
-from pymc_minibatch.arguments import checked_count
+from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -37,6 +38,33 @@ class TallStepState(StepMethodState):
     last_point: np.ndarray
     n_rows: int = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
+
+
+class WaitingStep(Sequence):
+    """A step made without a model, which ``pm.sample`` makes from the model it samples.
+
+    It stands for a list of one step, made when the list is read. So ``fit(step=...)`` of Bambi
+    works, which builds its model first.
+    """
+
+    def __init__(self, kind: type[BlockedStep], args: Any, kwargs: Mapping[str, Any]) -> None:
+        self._kind, self._args, self._kwargs = kind, args, kwargs
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: Any) -> Any:
+        """Make the step."""
+        checked_model(None)
+        return [self._kind(*self._args, **self._kwargs)][i]
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do where somebody takes it for the step itself."""
+        kind = self._kind.__name__
+        raise AttributeError(
+            f"{kind} was made without a model, so it has no {name} before pm.sample makes it. Make "
+            f"it inside `with model:`, or pass model= to {kind}."
+        )
 
 
 class TallStep(BlockedStep):
@@ -64,6 +92,13 @@ class TallStep(BlockedStep):
     control: ControlVariate | None = None
     """What is taken off the rows; None where no reference point is known."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Wait for a model where there is none yet."""
+        if kwargs.get("model") is None and Model.get_context(error_if_none=False) is None:
+            return WaitingStep(cls, args, kwargs)
+        checked_model(kwargs.get("model"))
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         vars: Variable | str | Sequence[Variable | str] | None,
@@ -72,17 +107,19 @@ class TallStep(BlockedStep):
         model: Model | None,
         rng: RandomGenerator,
     ) -> None:
-        model = modelcontext(model)
+        model = checked_model(model)
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         self.tall = TallModel(model, data=data)
         self.n_rows = self.tall.n_rows
         self._active = _positions(self.tall, self.var_names)
+        self._left = left_to_others(self.tall, self.var_names)
+        register(self)
         self.tune = True
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
-        self._start_is_checked = False
+        self._start_is_checked = self._split_is_verified = False
         _warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
@@ -115,7 +152,10 @@ class TallStep(BlockedStep):
 
     @abstractmethod
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Return a random point near the mode if `point` is far from it; all variables move."""
+        """Return a random point near the mode if `point` is far from it.
+
+        Only the variables of this step move, to where they are probable given the others.
+        """
 
     @abstractmethod
     def _compile(self) -> None:
@@ -128,16 +168,22 @@ class TallStep(BlockedStep):
         super().setup_chain(rng, tune, draws)
         if tune:
             self._reset_tuning()
-        self.n_draws = 0
-        self._start_is_checked = False
+        self.n_draws, self.last_point = 0, np.empty(0)
+        register(self)
+        self._start_is_checked = self._split_is_verified = False
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
+        self.tall.watch.check()
+        if self._left:
+            check_others_are_bound(self, self._left, point)
         if not self._start_is_checked:
             self.tall.check_start(point)
             self._start_is_checked = True
             point = self._start(point)
         flat = self.tall.layout.flatten(point)
+        if not (self.tune or self._split_is_verified):
+            self._verify_split(flat)
         stats = self._draw_or_nothing(flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         moved = self.tall.layout.unflatten(flat)
@@ -146,11 +192,16 @@ class TallStep(BlockedStep):
         return new_point, [stats]
 
     def _start(self, point: PointType) -> PointType:
-        """Let a chain that tunes start near the mode, where all variables can be moved there."""
-        moves_all = self._active.size == self.tall.layout.size
-        if self.tune and self.n_draws == 0 and moves_all:
+        """Let a chain that tunes start near the mode."""
+        if self.tune and self.n_draws == 0:
             return {**point, **self._near_mode(point)}
         return point
+
+    def _verify_split(self, flat: np.ndarray) -> None:
+        """Verify the split where tuning has led; with a reference, that was done at the mode."""
+        if self.reference is None:
+            self.tall.verify_at(flat)
+        self._split_is_verified = True
 
     def _draw_or_nothing(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw; when interrupted, leave the state as before it.
@@ -224,6 +275,8 @@ def _continuous_value_vars(
                     f"{[rv.name for rv in model.free_RVs]}. Name some of these in vars."
                 )
         chosen = [known[name] for name in names]
+        if twice := [var.name for i, var in enumerate(chosen) if var in chosen[:i]]:
+            raise ValueError(f"vars names {twice[0]} twice. Name each variable once.")
     for var in chosen:
         if var.dtype not in continuous_types:
             raise ValueError(

@@ -17,6 +17,7 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.arguments import checked_choice, checked_count, checked_share
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
+from pymc_minibatch.bounds.laplace import approximate
 from pymc_minibatch.bounds.target import JittedTarget, violation
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
@@ -29,7 +30,7 @@ from pymc_minibatch.kernels.firefly import (
     restore,
 )
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import nearer_start
+from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.source import Source
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.updates import UPDATES
@@ -123,13 +124,14 @@ class FlyMC(TallStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; and if the
-        likelihood depends on variables that other steps move.
+        If a Deterministic has a value for each row, which makes every draw cost N; if the
+        likelihood depends on variables that other steps move; and if bounds are so much narrower
+        than the posterior that chains mix slowly.
 
     Notes
     -----
-    A chain that tunes and starts far from the posterior mode is first moved to a random point near
-    it, if all variables are its own.
+    A chain that tunes and starts far from the posterior mode of its variables, given the others, is
+    first moved to a random point near it.
 
     Sample stats, for each draw:
 
@@ -137,12 +139,16 @@ class FlyMC(TallStep):
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
-    - ``n_bright``: mean number of bright rows.
+    - ``n_bright``: mean number of bright rows, with those that are always read.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+
+    Rows whose bounds are loose where the posterior is, such as those of a category in which all
+    outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
+    of the rows: with bounds, a chain would turn them bright and dark again before it could move on.
 
     A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
     a time.
@@ -198,6 +204,7 @@ class FlyMC(TallStep):
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
+        check_reference(reference)
         self.kernel = FASTEST if kernel == "auto" else checked_choice("kernel", kernel, UPDATES)
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
@@ -254,7 +261,7 @@ class FlyMC(TallStep):
 
     @cached_property
     def _jitted(self) -> JittedTarget:
-        return self.target.jitted()
+        return self.target.jitted(self._settled.constants)
 
     @cached_property
     def _addresses(self) -> tuple[int, int]:
@@ -268,7 +275,7 @@ class FlyMC(TallStep):
 
     @cached_property
     def _flies(self) -> Fireflies:
-        return new_fireflies(self.n_rows)
+        return new_fireflies(self.n_rows, self.target.always)
 
     def _reset_tuning(self) -> None:
         first_step = self._update.first_step(self._active.size)
@@ -322,9 +329,14 @@ class FlyMC(TallStep):
         self._lit_at = None
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        flat = self.tall.layout.flatten(point)
+        others = np.setdiff1d(np.arange(flat.size), self._active)
         center, _, inverse = self._settled.approximation
-        order = np.argsort(self._active)
-        return nearer_start(self.tall, center[order], inverse[:, order], 1.0, point, self.rng)
+        if not np.array_equal(flat[others], self._settled.constants[0][others]):
+            reference = self._settled.constants[0].copy()
+            reference[others] = flat[others]
+            center, _, inverse = approximate(self.target, self.target.constants(reference))
+        return nearer_start(self.tall, center, inverse, 1.0, self._active, point, self.rng)
 
     def _changing(self) -> dict[str, Any]:
         return super()._changing() | {"fireflies": self.fireflies}
@@ -343,7 +355,7 @@ class FlyMC(TallStep):
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
     ) -> tuple[float, int, np.ndarray]:
-        counts = np.array([0.0, 0.0, -1.0, 0.0])
+        counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
         tunes_q = self.fixed_q is None and self.z_update == "implicit"
         work = Work(
             n_iterations,
@@ -368,11 +380,13 @@ class FlyMC(TallStep):
         return accept, n_bright, counts
 
     def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
+        n_always = self.target.always.size
+        read_with_base = n_always * int(counts[4])
         return {
             "accept": accept / (self.steps_per_draw * self.theta_updates),
-            "n_likelihood": int(counts[0]),
-            "n_gradient": int(counts[1]),
-            "n_bright": n_bright / self.steps_per_draw,
+            "n_likelihood": int(counts[0]) + read_with_base,
+            "n_gradient": int(counts[1]) + (read_with_base if self._update.uses_gradient else 0),
+            "n_bright": n_bright / self.steps_per_draw + n_always,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
         }

@@ -18,7 +18,11 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import decide_control_variate, start_near_mode
+from pymc_minibatch.reference.decide import (
+    check_control_variate,
+    decide_control_variate,
+    start_near_mode,
+)
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.reference.source import Source, make_source
 from pymc_minibatch.reference.trial import Trial
@@ -70,6 +74,7 @@ class GradientStep(TallStep):
         rng: RandomGenerator,
     ) -> None:
         started = time.perf_counter()
+        check_control_variate(reference, control_variate)
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.batch_size = (
             min(DEFAULT_BATCH, self.n_rows)
@@ -144,7 +149,7 @@ class GradientStep(TallStep):
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.control is None:
             return point
-        return start_near_mode(self.tall, self.control, point, self.rng)
+        return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:

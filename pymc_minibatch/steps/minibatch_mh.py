@@ -1,7 +1,6 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -12,12 +11,14 @@ import numpy as np
 from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker, Penalty
+from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
+from pymc_minibatch.acceptance.exact import Ball
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
@@ -26,6 +27,7 @@ from pymc_minibatch.acceptance.growing import (
 )
 from pymc_minibatch.arguments import checked_count, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
+from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
@@ -33,9 +35,10 @@ from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
+    check_control_variate,
+    choose_order,
     decide_control_variate,
     gaussian_acceptance,
-    rows_that_tell,
     start_near_mode,
 )
 from pymc_minibatch.reference.source import Source, make_source
@@ -45,6 +48,15 @@ from pymc_minibatch.reference.taylor import (
     make_target,
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.deciding import (
+    PROPOSALS,
+    TESTS,
+    RowChoice,
+    least_uniform_batch,
+    named,
+    settle,
+    steps_of_draw,
+)
 from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
@@ -53,14 +65,14 @@ _log = logging.getLogger("pymc_minibatch")
 
 DEFAULT_BATCH = 100
 
-SEEN_SHARE = 0.5
-"""With fewer rows that tell in a batch, it may know nothing of its error."""
+CHECKED_DECISIONS = 50
+"""Decisions after tuning before their cost is compared with that of the trial."""
 
-SEEN_WANTED = 5.0
-"""How many such rows a first batch then holds, on average."""
+SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
+"""Decisions that read fewer rows, or a smaller share of them, are no reason to look."""
 
-HARMLESS = 0.01
-"""With a smaller s² it does not matter which rows are in a batch."""
+DEARER = 2.5
+"""Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -77,6 +89,7 @@ class MinibatchMHState(TallStepState):
     acceptance: Acceptance = field(metadata={"frozen": True})
     batch_size: int | None = field(metadata={"frozen": True})
     temperature: float = field(metadata={"frozen": True})
+    rows: str = field(metadata={"frozen": True})
 
 
 class MinibatchMH(TallStep):
@@ -89,14 +102,19 @@ class MinibatchMH(TallStep):
     ----------
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
-        their values are read at every draw.
+        their values are read at every draw. With `data`, those on which the rows depend may only be
+        left to steps with the same `data`.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
-    acceptance : CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd, optional
-        The acceptance test; CorrectedBarker() if not given. The last four are there for comparison.
+    acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
+        The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
+        takes Penalty for models with effects and scales of their own, Exact where it has bounds and
+        is expected to read few rows, and CorrectedBarker elsewhere; ``choice`` says which, and why.
+        The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
-        How moves are proposed. If not given: with a control variate, Laplace where prior and Taylor
-        likelihood together are nearly Gaussian, else SurrogateHamiltonian; without, RandomWalk.
+        How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
+        control variate, Laplace where prior and Taylor likelihood together are nearly Gaussian,
+        else SurrogateHamiltonian; without, RandomWalk.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
         :func:`find_reference` and hand it to several steps.
@@ -109,17 +127,35 @@ class MinibatchMH(TallStep):
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and tuned by
         tests that can tell whether that does, towards the fewest rows that do for nine of ten
-        decisions; where few rows decide, so many that a batch holds some of them. Austere finds it
-        by itself.
+        decisions; where few rows decide and are drawn uniformly, so many that a batch holds some of
+        them. Austere finds it by itself.
+    rows : {"auto", "size", "uniform"}, default "auto"
+        How the rows of a batch are drawn. "size": with replacement, in proportion to how far the
+        term of each row varies over the posterior, which one pass about the reference point finds;
+        so few rows that tell much (a rare category, an outlying predictor) are seen. "uniform":
+        without replacement, as in the papers. "auto" draws by size where there is a reference point
+        and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
-    steps_per_draw : int, default 1
+    steps_per_draw : int or "auto", default "auto"
         Transitions for each draw that is kept. Many cost little more than one, since they run in
-        one compiled call.
+        one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
+        one where a transition reads many rows.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
         Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Attributes
+    ----------
+    acceptance
+        The acceptance test.
+    rows : {"size", "uniform"}
+        How rows are drawn.
+    steps_per_draw : int
+        Transitions for each draw.
+    choice : str
+        How it decides, and why.
 
     Raises
     ------
@@ -134,7 +170,8 @@ class MinibatchMH(TallStep):
     UserWarning
         If a Deterministic has a value for each row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if few rows decide, so that batches must be large.
+        helps little; and if few rows decide, so that batches must be large. While sampling,
+        ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
 
     Notes
     -----
@@ -152,8 +189,12 @@ class MinibatchMH(TallStep):
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
+    - ``exact``: whether the test is exact, as Exact is.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
+    - ``accept_hyper``, ``accept_dense``, ``accept_groups``: share of the moves of each kind that
+      were accepted where a model has effects: of scales, of effects that many rows share, and of
+      those of groups; NaN elsewhere.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
@@ -179,11 +220,13 @@ class MinibatchMH(TallStep):
         "batch_size": (np.float64, []),
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
+        "exact": (np.bool_, []),
         "scale": (np.float64, []),
         "accept_hyper": (np.float64, []),
         "accept_dense": (np.float64, []),
         "accept_groups": (np.float64, []),
         **TallStep.stats_dtypes_shapes,
+        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -198,49 +241,57 @@ class MinibatchMH(TallStep):
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
         data: Any = None,
-        acceptance: Acceptance | None = None,
-        proposal: Proposal | None = None,
+        acceptance: Acceptance | str | None = "auto",
+        proposal: Proposal | str | None = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
+        rows: RowChoice = "auto",
         temperature: float = 1.0,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
-        super().__init__(vars, data, steps_per_draw, model, rng)
-        self.acceptance: Acceptance = CorrectedBarker() if acceptance is None else acceptance
-        self._default_test = acceptance is None
-        self.proposal_options = ()
+        is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
+        test = None if is_open else named("acceptance", acceptance, TESTS, "build")
+        moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
+        if rows not in ("auto", "size", "uniform"):
+            raise ValueError(f"rows must be 'auto', 'size' or 'uniform'; got {rows!r}.")
+        self.temperature = checked_temperature(temperature)
+        check_control_variate(reference, control_variate)
+        super().__init__(vars, data, 1 if steps_per_draw == "auto" else steps_per_draw, model, rng)
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
+        self.acceptance: Acceptance = CorrectedBarker() if test is None else test
         if batch_size is not None and self.acceptance.first_batch == "designed":
             raise ValueError(
-                f"{type(self.acceptance).__name__} finds the size of its batches by grid search; "
-                "leave batch_size out, or give the test other batch_sizes to choose from."
+                f"{type(self.acceptance).__name__} finds the size of its batches by itself; leave "
+                "batch_size out."
             )
-        self.temperature = checked_temperature(temperature)
+        self.proposal_options = ()
+        self.rows: str = "uniform"
+        self.row_sizes: RowSizes | None = None
+        self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
-        self.latent = self._latent_sampler(reference, proposal, control_variate)
+        free = reference is None and moves is None and control_variate in ("auto", 2)
+        self.latent = self._latent_sampler(is_open) if free and rows != "size" else None
         if self.latent is None:
-            self._set_up_plainly(reference, proposal, control_variate)
+            rows_read = self._set_up_plainly(is_open, moves, reference, control_variate, rows)
+            if steps_per_draw == "auto":
+                self.steps_per_draw = steps_of_draw(
+                    self.acceptance, self.proposal, self._active.size, rows_read
+                )
+        _log.info(self.choice)
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(
-        self,
-        reference: Reference | None,
-        proposal: Proposal | None,
-        control_variate: Literal["auto", 0, 1, 2],
-    ) -> LatentSampler | None:
+    def _latent_sampler(self, is_open: bool) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
-        free = reference is None and proposal is None and control_variate in ("auto", 2)
         whole = self._active.size == self.tall.layout.size
-        acceptance = Penalty() if self._default_test else self.acceptance
-        suits = isinstance(acceptance, CorrectedBarker | Penalty)
-        if not (free and whole and suits):
+        acceptance = Penalty() if is_open else self.acceptance
+        if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
             return None
         try:
             sampler = make_latent_sampler(self.tall, acceptance, self.temperature)
@@ -248,22 +299,48 @@ class MinibatchMH(TallStep):
             _log.info(f"All variables are moved alike: {reason}")
             return None
         self.acceptance = sampler.acceptance
+        self.choice = (
+            f"{type(self.acceptance).__name__}: effects and their scales by moves of their own; "
+            "rows uniformly."
+        )
         return sampler
 
     def _set_up_plainly(
         self,
-        reference: Reference | None,
+        is_open: bool,
         proposal: Proposal | None,
+        reference: Reference | None,
         control_variate: Literal["auto", 0, 1, 2],
-    ) -> None:
-        """Find the reference point for moves of all variables at once."""
+        rows: RowChoice,
+    ) -> float:
+        """Settle how all variables are moved at once; return about how many rows a move takes."""
+        if isinstance(self.acceptance, Exact) and control_variate == "auto":
+            control_variate = 2
         self.control = decide_control_variate(
             self.tall, reference, control_variate, self.temperature
         )
         self.proposal = self._default_proposal() if proposal is None else proposal
+        rows_read = self._settle_decisions(is_open, rows)
         _check_target(self.proposal, self.acceptance)
         self.proposal_options = self.proposal.jit_options
-        self.least_batch = self._least_batch()
+        return rows_read
+
+    def _settle_decisions(self, is_open: bool, rows: RowChoice) -> float:
+        """Settle the test and how rows are drawn; return about how many a full-size move takes."""
+        test: Acceptance | Literal["auto"] = self.acceptance
+        if is_open:
+            test = "auto" if self.batch_size is None else CorrectedBarker()
+        settled = settle(self.tall, self.control, test, rows)
+        self.acceptance, self.rows = settled.acceptance, settled.rows
+        self.row_sizes, self.ball = settled.row_sizes, settled.ball
+        self.choice = f"{type(self.acceptance).__name__}: {settled.reason}."
+        uneven = settled.unevenness
+        if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
+            self.least_batch = least_uniform_batch(
+                self.n_rows, self._initial_batch, self.batch_size, uneven
+            )
+        # Without a control variate a random walk needs a constant share of the rows.
+        return settled.rows_read if self.control_variate else float(self.n_rows)
 
     def _default_proposal(self) -> Proposal:
         if self.control is None or not self.control.order:
@@ -288,34 +365,9 @@ class MinibatchMH(TallStep):
         """Rows of a first batch before tuning."""
         return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
 
-    def _least_batch(self) -> int:
-        """Find how large a first batch must be to hold some of the rows that decide.
-
-        Where few rows hold the variance of the log ratio, a batch without them can know neither it
-        nor the error of the test.
-        """
-        if self.control is None or self.acceptance.first_batch != "tuned":
-            return LEAST_BATCH
-        size = self._initial_batch
-        variance, kurtosis = rows_that_tell(self.tall, self.control)
-        if variance < HARMLESS * size or size >= SEEN_SHARE * kurtosis:
-            return LEAST_BATCH
-        telling = max(1, round(self.n_rows / kurtosis))
-        least = min(self.n_rows, math.ceil(SEEN_WANTED * kurtosis))
-        remedy = (
-            f"batches have at least {least} rows."
-            if self.batch_size is None
-            else f"batches of {size} rows miss them: draws may be wrong, and test_error does not "
-            f"show it. Leave batch_size out, or set it to {least}."
-        )
-        warn(
-            f"About {telling} of the {self.n_rows} rows hold most of what a decision rests on (a "
-            f"rare class or category, say); {remedy}"
-        )
-        return least
-
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
+        self._read, self._cost_is_checked = np.zeros(2), False
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
@@ -330,7 +382,7 @@ class MinibatchMH(TallStep):
             return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
         if self.control is None or not self.control.order:
             return point
-        return start_near_mode(self.tall, self.control, point, self.rng)
+        return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     @cached_property
     def _target(self) -> Target:
@@ -349,7 +401,9 @@ class MinibatchMH(TallStep):
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
         ndims = [values.ndim for values in self.tall.data]
-        return compile_transitions(ndims, self.acceptance, self.proposal)
+        return compile_transitions(
+            ndims, self.acceptance, self.proposal, self.row_sizes is not None
+        )
 
     @cached_property
     def _source(self) -> Source:
@@ -357,7 +411,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _rows(self) -> Rows:
-        return row_workspace(self.n_rows)
+        return row_workspace(self.n_rows, () if self.row_sizes is None else self.row_sizes.table)
 
     @cached_property
     def _first_batch(self) -> np.ndarray:
@@ -365,7 +419,8 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _parameters(self) -> tuple[Any, ...]:
-        return self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
+        given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
+        return given if self.ball is None else (*given, self.ball)
 
     def _compile(self) -> None:
         start = self.tall.layout.flatten(self.tall.model.initial_point())
@@ -383,11 +438,13 @@ class MinibatchMH(TallStep):
         if self.latent is not None:
             return self._draw_latent(flat)
         totals = self._transitions(flat, self.steps_per_draw)
-        self._refuse_impossible(totals.impossible_row)
+        self._refuse_impossible(totals.impossible_row, flat)
         if self.tune:
             self.proposal.end_draw(self.proposal_state)
             self._tune_batch(totals.n_grown, totals.n_decisions)
-        return self._stats(totals)
+        stats = self._stats(totals)
+        stats["warning"] = None if self.tune else self._warning_of_cost(totals)
+        return stats
 
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
         assert self.latent is not None
@@ -399,7 +456,7 @@ class MinibatchMH(TallStep):
             self.proposal_state,
             int(self.batch_state.size[0]),
         )
-        self._refuse_impossible(counts.impossible_row)
+        self._refuse_impossible(counts.impossible_row, flat)
         if self.tune:
             self._tune_batch(counts.n_grown, counts.decisions)
         n_decisions = max(counts.decisions, 1)
@@ -412,20 +469,62 @@ class MinibatchMH(TallStep):
             "batch_size": counts.batch_rows / n_decisions,
             "log_ratio_var": counts.variance / n_decisions,
             "test_error": counts.test_error,
+            "exact": False,
             "scale": self.latent.scale(self.proposal_state),
             "accept_hyper": kinds["hyper"],
             "accept_dense": kinds["dense"],
             "accept_groups": kinds["groups"],
+            "warning": None,
         }
 
-    def _refuse_impossible(self, row: int) -> None:
+    def _refuse_impossible(self, row: int, flat: np.ndarray) -> None:
         if row >= 0:
-            raise SamplingError(
-                f"Row {row} of {' + '.join(self.tall.row_names)} has a "
-                "log-likelihood that is not finite at a point that was accepted from other rows. "
-                "Minibatch sampling needs rows that are possible at every value of the parameters "
-                "(no support that depends on them); sample this model with NUTS."
+            raise SamplingError(self.complaint(row, flat))
+
+    def complaint(self, row: int, flat: np.ndarray) -> str:
+        """Say what is wrong with a row at which the kernel has stopped."""
+        name = f"Row {row} of {' + '.join(self.tall.row_names)}"
+        if self.ball is not None and np.isfinite(
+            self.tall.row_logp(self.tall.layout.unflatten(flat), [row])
+        ):
+            return (
+                f"{name} varies more than the bound on its third derivative allows, so that the "
+                "exact test is not exact. Look at Exact(third=...), which must hold at every value "
+                "of the predictor, or use CorrectedBarker()."
             )
+        return (
+            f"{name} has a log-likelihood that is not finite at a point that was accepted from "
+            "other rows. Minibatch sampling needs rows that are possible at every value of the "
+            "parameters (no support that depends on them); sample this model with NUTS."
+        )
+
+    def _warning_of_cost(self, totals: Totals) -> str | None:
+        """Warn once where decisions read far more rows than the surrogate is good for.
+
+        Then the chain is where the expansion about the mode does not hold, and the moves made for
+        the neighbourhood of the mode are no good either.
+        """
+        self._read += (totals.n_decisions, totals.batch_rows)
+        n_decisions, n_rows = self._read
+        if self._cost_is_checked or not self.control_variate or n_decisions < CHECKED_DECISIONS:
+            return None
+        mean = n_rows / n_decisions
+        if mean < max(SUSPICIOUS_ROWS, SUSPICIOUS_SHARE * self.n_rows):
+            return None
+        self._cost_is_checked = True
+        assert self.control is not None
+        expected = (
+            self.n_rows * choose_order(self.tall, self.control.reference, self.temperature)[2]
+        )
+        if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
+            return None
+        return (
+            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, where a trial about the "
+            f"posterior mode needed {expected:,.0f}: the chain is where the expansion about the "
+            "mode does not hold, and its moves are not made for there. The mode of a scale of "
+            "group effects, for one, may lie far from where the posterior mass is. The chain may "
+            "not have converged: look at R-hat and the effective sample size, and tune for longer."
+        )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
         self._first_batch[0] = self.batch_state.size[0]
@@ -445,9 +544,7 @@ class MinibatchMH(TallStep):
 
     def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
         if self.batch_size is None and self.acceptance.first_batch == "tuned":
-            tune_first_batch(
-                self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch
-            )
+            tune_first_batch(self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch)
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)
@@ -459,6 +556,7 @@ class MinibatchMH(TallStep):
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": totals.test_error,
+            "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
             **dict.fromkeys(("accept_hyper", "accept_dense", "accept_groups"), np.nan),
         }

@@ -24,7 +24,7 @@ from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
 from pytensor.tensor.subtensor import (
     AdvancedSubtensor,
     Subtensor,
@@ -282,14 +282,14 @@ class AffineArrays:
         found = [self(variable) for variable in variables]
         return None if None in found else [affine for affine in found if affine is not None]
 
-    def _elemwise(self, node: Apply, shape: Lengths) -> Affine | None:
-        operation = node.op.scalar_op  # type: ignore[attr-defined]
+    def _elemwise(self, node: Any, shape: Lengths) -> Affine | None:
+        operation = node.op.scalar_op
         for kind, rule in ELEMWISE.items():
             if isinstance(operation, kind):
                 return rule(self, node, shape)
         return None
 
-    def _add(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _add(self, node: Any, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
         if parts is None:
             return None
@@ -298,24 +298,24 @@ class AffineArrays:
             total = total.plus(part, shape)
         return total
 
-    def _subtract(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _subtract(self, node: Any, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
-        return parts and parts[0].plus(_negative(parts[1]), shape)
+        return None if parts is None else parts[0].plus(_negative(parts[1]), shape)
 
-    def _negate(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _negate(self, node: Any, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
-        return parts and _negative(parts[0])
+        return None if parts is None else _negative(parts[0])
 
-    def _keep(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _keep(self, node: Any, shape: Lengths) -> Affine | None:
         return self(node.inputs[0])
 
-    def _fill(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _fill(self, node: Any, shape: Lengths) -> Affine | None:
         found = self(node.inputs[1])
         return found and replace(found, shape=shape)
 
-    def _multiply(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _multiply(self, node: Any, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
-        return parts and self._product(node.inputs, parts, shape)
+        return None if parts is None else self._product(node.inputs, parts, shape)
 
     def _product(
         self, inputs: Sequence[Variable], parts: Sequence[Affine], shape: Lengths
@@ -328,7 +328,7 @@ class AffineArrays:
             total = total and total.times(part, shape)
         return total
 
-    def _divide(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _divide(self, node: Any, shape: Lengths) -> Affine | None:
         over, under = node.inputs
         if under in self.reads_rows and under in self.reads_parameters:
             return None
@@ -341,24 +341,25 @@ class AffineArrays:
         found = self(over)
         return found and self._product([over, under], [found, inverse], shape)
 
-    def _choose(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _choose(self, node: Any, shape: Lengths) -> Affine | None:
         condition, *either = node.inputs
         if condition in self.reads_parameters:
             return None
         parts = self._all(either)
-        return parts and parts[0].chosen(
-            _with_shape(condition, self.shapes[condition]), parts[1], shape
-        )
+        if parts is None:
+            return None
+        condition = _with_shape(condition, self.shapes[condition])
+        return parts[0].chosen(condition, parts[1], shape)
 
-    def _transpose(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _transpose(self, node: Any, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
-        return found and found.transposed(node.op.new_order)  # type: ignore[attr-defined]
+        return found and found.transposed(node.op.new_order)
 
-    def _reshape(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _reshape(self, node: Any, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         return found and found.reshaped(shape)
 
-    def _broadcast(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _broadcast(self, node: Any, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         if found is None:
             return None
@@ -366,14 +367,14 @@ class AffineArrays:
         padded = found.transposed([*["x"] * new, *range(len(found.shape))])
         return replace(padded, shape=shape)
 
-    def _sum(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _sum(self, node: Any, shape: Lengths) -> Affine | None:
         found = self(node.inputs[0])
         if found is None:
             return None
-        axes = node.op.axis  # type: ignore[attr-defined]
+        axes = node.op.axis
         return found.summed(range(len(found.shape)) if axes is None else axes)
 
-    def _matmul(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _matmul(self, node: Any, shape: Lengths) -> Affine | None:
         core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
         parts = self._all(node.inputs)
         if parts is None or not isinstance(core, Dot):
@@ -382,12 +383,14 @@ class AffineArrays:
         left = parts[0].transposed([*range(n), "x"])
         right = parts[1].transposed([*range(n - 2), "x", n - 2, n - 1])
         whole = _broadcast_shapes(left.shape, right.shape)
-        product = whole and self._product(node.inputs, [left, right], whole)
-        return product and product.summed([n - 1])
+        if whole is None:
+            return None
+        product = self._product(node.inputs, [left, right], whole)
+        return None if product is None else product.summed([n - 1])
 
-    def _join(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _join(self, node: Any, shape: Lengths) -> Affine | None:
         parts = self._all(node.inputs)
-        axis = node.op.axis  # type: ignore[attr-defined]
+        axis = node.op.axis
         length = shape[axis]
         if parts is None or length is None or length > MAX_WIDTH:
             return None
@@ -395,21 +398,20 @@ class AffineArrays:
         for part in parts:
             for entry in range(part.shape[axis] or 0):
                 where = [slice(None)] * axis + [slice(entry, entry + 1)]
-                width = (*part.shape[:axis], 1, *part.shape[axis + 1 :])
-                taken = part.picked(where, width)
+                taken = part.picked(where, (*part.shape[:axis], 1, *part.shape[axis + 1 :]))
+                if taken is None:
+                    return None
                 mark = np.zeros([length if a == axis else 1 for a in range(len(shape))])
                 mark.flat[position] = 1.0
-                total = total.plus(taken.scaled(pt.constant(mark), shape), shape) if taken else None
+                total = total.plus(taken.scaled(pt.constant(mark), shape), shape)
                 position += 1
-                if total is None:
-                    return None
         return total
 
-    def _index(self, node: Apply, shape: Lengths) -> Affine | None:
+    def _index(self, node: Any, shape: Lengths) -> Affine | None:
         array, *given = node.inputs
         if any(i in self.reads_parameters for i in given):
             return None
-        indices = indices_from_subtensor(given, node.op.idx_list)  # type: ignore[attr-defined]
+        indices = indices_from_subtensor(given, node.op.idx_list)
         by_rows = [
             axis
             for axis, i in enumerate(indices)
@@ -444,7 +446,7 @@ class AffineArrays:
         index = self._indices.setdefault(key, _flat_index(vectors, lengths))
         rows = shape.index(None)
         rest = tuple(n for n in shape if n is not None)
-        array = pt.specify_shape(array, (math.prod(lengths), *rest))
+        array = specify_shape(array, (math.prod(lengths), *rest))
         return Affine(shape, None, (Summand(pt.moveaxis(array, 0, rows)[..., None], index),))
 
 
@@ -509,9 +511,8 @@ def _stretch(t: Any, shape: Lengths, axes: Sequence[int]) -> Any:
     short = [a for a in axes if t.type.shape[a] == 1 and shape[a] not in (1, None)]
     if not short:
         return t
-    return pt.broadcast_to(
-        t, [shape[a] if a in short else _length(t, a) for a in range(t.type.ndim)]
-    )
+    lengths: list[Any] = [shape[a] if a in short else _length(t, a) for a in range(t.type.ndim)]
+    return pt.broadcast_to(t, lengths)
 
 
 def _length(t: Any, axis: int) -> Any:
@@ -527,7 +528,7 @@ def _with_shape(variable: Any, shape: Lengths) -> Any:
     """Write lengths that are known into the type of a variable, so that it broadcasts."""
     if all(a == b for a, b in zip(variable.type.shape, shape, strict=True) if b is not None):
         return variable
-    return pt.specify_shape(variable, shape)
+    return specify_shape(variable, shape)
 
 
 def _broadcast_shapes(a: Lengths, b: Lengths) -> Lengths | None:

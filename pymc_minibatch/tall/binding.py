@@ -8,11 +8,11 @@ from pymc.model import Model
 from pymc.util import get_var_name
 
 from pymc_minibatch.jit.compiled import compile_python
-from pymc_minibatch.tall.check import FAILURES, Graph, SplitCheck
+from pymc_minibatch.tall.check import FAILURES, EvaluatedPoint, Graph, SplitCheck
 from pymc_minibatch.tall.refusals import (
     NotTallError,
 )
-from pymc_minibatch.tall.row_input import RowInput, read_only
+from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 from pymc_minibatch.tall.sources import (
     check_finite,
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["bind_sources"]
 
 
-def bind_sources(tall: "TallModel", sources: dict[str, np.ndarray], data: Any) -> SplitCheck:
+def bind_sources(
+    tall: "TallModel", sources: dict[str, np.ndarray], data: Any
+) -> tuple[SplitCheck, list[EvaluatedPoint]]:
     """Put other data in place of the model's, and compare both graphs on some of their rows."""
     bound = _bound_inputs(tall, sources, data)
-    row_axes = {row_input.leaf: row_input.axis for row_input in bound.values()}
-    dtypes = {row_input.leaf: row_input.values.dtype for row_input in bound.values()}
+    row_axes = {given.leaf: given.axis for given in bound.values()}
+    dtypes = {given.leaf: given.values.dtype for given in bound.values()}
     graph = tall._batch_graph(row_axes, dtypes)
     try:
-        check = _check_bound(tall, graph, bound)
+        found = _check_bound(tall, graph, bound)
     except FAILURES as error:
         raise NotTallError(
             f"The data do not fit the model that was split on its own data: {error}. Look at "
@@ -41,30 +43,35 @@ def bind_sources(tall: "TallModel", sources: dict[str, np.ndarray], data: Any) -
         ) from error
     tall.row_inputs, tall.batch_graph = bound, graph
     tall.n_rows = len(tall.data[0])
-    return check
+    return found
 
 
-def _check_bound(tall: "TallModel", graph: Graph, bound: Mapping[str, RowInput]) -> SplitCheck:
+def _check_bound(
+    tall: "TallModel", graph: Graph, bound: Mapping[str, RowInput]
+) -> tuple[SplitCheck, list[EvaluatedPoint]]:
     """Compare the graphs on some rows of other data, which are put through both."""
     n_bound = len(next(iter(bound.values())).values)
     rows = tall._rng.integers(0, n_bound, tall.n_rows)
-    extremes = _extreme_rows(bound)[: tall.n_rows]
-    rows[: extremes.size] = extremes
-    sample = [row_input.taken(rows) for row_input in bound.values()]
-    first = [i.values[: extremes.size + 2] for i in sample]
+    numbers, indices = _extreme_rows(bound, "f"), _extreme_rows(bound, "iu")
     try:  # by itself, to say which rows are to blame
-        compile_python(*graph)(tall.start, *first)
+        extremes = np.concatenate([indices, numbers, rows[:2]])
+        taken = [given.taken(extremes).values for given in bound.values()]
+        compile_python(*graph)(tall.start, *taken)
     except FAILURES as error:
         raise ValueError(
             f"the rows with the smallest and largest numbers give an error ({error})"
         ) from error
+    # Few with extreme numbers, at which log-likelihoods may overflow.
+    chosen = np.concatenate([indices, numbers[: tall.n_rows // 4]])[: tall.n_rows]
+    rows[: chosen.size] = chosen
+    sample = [given.taken(rows) for given in bound.values()]
     arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
     full, points = tall._full_graph([i.leaf for i in sample], arrays)
-    check = SplitCheck(full, points, arrays, [i.axis for i in sample], tall._rng)
-    reason = check.compare(graph)
+    check = SplitCheck(full, arrays, [i.axis for i in sample], tall._rng)
+    reason = check.compare(graph, points)
     if reason is not None:
         raise ValueError(reason)
-    return check
+    return check, points
 
 
 def _bound_inputs(
@@ -76,10 +83,10 @@ def _bound_inputs(
         for rv in tall.model.observed_RVs
     }
     bound, used = {}, {}
-    for name, row_input in tall.row_inputs.items():
-        names = [n for n in (name, observed.get(row_input.leaf)) if n in sources]
+    for name, own in tall.row_inputs.items():
+        names = [n for n in (name, observed.get(own.leaf)) if n in sources]
         if not names:
-            unnamed = row_input.leaf.name is None and row_input.leaf not in observed
+            unnamed = own.leaf.name is None and own.leaf not in observed
             advice = (
                 "It has no name in the model: make it a pm.Data."
                 if unnamed
@@ -87,10 +94,10 @@ def _bound_inputs(
             )
             raise ValueError(f"data has nothing for {name}. {advice}")
         source = sources[names[0]]
-        _check_source(names[0], source, row_input, data[names[0]], tall.model)
-        used[names[0]] = source.shape[row_input.axis]
-        rows = np.moveaxis(source, row_input.axis, 0)
-        bound[name] = RowInput(name, row_input.leaf, row_input.axis, read_only(rows))
+        _check_source(names[0], source, own, data[names[0]], tall.model)
+        used[names[0]] = source.shape[own.axis]
+        rows = np.moveaxis(source, own.axis, 0)
+        bound[name] = make_input(name, own.leaf, own.axis, rows)
     if unknown := set(sources) - set(used):
         raise ValueError(
             f"data names {sorted(unknown)}, which hold no rows in the model; those that do are "
@@ -98,27 +105,25 @@ def _bound_inputs(
         )
     if len(set(used.values())) > 1 or min(used.values()) < 2:
         raise ValueError(f"The sources must have the same number of rows, at least 2; got {used}.")
-    for name, row_input in bound.items():
-        like = leaf_value(row_input.leaf)
-        check_finite(name, row_input.values, infinite=bool(np.isinf(like).any()))
-        check_range(name, row_input.values, np.dtype(row_input.leaf.type.dtype))
+    for name, given in bound.items():
+        like = leaf_value(given.leaf)
+        check_finite(name, given.values, infinite=bool(np.isinf(like).any()))
+        check_range(name, given.values, np.dtype(given.leaf.type.dtype))
     return bound
 
 
-def _check_source(
-    name: str, source: np.ndarray, row_input: RowInput, given: Any, model: Model
-) -> None:
+def _check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
     """Refuse a source whose shape, type or labels are not those of the model's own data."""
-    expected = list(leaf_value(row_input.leaf).shape)
+    expected = list(leaf_value(own.leaf).shape)
     shape = list(source.shape)
     if len(shape) == len(expected):
-        shape[row_input.axis] = expected[row_input.axis]
+        shape[own.axis] = expected[own.axis]
     if shape != expected:
-        described = tuple("N" if i == row_input.axis else n for i, n in enumerate(expected))
+        described = tuple("N" if i == own.axis else n for i, n in enumerate(expected))
         raise ValueError(
             f"data[{name!r}] has shape {source.shape}; the model needs {described}, N any number."
         )
-    dtype = np.dtype(row_input.leaf.type.dtype)
+    dtype = np.dtype(own.leaf.type.dtype)
     integers = source.dtype.kind in "iu" and dtype.kind in "iu"  # their range is looked at later
     if not ((integers or np.can_cast(source.dtype, dtype, "safe")) and source.dtype.isnative):
         raise ValueError(
@@ -130,7 +135,7 @@ def _check_source(
     for axis, dim in enumerate(model.named_vars_to_dims.get(name, ())):
         labels = model.coords.get(dim)
         theirs = coords.get(getattr(given, "dims", {axis: dim})[axis]) if len(coords) else None
-        if axis == row_input.axis or labels is None or theirs is None:
+        if axis == own.axis or labels is None or theirs is None:
             continue
         ours, found = np.asarray(labels).tolist(), theirs.values.tolist()
         if ours != found:
@@ -140,12 +145,15 @@ def _check_source(
             )
 
 
-def _extreme_rows(bound: Mapping[str, RowInput]) -> np.ndarray:
-    """Find the rows with the smallest and largest integers, which may be indices out of range."""
+def _extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
+    """Find the rows with the smallest and largest values, in arrays of these kinds of types.
+
+    Integers may be indices out of range, and other numbers may lie where a branch is taken.
+    """
     found: list[int] = []
-    for row_input in bound.values():
-        values = row_input.values
-        if values.dtype.kind not in "iu":
+    for given in bound.values():
+        values = given.values
+        if values.dtype.kind not in kinds:
             continue
         least: Any = None
         for chunk in chunks(values):

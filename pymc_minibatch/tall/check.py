@@ -12,6 +12,9 @@ start and notices every index out of range, and compared at several points on
 
 A Numba function cannot tell that an index lies outside of a batch. It is compared with Python on
 the small batches only after the batch graph has passed.
+
+A branch that a density takes elsewhere, or on few rows of other data, is not seen by this. So both
+graphs are compared again at the mode, and machine code evaluates all rows in two orders there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +24,15 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["FAILURES", "FullGraph", "Graph", "SplitCheck"]
+__all__ = ["FAILURES", "EvaluatedPoint", "FullGraph", "Graph", "SplitCheck", "compare_orders"]
 
 Graph = tuple[list[Variable], list[Variable]]
 """Inputs and outputs."""
+
+EvaluatedPoint = tuple[np.ndarray, np.ndarray]
+"""A flat point, and what the full graph gives there."""
 
 FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 """What operations raise on data that do not fit."""
@@ -33,8 +40,11 @@ FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 N_POINTS = 4
 BATCHES = (*[1] * 12, 2, 5, 64)
 CHUNK_ROWS = 2**15
-RTOL = 1e-9
-ATOL = 1e-9
+TOLERANCE = 1e-9
+"""Relative, and absolute where a term is near zero."""
+
+ORDERS_TOLERANCE = 1e-7
+"""Among all rows there may be some in which more digits are lost."""
 
 
 class FullGraph:
@@ -69,7 +79,7 @@ class FullGraph:
         start: np.ndarray,
         arrays: Sequence[np.ndarray],
         rng: np.random.Generator,
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> list[EvaluatedPoint]:
         """Find a few points near the start where most rows are finite; return points and rows.
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
@@ -81,7 +91,7 @@ class FullGraph:
                 for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
             ]
         )
-        points: list[tuple[np.ndarray, np.ndarray]] = []
+        points: list[EvaluatedPoint] = []
         for attempt in range(4 * N_POINTS):
             jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
             point = start + jitter * continuous
@@ -94,14 +104,12 @@ class FullGraph:
 
 
 class SplitCheck:
-    """What the full graph gives at random points, on given data and on data made up from them.
+    """Comparisons with the full graph, on given data and on data made up from them.
 
     Parameters
     ----------
     full
         The full graph.
-    points
-        Where to compare, each with what the full graph gives there.
     arrays
         The data, as the full graph takes them.
     axes
@@ -113,7 +121,6 @@ class SplitCheck:
     def __init__(
         self,
         full: FullGraph,
-        points: Sequence[tuple[np.ndarray, np.ndarray]],
         arrays: Sequence[np.ndarray],
         axes: Sequence[int | None],
         rng: np.random.Generator,
@@ -121,31 +128,42 @@ class SplitCheck:
         n_rows = full.n_rows
         self.batches = [rng.integers(0, n_rows, size) for size in BATCHES]
         self.full = full
-        self.points = points
         self.arrays = arrays
         self.axes = axes
         self.rng = rng
 
-    def compare(self, graph: Graph) -> str | None:
+    def compare(self, graph: Graph, points: Sequence[EvaluatedPoint]) -> str | None:
         """Say how a batch graph differs from the full graph; None if it does not."""
         evaluate = compile_python(*graph)
-        for point, expected in self.points:
+        for point, expected in points:
             reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
             if reason is not None:
                 return reason
         order = self.rng.permutation(self.full.n_rows)
         large = [order[i : i + CHUNK_ROWS] for i in range(0, order.size, CHUNK_ROWS)]
-        point, expected = self.points[-1]
+        point, expected = points[-1]
         reason = self._compare_rows(evaluate, point, self.arrays, expected, large)
         if reason is not None:
             return reason
         made_up, rows = _made_up(self.full, point, expected, self.arrays, self.axes, self.rng)
         return self._compare_rows(evaluate, point, made_up, rows, [*self.batches, *large])
 
-    def compare_compiled(self, graph: Graph, compiled: Callable[..., np.ndarray]) -> str | None:
+    def compare_at(self, graph: Graph, points: Sequence[np.ndarray]) -> str | None:
+        """Do the same at other flat points; at some of the rows."""
+        evaluate = compile_python(*graph)
+        for point in points:
+            expected = self.full(point, self.arrays)
+            reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
+            if reason is not None:
+                return reason
+        return None
+
+    def compare_compiled(
+        self, graph: Graph, compiled: Callable[..., np.ndarray], points: Sequence[EvaluatedPoint]
+    ) -> str | None:
         """Say how machine code differs from the batch graph it was made of."""
         evaluate = compile_python(*graph, stable=True)
-        for point, _ in self.points:
+        for point, _ in points:
             for rows in self.batches:
                 batch = self._taken(self.arrays, rows)
                 expected, actual = evaluate(point, *batch), compiled(point, *batch)
@@ -183,12 +201,37 @@ class SplitCheck:
         ]
 
 
-def _difference(actual: np.ndarray, expected: np.ndarray) -> int | None:
+def compare_orders(
+    row_logp: Callable[..., np.ndarray], point: np.ndarray, data: Sequence[np.ndarray]
+) -> str | None:
+    """Say which row changes with those it is evaluated with; None if none does.
+
+    Machine code evaluates all rows twice: a chunk as a whole, then every other row by itself, so
+    that neighbours, totals and lengths are others.
+    """
+
+    def first_change(*chunk: np.ndarray) -> int | None:
+        expected = row_logp(point, *chunk)
+        for half in range(min(2, len(expected))):
+            part = [np.ascontiguousarray(values[half::2]) for values in chunk]
+            worst = _difference(row_logp(point, *part), expected[half::2], ORDERS_TOLERANCE)
+            if worst is not None:
+                return half + 2 * worst
+        return None
+
+    for first, changed in over_chunks(first_change, data, "Verifying that rows are independent"):
+        if changed is not None:
+            return f"row {first + changed} changes with the rows that it is evaluated with"
+    return None
+
+
+def _difference(
+    actual: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE
+) -> int | None:
     """Where two arrays differ; what is not a finite number in one must not be in the other."""
     finite = np.isfinite(expected)
-    agrees = np.where(
-        finite, np.isclose(actual, expected, rtol=RTOL, atol=ATOL), ~np.isfinite(actual)
-    )
+    close = np.isclose(actual, expected, rtol=tolerance, atol=tolerance)
+    agrees = np.where(finite, close, ~np.isfinite(actual))
     return None if agrees.all() else int(np.argmin(agrees))
 
 

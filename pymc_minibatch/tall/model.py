@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.util import get_var_name
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -23,10 +23,21 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
+from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
-from pymc_minibatch.tall.check import FAILURES, FullGraph, Graph, SplitCheck
+from pymc_minibatch.tall.check import (
+    FAILURES,
+    EvaluatedPoint,
+    FullGraph,
+    Graph,
+    SplitCheck,
+    compare_orders,
+)
+from pymc_minibatch.tall.checksum import checksum
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.refusals import (
@@ -37,7 +48,7 @@ from pymc_minibatch.tall.refusals import (
     too_many_layouts,
     unfit_data,
 )
-from pymc_minibatch.tall.row_input import RowInput, read_only
+from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
     check_finite,
@@ -65,7 +76,8 @@ class TallModel:
         variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
         path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
         these. Types must convert safely, such as float32 to float64; they are converted batch by
-        batch. What is stored in chunks is copied once to a temporary file.
+        batch. What is stored in chunks is copied once to a temporary file. Files that are mapped
+        must stay as they are.
 
     Attributes
     ----------
@@ -79,6 +91,8 @@ class TallModel:
         Order of the value variables in a flat vector.
     start : ndarray
         ``model.initial_point()`` as a flat vector.
+    is_bound : bool
+        Whether rows are those of `data`, so that the data in the model are a stand-in.
 
     Raises
     ------
@@ -103,7 +117,7 @@ class TallModel:
 
     def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
         sources = None if data is None else open_sources(data)
-        self.model = modelcontext(model)
+        self.model = checked_model(model)
         start = self.model.initial_point()
         self.layout = PointLayout.of(
             start, [get_var_name(value) for value in self.model.value_vars]
@@ -111,21 +125,33 @@ class TallModel:
         self.start = self.layout.flatten(start)
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
-        check = self._split(observed_terms(self.model))
+        self.is_bound = sources is not None
+        self._check: SplitCheck | None
+        self._check, points = self._split(observed_terms(self.model))
         if sources is not None:
-            check = bind_sources(self, sources, data)
+            self._check, points = bind_sources(self, sources, data)
+        self.watch.check()
         # Machine code last: where a graph reads beyond a batch, it would not notice.
-        reason = check.compare_compiled(self.batch_graph, self.compiled_row_logp)
+        compiled = self.compiled_row_logp
+        reason = self._check.compare_compiled(self.batch_graph, compiled, points)
         if reason is not None:
             raise NotTallError(
                 f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly "
                 f"({reason}). Sample this model with NUTS."
             )
+        if sources is not None:  # of which Python has seen some rows only
+            self._refuse_if(compare_orders(compiled, points[-1][0], self.data))
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
         """``(flat point, *batch) -> row log-likelihoods``, to be called from Numba or Python."""
         return compile_numba(*self.batch_graph)
+
+    @cached_property
+    def watch(self) -> FileWatch:
+        """The files of the data, to notice when one of them changes."""
+        files = [row_input.file for row_input in self.row_inputs.values()]
+        return FileWatch(file for file in files if file is not None)
 
     @cached_property
     def prior_graph(self) -> Variable:
@@ -161,13 +187,21 @@ class TallModel:
             return str(error)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave compiled functions out: they are rebuilt, from the disk, where they are needed."""
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("compiled_")}
+        """Leave out what is made anew where it is needed: compiled functions, open files."""
+        kept = self.__dict__.items()
+        left = {k: v for k, v in kept if k != "watch" and not k.startswith("compiled_")}
+        return left | {"_check": None}
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
         """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
         return tuple(row_input.values for row_input in self.row_inputs.values())
+
+    @cached_property
+    def checksum(self) -> int:
+        """Checksum of the values of all rows, in their order; the first time it takes a pass."""
+        self.watch.check()
+        return checksum(self.data)
 
     @property
     def row_axes(self) -> tuple[dict[Variable, int], dict[Variable, np.dtype], int]:
@@ -191,9 +225,14 @@ class TallModel:
         Returns
         -------
         ndarray of float64, shape (len(rows),)
+
+        Raises
+        ------
+        ValueError
+            If a variable of the point is missing or has another shape, or a row number is none.
         """
-        rows = np.asarray(rows, dtype=np.int64)
-        return self.compiled_row_logp(self.layout.flatten(point), *self.batch(rows))
+        numbers = checked_rows(rows, self.n_rows)
+        return self.compiled_row_logp(checked_point(self.layout, point), *self.batch(numbers))
 
     def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Gather rows of the data, as compiled functions of a batch take them."""
@@ -201,13 +240,29 @@ class TallModel:
 
     def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of everything that is not a row: priors, Jacobians, potentials."""
-        return float(self.compiled_prior_logp(self.layout.flatten(point)))
+        return float(self.compiled_prior_logp(checked_point(self.layout, point)))
 
     def logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of the model: the prior part plus all rows, in chunks."""
-        flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
+        flat, row_logp = checked_point(self.layout, point), self.compiled_row_logp
         sums = over_chunks(lambda *batch: float(row_logp(flat, *batch).sum()), self.data)
         return self.prior_logp(point) + sum(chunk for _, chunk in sums)
+
+    def verify_at(self, *points: np.ndarray) -> None:
+        """Verify the split again at flat points where it is used, such as the mode.
+
+        All rows are evaluated by machine code, in two orders, at the first of them. The full graph
+        is evaluated at all of them, unless this model was handed over by another process.
+
+        Raises
+        ------
+        NotTallError
+            If a row changes with those that it is evaluated with.
+        """
+        self.watch.check()
+        if self._check is not None:
+            self._refuse_if(self._check.compare_at(self.batch_graph, points))
+        self._refuse_if(compare_orders(self.compiled_row_logp, points[0], self.data))
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
@@ -239,6 +294,12 @@ class TallModel:
                     f"{value} at the starting point. Look at this row of the data, or "
                     "start elsewhere: pass initvals to pm.sample."
                 )
+
+    @property
+    def row_parameters(self) -> list[str]:
+        """Names of the value variables on which the rows depend."""
+        read = set(ancestors([self._full_term]))
+        return [get_var_name(value) for value in self.model.value_vars if value in read]
 
     def value_graph(self, variable: Variable) -> Variable:
         """Make a variable of the model, or a function of some, a graph of the flat point."""
@@ -305,29 +366,29 @@ class TallModel:
                 found.append(get_var_name(variable))
         return found
 
-    def _split(self, terms: Sequence[ObservedTerm]) -> SplitCheck:
+    def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         refusal: NotTallError | None = None
         for n_rows in row_counts(terms):
-            self.n_rows = n_rows
+            self.n_rows = self._n_own = n_rows
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
             self._full_term = pt.cast(sum_rows(rows, n_rows), "float64")
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:
-                check = self._split_along(candidates, [term.leaf for term in rows])
+                found = self._split_along(candidates, [term.leaf for term in rows])
             except NotTallError as error:
                 refusal = refusal or error
                 continue
             self._check_prior_part()
-            return check
+            return found
         assert refusal is not None
         raise refusal
 
     def _split_along(
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]
-    ) -> SplitCheck:
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Find the assignment of row axes that the full graph confirms."""
         arrays = [leaf_value(leaf) for leaf in candidates]
         full, points = self._full_graph(list(candidates), arrays)
@@ -343,25 +404,31 @@ class TallModel:
             }
             if not row_axes:
                 continue
-            check = SplitCheck(full, points, arrays, axes, self._rng)
+            check = SplitCheck(full, arrays, axes, self._rng)
             graph = self._batch_graph(row_axes)
-            reason = check.compare(graph)
+            reason = check.compare(graph, points)
             if reason is None:
                 self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
-                return check
+                return check, points
             first = first or reason
         if next(layouts, None) is not None:
             names = sorted(leaf_name(leaf) for leaf in candidates)
             raise NotTallError(too_many_layouts(self.row_names, self.n_rows, names, MAX_LAYOUTS))
+        self._refuse_if(first or "none of its terms reads data with one entry per row")
+        raise AssertionError
+
+    def _refuse_if(self, reason: str | None) -> None:
+        """Refuse the split for a reason, if there is one, and say what takes the rows together."""
+        if reason is None:
+            return
+        term = self._bind(self._full_term, {})
         raise NotTallError(
             dependent_rows(
                 self.row_names,
                 self.n_rows,
-                first or "none of its terms reads data with one entry per row",
+                reason,
                 self._latent_of_rows(),
-                shared_across_rows(
-                    self._bind(self._full_term, {}), self.flat, self.start, self.n_rows
-                ),
+                shared_across_rows(term, self.flat, self.start, self._n_own),
             )
         )
 
@@ -373,7 +440,7 @@ class TallModel:
 
     def _full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
-    ) -> tuple[FullGraph, list[tuple[np.ndarray, np.ndarray]]]:
+    ) -> tuple[FullGraph, list[EvaluatedPoint]]:
         """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
@@ -385,11 +452,10 @@ class TallModel:
 
     def _latent_of_rows(self) -> list[str]:
         """Name the parameters of the rows that have one value for each of them."""
-        read = set(ancestors([self._full_term]))
         return [
             get_var_name(self.model.values_to_rvs[value])
             for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)
-            if value in read and self.n_rows in shape
+            if get_var_name(value) in self.row_parameters and self._n_own in shape
         ]
 
     def _check_prior_part(self) -> None:
@@ -463,5 +529,5 @@ def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
                 break
             name = f"{base}_{number}"
         values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
-        row_inputs[name] = RowInput(name, leaf, axis, read_only(values))
+        row_inputs[name] = make_input(name, leaf, axis, values)
     return row_inputs

@@ -24,6 +24,7 @@ def over_chunks[T](
     function: Callable[..., T],
     data: Sequence[np.ndarray],
     title: str | None = None,
+    step: int | None = None,
 ) -> Iterator[tuple[int, T]]:
     """Apply a function to all rows, chunk by chunk, several at a time.
 
@@ -36,6 +37,8 @@ def over_chunks[T](
         Arrays with rows along the first axis.
     title
         Shown with a progress bar where there is much to read; None for no bar.
+    step
+        Rows of a chunk; if not given, so many that they stay in cache.
 
     Yields
     ------
@@ -44,12 +47,12 @@ def over_chunks[T](
         depend on the number of cores.
     """
     row_bytes = max(1, sum(values[:1].nbytes for values in data))
-    step = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+    length = step or max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
     def apply(first: int) -> T:
-        return function(*[np.array(values[first : first + step]) for values in data])
+        return function(*[np.array(values[first : first + length]) for values in data])
 
-    starts = range(0, len(data[0]), step)
+    starts = range(0, len(data[0]), length)
     results = zip(starts, _in_order(apply, starts), strict=True)
     if title is None or sum(values.nbytes for values in data) < SHOWN_BYTES:
         return results

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.tall.sources import (
-    RowFile,
-    share,
-)
+from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.sources import share
 
-__all__ = ["RowInput", "read_only"]
+__all__ = ["RowInput", "make_input"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,15 @@ class RowInput:
         The axis of the model's array along which the rows lie.
     values
         The data with rows along the first axis.
+    file
+        Where they lie and what the file was when they were bound; None for arrays in memory.
     """
 
     name: str
     leaf: Variable
     axis: int
     values: np.ndarray
+    file: RowFile | None = None
 
     def taken(self, rows: np.ndarray) -> "RowInput":
         """Return some rows as an input of its own."""
@@ -41,16 +42,22 @@ class RowInput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle large arrays by reference to a file, so that processes share them."""
-        return _restored_input, (self.name, self.leaf, self.axis, share(self.values))
+        return _restored_input, (self.name, self.leaf, self.axis, self.file or share(self.values))
 
 
-def read_only(values: np.ndarray) -> np.ndarray:
+def make_input(name: str, leaf: Variable, axis: int, values: np.ndarray) -> RowInput:
+    """Take an array as row data, by reference where it lies in a file."""
+    return RowInput(name, leaf, axis, _read_only(values), RowFile.of(values))
+
+
+def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
+    if isinstance(values, RowFile):
+        return RowInput(name, leaf, axis, _read_only(values.open()), values)
+    return RowInput(name, leaf, axis, _read_only(values))
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
     """View an array so that it cannot be written: compiled code tells such arrays from others."""
     view = values.view()
     view.flags.writeable = False
     return view
-
-
-def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
-    opened = values.open() if isinstance(values, RowFile) else values
-    return RowInput(name, leaf, axis, read_only(opened))

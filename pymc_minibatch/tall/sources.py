@@ -2,30 +2,26 @@
 
 Every source becomes one array that can be read at random: what is in memory or in a memory map is
 used as it is, without a copy, and what is stored in compressed chunks (zarr, dask, lazy xarray) is
-copied once, chunk by chunk, to a memory map in a temporary folder. So rows are drawn from all
-sources by the same code, uniformly and independently of the chain.
+copied once, chunk by chunk, to a memory map of a temporary file. So rows are drawn from all sources
+by the same code, uniformly and independently of the chain.
 
 Processes share rows: an array that belongs to a file is pickled as a reference to it, and one in
 memory is written to a temporary file the first time it is pickled.
 """
 
-import atexit
-import mmap
-import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import track
 
+from pymc_minibatch.tall.mapped import RowFile
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.temporary import new_array, reopened
 
-__all__ = ["RowFile", "check_finite", "check_range", "chunks", "open_sources", "share"]
+__all__ = ["check_finite", "check_range", "chunks", "open_sources", "share"]
 
 CHUNK_BYTES = 2**25
 """Copied at once."""
@@ -58,18 +54,54 @@ def open_source(name: str, source: Any) -> np.ndarray:
                 f"data[{name!r}] is the path {source}; paths must end in .npy. Open other files "
                 "with their library and pass what it returns."
             )
-        return np.load(source, mmap_mode="r")
+        return _open_npy(name, source)
     if _is_lazy(source):
         return _copied_to_file(name, source)
     array = source.to_numpy() if hasattr(source, "to_numpy") else source
+    if isinstance(array, np.ma.MaskedArray):
+        array = _without_mask(name, array)
     if not isinstance(array, np.ndarray):
         raise ValueError(
             f"data[{name!r}] is a {type(source).__name__}. Pass a NumPy array or memory map, the "
             "path of a .npy file, or a zarr, dask, xarray, pandas or polars object."
         )
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"data[{name!r}] has dtype {array.dtype}; rows must be numbers.")
+    check_dtype(f"data[{name!r}]", array.dtype)
     return array
+
+
+def check_dtype(what: str, dtype: np.dtype) -> None:
+    """Refuse types that machine code does not read.
+
+    Raises
+    ------
+    ValueError
+    """
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{what} has dtype {dtype}; rows must be numbers.")
+    if dtype.kind == "f" and dtype.itemsize not in (4, 8):
+        raise ValueError(f"{what} has dtype {dtype}; convert it to float32 or float64.")
+
+
+def _open_npy(name: str, path: str | Path) -> np.ndarray:
+    """Map a ``.npy`` file."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise ValueError(
+            f"data[{name!r}]: {path} is not a complete .npy file of numbers ({error}). Write it "
+            "again with np.save."
+        ) from error
+
+
+def _without_mask(name: str, array: np.ma.MaskedArray) -> np.ndarray:
+    """Return the values of a masked array of which nothing is masked."""
+    masked = np.argwhere(np.ma.getmaskarray(array))
+    if masked.size:
+        raise ValueError(
+            f"data[{name!r}] has masked values, the first in row {masked[0][0]}. Remove or replace "
+            "missing values before sampling."
+        )
+    return np.asarray(array.data)
 
 
 def _is_lazy(source: Any) -> bool:
@@ -82,17 +114,37 @@ def _is_lazy(source: Any) -> bool:
     return stored and not hasattr(source, "to_numpy")
 
 
+_copies: dict[str, weakref.ref[np.memmap]] = {}
+"""Copies of stores that are in use, by path."""
+
+
 def _copied_to_file(name: str, source: Any) -> np.ndarray:
-    """Copy a chunked store to a memory map, one row of its chunks at a time."""
+    """Copy a chunked store to a memory map, one row of its chunks at a time.
+
+    Where there is a copy of the same rows, made for another step, it is shared.
+    """
     stored = getattr(source, "chunks", None)
     first = stored[0] if stored else None
     step = int(first[0] if isinstance(first, tuple) else first or 0)
-    file = _temporary_file()
-    copy = np.lib.format.open_memmap(file, "w+", source.dtype, tuple(source.shape))
-    for rows in chunks(copy, step, description=f"Copying {name} to {file}"):
+    check_dtype(f"data[{name!r}]", source.dtype)
+    for reference in list(_copies.values()):
+        known = reference()
+        if known is not None and _holds(known, source, step):
+            return known
+    copy = new_array(tuple(source.shape), source.dtype)
+    for rows in chunks(copy, step, description=f"Copying {name} to {copy.filename}"):
         copy[rows] = np.asarray(source[rows])
-    copy.flush()
-    return np.load(file, mmap_mode="r")
+    opened = reopened(copy)
+    _copies[str(opened.filename)] = weakref.ref(opened)
+    weakref.finalize(opened, _copies.pop, str(opened.filename), None)
+    return opened
+
+
+def _holds(copy: np.ndarray, source: Any, step: int) -> bool:
+    """Whether a copy holds what is stored now, which may have changed since."""
+    if copy.shape != tuple(source.shape) or copy.dtype != source.dtype:
+        return False
+    return all(np.array_equal(copy[rows], np.asarray(source[rows])) for rows in chunks(copy, step))
 
 
 def chunks(array: np.ndarray, step: int = 0, description: str | None = None) -> Iterator[slice]:
@@ -165,93 +217,28 @@ def _refuse(
             raise ValueError(f"{name} has {value} in row {first + row}. {advice}")
 
 
-_folders: list[str] = []
-
-
-def _temporary_file() -> Path:
-    """Name a file in a folder that is removed when this process ends."""
-    if not _folders:
-        _folders.append(tempfile.mkdtemp(prefix="pymc_minibatch_"))
-        atexit.register(_remove, _folders[0], os.getpid())
-    return Path(tempfile.mkstemp(suffix=".npy", dir=_folders[0])[1])
-
-
-def _remove(folder: str, owner: int) -> None:
-    """Remove the folder in the process that made it, not in those forked from it."""
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """An array in a file, by reference.
-
-    Attributes
-    ----------
-    path
-        The file.
-    start, offset
-        Where in the file the map starts, and where in the map the array does, in bytes.
-    shape, strides, dtype
-        Of the array.
-    """
-
-    path: str
-    start: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-    def open(self) -> np.ndarray:
-        """Map the file."""
-        with open(self.path, "rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, offset=self.start)
-        dtype = np.dtype(self.dtype)
-        return np.ndarray(self.shape, dtype, buffer, self.offset, self.strides)
-
-
-_shared: dict[int, tuple[weakref.ref, np.ndarray]] = {}
+_shared: dict[int, np.memmap] = {}
+"""Copies in files of arrays in memory, by the number of the array that Python knows it by."""
 
 
 def share(values: np.ndarray) -> "np.ndarray | RowFile":
-    """Return what to pickle in place of an array: a reference to its file, where it is large.
+    """Return what to pickle in place of an array in memory: a reference to a file, if it is large.
 
-    An array in memory is written to a temporary file the first time.
+    The array is written to a temporary file the first time; the file lives as long as the array.
+
+    Raises
+    ------
+    OSError
+        If there is not enough space for the file.
     """
     if values.nbytes < SHARED_BYTES:
         return values
-    reference = _reference(values)
-    if reference is not None:
-        return reference
-    known = _shared.get(id(values))
-    if known is None or known[0]() is not values:
-        file = _temporary_file()
-        copy = np.lib.format.open_memmap(file, "w+", values.dtype, values.shape)
+    if id(values) not in _shared:
+        copy = new_array(values.shape, values.dtype)
         for rows in chunks(values):
             copy[rows] = values[rows]
-        copy.flush()
-        known = weakref.ref(values), np.load(file, mmap_mode="r")
-        _shared[id(values)] = known
-    found = _reference(known[1])
+        _shared[id(values)] = reopened(copy)
+        weakref.finalize(values, _shared.pop, id(values), None)
+    found = RowFile.of(_shared[id(values)])
     assert found is not None
     return found
-
-
-def _reference(values: np.ndarray) -> RowFile | None:
-    """Describe an array that is a view of a memory map; None where it is not."""
-    view: Any = values
-    while isinstance(view, np.ndarray) and not isinstance(view, np.memmap):
-        view = view.base
-    if not isinstance(view, np.memmap) or view.filename is None or view.mode == "c":
-        return None
-    base: Any = view
-    start_of_map = np.frombuffer(base._mmap, np.uint8).__array_interface__["data"][0]
-    return RowFile(
-        path=str(base.filename),
-        start=base.offset - base.offset % mmap.ALLOCATIONGRANULARITY,
-        offset=values.__array_interface__["data"][0] - start_of_map,
-        shape=values.shape,
-        strides=values.strides,
-        dtype=values.dtype.str,
-    )

@@ -10,6 +10,7 @@ from numba import njit
 from pymc_minibatch.reference.source import Source
 
 __all__ = [
+    "ALWAYS",
     "Context",
     "Fireflies",
     "State",
@@ -19,6 +20,9 @@ __all__ = [
     "log_odds",
     "new_fireflies",
 ]
+
+ALWAYS = 3
+"""The state of a row that is read with the base, and neither bright nor dark."""
 
 
 class Fireflies(NamedTuple):
@@ -30,7 +34,7 @@ class Fireflies(NamedTuple):
     Attributes
     ----------
     state : ndarray of uint8, shape (N,)
-        Whether a row is bright.
+        Whether a row is dark, bright, or always read.
     bright : ndarray of int64, shape (N,)
         The bright rows come first.
     log_odds : ndarray, shape (N,)
@@ -121,10 +125,12 @@ class Update:
     z_cost: float
 
 
-def new_fireflies(n_rows: int) -> Fireflies:
-    """All rows dark."""
+def new_fireflies(n_rows: int, always: np.ndarray) -> Fireflies:
+    """All rows dark, but those that are always read."""
+    state = np.zeros(n_rows, np.uint8)
+    state[always] = ALWAYS
     return Fireflies(
-        np.zeros(n_rows, np.uint8),
+        state,
         np.empty(n_rows, np.int64),
         np.empty(n_rows),
         np.empty(n_rows),

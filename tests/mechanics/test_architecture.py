@@ -15,6 +15,7 @@ FLOORS = [
     {"reference"},
     {"acceptance", "proposals", "updates", "bounds"},
     {"kernels"},
+    {"latent"},
     {"steps", "multilevel"},
 ]
 """The rooms from the ground up; one may use those below and, on the third floor, none beside it."""

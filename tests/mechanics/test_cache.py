@@ -114,7 +114,7 @@ class Mine(pmb.Penalty):
 
 @pytest.mark.parametrize(("test", "is_kept"), [(pmb.Penalty(), True), (Mine(), False)])
 def test_kernels_of_parts_from_elsewhere_are_not_kept(test, is_kept):
-    kernel = compile_transitions([1], test, pmb.RandomWalk())
+    kernel = compile_transitions([1], test, pmb.RandomWalk(), by_size=False)
     assert isinstance(kernel._cache, caching.NullCache) != is_kept
 
 

@@ -463,7 +463,7 @@ def test_warns_of_rare_rows(batch_size, message):
         y = (np.arange(4000) % 40 == 0).astype(int)
         pm.Bernoulli("y", logit_p=intercept + slope * category, observed=y)
         with pytest.warns(UserWarning, match=message):
-            step = MinibatchMH(batch_size=batch_size, rng=1)
+            step = MinibatchMH(batch_size=batch_size, rows="uniform", rng=1)
     assert step.least_batch > 1000
     if batch_size is None:
         point = model.initial_point()

@@ -5,20 +5,20 @@ import warnings
 import numpy as np
 import pymc as pm
 import pytest
+from models import logistic_model, logistic_rows
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.jit.special import trigamma
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
     gaussian_acceptance,
-    rows_that_tell,
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
+from pymc_minibatch.tall.checksum import checksum
 
 N, D = 3000, 3
 
@@ -211,17 +211,6 @@ def test_a_warning_where_full_size_moves_need_most_rows(centred):
     assert ["write them centred" in str(warning.message) for warning in caught] == [True][centred:]
 
 
-@pytest.mark.filterwarnings("ignore:At the scale of the posterior:UserWarning")
-def test_rows_that_may_be_impossible_are_not_rare_ones():
-    """At some of the points the log ratio of a row is infinite."""
-    with pm.Model() as model:
-        pm.Uniform("y", pm.Normal("lower", -20, 1), 0, observed=np.linspace(-18.5, 0, 20))
-    tall = pmb.TallModel(model)
-    variance, _ = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 0, 1.0))
-    assert not np.isfinite(variance)
-    assert pmb.MinibatchMH(model=model).least_batch == LEAST_BATCH
-
-
 @pytest.mark.parametrize("prior", ["StudentT", "Gumbel"])
 def test_acceptance_of_gaussian_moves(prior):
     """Against quadrature, where the posterior is about as skewed or heavy-tailed as its prior."""
@@ -244,45 +233,103 @@ def test_acceptance_of_gaussian_moves(prior):
     )
 
 
-@pytest.mark.parametrize(("n_rare", "rare"), [(15, True), (8000, False)])
-def test_rows_that_tell_are_counted(n_rare, rare):
-    """A dummy for a category of few rows: batches without one know nothing of its coefficient."""
-    x = np.arange(20_000) < n_rare
-    y = np.arange(20_000) % 50 == 0
-    y[:2] = True
+def model_of(y):
     with pm.Model() as model:
-        a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
-        pm.Bernoulli("y", logit_p=a + b * x, observed=y.astype(int))
-    tall = pmb.TallModel(model)
-    variance, kurtosis = rows_that_tell(tall, ControlVariate(pmb.find_reference(tall=tall), 2, 1.0))
-    assert (kurtosis > 500) == rare
-    assert (variance / 100 > 0.01) == rare
+        pm.Normal("y", pm.Normal("mu"), 1, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def values():
+    return np.random.default_rng(2).normal(size=200)
+
+
+@pytest.fixture(scope="module")
+def small_reference(values):
+    return pmb.find_reference(model_of(values))
+
+
+def few_changed(values):
+    """Change values between those of which the log-likelihoods are compared."""
+    changed = values.copy()
+    changed[[3, 4]] = values[[4, 3]]
+    return changed
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "shift", "message"),
+    ("change", "message"),
     [
-        (200, 0.0, None),
-        (200, 1e-9, None),
-        (199, 0.0, "other data: .* 200 .* 199"),
-        (200, 1.0, "row 0"),
+        (np.copy, None),
+        (lambda y: y[:-1], "other data: .* 200 .* 199"),
+        (lambda y: y + 1e-9, "other data: values"),
+        (few_changed, "other data: values"),
     ],
+    ids=["equal", "shorter", "slightly other values", "two rows exchanged"],
 )
-def test_a_reference_of_other_data_is_noticed(n_rows, shift, message):
-    values = np.random.default_rng(2).normal(size=200)
-
-    def model_of(y):
-        with pm.Model() as model:
-            pm.Normal("y", pm.Normal("mu"), 1, observed=y)
-        return model
-
-    reference = pmb.find_reference(model_of(values))
-    other = pmb.TallModel(model_of(values[:n_rows] + shift))
+def test_a_reference_of_other_data_is_noticed(small_reference, values, change, message):
+    other = pmb.TallModel(model_of(change(values)))
     if message is None:
-        reference.check_fits(other)
+        small_reference.check_fits(other)
     else:
         with pytest.raises(ValueError, match=message):
-            reference.check_fits(other)
+            small_reference.check_fits(other)
+
+
+def test_a_reference_of_another_likelihood_is_noticed(small_reference, values):
+    with pm.Model() as model:
+        pm.Logistic("y", pm.Normal("mu"), 1, observed=values)
+    with pytest.raises(ValueError, match="another likelihood: at its mode row 0"):
+        small_reference.check_fits(pmb.TallModel(model))
+
+
+def test_labels_that_changed_are_noticed():
+    """Most of 20,000 labels are right, and those that are not lie between those compared."""
+    X, y = logistic_rows(20_000)
+    reference = pmb.find_reference(logistic_model(20_000))
+    y[1:601] = 1 - y[1:601]
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
+    with pytest.raises(ValueError, match="other data: values"):
+        pmb.MinibatchMH(model=model, reference=reference)
+
+
+def test_the_same_data_are_recognised_wherever_they_lie(small_reference, tmp_path):
+    """A memory map of a smaller type, and an array in another order in memory."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(30_000, 5)).astype(np.float32)
+    x[0, 0] = -0.0
+    counts = rng.poisson(3.0, 30_000)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    wide = np.asfortranarray(x.astype(float)) + 0.0
+    assert checksum([mapped, counts.astype(np.int8)]) == checksum([wide, counts])
+    assert checksum([mapped, counts]) != checksum([mapped, counts[::-1]])
+    assert checksum([counts[:-1]]) != checksum([counts])
+
+
+@pytest.mark.parametrize("name", ["r", "r.v1", "r.npz"])
+def test_a_reference_is_found_under_the_name_it_was_saved(small_reference, tmp_path, name):
+    small_reference.save(tmp_path / name)
+    assert pmb.Reference.load(str(tmp_path / name)).checksum == small_reference.checksum
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 10, "cut", "other", "objects"])
+def test_a_damaged_reference_is_refused(small_reference, tmp_path, content):
+    path = tmp_path / "r.npz"
+    small_reference.save(path)
+    whole = path.read_bytes()
+    if content == "other":
+        np.savez(path, a=np.zeros(2))
+    elif content == "objects":
+        np.savez(path, **{"mode/mu": np.array([None])})
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if content == "cut" else content)
+    with pytest.raises(ValueError, match=r"r\.npz (is not|has no)") as refusal:
+        pmb.Reference.load(path)
+    assert "allow_pickle" not in str(refusal.value)
+    path.write_bytes(whole)
+    path.unlink()  # nothing holds it open
 
 
 def test_arguments_are_checked(model, reference):

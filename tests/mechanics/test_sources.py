@@ -13,7 +13,8 @@ from stored import as_memory_maps, as_paths, as_zarr
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.kernels.rows import draw_rows
-from pymc_minibatch.tall.sources import RowFile, open_sources, share
+from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.sources import open_sources, share
 
 N_ROWS, N_GROUPS = 50_000, 5
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
@@ -184,7 +185,7 @@ def test_what_is_shared_is_a_file(tmp_path):
     np.testing.assert_array_equal(first.open(), values)
     mapped = np.memmap(tmp_path / "rows", np.float64, "w+", shape=(300_000, 2))
     mapped[:] = values
-    reference = share(np.asarray(mapped)[1000:, 1])
+    reference = RowFile.of(np.asarray(mapped)[1000:, 1])
     assert isinstance(reference, RowFile)
     assert reference.path == str(tmp_path / "rows")
     np.testing.assert_array_equal(reference.open(), values[1000:, 1])

@@ -25,9 +25,9 @@ def counts(tau: float, seed: int) -> np.ndarray:
 def model_of(ones: np.ndarray, centred: bool) -> pm.Model:
     """Write the model with one row for each trial, in random order."""
     group = np.repeat(np.arange(SIZES.size), SIZES)
-    y = np.concatenate(
-        [np.arange(size) < k for size, k in zip(SIZES, ones, strict=True)]
-    ).astype(int)
+    y = np.concatenate([np.arange(size) < k for size, k in zip(SIZES, ones, strict=True)]).astype(
+        int
+    )
     order = np.random.default_rng(0).permutation(group.size)
     group, y = group[order], y[order]
     with pm.Model() as model:

@@ -265,3 +265,34 @@ def test_bright_rows_do_not_grow_with_the_data():
         step = pmb.FlyMC(model=model, rng=2)
         n_bright.append(walk(step, model.initial_point(), n_tune=300, n_draws=2000)[1])
     assert 0 < n_bright[1] < 2 * n_bright[0]
+
+
+@pytest.mark.slow
+def test_a_category_with_one_outcome():
+    """The likelihood of its rows is flat beyond the mode, and their bounds are not."""
+    n_rows, n_in, sd = 5000, 400, 2.5
+    inside = np.arange(n_rows) < n_in
+    y = inside | (np.random.default_rng(3).random(n_rows) < 0.3)
+    with pm.Model():
+        base, effect = pm.Normal("base", 0, sd), pm.Normal("effect", 0, sd)
+        pm.Bernoulli("y", logit_p=base + effect * inside.astype(float), observed=y)
+        step = pmb.FlyMC(steps_per_draw=3)
+        idata = pm.sample(
+            1500, tune=500, step=step, chains=2, cores=1, random_seed=1, progressbar=False
+        )
+    np.testing.assert_array_equal(step.target.always, np.flatnonzero(inside))
+    outside = y[~inside]
+    bases, effects = np.linspace(-1.3, -0.4, 200)[:, None], np.linspace(2.0, 20.0, 2000)
+    logp = (
+        -(bases**2 + effects**2) / (2 * sd**2)
+        + outside.sum() * bases
+        - outside.size * np.logaddexp(0, bases)
+        - n_in * np.logaddexp(0, -bases - effects)
+    )
+    weights = np.exp(logp - logsumexp(logp)).sum(axis=0)
+    mean = weights @ effects
+    exact_sd = np.sqrt(weights @ (effects - mean) ** 2)
+    draws = idata.posterior["effect"]
+    assert az.ess(draws) > 500
+    assert abs(draws.mean() - mean) < 5 * exact_sd / np.sqrt(500)
+    assert abs(draws.std() / exact_sd - 1) < 0.2

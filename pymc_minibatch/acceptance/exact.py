@@ -1,0 +1,191 @@
+"""An exact test from a few rows, where the third derivative of each row is bounded.
+
+With θ̂ the reference point, LLᵀ the precision of the Gaussian approximation, z = Lᵀ(θ − θ̂) and
+row n depending on θ through an affine predictor η_n alone, let x̃_n = L⁻¹ ∂η_n/∂θ, K_n a bound on
+the third derivative of the row by its predictor, and c_n = K_n |x̃_n|³. The Taylor remainder r_n of
+second order has a gradient of length at most K_n (x̃_nᵀz)² |x̃_n| / 2 ≤ c_n |z|² / 2, and its
+integral along the way from z to z' gives ::
+
+    |r_n(z') − r_n(z)| ≤ c_n M,   M = |z' − z| (|z|² + zᵀz' + |z'|²) / 6
+
+With C = Σ c_n and T the temperature, a proposal is decided on in two stages:
+
+1. Metropolis's test for prior times Taylor likelihood, which reads no row.
+2. Draw B ~ Poisson(C M / T) rows, row n with probability c_n / C. For each of them
+   v = (r_n(z') − r_n(z)) / (c_n M) lies in [−1, 1]; keep it with probability 1 − max(0, v). Accept
+   with probability min(1, Π (1 + min(0, v)) / (1 − max(0, v))), the product over those kept.
+
+The counts of kept rows are independent Poisson variables with means φ_n = c_n M/T (1 − max(0, v)),
+and for the move back, with −v, φ'_n = c_n M/T (1 + min(0, v)). So φ'_n − φ_n = c_n M v / T, whose
+sum is the log ratio that stage 1 left out, and ::
+
+    Π (φ'_n / φ_n)^k_n · exp(Σ φ_n − φ'_n) · exp(Σ c_n M v / T) = Π (φ'_n / φ_n)^k_n
+
+is the ratio of target times counts at both ends: Metropolis's test on it leaves the posterior
+invariant, whatever the rows. Nothing is estimated. Sizes above c_n serve as well.
+
+Where K_n holds within a distance from the reference only, all rows are read for moves from or to a
+point outside, and where C M / T exceeds half of the rows; both depend on the two points alike, so
+that the test stays exact.
+
+Reference
+---------
+Prado, Nemeth and Sherlock (2024), Metropolis-Hastings with scalable subsampling, arXiv 2407.19602,
+with control variates of second order. The bound M is an integral in place of theirs, and smaller.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pymc_minibatch.acceptance.decision import (
+    Decision,
+    FirstBatchRule,
+    Rows,
+    Scan,
+    decided_by_all,
+    decided_by_batch,
+    rejected,
+)
+from pymc_minibatch.reference.source import Source
+
+__all__ = ["Ball", "Exact", "bound_factor"]
+
+CHUNK_ROWS = 2048
+"""Rows drawn at once."""
+
+GRAZE = 0.01
+"""Ratios up to this much above their bound are taken for rounded."""
+
+
+class Ball(NamedTuple):
+    """Where the bounds hold, and how large they are.
+
+    Attributes
+    ----------
+    reference : ndarray, shape (D,)
+        θ̂.
+    whiten : ndarray, shape (D, D)
+        Lᵀ.
+    radius : float
+        Bounds hold where |z| is at most this.
+    total : float
+        C, the sum of the sizes by which rows are drawn.
+    """
+
+    reference: np.ndarray
+    whiten: np.ndarray
+    radius: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact test of Prado, Nemeth and Sherlock, with control variates of second order.
+
+    The chain samples the posterior itself: there is no error to bound. It needs rows that depend on
+    the parameters through one affine predictor each, in a way whose third derivative is bounded:
+    Bernoulli by logit or probit, Binomial by logit, Poisson, NegativeBinomial, Exponential, Gamma
+    and Weibull by log link, StudentT and Normal, scale and shape known.
+
+    Parameters
+    ----------
+    third : float or ndarray of shape (N,), optional
+        For other rows: a bound on the absolute value of the third derivative of each row's
+        log-likelihood by its predictor, which must hold everywhere. It is verified on random rows
+        and points, and a chain that finds a row where it does not hold stops.
+
+    Notes
+    -----
+    The number of rows is random, and grows like D³/√N: some ten for 20 parameters and 10⁵ rows. For
+    hundreds of parameters, :class:`CorrectedBarker` takes fewer. ``batch_size`` of
+    :class:`MinibatchMH` cannot be set, rows are always drawn by the size of their bounds, and the
+    control variate has order 2. ``log_ratio_var`` and ``test_error`` in the sample stats are 0.
+
+    Source: Prado, Nemeth and Sherlock (2024), Metropolis-Hastings with scalable subsampling,
+    algorithm 2.
+
+    Examples
+    --------
+    >>> import pymc_minibatch as pmb
+    >>> pmb.Exact()
+    Exact(third=None)
+    """
+
+    third: Any = None
+    first_batch: ClassVar[FirstBatchRule] = "designed"
+    most_accepted: ClassVar[float] = 1.0
+    draws_by_size: ClassVar[bool] = True
+
+    def parameters(
+        self, temperature: float, batch_size: np.ndarray, n_rows: int
+    ) -> tuple[Any, ...]:
+        """Return what the jitted test reads at every decision, besides the bounds."""
+        return (float(temperature),)
+
+    def build(
+        self,
+        draw_log_ratios: Callable[..., int],
+        sum_log_ratios: Callable[..., tuple[float, int]],
+        scan_log_ratios: Callable[..., Scan],
+    ) -> Callable[..., Decision]:
+        """Compose the test with the functions that read the data."""
+
+        @njit
+        def decide(
+            rng: np.random.Generator,
+            psi: float,
+            current: np.ndarray,
+            proposed: np.ndarray,
+            source: Source,
+            rows: Rows,
+            parameters: tuple[float, Ball],
+        ) -> Decision:
+            temperature, ball = parameters
+            n_rows = source.data[0].shape[0]
+            if -rng.standard_exponential() >= psi:
+                return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
+            largest, factor = bound_factor(current, proposed, ball)
+            log_u = -rng.standard_exponential()
+            mean_rows = ball.total * factor / temperature
+            if largest > ball.radius or mean_rows > n_rows / 2:
+                total, impossible = sum_log_ratios(current, proposed, source)
+                accepted = log_u < total / temperature
+                return decided_by_all(accepted, n_rows, 0, impossible, 0)
+            n = rng.poisson(mean_rows) if mean_rows > 0 else 0
+            log_ratio = 0.0
+            for first in range(0, n, min(CHUNK_ROWS, rows.drawn.size)):
+                size = min(n - first, CHUNK_ROWS, rows.drawn.size)
+                bad = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), size)
+                if bad >= 0:
+                    return rejected(n, False, bad, 0)
+                for i in range(size):
+                    v = rows.log_ratios[i] * n_rows / (ball.total * factor)
+                    if not abs(v) <= 1 + GRAZE:
+                        return rejected(n, False, rows.drawn[i], 0)
+                    v = max(-1.0, min(1.0, v))
+                    if v < 0 or rng.random() >= v:
+                        log_ratio += math.log1p(v) if v < 0 else -math.log1p(-v)
+            return decided_by_batch(log_u < log_ratio, n, False, 0.0, 0.0, 0)
+
+        return decide
+
+
+@njit(fastmath={"reassoc", "contract"})
+def bound_factor(current: np.ndarray, proposed: np.ndarray, ball: Ball) -> tuple[float, float]:
+    """Return the larger of |z| and |z'|, and M."""
+    here = there = both = way = 0.0
+    for i in range(current.size):
+        z = step = 0.0
+        for j in range(current.size):
+            z += ball.whiten[i, j] * (current[j] - ball.reference[j])
+            step += ball.whiten[i, j] * (proposed[j] - current[j])
+        here += z**2
+        there += (z + step) ** 2
+        both += z * (z + step)
+        way += step**2
+    return math.sqrt(max(here, there)), math.sqrt(way) * (here + both + there) / 6

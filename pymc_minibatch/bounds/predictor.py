@@ -1,0 +1,161 @@
+"""The one number through which a row depends on the parameters.
+
+In a generalised linear model row n reads the parameters through a predictor η_n(θ), affine in θ,
+and is a function f_n(η_n) of it. Here η is found as a node of the graph of the rows: one that all
+paths from the parameters to the log-likelihood lead through, with one number for each row. That it
+is affine is verified on random rows and points.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedInputError, NullTypeGradError, grad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.shape import shape as shape_of
+
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["NoPredictorError", "Predictor", "find_predictor"]
+
+TRIAL_ROWS = 64
+TOLERANCE = 1e-8
+
+
+class NoPredictorError(ValueError):
+    """Rows do not depend on the parameters through one affine predictor; the message says how."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """η of a batch of rows, and the log-likelihood as a function of it.
+
+    Attributes
+    ----------
+    inputs : list of Variable
+        The flat point, then one input for each array of row data.
+    eta : Variable, shape (b,)
+        η, a graph of these.
+    term : Variable, shape (b,)
+        The log-likelihood of each row, a graph of `free` and the row data.
+    free : Variable, shape (b,)
+        What stands for η there.
+    """
+
+    inputs: list[Variable]
+    eta: Variable
+    term: Variable
+    free: Variable
+
+    @cached_property
+    def compiled_eta(self) -> CompiledFunction:
+        """``(point, *batch) -> η``."""
+        return compile_numba(self.inputs, [self.eta])
+
+    @cached_property
+    def compiled_derivatives(self) -> CompiledFunction:
+        """``(η, *batch) -> (f'', f''')``."""
+        derivative: Any = self.term
+        found = []
+        try:
+            for _ in range(3):
+                derivative = grad(pt.sum(derivative), self.free, disconnected_inputs="ignore")
+                found.append(derivative)
+        except (NullTypeGradError, DisconnectedInputError, NotImplementedError) as error:
+            raise NoPredictorError(
+                f"the log-likelihood has no third derivative by its predictor ({error})"
+            ) from error
+        return compile_numba([self.free, *self.inputs[1:]], found[1:])
+
+    def linearised(
+        self, point: np.ndarray, batch: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return η at a point and its Jacobian (b × D), by differences, which are exact."""
+        eta = self.compiled_eta(point, *batch)
+        jacobian = np.empty((eta.size, point.size))
+        for i in range(point.size):
+            moved = point.copy()
+            moved[i] += 1.0
+            jacobian[:, i] = (self.compiled_eta(moved, *batch) - eta) / (moved[i] - point[i])
+        return eta, jacobian
+
+
+def find_predictor(tall: TallModel) -> Predictor:
+    """Find the predictor of the rows of a model.
+
+    Raises
+    ------
+    NoPredictorError
+        If there is none that is affine in the parameters.
+    """
+    inputs, [term] = tall.batch_graph
+    candidates = _per_row(tall, _dominators(inputs[0], term))
+    if not candidates:
+        names = sorted({str(v.name) for v in tall.model.value_vars} & _entering(tall))
+        raise NoPredictorError(
+            f"the rows of {' + '.join(tall.row_names)} depend on {', '.join(names)} in more than "
+            "one place, and not through one predictor alone (an unknown scale or dispersion, say)"
+        )
+    for eta in candidates:
+        free = pt.dvector("eta")
+        stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
+        of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
+        predictor = Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free)
+        if _is_affine(tall, predictor):
+            return predictor
+    raise NoPredictorError(
+        f"the predictor of {' + '.join(tall.row_names)} is not affine in the parameters"
+    )
+
+
+def _entering(tall: TallModel) -> set[str]:
+    """Names of the value variables that the rows read."""
+    read = set(ancestors([tall._full_term]))
+    return {str(value.name) for value in tall.model.value_vars if value in read}
+
+
+def _dominators(point: Variable, term: Variable) -> list[Variable]:
+    """List the variables that every path from the point to the term leads through, from below."""
+    found = []
+    for node in io_toposort([point], [term]):
+        for variable in node.outputs:
+            others = set(ancestors([term], blockers=[variable]))
+            if variable is not term and variable in others and point not in others:
+                found.append(variable)
+    return found
+
+
+def _per_row(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
+    """Keep those that have one number for each row of a batch."""
+    kept = [v for v in variables if v.type.ndim == 1 and str(v.type.dtype).startswith("float")]
+    if not kept or tall.n_rows < 3:
+        return []
+    lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in kept])])
+    start = tall.layout.flatten(tall.model.initial_point())
+    grows = np.ones(len(kept), bool)
+    for n in (2, 3):
+        grows &= lengths(start, *[np.ascontiguousarray(values[:n]) for values in tall.data]) == n
+    return [v for v, wanted in zip(kept, grows, strict=True) if wanted]
+
+
+def _is_affine(tall: TallModel, predictor: Predictor) -> bool:
+    rng = np.random.default_rng(20240719)
+    rows = np.sort(rng.integers(0, tall.n_rows, min(TRIAL_ROWS, tall.n_rows)))
+    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    start = tall.layout.flatten(tall.model.initial_point())
+    with np.errstate(all="ignore"):
+        for spread in (0.1, 1.0, 10.0):
+            point, change = start + spread * rng.standard_normal((2, start.size))
+            eta, jacobian = predictor.linearised(point, batch)
+            expected = eta + jacobian @ (change - point)
+            error = np.abs(predictor.compiled_eta(change, *batch) - expected).max()
+            scale = 1 + np.abs(eta).max() + (np.abs(jacobian) @ np.abs(change - point)).max()
+            if not error <= TOLERANCE * scale:
+                return False
+    return True

@@ -1,0 +1,154 @@
+"""Bounds on the Taylor remainder of each row: what the exact test draws rows by.
+
+See :mod:`pymc_minibatch.acceptance.exact` for the inequality.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from pymc_minibatch.bounds.predictor import NoPredictorError, Predictor, find_predictor
+from pymc_minibatch.bounds.third import Third, find_third
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.taylor import compile_remainder
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
+
+__all__ = ["RemainderBounds", "bound_remainders"]
+
+BEYOND = 6.0
+"""Bounds hold up to |z| = √D + 6: a Gaussian chain leaves that ball with probability exp(−18)."""
+
+PAIRS = 2000
+"""Pairs of Gaussian points over which the expected number of rows is averaged."""
+
+TRIAL_ROWS = 500
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class RemainderBounds:
+    """Bounds c_n M on how far the remainder of row n differs between two points.
+
+    Attributes
+    ----------
+    sizes : ndarray of float32, shape (N,)
+        c_n, rounded up.
+    whiten : ndarray, shape (D, D)
+        Lᵀ, with LLᵀ the precision of the Gaussian approximation.
+    radius : float
+        How far from the reference they hold, in the coordinates z = Lᵀ(θ − θ̂).
+    expected_rows : float
+        Rows of a decision on independent draws from the Gaussian approximation, on average.
+    """
+
+    sizes: np.ndarray
+    whiten: np.ndarray
+    radius: float
+    expected_rows: float
+
+
+def bound_remainders(
+    tall: TallModel, control: ControlVariate, third: Any = None
+) -> RemainderBounds:
+    """Bound the remainders of all rows in one pass, and verify the bounds on some.
+
+    `third` is a bound on the third derivative that the user brings.
+
+    Raises
+    ------
+    NoPredictorError
+        If rows have no affine predictor, or no bound is known.
+    ValueError
+        If the user's bound is none.
+    """
+    reference, _, temperature = control
+    predictor = find_predictor(tall)
+    lower = np.linalg.cholesky(reference.precision_at(temperature))
+    radius = float(np.sqrt(reference.flat.size) + BEYOND)
+    brought = None if third is None else _brought(third, tall.n_rows)
+    known = find_third(tall, predictor, reference.flat) if brought is None else None
+    _ = predictor.compiled_eta  # before threads ask for it
+
+    def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return _lengths_and_bounds(predictor, reference.flat, lower, radius, known, batch)
+
+    parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
+    lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
+    sizes = (bounds if brought is None else brought) * lengths**3
+    if not np.isfinite(sizes).all():
+        row = int(np.argmin(np.isfinite(sizes)))
+        raise NoPredictorError(
+            f"the third derivative of row {row} of {' + '.join(tall.row_names)} is not finite "
+            "within the posterior"
+        )
+    found = RemainderBounds(
+        np.nextafter(sizes.astype(np.float32), np.float32(np.inf)) * (sizes > 0),
+        np.ascontiguousarray(lower.T),
+        radius if brought is None else np.inf,
+        float(sizes.sum()) / temperature * _mean_factor(reference.flat.size),
+    )
+    _verify(tall, reference, found, brought is not None)
+    return found
+
+
+def _brought(third: Any, n_rows: int) -> np.ndarray:
+    values = np.asarray(third, dtype=float)
+    if values.shape not in ((), (n_rows,)) or not (np.isfinite(values).all() and values.min() >= 0):
+        raise ValueError(
+            f"Exact(third=...) takes a number, or one for each of {n_rows} rows, at least 0 and "
+            f"finite; got shape {values.shape}."
+        )
+    return np.broadcast_to(values, (n_rows,))
+
+
+def _lengths_and_bounds(
+    predictor: Predictor,
+    reference: np.ndarray,
+    lower: np.ndarray,
+    radius: float,
+    third: Third | None,
+    batch: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the posterior sd of the predictors, and the bounds on the third derivative."""
+    eta, jacobian = predictor.linearised(reference, batch)
+    lengths = np.linalg.norm(solve_triangular(lower, jacobian.T, lower=True), axis=0)
+    if third is None:
+        return lengths, np.zeros_like(lengths)
+    with np.errstate(over="ignore"):
+        return lengths, third(eta - radius * lengths, eta + radius * lengths, batch)
+
+
+def _mean_factor(dim: int) -> float:
+    """Mean of M over pairs of independent standard normal points."""
+    here, there = np.random.default_rng(0).standard_normal((2, PAIRS, dim))
+    squares = (here**2).sum(1) + (here * there).sum(1) + (there**2).sum(1)
+    return float(np.mean(np.linalg.norm(there - here, axis=1) * squares) / 6)
+
+
+def _verify(tall: TallModel, reference: Reference, bounds: RemainderBounds, brought: bool) -> None:
+    """Compare bounds with remainders of random rows, near the reference and far from it."""
+    rng = np.random.default_rng(20240719)
+    rows = np.sort(rng.integers(0, tall.n_rows, min(TRIAL_ROWS, tall.n_rows)))
+    batch = tall.batch(rows)
+    remainder = compile_remainder(tall, 2)
+    dim = reference.flat.size
+    for spread in (0.3, 1.0, 3.0, 10.0) if brought else (0.3, 1.0):
+        z = spread * rng.standard_normal((2, dim))
+        z *= np.minimum(1, bounds.radius / np.linalg.norm(z, axis=1))[:, None]
+        here, there = reference.flat + np.linalg.solve(bounds.whiten, z.T).T
+        terms = [remainder(point, reference.flat, *batch) for point in (here, there)]
+        factor = np.linalg.norm(z[1] - z[0]) * ((z**2).sum() + z[0] @ z[1]) / 6
+        allowed = bounds.sizes[rows] * factor + ROUNDING * (1 + np.abs(terms[0]))
+        excess = np.abs(terms[1] - terms[0]) - allowed
+        if not excess.max() <= 0:
+            row = int(rows[np.argmax(np.nan_to_num(excess, nan=np.inf))])
+            raise ValueError(
+                f"The bound on the third derivative does not hold for row {row} of "
+                f"{' + '.join(tall.row_names)}. It must hold at every value of the predictor; look "
+                "at Exact(third=...), or use CorrectedBarker()."
+            )

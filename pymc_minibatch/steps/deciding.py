@@ -1,0 +1,287 @@
+"""How a step decides: by which acceptance test, and on rows drawn in which way."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pymc_minibatch.acceptance import (
+    Austere,
+    Barker,
+    CorrectedBarker,
+    Exact,
+    Naive,
+    Penalty,
+    SubLhd,
+)
+from pymc_minibatch.acceptance.decision import Acceptance
+from pymc_minibatch.acceptance.exact import Ball
+from pymc_minibatch.acceptance.growing import LEAST_BATCH
+from pymc_minibatch.bounds.predictor import NoPredictorError
+from pymc_minibatch.bounds.remainder import RemainderBounds, bound_remainders
+from pymc_minibatch.kernels.by_size import RowSizes
+from pymc_minibatch.proposals import (
+    Laplace,
+    RandomWalk,
+    SurrogateHamiltonian,
+    SurrogateLangevin,
+)
+from pymc_minibatch.proposals.proposal import Proposal
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.sizes import Unevenness, row_sizes
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.warn import warn
+
+__all__ = [
+    "PROPOSALS",
+    "TESTS",
+    "Deciding",
+    "RowChoice",
+    "least_uniform_batch",
+    "named",
+    "settle",
+    "steps_of_draw",
+]
+
+_log = logging.getLogger("pymc_minibatch")
+
+type RowChoice = Literal["auto", "size", "uniform"]
+
+TESTS: Mapping[str, Callable[[], Acceptance]] = {
+    "exact": Exact,
+    "corrected_barker": CorrectedBarker,
+    "penalty": Penalty,
+    "barker": Barker,
+    "naive": Naive,
+    "austere": Austere,
+    "sub_lhd": SubLhd,
+}
+PROPOSALS: Mapping[str, Callable[[], Proposal]] = {
+    "laplace": Laplace,
+    "surrogate_hamiltonian": SurrogateHamiltonian,
+    "surrogate_langevin": SurrogateLangevin,
+    "random_walk": RandomWalk,
+}
+
+WORTH = 0.8
+"""Rows are drawn by size where that takes a smaller share of the rows that uniform draws take."""
+
+FEW_ROWS = 150
+"""Up to this many rows on average, the exact test is preferred to Barker's, which reads hardly any
+but rejects every other proposal."""
+
+SEEN_SHARE = 0.5
+"""With fewer rows that tell in a batch, it may know nothing of its error."""
+
+SEEN_WANTED = 5.0
+"""How many such rows a first batch then holds, on average."""
+
+HARMLESS = 1e-4
+"""With a smaller s² of one row it does not matter which rows are seen: by Cauchy and Schwarz, the
+log ratios of all rows together are below its root."""
+
+
+MOST_STEPS = 50
+"""Transitions of a draw that are never exceeded by the automatic choice."""
+
+MANY_ROWS = 5000
+"""Where a transition reads as many, PyMC's own cost of a draw hardly counts."""
+
+
+def named(argument: str, value: Any, known: Mapping[str, Callable[[], Any]], needs: str) -> Any:
+    """Return what the user named, or passed as an instance that has the method `needs`.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if isinstance(value, str) and value in known:
+        return known[value]()
+    if isinstance(value, str | type) or not hasattr(value, needs):
+        first = next(iter(known.values()))
+        is_class = isinstance(value, type)
+        shown = value.__name__ if is_class else repr(value)
+        called = f" Call the class: {shown}()." if is_class else ""
+        raise ValueError(
+            f"{argument} must be one of {', '.join(map(repr, known))}, or an instance such as "
+            f"{first()!r}; got {shown}.{called}"
+        )
+    return value
+
+
+def steps_of_draw(acceptance: Acceptance, proposal: Proposal, dim: int, rows: float) -> int:
+    """Choose the transitions of a draw: until draws are nearly independent, and no more.
+
+    PyMC takes about 0.1 ms for a draw whatever happens in it, as long as many transitions take; and
+    draws between which the chain has hardly moved only fill memory. It is reckoned without a clock,
+    so that runs can be repeated. `rows` is about how many a transition reads.
+    """
+    if rows > MANY_ROWS:
+        return 1
+    mixing = 10 * dim if isinstance(proposal, RandomWalk) else 2
+    accepts = isinstance(acceptance, Exact | Penalty | Naive)
+    return min(MOST_STEPS, mixing if accepts else 2 * mixing)
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """What was settled.
+
+    Attributes
+    ----------
+    acceptance
+        The test.
+    rows
+        "size" or "uniform".
+    reason
+        Why, for the user.
+    row_sizes
+        What rows are drawn by; None where they are drawn uniformly.
+    ball
+        The bounds of the exact test; None for others.
+    unevenness
+        How uneven the rows are, where it is known.
+    rows_read
+        About how many rows a full-size move takes, where that is known.
+    """
+
+    acceptance: Acceptance
+    rows: str
+    reason: str
+    row_sizes: RowSizes | None = None
+    ball: Ball | None = None
+    unevenness: Unevenness | None = None
+    rows_read: float = 0.0
+
+
+def settle(
+    tall: TallModel,
+    control: ControlVariate | None,
+    acceptance: Acceptance | Literal["auto"],
+    rows: RowChoice,
+) -> Deciding:
+    """Choose what the user has left open, and prepare it.
+
+    Raises
+    ------
+    ValueError
+        If rows cannot be drawn in the way asked for, or the exact test has no bounds.
+    """
+    reason = "acceptance as asked for"
+    if isinstance(acceptance, Exact):
+        return _exact(tall, control, acceptance, rows)
+    if acceptance == "auto":
+        bounds, reason = _affordable(tall, control, rows)
+        if bounds is not None:
+            assert control is not None
+            return _with_bounds(control.reference, bounds, Exact(), reason)
+        acceptance = CorrectedBarker()
+    if rows == "size":
+        _check_can_draw_by_size(acceptance, control)
+    may = acceptance.draws_by_size and rows != "uniform"
+    if control is None or not (may or acceptance.first_batch == "tuned"):
+        return Deciding(acceptance, "uniform", f"{reason}; rows uniformly")
+    sizes, unevenness = row_sizes(tall, control)
+    compared = (
+        f"s² = 1 takes about {unevenness.by_size:,.3g} rows by size and {unevenness.uniform:,.3g} "
+        "uniformly"
+    )
+    if rows == "size" or (may and unevenness.by_size < WORTH * unevenness.uniform):
+        sized = RowSizes.of(sizes)
+        why = f"{reason}; rows by size: {compared}"
+        return Deciding(acceptance, "size", why, sized, None, unevenness, unevenness.by_size)
+    why = f"{reason}; rows uniformly: {compared}"
+    return Deciding(acceptance, "uniform", why, None, None, unevenness, unevenness.uniform)
+
+
+def _exact(
+    tall: TallModel,
+    control: ControlVariate | None,
+    acceptance: Exact,
+    rows: RowChoice,
+) -> Deciding:
+    if rows == "uniform":
+        raise ValueError("Exact draws rows by the size of their bounds: leave rows out.")
+    if control is None or control.order != 2:
+        raise ValueError(
+            "Exact needs a control variate of order 2: leave control_variate at 'auto' or set it "
+            "to 2."
+        )
+    try:
+        bounds = bound_remainders(tall, control, acceptance.third)
+    except NoPredictorError as error:
+        raise NoPredictorError(
+            f"Exact cannot be used: {error}. Use CorrectedBarker() or leave acceptance out."
+        ) from error
+    reason = f"about {bounds.expected_rows:,.3g} rows in a decision"
+    return _with_bounds(control.reference, bounds, acceptance, reason)
+
+
+def _affordable(
+    tall: TallModel, control: ControlVariate | None, rows: RowChoice
+) -> tuple[RemainderBounds | None, str]:
+    """Return bounds with which the exact test reads few rows, or None; and why."""
+    if control is None or control.order != 2 or rows == "uniform":
+        return None, "CorrectedBarker"
+    try:
+        bounds = bound_remainders(tall, control)
+    except NoPredictorError as error:
+        return None, f"CorrectedBarker, since {error}"
+    takes = f"Exact would take about {bounds.expected_rows:,.3g} rows in a decision"
+    if bounds.expected_rows > FEW_ROWS:
+        return None, f"CorrectedBarker, since {takes}"
+    return bounds, takes.replace("would take", "takes")
+
+
+def _with_bounds(
+    reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
+) -> Deciding:
+    none_needed = not bounds.sizes.any()
+    sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
+    total = 0.0 if none_needed else sizes.total
+    ball = Ball(reference.flat, bounds.whiten, bounds.radius, total)
+    return Deciding(acceptance, "size", reason, sizes, ball, None, bounds.expected_rows)
+
+
+def _check_can_draw_by_size(acceptance: Acceptance, control: ControlVariate | None) -> None:
+    if not acceptance.draws_by_size:
+        raise ValueError(
+            f"{type(acceptance).__name__} draws rows uniformly, without replacement: leave "
+            "rows='size' out, or use CorrectedBarker() or Penalty()."
+        )
+    if control is None:
+        raise ValueError(
+            "rows='size' needs a reference point, about which the rows are sized, and there is "
+            "none. Pass reference=pmb.find_reference(), or leave rows out."
+        )
+
+
+def least_uniform_batch(
+    n_rows: int, size: int, batch_size: int | None, unevenness: Unevenness
+) -> int:
+    """Find how large a first batch must be to hold some of the rows that decide; warn if large.
+
+    Where few rows hold the variance of the log ratio, a uniform batch without them can know neither
+    it nor the error of the test.
+    """
+    kurtosis = unevenness.kurtosis
+    if unevenness.uniform < HARMLESS or size >= SEEN_SHARE * kurtosis:
+        return LEAST_BATCH
+    telling = max(1, round(n_rows / kurtosis))
+    least = min(n_rows, math.ceil(SEEN_WANTED * kurtosis))
+    remedy = (
+        f"batches have at least {least} rows."
+        if batch_size is None
+        else f"batches of {size} rows miss them: draws may be wrong, and test_error does not "
+        f"show it. Leave batch_size out, or set it to {least}."
+    )
+    warn(
+        f"About {telling} of the {n_rows} rows hold most of what a decision rests on (a rare class "
+        f"or category, say); {remedy} With rows='size' few rows do."
+    )
+    return least

@@ -1,0 +1,35 @@
+"""A checksum of all rows, by which the same data are recognised wherever they lie."""
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from pymc_minibatch.tall.passes import over_chunks
+
+__all__ = ["checksum"]
+
+CHUNK_ENTRIES = 2**17
+"""Entries of a chunk: what an entry takes in memory must not decide, since types may differ."""
+
+
+def checksum(data: Sequence[np.ndarray]) -> int:
+    """Take a checksum of values and order of the rows of all arrays, in one pass.
+
+    Equal values give the same one whatever their type is.
+    """
+    parts = [part for values in data for part in _chunk_sums(values)]
+    return crc32(np.array([len(data[0]), *parts], dtype=np.int64))
+
+
+def _chunk_sums(values: np.ndarray) -> list[int]:
+    wide = np.dtype(np.float64 if values.dtype.kind == "f" else np.int64)
+    entries = max(1, values[:1].size)
+    step = max(1, CHUNK_ENTRIES // entries)
+
+    def chunk_sum(chunk: np.ndarray) -> int:
+        return crc32(
+            np.add(chunk, 0, dtype=wide, order="C")
+        )  # -0.0 becomes 0.0, which it is equal to
+
+    return [part for _, part in over_chunks(chunk_sum, [values], "Taking a checksum", step)]

@@ -1,0 +1,457 @@
+"""Where the graph of a row is cut: affine below, and above it what is left of the likelihood.
+
+The cut goes through the largest affine arrays (:mod:`.affine`) below operations that are not
+affine. Operations that only weigh, shift or move the entries of one array (``y * eta``) lie above
+it, so that an array that the likelihood reads in several places is one.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import All
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.type import TensorType
+
+from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
+from pymc_minibatch.tall.slicing import data_leaves
+
+if TYPE_CHECKING:
+    from pymc_minibatch.tall.model import TallModel
+
+__all__ = ["Cut", "NoStructureError", "RowGraph", "compile_all", "entry_of", "is_condition"]
+
+MAX_TRACED = 64
+"""Entries of value variables that are told apart in what a data-free array reads."""
+
+MAX_LEVELS = 8
+"""How often all affine arrays are opened in search of fewer parts."""
+
+CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
+"""Operations whose entries are those of their first input."""
+
+PROBE_ROWS = (3, 5)
+"""Sizes of the batches on which shapes are evaluated."""
+
+
+class NoStructureError(ValueError):
+    """A row does not depend on the parameters through few affine numbers; says why."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the graph is cut: below is affine, above is what `row` computes.
+
+    Attributes
+    ----------
+    arrays
+        Affine arrays that read rows.
+    free
+        Data-free arrays that operations on rows read.
+    """
+
+    arrays: tuple[Variable, ...]
+    free: tuple[Variable, ...]
+
+
+class RowGraph:
+    """Reads a batch graph."""
+
+    def __init__(self, tall: "TallModel") -> None:
+        self.tall = tall
+        [flat, *batch], [term] = tall.batch_graph
+        term = _merged([flat, *batch], term)
+        self.flat, self.batch, self.term = flat, batch, term
+        nodes = list(io_toposort([flat, *batch], [term]))
+        values = [node for node in nodes if not isinstance(node.op, Shape | Shape_i)]
+        self.reads_parameters = _downstream({flat}, values)
+        self.reads_rows = _downstream(set(batch), nodes)
+        observed = {
+            b
+            for b, row_input in zip(batch, tall.row_inputs.values(), strict=True)
+            if row_input.leaf in _observed_leaves(tall)
+        }
+        self.observed = _downstream(observed, nodes)
+        self.shapes = self._shapes(nodes)
+        self.affine = AffineArrays(
+            self.reads_parameters, self.reads_rows, self.observed, self.shapes
+        )
+        self.values = self._value_variables(nodes)
+        self.start = tall.start
+        self._constants: dict[Variable, np.ndarray | None] = {}
+        self._traces: dict[Variable, np.ndarray] = {}
+        self._inner: dict[Variable, Variable] = {}
+
+    def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Lengths]:
+        """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
+        variables = [
+            v
+            for node in nodes
+            for v in (*node.inputs, *node.outputs)
+            if isinstance(v.type, TensorType)
+        ]
+        variables = list(dict.fromkeys([*variables, self.term]))
+        shapes = [pt.as_tensor_variable(v).shape for v in variables]
+        evaluate = compile_all([self.flat, *self.batch], shapes)
+        point = self.tall.start
+        found = []
+        for size in PROBE_ROWS:
+            rows = np.arange(size) % self.tall.n_rows
+            found.append(evaluate(point, *[np.ascontiguousarray(v[rows]) for v in self.tall.data]))
+        few, more = PROBE_ROWS
+        table: dict[Variable, Lengths] = {}
+        for variable, a, b in zip(variables, *found, strict=True):
+            lengths = [
+                int(m) if m == n else (None if (m, n) == (few, more) else -1)
+                for m, n in zip(a, b, strict=True)
+            ]
+            if -1 not in lengths and lengths.count(None) <= 1:
+                table[variable] = tuple(lengths)
+        return table
+
+    def _value_variables(self, nodes: Sequence[Apply]) -> dict[Variable, np.ndarray]:
+        """Find the value variables in the graph, with their positions in the flat point."""
+        found: dict[Variable, np.ndarray] = {}
+        clients: dict[Variable, list[Apply]] = {}
+        for node in nodes:
+            for variable in node.inputs:
+                clients.setdefault(variable, []).append(node)
+        positions = np.arange(self.tall.layout.size)
+        for piece in clients.get(self.flat, []):
+            start, stop = (int(i.data) for i in piece.inputs[1:])  # type: ignore[attr-defined]
+            for reshape in clients.get(piece.outputs[0], []):
+                variable = reshape.outputs[0]
+                shape = [n or 0 for n in self.shapes.get(variable, ())]
+                found[variable] = positions[start:stop].reshape(shape)
+        return found
+
+    # --- The cut --------------------------------------------------------------------------------
+
+    def cut(self) -> Cut:
+        """Find the cut with the fewest local inputs.
+
+        The highest cut goes through the largest affine arrays. Where several of these are made of
+        the same parts, as ``(cut_1 - eta) / sigma`` and ``(cut_2 - eta) / sigma`` are, the parts
+        are fewer; so arrays are opened, all at a time and one by one.
+        """
+        opened: frozenset[Variable] = frozenset()
+        cut = self._collect(opened)
+        levels = [(self.cost(cut), opened, cut)]
+        while (tops := self._tops(cut.arrays)) and len(levels) < MAX_LEVELS:
+            opened = opened.union(tops)
+            cut = self._collect(opened)
+            levels.append((self.cost(cut), opened, cut))
+        cost, opened, cut = min(levels, key=lambda level: level[0])
+        improved = True
+        while improved:
+            improved = False
+            for array in self._tops(cut.arrays):
+                trial = self._collect(opened | {array})
+                if self.cost(trial) < cost:
+                    cost, opened, cut = self.cost(trial), opened | {array}, trial
+                    improved = True
+                    break
+        return cut
+
+    def _tops(self, arrays: Sequence[Variable]) -> list[Variable]:
+        """List sums, products and pieces of arrays, which no other array is made of."""
+        below = {v for array in arrays for v in ancestors(array.owner.inputs)}
+        kinds = (Elemwise, Subtensor, AdvancedSubtensor)
+        return [a for a in arrays if a not in below and isinstance(a.owner.op, kinds)]
+
+    def cost(self, cut: Cut) -> tuple[int, int]:
+        """Count local inputs, then what they are sums of."""
+        n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
+        n_locals = n_terms = n_free
+        for array in cut.arrays:
+            affine = self.affine(array)
+            assert affine is not None
+            n_locals += len(self.varying(array))
+            n_terms += len(self.varying(array)) * len(affine.summands)
+        return n_locals, n_terms
+
+    def _collect(self, opened: frozenset[Variable]) -> Cut:
+        arrays: dict[Variable, None] = {}
+        free: dict[Variable, None] = {}
+        seen: set[Variable] = set()
+        stack = [self.term]
+        while stack:
+            variable = stack.pop()
+            if variable in seen or variable not in self.reads_parameters:
+                continue
+            seen.add(variable)
+            if self.is_free(variable):
+                free[variable] = None
+                continue
+            below = self._below(variable, opened)
+            if below is None:
+                arrays[variable] = None
+            else:
+                stack.extend(reversed(below))
+        return Cut(tuple(arrays), tuple(free))
+
+    def is_free(self, variable: Variable) -> bool:
+        """Whether it reads parameters and no row data."""
+        return self.affine.is_free(variable) and not is_condition(variable)
+
+    def _below(self, variable: Any, opened: frozenset[Variable]) -> list[Variable] | None:
+        """List what to look at below an array; None if the array itself is a local input."""
+        node = variable.owner
+        inputs = [i for i in node.inputs if i in self.reads_parameters]
+        if variable in opened or self.affine(variable) is None:
+            return inputs
+        if isinstance(node.op, Join):
+            return inputs
+        if len(inputs) > 1 or not isinstance(
+            node.op, Elemwise | DimShuffle | Reshape | SpecifyShape | Alloc
+        ):
+            return None
+        if self.is_free(inputs[0]) and not self._is_trivial(node):
+            return None
+        return inputs
+
+    def _is_trivial(self, node: Apply) -> bool:
+        """Whether an operation on a data-free array should be left to `row`: y * log(rate)."""
+        data = [i for i in node.inputs if i not in self.reads_parameters]
+        return not isinstance(node.op, Elemwise) or any(i in self.observed for i in data)
+
+    def varying(self, array: Variable) -> list[tuple[int, ...]]:
+        """List the entries, besides rows, of an affine array that read parameters."""
+        affine = self.affine(array)
+        assert affine is not None
+        others = [range(n) for n in affine.shape if n is not None]
+        return [
+            entry
+            for entry in itertools.product(*others)
+            if any(not self.is_zero(summand, affine, entry) for summand in affine.summands)
+        ]
+
+    def is_zero(self, summand: Summand, affine: Affine, entry: tuple[int, ...]) -> bool:
+        """Whether a constant weight takes a summand out of an entry, as joining does."""
+        weight = summand.weight
+        if weight is None:
+            return False
+        if weight not in self._constants:
+            self._constants[weight] = _constant_value(weight)
+        value = self._constants[weight]
+        return value is not None and not np.any(value[entry_of(weight, affine, entry)])
+
+    # --- Data-free arrays -----------------------------------------------------------------------
+
+    def free_entries(self, free: Sequence[Variable]) -> dict[Variable, list[int]]:
+        """Choose which entries of which data-free arrays are locals by themselves.
+
+        They are the value variables that are read, where these are not more than the arrays'
+        entries; otherwise the arrays, without the functions of one variable applied to them.
+        """
+        chosen: dict[Variable, set[int]] = {}
+        bases: dict[Variable, None] = {}
+        for array in free:
+            read = self._read_by(array)
+            base = self._base(array)
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            if read is not None and sum(map(len, read.values())) <= size:
+                for value, entries in read.items():
+                    chosen.setdefault(value, set()).update(entries)
+            else:
+                bases[base] = None
+        for base in bases:
+            read = self._read_by(base)
+            if read is not None and all(
+                set(entries) <= chosen.get(value, set()) for value, entries in read.items()
+            ):
+                continue
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            chosen.setdefault(base, set()).update(range(size))
+        return {variable: sorted(entries) for variable, entries in chosen.items()}
+
+    def _base(self, variable: Any) -> Variable:
+        """Take functions of one variable and changes of shape off a data-free array."""
+        while variable not in self.values and variable.owner is not None:
+            inputs = [i for i in variable.owner.inputs if i in self.reads_parameters]
+            if len(inputs) != 1 or not isinstance(
+                variable.owner.op, Elemwise | DimShuffle | Reshape | SpecifyShape
+            ):
+                break
+            if variable.owner.inputs.count(inputs[0]) != 1 or self.shapes.get(inputs[0]) is None:
+                break
+            variable = inputs[0]
+        return variable
+
+    def _read_by(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
+        """Find which entries of value variables an array may read; None if there are many."""
+        above = set(ancestors([variable]))
+        values = {value: at for value, at in self.values.items() if value in above}
+        if sum(at.size for at in values.values()) > MAX_TRACED:
+            return None
+        mask = _joined(self._trace(variable))
+        found = {
+            value: tuple(e for e, position in enumerate(at.ravel()) if mask >> int(position) & 1)
+            for value, at in values.items()
+        }
+        return {value: entries for value, entries in found.items() if entries}
+
+    def _trace(self, variable: Variable) -> np.ndarray:
+        """Mark for each entry of a data-free array, bit by bit, the positions it may read."""
+        if variable not in self._traces:
+            self._traces[variable] = np.asarray(self._traced(variable), dtype=object)
+        return self._traces[variable]
+
+    def _traced(self, variable: Any) -> np.ndarray:
+        shape = tuple(n or 0 for n in self.shapes.get(variable, ()))
+        if variable in self.values:
+            bits = [1 << int(position) for position in self.values[variable].ravel()]
+            return np.array(bits, dtype=object).reshape(shape)
+        node = variable.owner
+        inputs = [i for i in node.inputs if i in self.reads_parameters]
+        traces = [self._trace(i) for i in inputs]
+        if isinstance(node.op, Elemwise):
+            total = np.zeros(shape, dtype=object)
+            for trace in traces:
+                total = total | trace
+            return total
+        if isinstance(node.op, CHOOSING) and node.inputs[:1] == inputs:
+            numbers = pt.constant(np.arange(traces[0].size).reshape(traces[0].shape))
+            chosen = _constant_value(node.op.make_node(numbers, *node.inputs[1:]).outputs[0])
+            if chosen is not None:
+                return traces[0].ravel()[chosen]
+        mask = 0
+        for trace in traces:
+            mask |= _joined(trace)
+        return np.full(shape, mask, dtype=object)
+
+    # --- Parts of arrays ---------------------------------------------------------------------
+
+    def without_functions(self, array: Any) -> Variable:
+        """Gather what functions of one variable are applied to: log(sigma) where it is sigma."""
+        functions = self.functions(array)
+        if not functions:
+            return array
+        [inner] = [i for i in functions[-1].inputs if i in self.reads_parameters]
+        if array not in self._inner:
+            node = array.owner
+            new = node.op.make_node(inner, *node.inputs[1:]).outputs[0]
+            self.reads_parameters.add(new)
+            self.reads_rows.add(new)
+            self.shapes[new] = self.shapes[array]
+            self._inner[array] = new
+        return self._inner[array]
+
+    def functions(self, array: Any) -> list[Apply]:
+        """List the functions of one variable in what is gathered, the last one first."""
+        node, found = array.owner, []
+        if not isinstance(node.op, AdvancedSubtensor) or not self.is_free(node.inputs[0]):
+            return []
+        inner = node.inputs[0]
+        while inner not in self.values and inner.owner and isinstance(inner.owner.op, Elemwise):
+            above = [i for i in inner.owner.inputs if i in self.reads_parameters]
+            others = [i for i in inner.owner.inputs if i not in self.reads_parameters]
+            if len(above) != 1 or not all(all(i.type.broadcastable) for i in others):
+                break
+            found.append(inner.owner)
+            inner = above[0]
+        bent = [n for n in found if not isinstance(n.op.scalar_op, ps.Add | ps.Mul | ps.Sub)]
+        return found if bent else []
+
+    @property
+    def n_batch(self) -> Any:
+        """The number of rows of a batch."""
+        first: Any = self.batch[0]
+        return first.shape[0]
+
+    def of_rows(self, vector: Any) -> Any:
+        """Give a vector of length 1 or b the length b."""
+        vector = pt.cast(vector, "float64")
+        return pt.broadcast_to(vector, (self.n_batch,)) if vector.type.broadcastable[0] else vector
+
+
+def _joined(trace: np.ndarray) -> int:
+    return int(np.bitwise_or.reduce(trace.ravel(), initial=0))
+
+
+def entry_of(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
+    """Index one entry of an array, all rows; what it has length 1 along is read at 0."""
+    position = iter(entry)
+    where: list[Any] = []
+    for axis, length in enumerate(affine.shape):
+        if length is None:
+            where.append(slice(None))
+        else:
+            at = next(position)
+            where.append(0 if t.type.shape[axis] == 1 else at)
+    return tuple(where)
+
+
+def _constant_value(variable: Any) -> np.ndarray | None:
+    above = list(ancestors([variable]))
+    if any(v.owner is None and not isinstance(v, Constant) for v in above):
+        return None
+    return compile_python([], [variable])()
+
+
+def is_condition(variable: Any) -> bool:
+    """Whether it says that something holds everywhere, for rows and parameters alike."""
+    op = variable.owner.op if variable.owner else None
+    if isinstance(op, All):
+        return variable.type.ndim == 0
+    return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
+
+
+def compile_all(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> Callable[..., list[np.ndarray]]:
+    """Build a function with several outputs that runs in Python."""
+    mode = Mode(linker="py", optimizer="minimum_compile")
+    return pymc_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore")
+
+
+def values_read(graphs: Sequence[Variable]) -> set[Variable]:
+    """Find all that the values of graphs depend on, not only their shapes."""
+    found: set[Variable] = set()
+    stack = list(graphs)
+    while stack:
+        variable = stack.pop()
+        if variable in found:
+            continue
+        found.add(variable)
+        if variable.owner is not None and not isinstance(variable.owner.op, Shape | Shape_i):
+            stack.extend(variable.owner.inputs)
+    return found
+
+
+def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
+    """Copy a graph so that what is computed twice is there once."""
+    copies: dict[Any, Any] = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
+    graph = FunctionGraph(list(inputs), [copies[term]], clone=False)
+    MergeOptimizer().rewrite(graph)
+    return graph.outputs[0]
+
+
+def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
+    found = set(sources)
+    for node in nodes:
+        if any(i in found for i in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _observed_leaves(tall: "TallModel") -> set[Variable]:
+    return {
+        data_leaves([tall.model.rvs_to_values[rv]])[-1]
+        for rv in tall.model.observed_RVs
+        if rv.name in tall.row_names
+    }

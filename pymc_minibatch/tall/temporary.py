@@ -1,0 +1,133 @@
+"""Temporary files that hold rows: one folder for each process, each file as long as it is used.
+
+A process locks its folder. A folder that nobody has locked belongs to a process that was killed,
+and is removed by the next one that needs space.
+"""
+
+import atexit
+import errno
+import os
+import shutil
+import tempfile
+import weakref
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows, where folders of killed processes are left
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["new_array", "reopened"]
+
+PREFIX = "pymc_minibatch_"
+LOCK = "lock"
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a file system says when there is no space, or not for this user, or not for one file."""
+
+
+def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+    """Map a new temporary file, for writing, with all of its space taken.
+
+    Written to without the space, a map would end Python (SIGBUS) where the disk is full.
+
+    Raises
+    ------
+    OSError
+        If there is not enough space.
+    """
+    descriptor, path = tempfile.mkstemp(suffix=".npy", dir=_folder())
+    os.close(descriptor)
+    try:
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        _take_space(path)
+    except OSError as error:
+        os.unlink(path)
+        if error.errno not in FULL:
+            raise
+        folder, need = _folder().parent, int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raise OSError(
+            error.errno,
+            f"Rows have to be copied to a file of {need:,} bytes in {folder}, where "
+            f"{shutil.disk_usage(folder).free:,} are free. Free some, or set TMPDIR to a folder on "
+            "a larger disk before Python starts",
+        ) from error
+    return array
+
+
+def reopened(array: np.memmap) -> np.memmap:
+    """Map what was written to a temporary file for reading; the file is removed with the map."""
+    array.flush()
+    assert array.filename is not None
+    opened = np.lib.format.open_memmap(array.filename, mode="r")
+    weakref.finalize(opened, _remove_file, str(array.filename), os.getpid())
+    return opened
+
+
+def _take_space(path: str) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        if os.path.getsize(path) > shutil.disk_usage(path).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
+
+
+def _remove_file(path: str, owner: int) -> None:
+    """Remove a file in the process that made it, not in those forked from it."""
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)
+
+
+@cache
+def _folder_of(process: int) -> Path:
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{process}_"))
+    atexit.register(_remove_folder, folder, process)
+    _lock(folder / "new", os.O_CREAT)
+    (folder / "new").rename(folder / LOCK)  # now that nobody else can lock it
+    return folder
+
+
+def _folder() -> Path:
+    """Return the folder of this process, which is removed when it ends."""
+    return _folder_of(os.getpid())
+
+
+def _remove_folder(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that did not come to do so."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        try:
+            descriptor = _lock(lock)
+        except OSError:  # in use, or somebody else's
+            continue
+        if descriptor is not None:
+            shutil.rmtree(lock.parent, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _lock(path: Path, flags: int = 0) -> int | None:
+    """Lock a file as long as this process and those forked from it live; None if it cannot be.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process has locked it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDWR | flags)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,111 @@
+"""Warnings and errors about the reference point name the variable, the share and the cause."""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+from models import logistic_model
+
+import pymc_minibatch as pmb
+from pymc_minibatch.reference.decide import decide_control_variate
+
+
+def only_warning(model):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decide_control_variate(pmb.TallModel(model), None, "auto", 1.0)
+    [message] = [str(warning.message) for warning in caught]
+    return message
+
+
+def test_kinks():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=3000)
+    with pm.Model() as model:
+        slope = pm.Normal("slope")
+        pm.AsymmetricLaplace("y", q=0.3, mu=slope * x, b=1.0, observed=x + rng.normal(size=x.size))
+    message = only_warning(model)
+    assert "kinks in slope" in message
+    assert "pmb.Bound" in message
+    assert "centred" not in message
+
+
+def test_a_variable_that_rows_tell_little_of():
+    """Rows are flat in it to second order."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 3000))
+    y -= x * (x @ y) / (x @ x)
+    with pm.Model() as model:
+        flat, mean = pm.Normal("flat"), pm.Normal("mean")
+        pm.Normal("y", mean + flat**3 * x, 1.0, observed=y)
+    message = only_warning(model)
+    assert "goes if flat is held at its mode" in message
+    assert "more informative prior" in message
+    assert "centred" not in message
+
+
+def test_where_the_log_density_is_not_concave():
+    """The log-density of the second one has a minimum at the start, and no maximum."""
+    y = np.random.default_rng(3).normal(size=500)
+    with pm.Model() as model:
+        mu, bowl = pm.Normal("mu"), pm.Flat("bowl")
+        pm.Potential("up", pm.math.log(1 + bowl**2))
+        pm.Normal("y", mu, 1.0, observed=y)
+    with pytest.raises(pmb.reference.NoReferenceError, match="bowl"):
+        pmb.find_reference(model)
+
+
+def test_a_step_too_far_is_not_the_end_of_the_search():
+    """All rows but one, which a subsample misses, tell nothing of the rate."""
+    n_rows = 60_000
+    x = np.full(n_rows, 1e-4)
+    x[12_345] = 300.0
+    y = np.zeros(n_rows)
+    y[12_345] = 50
+    with pm.Model() as model:
+        rate = pm.Normal("rate")
+        pm.Poisson("y", pm.math.exp(rate * x), observed=y)
+    reference = pmb.find_reference(model)
+    assert abs(model.compile_dlogp()(dict(reference.mode))[0]) < 1e-2 / np.sqrt(
+        reference.covariance[0, 0]
+    )
+
+
+def test_a_start_for_the_search():
+    """Of two modes the one near the start is found."""
+    y = np.random.default_rng(4).normal(size=2000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 3)
+        pm.Normal("y", mu**2 - 4, 1.0, observed=y)
+    tall = pmb.TallModel(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The posterior seems to have several modes")
+        for sign in (-1.0, 1.0):
+            reference = pmb.find_reference(tall=tall, start={"mu": 1.9 * sign})
+            assert abs(reference.flat[0] - 2 * sign) < 0.1
+            assert pmb.find_reference(tall=tall, start=reference).flat[0] * sign > 1.9
+    for start, kind, message in (
+        ({"nu": 1.0}, ValueError, r"start names nu, which is not .*\['mu'\]"),
+        ({"mu": [1.0, 2.0]}, ValueError, r"mu has shape \(2,\) in start, and \(\) in the model"),
+        ({"mu": np.nan}, ValueError, "start must be finite"),
+        ("mode", TypeError, "start must be a dict of values by name, or a Reference"),
+    ):
+        with pytest.raises(kind, match=message):
+            pmb.find_reference(tall=tall, start=start)
+    other = pmb.TallModel(logistic_model())
+    with pytest.raises(ValueError, match="reference is of another model"):
+        pmb.find_reference(tall=other, start=reference)
+
+
+def test_discrete_variables():
+    y = np.random.default_rng(5).normal(size=500)
+    with pm.Model() as model:
+        switch = pm.Bernoulli("switch", 0.5)
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu + 0.1 * switch, 1.0, observed=y)
+    with pytest.warns(UserWarning, match=r"\['switch'\] are discrete.*control_variate=0"):
+        pmb.MinibatchMH(["mu"], model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pmb.MinibatchMH(["mu"], model=model, control_variate=0)

@@ -1,0 +1,149 @@
+"""Bounds on third derivatives and Taylor remainders."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.special import expit
+
+import pymc_minibatch as pmb
+from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor
+from pymc_minibatch.bounds.remainder import bound_remainders
+from pymc_minibatch.bounds.third import (
+    LOGISTIC_PEAK,
+    PROBIT,
+    find_third,
+    largest_logistic,
+    largest_student,
+)
+from pymc_minibatch.reference.control_variate import ControlVariate
+
+N = 60
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(N, 2))
+COUNTS, POSITIVE = RNG.poisson(1.5, N), RNG.exponential(1.0, N) + 1e-3
+BITS, GROUP = RNG.integers(0, 2, N), RNG.integers(0, 3, N)
+
+
+def predictor():
+    return pm.Normal("a") + X @ pm.Normal("b", 0, 1, shape=2)
+
+
+FAMILIES = {
+    "logit": lambda eta: pm.Bernoulli("y", logit_p=eta, observed=BITS),
+    "probit": lambda eta: pm.Bernoulli("y", p=pm.math.invprobit(eta), observed=BITS),
+    "binomial": lambda eta: pm.Binomial("y", n=COUNTS + 3, logit_p=eta, observed=COUNTS),
+    "poisson": lambda eta: pm.Poisson("y", pm.math.exp(eta), observed=COUNTS),
+    "negative binomial": lambda eta: pm.NegativeBinomial(
+        "y", mu=pm.math.exp(eta), alpha=2.5, observed=COUNTS
+    ),
+    "exponential": lambda eta: pm.Exponential("y", pm.math.exp(-eta), observed=POSITIVE),
+    "gamma": lambda eta: pm.Gamma("y", alpha=3.0, beta=3 / pm.math.exp(eta), observed=POSITIVE),
+    "weibull": lambda eta: pm.Weibull("y", 1.7, pm.math.exp(eta), observed=POSITIVE),
+    "student": lambda eta: pm.StudentT("y", 4, mu=eta, sigma=0.8, observed=X[:, 0]),
+    "normal": lambda eta: pm.Normal("y", eta, 0.8, observed=X[:, 0]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bounds_on_third_derivatives_are_tight(family):
+    """Against a grid on intervals about several centres, however wide they are."""
+    with pm.Model() as model:
+        FAMILIES[family](predictor())
+    tall = pmb.TallModel(model)
+    found = find_predictor(tall)
+    third = find_third(tall, found, np.array([0.1, -0.2, 0.3]))
+    for centre, width in ((0.0, 0.1), (1.2, 1.0), (-2.0, 3.0)):
+        lowest, highest = np.full(N, centre - width), np.full(N, centre + width)
+        bound = third(lowest, highest, tall.data)
+        grid = np.linspace(centre - width, centre + width, 301)
+        sup = np.max(
+            [np.abs(found.compiled_derivatives.jitted(np.full(N, e), *tall.data)[1]) for e in grid],
+            axis=0,
+        )
+        assert (bound >= sup * (1 - 1e-9)).all()
+        if family != "probit":
+            assert (bound <= sup * 1.01 + 1e-12).all()
+        assert family == "normal" or bound.max() > 0
+
+
+def test_largest_logistic():
+    u = np.linspace(-9, 9, 4001)
+    h = np.abs(expit(u) * expit(-u) * (1 - 2 * expit(u)))
+    assert h.max() == pytest.approx(np.sqrt(3) / 18, rel=1e-6)
+    assert abs(u[h.argmax()]) == pytest.approx(LOGISTIC_PEAK, abs=0.005)
+    assert largest_logistic(np.array([2.0]), np.array([3.0])) == pytest.approx(
+        h[(u >= 2) & (u <= 3)].max(), rel=1e-2
+    )
+
+
+def test_largest_student():
+    v = np.linspace(-6, 6, 6001)
+    g = np.abs(4 * v * (v**2 - 3) / (1 + v**2) ** 3)
+    for lowest, highest in ((-6, 6), (0.5, 1.6), (1.8, 5.0), (-0.1, 0.1), (-2.6, -2.2)):
+        bound = largest_student(np.array([lowest]), np.array([highest]))
+        assert bound == pytest.approx(g[(v >= lowest) & (v <= highest)].max(), rel=2e-2)
+
+
+def test_probit_constant():
+    from scipy.special import log_ndtr
+
+    u = np.arange(-12, 12, 1e-3)
+    ratio = np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi)
+    third = ratio * ((u + ratio) * (u + 2 * ratio) - 1)
+    assert np.abs(third).max() < 0.2958
+    assert np.abs(third).max() + 6e-3 / 2 < PROBIT
+
+
+def test_group_effects_have_a_predictor():
+    with pm.Model() as model:
+        alpha, slope = pm.Normal("alpha", 0, 1, shape=3), pm.Normal("slope", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=alpha[GROUP] + slope[GROUP] * X[:, 0], observed=BITS)
+    tall = pmb.TallModel(model)
+    found = find_predictor(tall)
+    _, jacobian = found.linearised(np.zeros(6), tall.data)
+    expected = np.eye(3)[GROUP]
+    np.testing.assert_allclose(jacobian, np.hstack([expected, expected * X[:, :1]]), atol=1e-12)
+
+
+def unknown_scale():
+    pm.Normal("y", predictor(), pm.HalfNormal("sigma"), observed=X[:, 0])
+
+
+def non_centred():
+    z = pm.Normal("z", shape=3)
+    pm.Bernoulli("y", logit_p=pm.Normal("mu") + pm.HalfNormal("sd") * z[GROUP], observed=BITS)
+
+
+def cauchy_like():
+    pm.Laplace("y", predictor(), 1.0, observed=X[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (unknown_scale, r"sigma_log__ in more than one place.*\(an unknown scale"),
+        (non_centred, "is not affine in the parameters"),
+        (cauchy_like, "no bound on the third derivative of y"),
+    ],
+)
+def test_refusals_say_why(build, message):
+    with pm.Model() as model:
+        build()
+    tall = pmb.TallModel(model)
+    with pytest.raises(NoPredictorError, match=message):
+        find_third(tall, find_predictor(tall), np.zeros(tall.layout.size))
+
+
+def test_a_bound_that_is_brought_is_verified():
+    with pm.Model() as model:
+        FAMILIES["logit"](predictor())
+    tall = pmb.TallModel(model)
+    control = ControlVariate(pmb.find_reference(tall=tall), 2, 1.0)
+    bounds = bound_remainders(tall, control, third=np.sqrt(3) / 18)
+    known = bound_remainders(tall, control)
+    assert (bounds.sizes >= known.sizes).all()
+    assert bounds.radius == np.inf
+    with pytest.raises(ValueError, match=r"does not hold for row \d+ of y"):
+        bound_remainders(tall, control, third=0.01)
+    with pytest.raises(ValueError, match="one for each of 60 rows"):
+        bound_remainders(tall, control, third=np.ones(3))

@@ -1,0 +1,286 @@
+"""What a row reads, against the graph of the model and against automatic differentiation."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from gallery import GALLERY
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from models import grouped_model
+from pytensor.gradient import grad
+from zoo import ZOO
+
+from pymc_minibatch import TallModel
+from pymc_minibatch.tall.cut import compile_all
+from pymc_minibatch.tall.structure import (
+    NoStructureError,
+    RowArrays,
+    _check_indices,
+    _verify,
+    find_structure,
+    structure_of,
+)
+
+REFUSED = {
+    "Interpolated": "read no parameters",
+    "DiscreteUniform": "read no parameters",
+    "HyperGeometric": "read no parameters",
+    "network": "24 numbers",
+}
+"""Models of the gallery without a structure, and why."""
+
+NO_GRADIENT = {"SkewStudentT", "discrete_parameter"}
+"""Models whose log-likelihood has no gradient in PyTensor."""
+
+
+def arrays_of(structure, batch):
+    """Evaluate offsets and coefficients without compiling them."""
+    graphs = [o for o in structure.offsets if o is not None]
+    graphs += [g for t in structure.terms for g in (t.columns, t.index, t.weight) if g is not None]
+    values = iter(compile_all(structure.batch, graphs)(*batch))
+    zeros = np.zeros(len(batch[0]))
+    offsets = [zeros if o is None else next(values) for o in structure.offsets]
+    coefficients = [
+        tuple(None if g is None else next(values) for g in (t.columns, t.index, t.weight))
+        for t in structure.terms
+    ]
+    return RowArrays(structure.terms, np.stack(offsets, axis=1), coefficients)
+
+
+def jacobian(arrays, size):
+    """Write the coefficients as a dense array, shape (b, k, P)."""
+    b, k = arrays.offsets.shape
+    dense, rows = np.zeros((b, k, size)), np.arange(b)
+    for term, (columns, index, weight) in zip(arrays.terms, arrays.coefficients, strict=True):
+        if columns is None:
+            at = term.block.start + index
+            np.add.at(dense, (rows, term.local, at), 1.0 if weight is None else weight)
+        else:
+            dense[:, term.local, term.block] += columns
+    return dense
+
+
+def check(tall, structure, seed=5, gradient=True):
+    """Compare row(v(φ(θ))) and its gradient by θ with those of the model's own graph."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, tall.n_rows, 17)
+    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    [flat, *inputs], [term] = tall.batch_graph
+    continuous = np.repeat([d.startswith("float") for d in tall.layout.dtypes], tall.layout.sizes)
+    point = tall.start + 0.2 * continuous * rng.normal(size=tall.start.size)
+    outputs = [term]
+    if gradient:
+        outputs.append(grad(pt.sum(term), flat, disconnected_inputs="ignore"))
+    right = compile_all([flat, *inputs], outputs)(point, *batch)
+    assert np.isfinite(right[0]).any()
+
+    arrays = arrays_of(structure, batch)
+    [phi] = compile_all([flat], [structure.phi])(point)
+    assert phi.shape == (max(block.stop for block in structure.blocks.values()),)
+    v = arrays.locals_at(phi)
+    dense = jacobian(arrays, phi.size)
+    np.testing.assert_allclose(v, arrays.offsets + dense @ phi, rtol=1e-12, atol=1e-12)
+    step = rng.normal(size=phi.size)
+    np.testing.assert_allclose(
+        arrays.locals_at(phi + step) - v, dense @ step, rtol=1e-8, atol=1e-8 * np.abs(v).max()
+    )
+    outputs = [structure.row]
+    if gradient:
+        total = pt.sum(structure.row)
+        outputs += [grad(total, local) for local in structure.locals]
+    found = compile_all([*structure.locals, *structure.batch], outputs)(*v.T, *batch)
+    finite = np.isfinite(right[0])
+    np.testing.assert_allclose(found[0][finite], right[0][finite], rtol=1e-9, atol=1e-9)
+    assert not np.isfinite(found[0][~finite]).any()
+    if gradient and finite.all():
+        by_phi = np.einsum("bk,bkp->p", np.stack(found[1:], axis=1), dense)
+        cotangent = pt.dvector()
+        pulled = grad(pt.dot(structure.phi, cotangent), flat, disconnected_inputs="ignore")
+        [by_flat] = compile_all([flat, cotangent], [pulled])(point, by_phi)
+        scale = np.abs(right[1]).max() + 1
+        np.testing.assert_allclose(by_flat, right[1], rtol=1e-8, atol=1e-8 * scale)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_structure_of_the_gallery(name):
+    tall = TallModel(GALLERY[name]())
+    if name in REFUSED:
+        with pytest.raises(NoStructureError, match=REFUSED[name]):
+            structure_of(tall)
+        return
+    check(tall, structure_of(tall), gradient=name not in NO_GRADIENT)
+
+
+def test_most_of_the_gallery_has_a_structure():
+    assert len(REFUSED) < 0.2 * len(GALLERY)
+
+
+def summary(structure):
+    """Number of locals, gathered blocks with their sizes, number of dense entries of φ."""
+    gathers, dense = {}, set()
+    for term in structure.terms:
+        if term.index is None:
+            dense.update(range(term.block.start, term.block.stop))
+        else:
+            [name] = [n for n, at in structure.blocks.items() if at == term.block]
+            gathers[name] = term.block.stop - term.block.start
+    return len(structure.locals), gathers, len(dense)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_structure_of_hierarchical_models(name):
+    case = ZOO[name]
+    tall = TallModel(case.build())
+    structure = structure_of(tall)
+    assert summary(structure) == (case.n_locals, case.gathers, case.n_dense)
+    check(tall, structure)
+
+
+# --- Models made up ---------------------------------------------------------------------------
+
+N = 30
+RNG = np.random.default_rng(7)
+X = RNG.normal(size=(N, 3))
+GROUPS = [RNG.integers(0, 4, N), RNG.integers(0, 3, N)]
+
+
+@st.composite
+def predictors(draw, depth=3):
+    """Draw an expression of data, coefficients and effects: affine, or not."""
+    kinds = ["scalar", "product", "effect", "column", "effect of two", "row of effects"]
+    if depth:
+        kinds += ["sum", "difference", "times", "over", "minus", "scaled", "bent", "chosen"] * 2
+    kind = draw(st.sampled_from(kinds))
+    number = draw(st.integers(0, 10**9))
+    if kind in ("scalar", "product", "effect", "column", "effect of two", "row of effects"):
+        group = GROUPS[draw(st.integers(0, 1))]
+        spread = pt.exp(pm.Normal(f"s{number}")) if draw(st.booleans()) else 1.0
+        late = draw(st.booleans())
+
+        def effects(shape):
+            z = pm.Normal(f"z{number}", shape=shape)
+            return z if late else z * spread
+
+        after = spread if late else 1.0
+        if kind == "scalar":
+            return pt.ones(N) * pm.Normal(f"a{number}") if late else pm.Normal(f"a{number}")
+        if kind == "product":
+            return after * (X @ effects(3))
+        if kind == "effect":
+            return after * effects(4)[group]
+        if kind == "effect of two":
+            return after * effects((4, 3))[GROUPS[0], GROUPS[1]]
+        if kind == "row of effects":
+            return after * (X * effects((4, 3))[group]).sum(axis=1)
+        return X[:, draw(st.integers(0, 2))] * effects(())
+    one = draw(predictors(depth=depth - 1))
+    if kind == "minus":
+        return -one
+    if kind == "scaled":
+        return one * X[:, draw(st.integers(0, 2))]
+    if kind == "bent":
+        return draw(st.sampled_from([pt.tanh, pt.sqr, pt.softplus, pt.abs]))(one)
+    two = draw(predictors(depth=depth - 1))
+    if kind == "sum":
+        return one + two
+    if kind == "difference":
+        return one - two
+    if kind == "times":
+        return one * two
+    if kind == "over":
+        return one / (1.5 + pt.tanh(two))
+    return pt.switch(X[:, 0] > 0, one, two)
+
+
+@st.composite
+def made_up_models(draw):
+    with pm.Model() as model:
+        eta = draw(predictors())
+        y = RNG.normal(size=N)
+        if draw(st.booleans()):
+            pm.Normal("y", eta, pm.HalfNormal("sigma") if draw(st.booleans()) else 1.5, observed=y)
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=y > 0, shape=N)
+    return model
+
+
+@settings(
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(made_up_models())
+def test_no_wrong_structure_of_a_made_up_model(model):
+    tall = TallModel(model)
+    structure = find_structure(tall)
+    if structure is not None:
+        check(tall, structure)
+
+
+# --- Verification, text, pickles --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    return TallModel(grouped_model())
+
+
+def changed(structure, change):
+    """Change the gather of a structure."""
+    terms = [t if t.index is None else change(t) for t in structure.terms]
+    return replace(structure, terms=terms)
+
+
+def test_wrong_coefficients_are_refused(grouped):
+    structure = grouped.structure
+    wrong = changed(structure, lambda t: replace(t, weight=pt.full_like(t.index, 1.0 + 1e-6)))
+    with pytest.raises(NoStructureError, match="does not give the log-likelihood"):
+        _verify(grouped, wrong)
+
+
+def test_indices_beyond_their_block_are_refused(grouped):
+    with pytest.raises(NoStructureError, match="an index runs from 1 to 4, beyond its 4 groups"):
+        _check_indices(grouped, changed(grouped.structure, lambda t: replace(t, index=t.index + 1)))
+
+
+def test_compiled_arrays_are_those_of_the_graphs(grouped):
+    structure = grouped.structure
+    batch = [values[:50].copy() for values in grouped.data]
+    compiled, interpreted = structure.arrays(*batch), arrays_of(structure, batch)
+    phi = np.random.default_rng(1).normal(size=5)
+    np.testing.assert_allclose(compiled.locals_at(phi), interpreted.locals_at(phi), rtol=1e-14)
+
+
+def test_structure_survives_pickling(grouped):
+    structure = pickle.loads(pickle.dumps(grouped.structure))
+    assert list(structure.blocks) == ["alpha", "sigma_log__"]
+    check(grouped, structure_of(pickle.loads(pickle.dumps(grouped))))
+
+
+def test_describe_tells_what_a_row_reads(grouped):
+    assert (
+        "what a row reads: 2 numbers, affine in effects and coefficients\n"
+        "  v0 = alpha[constant] (4 effects)\n"
+        "  v1 = sigma_log__" in grouped.describe()
+    )
+
+
+def test_refusal_is_told():
+    tall = TallModel(GALLERY["network"]())
+    assert tall.structure is None
+    assert "a row reads 24 numbers" in tall.structure_refusal
+    assert "what a row reads: all parameters (a row reads 24" in tall.describe()
+
+
+def test_no_structure_is_found_before_it_is_asked_for():
+    tall = TallModel(grouped_model())
+    assert "_structure" not in vars(tall)
+    assert tall.structure is tall.structure
+    assert tall.structure_refusal is None
