@@ -13,9 +13,11 @@ from pymc_minibatch.reference.source import Source
 __all__ = ["make_decision"]
 
 
-def make_decision(ndims: Sequence[int], acceptance: Acceptance) -> Callable[..., Any]:
+def make_decision(
+    ndims: Sequence[int], acceptance: Acceptance, by_size: bool = False
+) -> Callable[..., Any]:
     """Compose a test with the functions that read the data; it returns plain numbers."""
-    test = acceptance.build(*make_readers(ndims))
+    test = acceptance.build(*make_readers(ndims, by_size))
 
     @njit
     def decide(

@@ -1,9 +1,9 @@
 """Blocks of groups that decide together.
 
-A decision on one group needs a batch large enough to know its own variance, however little the group
-has to say. A decision on many groups needs hardly more rows, but its log ratio varies with all of
-them. So neighbours are joined until the standard deviation of the log ratio of a full-size move would
-exceed a limit; a group that exceeds it alone is a block of its own.
+A decision on one group needs a batch large enough to know its own variance, however little the
+group has to say. A decision on many groups needs hardly more rows, but its log ratio varies with
+all of them. So neighbours are joined until the standard deviation of the log ratio of a full-size
+move would exceed a limit; a group that exceeds it alone is a block of its own.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The log-likelihood to second order in what the rows read.
 
-A row reads the parameters through φ(θ) and a few local inputs vₙ = Jₙ φ with a sparse Jacobian. With
-f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
+A row reads the parameters through φ(θ) and a few local inputs vₙ = Jₙ φ with a sparse Jacobian.
+With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 
     G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ,
 
@@ -13,6 +13,7 @@ remainder, needs no more than the inputs at the two points:
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +50,16 @@ class Expansion:
         G.
     curvature : Arrow
         −H, in the layout of φ.
+    tilt : ndarray, shape (P,)
+        What was added to the slope so that the remainders have no slope on average over the
+        posterior; decisions subtract it again.
     """
 
     at: np.ndarray
     value: float
     slope: np.ndarray
     curvature: Arrow
+    tilt: np.ndarray
 
 
 class RowTerms(NamedTuple):
@@ -94,15 +99,18 @@ def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
 def compile_remainder(structure: RowStructure) -> CompiledFunction:
     """Compile ``(phi, reference, *batch) -> remainders`` of the rows of a batch."""
     phi, reference = pt.dvector("phi"), pt.dvector("reference")
-    here, there = structure.local_graphs(phi), structure.local_graphs(reference)
+    here: list[Any] = structure.local_graphs(phi)
+    there: list[Any] = structure.local_graphs(reference)
     first, second = _derivatives(structure)
     locals_: list[Any] = structure.locals
-    deltas = [a - b for a, b in zip(here, there, strict=True)]
+    deltas: list[Any] = [a - b for a, b in zip(here, there, strict=True)]
     at_reference: Any = structure.row
     for i, delta in enumerate(deltas):
         at_reference = at_reference + first[i] * delta
         for j, other in enumerate(deltas[: i + 1]):
             at_reference = at_reference + (0.5 if i == j else 1.0) * second[i][j] * delta * other
+    row: Any
+    taylor: Any
     [row] = graph_replace([structure.row], dict(zip(locals_, here, strict=True)), strict=False)
     [taylor] = graph_replace([at_reference], dict(zip(locals_, there, strict=True)), strict=False)
     return compile_numba([phi, reference, *structure.batch], [row - taylor])
@@ -197,7 +205,7 @@ def expand(
         return value, slope, curvature
 
     edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
-    bounds = list(zip(edges[:-1], edges[1:], strict=True))
+    bounds = list(pairwise(edges.tolist()))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_cores()) as pool:
         results = pool.map(part, bounds)
         value, slope, curvature = next(results)
@@ -206,7 +214,7 @@ def expand(
     t = temperature
     blocks = _concave((curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / 2)
     scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks / t)
-    return Expansion(phi.copy(), value / t, slope / t, scaled)
+    return Expansion(phi.copy(), value / t, slope / t, scaled, np.zeros(phi.size))
 
 
 def _concave(blocks: np.ndarray) -> np.ndarray:

@@ -103,7 +103,7 @@ def find_factors(
 def _levels(
     entry: np.ndarray, block: tuple[int, int], n_terms: int
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Number of levels, level of each row, and entries of φ of each level."""
+    """Return the number of levels, the level of each row and the entries of φ of each level."""
     first, size = block[0], block[1] - block[0]
     stride = int(np.gcd.reduce(entry - entry.min())) or 1
     every = np.arange(first, block[1])

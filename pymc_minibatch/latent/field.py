@@ -10,8 +10,8 @@ their scales, correlations and length scales are the hyperparameters. Nothing of
 by name. Variables are hyperparameters where they change the derivatives of φ or of the prior by
 others, which is seen at random points.
 
-A and P are sparse with a pattern that does not depend on h. Columns that share no row are had by one
-directional derivative, and those that do not change are had once.
+A and P are sparse with a pattern that does not depend on h. Columns that share no row are found by
+one directional derivative, and those that do not change are found once.
 
 References
 ----------
@@ -89,7 +89,8 @@ class Derivatives:
         """``(point, vector) -> Jφ · vector``."""
         vector: Any = pt.dvector("vector")
         flat, phi = self.structure.flat, self.structure.phi
-        return compile_numba([flat, vector], [pushforward(phi, flat, vector)])
+        along: Any = pushforward(phi, flat, vector)
+        return compile_numba([flat, vector], [along])
 
     @cached_property
     def prior_gradient(self) -> CompiledFunction:

@@ -6,8 +6,8 @@ In the coordinates (h, η) of :mod:`.surrogate`, with η standard normal given h
 - the dense part of η moves, and carries along the effects of all groups;
 - the η of all groups move, each group deciding from its own rows.
 
-Every proposal is accepted or rejected under the surrogate first, which reads no row, and then by the
-minibatch test on the remainders of the rows (delayed acceptance).
+Every proposal is accepted or rejected under the surrogate first, which reads no row, and then by
+the minibatch test on the remainders of the rows (delayed acceptance).
 
 References
 ----------
@@ -189,7 +189,8 @@ class LatentMoves:
         counts: MoveCounts,
     ) -> bool:
         """Decide on the remainders of all rows."""
-        outcome = self.decide(rng, 0.0, phi, proposed, self.source, self.rows, self.parameters)
+        untilted = -float(self.surrogate.expansion.tilt @ (proposed - phi))
+        outcome = self.decide(rng, untilted, phi, proposed, self.source, self.rows, self.parameters)
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
         counts.decisions += 1
@@ -299,6 +300,8 @@ class LatentMoves:
         phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
         first, *of_rows = blocks
         psi = self.surrogate.level_ratios(given, point, proposed, levels)
+        tilt = self.surrogate.expansion.tilt[levels.rows]
+        psi -= np.sum(tilt * (phi_proposed - phi)[levels.rows], axis=1)
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,
@@ -332,6 +335,6 @@ def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
 
 
 def _rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
-    """Turn a point by an angle in a plane with a random direction; log ratio of a normal density."""
+    """Turn a point by an angle in a random plane; also return the log ratio of normal densities."""
     moved = math.cos(angle) * z + math.sin(angle) * rng.standard_normal(z.shape)
     return moved, 0.5 * float(np.sum(moved**2) - np.sum(z**2))

@@ -17,6 +17,7 @@ from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
+from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.sweep import make_sweep
 from pymc_minibatch.latent.blocks import Blocks, choose_blocks
@@ -25,8 +26,10 @@ from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, settle
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.reference.sizes import FLOOR
 from pymc_minibatch.reference.source import Source
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
 
@@ -38,6 +41,9 @@ FAR_OUT = 10.0
 
 WIDER = 2.0
 """Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
+
+SIZING_PAIRS = 3
+"""Opposite posterior points at which each row is looked at."""
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
@@ -99,6 +105,7 @@ class LatentSampler:
             choose_blocks(surrogate, hyper, factor, levels, remainder, temperature)
             for factor, levels in zip(factors, self.field.levels, strict=True)
         ]
+        self.row_sizes = RowSizes.of(_sizes(reference, remainder))
 
     @property
     def field(self) -> LatentField:
@@ -151,7 +158,7 @@ class LatentSampler:
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
         keys = [class_key(self.acceptance), repr(ndims)]
-        decide = jit_kept(make_decision(ndims, self.acceptance), keys)
+        decide = jit_kept(make_decision(ndims, self.acceptance, by_size=True), [*keys, "by size"])
         sweep = jit_kept(make_sweep(ndims, module.accept, exact), keys)
         n_rows = self.tall.n_rows
         self._first_batch = np.zeros(1, dtype=np.int64)
@@ -161,7 +168,7 @@ class LatentSampler:
             decide,
             sweep,
             self._source,
-            row_workspace(n_rows),
+            row_workspace(n_rows, self.row_sizes.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
             self.blocks,
@@ -297,3 +304,31 @@ def make_latent_sampler(
         acceptance,
         temperature,
     )
+
+
+def _sizes(reference: LatentReference, remainder: CompiledFunction) -> np.ndarray:
+    """Say how far the remainder of each row varies over posterior points, in one pass."""
+    surrogate, field = reference.surrogate, reference.surrogate.field
+    rng = np.random.default_rng(4)
+    phis = []
+    for _ in range(SIZING_PAIRS):
+        away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
+        eta = (
+            rng.standard_normal(field.latent.dense.size),
+            rng.standard_normal(field.latent.groups.shape),
+        )
+        for sign in (1.0, -1.0):
+            given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
+            point = given.point.copy()
+            dense, groups = given.factor.color(*eta)
+            field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
+            phis.append(surrogate.phi(point))
+
+    def spread(*batch: np.ndarray) -> np.ndarray:
+        values = np.array([remainder(phi, surrogate.expansion.at, *batch) for phi in phis])
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
+
+    parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
+    sizes = np.concatenate([part for _, part in parts])
+    return np.maximum(sizes, max(FLOOR * float(sizes.mean()), np.finfo(float).tiny))

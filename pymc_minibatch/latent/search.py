@@ -2,8 +2,9 @@
 
 A joint mode of effects and the logs of their scales is far from the bulk of the posterior or does
 not exist. So the hyperparameters are found by their own density, the Laplace approximation of the
-marginal, in turns: a pass over the rows expands the log-likelihood about the present φ̂; under this
-expansion, which reads no row, the marginal of h is climbed, and the field moves to its mode given h.
+marginal, in turns: a pass over the rows expands the log-likelihood about the present φ̂; under
+this expansion, which reads no row, the marginal of h is climbed, and the field moves to its mode
+given h.
 
 References
 ----------
@@ -13,12 +14,12 @@ Breslow and Clayton (1993), Approximate inference in generalized linear mixed mo
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
 
-from pymc_minibatch.latent.expansion import Expansion, RowTerms, expand
+from pymc_minibatch.latent.expansion import RowTerms, expand
 from pymc_minibatch.latent.field import LatentField, NoFieldError
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.tall import TallModel
@@ -28,12 +29,15 @@ __all__ = ["LatentReference", "search"]
 SUBSAMPLE = 20_000
 TURNS = 25
 CLOSE = 0.05
-"""Turns end when the field moves by less than this many standard deviations per variable, and h too."""
+"""Turns end when the field moves by fewer standard deviations per variable than this, and h too."""
 
 LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
 
 HALVINGS = 12
+TILT_PAIRS = 2
+"""Opposite points of the field over which the slope of the remainders is averaged."""
+
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
 
@@ -80,7 +84,7 @@ class _Search:
         expansion = expand(self.terms, data, phi, self.field.rows, self.temperature * share)
         self.rows_read += len(data[0])
         if not (np.isfinite(expansion.value) and np.isfinite(expansion.slope).all()):
-            expansion = Expansion(phi, -np.inf, expansion.slope, expansion.curvature)
+            expansion = replace(expansion, value=-np.inf)
         return Surrogate(self.tall, self.field, expansion, point)
 
     def climb_field(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
@@ -140,6 +144,33 @@ class _Search:
         n_latent = self.field.latent.dense.size + self.field.latent.groups.size
         return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
 
+    def tilted(self, surrogate: Surrogate) -> Surrogate:
+        """Give the surrogate the slope of the remainders, averaged over the field given h.
+
+        Remainders of the effects of many groups add up: to third order, their slope by coefficients
+        that all groups share is a sum of squares, which moves these by standard deviations.
+        """
+        field, at = self.field, surrogate.expansion.at
+        given = surrogate.conditional(surrogate.center[field.hyper])
+        rng = np.random.default_rng(5)
+        tilt = np.zeros(at.size)
+        for _ in range(TILT_PAIRS):
+            eta = rng.standard_normal(given.dense.size), rng.standard_normal(given.groups.shape)
+            dense, groups = given.factor.color(*eta)
+            for sign in (1.0, -1.0):
+                point = given.point.copy()
+                field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
+                there = self.expand(point, self.tall.data).expansion
+                bent = surrogate.expansion.curvature.product(*field.rows.split(there.at - at))
+                difference = there.slope - surrogate.expansion.slope
+                tilt[field.rows.dense] += difference[field.rows.dense] + bent[0]
+        tilt /= 2 * TILT_PAIRS
+        if not np.isfinite(tilt).all():
+            return surrogate
+        expansion = surrogate.expansion
+        tilted = replace(expansion, slope=expansion.slope + tilt, tilt=tilt)
+        return Surrogate(self.tall, field, tilted, surrogate.center)
+
 
 def search(
     tall: TallModel,
@@ -171,6 +202,7 @@ def search(
                     break
             point = surrogate.center
         hyper = point[field.hyper]
+        surrogate = run.tilted(surrogate)
         cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error

@@ -3,13 +3,15 @@
     log π̃(θ) = log p₀(θ) + Gᵀ(φ(θ) − φ̂) + ½ (φ(θ) − φ̂)ᵀ H (φ(θ) − φ̂)
 
 Its geometry is the posterior's, with ridges and funnels, and it reads no row. Given the
-hyperparameters h the latent field z is nearly Gaussian under it: with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ
-and m the mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each
-by as much as its own rows allow, and h has the density that is left when the field is integrated out.
+hyperparameters h the latent field z is nearly Gaussian under it: with Λ = P(h) − A(h)ᵀ H A(h) =
+L Lᵀ and m the mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects
+along, each by as much as its own rows allow, and h has the density that is left when the field is
+integrated out.
 
 References
 ----------
-Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussian models, section 3.
+Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussian models,
+section 3.
 Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the parametrization of
 hierarchical models: partial non-centring.
 """

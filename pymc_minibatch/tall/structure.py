@@ -14,6 +14,7 @@ What is found is compared with the graph of the model on random rows and at rand
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -406,7 +407,13 @@ def _check_indices(tall: "TallModel", structure: RowStructure) -> None:
     read = set(ancestors([ends]))
     batch = [b for b in structure.batch if b in read]
     data = [v for b, v in zip(structure.batch, tall.data, strict=True) if b in read]
-    for _, found in over_chunks(compile_python(batch, [ends]), data):
+    evaluate, lock = compile_python(batch, [ends]), Lock()
+
+    def one_at_a_time(*chunk: np.ndarray) -> np.ndarray:
+        with lock:  # a function that runs in Python keeps what it computes in one place
+            return evaluate(*chunk)
+
+    for _, found in over_chunks(one_at_a_time, data):
         for term, (least, most) in zip(gathers, found.reshape(-1, 2), strict=True):
             if least < 0 or most >= term.block.stop - term.block.start:
                 raise NoStructureError(

@@ -50,9 +50,7 @@ def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int) ->
         return np.concatenate([parts[0], parts[1].ravel()])
 
     np.testing.assert_allclose(joined(arrow.product(dense, groups)), matrix @ vector)
-    np.testing.assert_allclose(
-        joined(factor.solve(dense, groups)), np.linalg.solve(matrix, vector)
-    )
+    np.testing.assert_allclose(joined(factor.solve(dense, groups)), np.linalg.solve(matrix, vector))
     np.testing.assert_allclose(joined(factor.color(*factor.whiten(dense, groups))), vector)
     whitened = joined(factor.whiten(dense, groups))
     assert whitened @ whitened == pytest.approx(vector @ matrix @ vector)
