@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.logprob.utils import CheckParameterValue
 from pytensor.gradient import DisconnectedInputError, NullTypeGradError, grad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
@@ -121,9 +122,14 @@ def _entering(tall: TallModel) -> set[str]:
 
 
 def _dominators(point: Variable, term: Variable) -> list[Variable]:
-    """List the variables that every path from the point to the term leads through, from below."""
+    """List the variables that every path from the point to the term leads through, from below.
+
+    The output of a check of parameters is the log-likelihood itself, which all paths lead through.
+    """
     found = []
     for node in io_toposort([point], [term]):
+        if isinstance(node.op, CheckParameterValue):
+            continue
         for variable in node.outputs:
             others = set(ancestors([term], blockers=[variable]))
             if variable is not term and variable in others and point not in others:

@@ -192,9 +192,10 @@ class MinibatchMH(TallStep):
     - ``exact``: whether the test is exact, as Exact is.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
-    - ``accept_hyper``, ``accept_dense``, ``accept_groups``: share of the moves of each kind that
-      were accepted where a model has effects: of scales, of effects that many rows share, and of
-      those of groups; NaN elsewhere.
+    - ``accept_hyper``: where a model has effects, share of the moves of their scales that were
+      accepted; NaN elsewhere, as the next two.
+    - ``accept_dense``: the same for coefficients and effects that many rows share.
+    - ``accept_groups``: the same for effects of groups.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.

@@ -435,10 +435,12 @@ def values_read(graphs: Sequence[Variable]) -> set[Variable]:
 
 def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
     """Copy a graph so that what is computed twice is there once."""
-    copies: dict[Any, Any] = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
-    graph = FunctionGraph(list(inputs), [copies[term]], clone=False)
+    copies = clone_get_equiv(inputs, [term], copy_inputs=False, copy_orphans=False)
+    copy: Any = copies[term]
+    graph = FunctionGraph(list(inputs), [copy], clone=False)
     MergeOptimizer().rewrite(graph)
-    return graph.outputs[0]
+    [merged] = graph.outputs
+    return merged
 
 
 def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
