@@ -5,7 +5,7 @@ moves are put together with the acceptance test, compiled, and called draw by dr
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -97,6 +97,7 @@ class LatentSampler:
         remainder: CompiledFunction,
         acceptance: CorrectedBarker | Penalty,
         temperature: float,
+        by_size: bool,
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
         self.temperature = temperature
@@ -105,7 +106,7 @@ class LatentSampler:
             choose_blocks(surrogate, hyper, factor, levels, remainder, temperature)
             for factor, levels in zip(factors, self.field.levels, strict=True)
         ]
-        self.row_sizes = RowSizes.of(_sizes(reference, remainder))
+        self.row_sizes = RowSizes.of(_sizes(reference, remainder)) if by_size else None
 
     @property
     def field(self) -> LatentField:
@@ -158,7 +159,8 @@ class LatentSampler:
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
         keys = [class_key(self.acceptance), repr(ndims)]
-        decide = jit_kept(make_decision(ndims, self.acceptance, by_size=True), [*keys, "by size"])
+        by_size = self.row_sizes is not None
+        decide = jit_kept(make_decision(ndims, self.acceptance, by_size), [*keys, repr(by_size)])
         sweep = jit_kept(make_sweep(ndims, module.accept, exact), keys)
         n_rows = self.tall.n_rows
         self._first_batch = np.zeros(1, dtype=np.int64)
@@ -168,7 +170,7 @@ class LatentSampler:
             decide,
             sweep,
             self._source,
-            row_workspace(n_rows, self.row_sizes.table),
+            row_workspace(n_rows, () if self.row_sizes is None else self.row_sizes.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
             self.blocks,
@@ -261,22 +263,27 @@ class LatentSampler:
         field.latent.put(start, given.dense + dense, given.groups + groups)
         return start
 
-    def describe(self) -> Mapping[str, int]:
-        """Count hyperparameters, dense latent variables, levels of factors and blocks of them."""
-        return {
-            "hyperparameters": self.field.hyper.size,
-            "dense": self.field.latent.dense.size,
-            "levels": sum(levels.latent.shape[0] for levels in self.field.levels),
-            "blocks": sum(blocks.first.size - 1 for blocks in self.blocks),
-        }
+    def describe(self) -> str:
+        """Say in words what moves how."""
+        layout, levels = self.field.latent, self.field.levels
+        beside = layout.dense.size - sum(level.latent.size for level in levels[1:])
+        parts = [f"{self.field.hyper.size} scales or other hyperparameters move effects along"]
+        if beside:
+            parts.append(f"{beside} coefficients together")
+        parts += [
+            f"{level.latent.shape[0]:,} levels of a factor in {blocks.first.size - 1:,} blocks"
+            for level, blocks in zip(levels, self.blocks, strict=True)
+        ]
+        return "; ".join(parts)
 
 
 def make_latent_sampler(
     tall: TallModel,
     acceptance: Acceptance,
     temperature: float,
+    by_size: bool = True,
 ) -> LatentSampler:
-    """Set up.
+    """Set up; by size, rows are drawn in proportion to what they can tell.
 
     Raises
     ------
@@ -295,6 +302,7 @@ def make_latent_sampler(
         raise NoFieldError("No variable depends on others, and there are few effects.")
     field = find_field(tall, structure, entries)
     reference = search(tall, field, terms, temperature)
+    tall.verify_at(reference.surrogate.center)
     swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
     return LatentSampler(
         tall,
@@ -303,6 +311,7 @@ def make_latent_sampler(
         compile_remainder(structure),
         acceptance,
         temperature,
+        by_size,
     )
 
 

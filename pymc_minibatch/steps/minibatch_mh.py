@@ -277,7 +277,7 @@ class MinibatchMH(TallStep):
         self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
         free = reference is None and moves is None and control_variate in ("auto", 2)
-        self.latent = self._latent_sampler(is_open) if free and rows != "size" else None
+        self.latent = self._latent_sampler(is_open, rows) if free else None
         if self.latent is None:
             rows_read = self._set_up_plainly(is_open, moves, reference, control_variate, rows)
             if steps_per_draw == "auto":
@@ -288,22 +288,22 @@ class MinibatchMH(TallStep):
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(self, is_open: bool) -> LatentSampler | None:
+    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
         whole = self._active.size == self.tall.layout.size
         acceptance = Penalty() if is_open else self.acceptance
         if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
             return None
         try:
-            sampler = make_latent_sampler(self.tall, acceptance, self.temperature)
+            sampler = make_latent_sampler(
+                self.tall, acceptance, self.temperature, by_size=rows != "uniform"
+            )
         except NoFieldError as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
         self.acceptance = sampler.acceptance
-        self.choice = (
-            f"{type(self.acceptance).__name__}: effects and their scales by moves of their own; "
-            "rows uniformly."
-        )
+        self.rows = "uniform" if rows == "uniform" else "size"
+        self.choice = f"{type(self.acceptance).__name__}: {sampler.describe()}."
         return sampler
 
     def _set_up_plainly(

@@ -377,8 +377,11 @@ def _verify(tall: "TallModel", structure: RowStructure) -> None:
         except FAILURES as error:
             raise NoStructureError(f"what was found cannot be evaluated ({error})") from error
         finite = np.isfinite(right)
-        agrees = np.isclose(found, right, rtol=RTOL, atol=RTOL) == finite
-        if found.shape != right.shape or not agrees.all():
+        if found.shape != right.shape:
+            raise NoStructureError(f"what was found has shape {found.shape}, not {right.shape}")
+        close = np.isclose(found, right, rtol=RTOL, atol=RTOL)
+        agrees = np.where(finite, close, ~np.isfinite(found))
+        if not agrees.all():
             raise NoStructureError(
                 "what was found does not give the log-likelihood of the rows"
                 f" ({found[~agrees][0]} where {right[~agrees][0]} is right)"
