@@ -211,8 +211,8 @@ def _cause(tall: TallModel, control: ControlVariate) -> str:
     if others and shares[others[0]] > TOGETHER:
         return (
             f"{found}, and {shares[others[0]]:.0%} if {others[0]} is: they act together, as "
-            "factors of a product do. If these are effects of groups with many rows, write them "
-            "centred, as Normal(mu, sd)."
+            "factors of a product do. If these are effects of groups and their scale, let "
+            "MinibatchMH choose the moves: leave vars, reference, proposal and control_variate out."
         )
     return (
         f"{found}: the rows tell so little of it that its posterior is wide. A more informative "

@@ -28,7 +28,7 @@ def test_kinks():
     message = only_warning(model)
     assert "kinks in slope" in message
     assert "pmb.Bound" in message
-    assert "centred" not in message
+    assert "choose the moves" not in message
 
 
 def test_a_variable_that_rows_tell_little_of():
@@ -42,7 +42,7 @@ def test_a_variable_that_rows_tell_little_of():
     message = only_warning(model)
     assert "goes if flat is held at its mode" in message
     assert "more informative prior" in message
-    assert "centred" not in message
+    assert "choose the moves" not in message
 
 
 def test_where_the_log_density_is_not_concave():
