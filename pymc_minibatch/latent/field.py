@@ -626,15 +626,16 @@ def _level_prior(
     return prior if math.isclose(change, whole, rel_tol=1e-8, abs_tol=1e-8) else NotImplemented
 
 
-def has_effects(tall: TallModel, structure: RowStructure, factors: Sequence[np.ndarray]) -> bool:
+def has_effects(tall: TallModel, structure: RowStructure) -> bool:
     """Whether variables depend on others, or enter with them, or effects are many.
 
-    Nothing is compiled for this: where it is not so, all variables are best moved alike.
+    Where it is not so, all variables are best moved alike, and nothing is compiled to see that.
     """
     free = set(tall.model.free_RVs)
     if any(free.intersection(ancestors(rv.owner.inputs)) for rv in free):
         return True
-    if any(groups.shape[0] >= LEAST_LEVELS for groups in factors):
+    gathered = [term.block for term in structure.terms if term.index is not None]
+    if any(block.stop - block.start >= LEAST_LEVELS for block in gathered):
         return True
     read = io_toposort([structure.flat], [structure.phi])
     if not any(isinstance(node.op, Elemwise) for node in read):

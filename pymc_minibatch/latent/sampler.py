@@ -294,12 +294,12 @@ def make_latent_sampler(
     if structure is None:
         raise NoFieldError("What the rows read is not affine in data-free quantities.")
     assert isinstance(acceptance, CorrectedBarker | Penalty)
+    if not has_effects(tall, structure):
+        raise NoFieldError("No variable depends on others, and there are few effects.")
     terms = row_terms(structure)
     n_phi = sum(block.stop - block.start for block in structure.blocks.values())
     factors = find_factors(structure, terms, tall.data, np.zeros(n_phi))
     entries = [factor.entries for factor in factors]
-    if not has_effects(tall, structure, entries):
-        raise NoFieldError("No variable depends on others, and there are few effects.")
     field = find_field(tall, structure, entries)
     reference = search(tall, field, terms, temperature)
     tall.verify_at(reference.surrogate.center)

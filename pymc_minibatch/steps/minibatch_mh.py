@@ -298,7 +298,7 @@ class MinibatchMH(TallStep):
             sampler = make_latent_sampler(
                 self.tall, acceptance, self.temperature, by_size=rows != "uniform"
             )
-        except NoFieldError as reason:
+        except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
         self.acceptance = sampler.acceptance

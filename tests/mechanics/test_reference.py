@@ -208,7 +208,9 @@ def test_a_warning_where_full_size_moves_need_most_rows(centred):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         decide_control_variate(tall, None, "auto", 1.0)
-    assert ["let MinibatchMH choose" in str(warning.message) for warning in caught] == [True][centred:]
+    assert ["let MinibatchMH choose" in str(warning.message) for warning in caught] == [True][
+        centred:
+    ]
 
 
 @pytest.mark.parametrize("prior", ["StudentT", "Gumbel"])
