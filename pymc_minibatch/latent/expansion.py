@@ -53,6 +53,9 @@ class Expansion:
     tilt : ndarray, shape (P,)
         What was added to the slope so that the remainders have no slope on average over the
         posterior; decisions subtract it again.
+    raised : ndarray, shape (G, q', q')
+        What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
+        the log-likelihood of a group upwards. It is no part of the expansion.
     """
 
     at: np.ndarray
@@ -60,6 +63,7 @@ class Expansion:
     slope: np.ndarray
     curvature: Arrow
     tilt: np.ndarray
+    raised: np.ndarray
 
 
 class RowTerms(NamedTuple):
@@ -212,18 +216,18 @@ def expand(
         for more, more_slope, more_curvature in results:
             value, slope, curvature = value + more, slope + more_slope, curvature + more_curvature
     t = temperature
-    blocks = _concave((curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / 2)
-    scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks / t)
-    return Expansion(phi.copy(), value / t, slope / t, scaled, np.zeros(phi.size))
+    blocks = (curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / (2 * t)
+    scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks)
+    raised = _semidefinite(blocks) - blocks
+    return Expansion(phi.copy(), value / t, slope / t, scaled, np.zeros(phi.size), raised)
 
 
-def _concave(blocks: np.ndarray) -> np.ndarray:
-    """Drop directions in which the log-likelihood of a group bends upwards, as outliers make it.
-
-    The remainders of its rows hold what is dropped.
-    """
+def _semidefinite(blocks: np.ndarray) -> np.ndarray:
+    """Return the nearest positive semidefinite blocks."""
     if blocks.shape[1] == 1:
         return np.maximum(blocks, 0.0)
+    if not np.isfinite(blocks).all():
+        return blocks
     values, vectors = np.linalg.eigh(blocks)
     if not values.size or values.min() >= 0.0:
         return blocks

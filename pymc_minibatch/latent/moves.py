@@ -299,9 +299,7 @@ class LatentMoves:
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
         first, *of_rows = blocks
-        psi = self.surrogate.level_ratios(given, point, proposed, levels)
-        tilt = self.surrogate.expansion.tilt[levels.rows]
-        psi -= np.sum(tilt * (phi_proposed - phi)[levels.rows], axis=1)
+        psi = self.surrogate.level_ratios(given, (point, proposed), (phi, phi_proposed), levels)
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,

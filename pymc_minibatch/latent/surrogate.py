@@ -53,6 +53,8 @@ class Conditional:
         Λ.
     prior_slope, prior_precision
         Slope of the log prior at the center, and minus its curvature P there.
+    center : ndarray, shape (P,)
+        φ at h and the latent variables of the center.
     """
 
     point: np.ndarray
@@ -63,6 +65,7 @@ class Conditional:
     precision: Arrow
     prior_slope: tuple[np.ndarray, np.ndarray]
     prior_precision: Arrow
+    center: np.ndarray
 
 
 class Surrogate:
@@ -123,12 +126,17 @@ class Surrogate:
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        precision = prior_precision + onto.pull_back(self.expansion.curvature)
+        curvature = self.expansion.curvature
+        raised = curvature.blocks + self.expansion.raised
+        precision = prior_precision + onto.pull_back(
+            Arrow(curvature.dense, curvature.cross, raised)
+        )
         factor = (precision.damped(damping) if damping else precision).factor()
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
-        delta = field.rows.split(self.phi(here) - self.expansion.at)
+        center = self.phi(here)
+        delta = field.rows.split(center - self.expansion.at)
         slope = field.rows.split(self.expansion.slope)
-        bent = self.expansion.curvature.product(*delta)
+        bent = curvature.product(*delta)
         of_rows = onto.transposed(slope[0] - bent[0], slope[1] - bent[1])
         step = factor.solve(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1])
         at = field.latent.split(here)
@@ -136,7 +144,7 @@ class Surrogate:
         field.latent.put(here, dense, groups)
         determinant = factor.log_determinant()
         return Conditional(
-            here, dense, groups, factor, determinant, precision, of_prior, prior_precision
+            here, dense, groups, factor, determinant, precision, of_prior, prior_precision, center
         )
 
     def given_others(
@@ -151,22 +159,39 @@ class Surrogate:
         return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
 
     def level_ratios(
+        self,
+        given: Conditional,
+        points: tuple[np.ndarray, np.ndarray],
+        phis: tuple[np.ndarray, np.ndarray],
+        levels: Levels,
+    ) -> np.ndarray:
+        """Return the log ratio of each level beside its remainders, from a point to another.
+
+        It is zero where the levels are Gaussian under the surrogate. Priors that are not are added
+        beyond their second order about the center, and what was added to the curvature is taken
+        away again, as is the tilt.
+        """
+        change = phis[1] - phis[0]
+        ratios = -np.sum((self.expansion.tilt * change)[levels.rows], axis=1)
+        if levels.rows is self.field.rows.groups:
+            for sign, phi in ((0.5, phis[1]), (-0.5, phis[0])):
+                away = (phi - given.center)[levels.rows]
+                ratios += sign * np.sum(away * multiply_blocks(self.expansion.raised, away), axis=1)
+        if levels.prior is not None:
+            ratios += levels.prior.logp(points[1]) - levels.prior.logp(points[0])
+            ratios -= self._quadratic_prior(given, *points, levels)
+        return ratios
+
+    def _quadratic_prior(
         self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels
     ) -> np.ndarray:
-        """Return for each level how much its prior changes beyond the Gaussian's change.
-
-        The Gaussian of the field has the prior to second order about the center; where a prior is
-        not Gaussian, the rest is left for the decision.
-        """
-        if levels.prior is None:
-            return np.zeros(levels.latent.shape[0])
+        """Return how the second-order prior of each level changes."""
         slope = np.zeros(point.size)
         self.field.latent.put(slope, *given.prior_slope)
         slope -= self._times(given.prior_precision, point - self.center)
         delta = (proposed - point)[levels.latent]
         bent = multiply_blocks(self._blocks(given.prior_precision, levels), delta)
-        change = np.sum(delta * (slope[levels.latent] - 0.5 * bent), axis=1)
-        return levels.prior.logp(proposed) - levels.prior.logp(point) - change
+        return np.sum(delta * (slope[levels.latent] - 0.5 * bent), axis=1)
 
     def _times(self, matrix: Arrow, vector: np.ndarray) -> np.ndarray:
         """Multiply the latent part of a flat vector."""

@@ -216,6 +216,61 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
 
 
+def outlying_model() -> pm.Model:
+    """Small groups with gross outliers, which bend their log-likelihood upwards."""
+    rng = np.random.default_rng(20)
+    group = rng.integers(0, 60, 240)
+    y = 0.5 * rng.normal(size=60)[group] + rng.standard_t(2, size=240)
+    y[::5] += rng.choice([-12.0, 12.0], y[::5].size)
+    with pm.Model() as model:
+        effect = pm.StudentT("effect", nu=5, mu=0, sigma=pm.HalfNormal("sd"), shape=60)
+        pm.StudentT("y", nu=3, mu=pm.Normal("mu") + effect[group], sigma=0.6, observed=y)
+    return model
+
+
+def test_surrogate_and_remainders_are_the_posterior() -> None:
+    """At any point, up to a constant; and the levels' ratios are those of the posterior."""
+    tall = TallModel(outlying_model())
+    sampler = make_latent_sampler(tall, Penalty(), 2.0)
+    surrogate, expansion = sampler.reference.surrogate, sampler.reference.surrogate.expansion
+    assert np.any(expansion.raised > 0)
+    assert np.any(expansion.tilt != 0)
+    structure = tall.structure
+    assert structure is not None
+    remainder = compile_remainder(structure)
+    rng = np.random.default_rng(21)
+
+    def log_posterior(point: np.ndarray) -> float:
+        values = tall.layout.unflatten(point)
+        return tall.prior_logp(values) / 2 + tall.logp(values) / 2
+
+    def log_remainders(phi: np.ndarray) -> np.ndarray:
+        return remainder(phi, expansion.at, *tall.data) / 2.0
+
+    differences = []
+    for _ in range(4):
+        point = surrogate.center + rng.normal(0, 0.5, surrogate.center.size)
+        phi = surrogate.phi(point)
+        modelled = surrogate.log_density(point, phi) + log_remainders(phi).sum()
+        modelled -= expansion.tilt @ (phi - expansion.at)
+        differences.append(log_posterior(point) - modelled)
+    np.testing.assert_allclose(differences, differences[0], atol=1e-7)
+
+    [levels] = sampler.field.levels
+    point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
+    point[sampler.field.hyper] = sampler.reference.hyper + 0.2
+    given = surrogate.conditional(point[sampler.field.hyper])
+    mean, cholesky = surrogate.given_others(given, point, levels)
+    moved = point.copy()
+    moved[levels.latent[7]] += 0.8
+    phis = surrogate.phi(point), surrogate.phi(moved)
+    ratio = surrogate.level_ratios(given, (point, moved), phis, levels)[7]
+    ratio += (log_remainders(phis[1]) - log_remainders(phis[0])).sum()
+    z = (np.array([point, moved])[:, levels.latent[7, 0]] - mean[7, 0]) * cholesky[7, 0, 0]
+    gaussian = 0.5 * (z[0] ** 2 - z[1] ** 2)
+    assert ratio + gaussian == pytest.approx(log_posterior(moved) - log_posterior(point), abs=1e-7)
+
+
 def test_plain_regressions_have_no_field() -> None:
     with pm.Model():
         beta = pm.Normal("beta", shape=3)
