@@ -62,6 +62,12 @@ class Audit:
         Whether nothing was found.
     verdict : str
         In words.
+
+    Examples
+    --------
+    >>> import pymc_minibatch as pmb
+    >>> found = pmb.audit(idata, step)  # doctest: +SKIP
+    >>> print(found)  # doctest: +SKIP
     """
 
     moves: pd.DataFrame

@@ -25,6 +25,9 @@ from pymc_minibatch.jit.matvec import NUMBA_MODE
 
 __all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
 
+INLINED = "_inlined"
+"""What a function that is kept calls; no argument has this name."""
+
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for speed only."""
 
@@ -96,7 +99,7 @@ def jit_kept(function: Callable[..., Any], keys: Sequence[str | None]) -> Callab
     # Numba finds what a function on disk refers to by the name of its module, and does not find
     # again what is kept with a closure; inlined, the closure is compiled no more often than once.
     names = ", ".join(signature(function).parameters)
-    source = f"def kept({names}): return function({names})"
-    module = {"__name__": __name__, "function": njit(inline="always")(function)}
+    source = f"def kept({names}): return {INLINED}({names})"
+    module = {"__name__": __name__, INLINED: njit(inline="always")(function)}
     kept = compile_numba_function_src(source, "kept", module, cache_key=key)
     return numba_njit(kept, final_function=True, cache=key is not None)
