@@ -72,8 +72,17 @@ def find_third(tall: TallModel, predictor: Predictor, reference: np.ndarray) -> 
     batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
     eta = predictor.compiled_eta(reference, *batch)
     derivatives = predictor.compiled_derivatives.jitted
+    families: Sequence[Callable[..., Third | None]] = (
+        _normal,
+        _exponential,
+        _logistic,
+        _probit,
+        _student_t,
+    )
+    if not np.any(derivatives(eta, *batch)[0]):
+        families = ()  # lines between kinks, as of Laplace errors, have no second derivative
     with np.errstate(all="ignore"):
-        for family in (_normal, _exponential, _logistic, _probit, _student_t):
+        for family in families:
             third = family(tall, derivatives, eta, batch)
             if third is not None:
                 return third

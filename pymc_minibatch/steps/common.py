@@ -166,6 +166,7 @@ class TallStep(BlockedStep):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
         super().setup_chain(rng, tune, draws)
+        self.tune = tune > 0  # a step that is used again has stopped, and processes do not set it
         if tune:
             self._reset_tuning()
         self.n_draws, self.last_point = 0, np.empty(0)

@@ -16,6 +16,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scalar import basic as ps
@@ -74,11 +75,10 @@ class RowGraph:
     def __init__(self, tall: "TallModel") -> None:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
-        term = _merged([flat, *batch], term)
-        self.flat, self.batch, self.term = flat, batch, term
-        nodes = list(io_toposort([flat, *batch], [term]))
-        values = [node for node in nodes if not isinstance(node.op, Shape | Shape_i)]
-        self.reads_parameters = _downstream({flat}, values)
+        self.flat, self.batch = flat, batch
+        self.term = self._without_shapes(term)
+        nodes = list(io_toposort([flat, *batch], [self.term]))
+        self.reads_parameters = _downstream({flat}, nodes)
         self.reads_rows = _downstream(set(batch), nodes)
         observed = {
             b
@@ -96,6 +96,28 @@ class RowGraph:
         self._traces: dict[Variable, np.ndarray] = {}
         self._inner: dict[Variable, Variable] = {}
 
+    def _without_shapes(self, term: Variable) -> Variable:
+        """Write lengths out that the graph reads off arrays of parameters; merge what is alike."""
+        inputs = [self.flat, *self.batch]
+        term = _merged(inputs, term)
+        nodes = [n for n in io_toposort([self.flat], [term]) if isinstance(n.op, Shape | Shape_i)]
+        if not nodes:
+            return term
+        shapes = self._shapes(nodes)
+        lengths: dict[Variable, Any] = {}
+        for node in nodes:
+            found = shapes.get(node.inputs[0])
+            if found is not None:
+                known = [
+                    self.n_batch if n is None else pt.constant(n, dtype="int64") for n in found
+                ]
+                op: Any = node.op
+                lengths[node.outputs[0]] = (
+                    known[op.i] if isinstance(op, Shape_i) else _vector(known)
+                )
+        [replaced] = graph_replace([term], lengths, strict=False)
+        return _merged(inputs, replaced)
+
     def _shapes(self, nodes: Sequence[Apply]) -> dict[Variable, Lengths]:
         """Evaluate all shapes on batches of two sizes; what grows with them are rows."""
         variables = [
@@ -104,7 +126,7 @@ class RowGraph:
             for v in (*node.inputs, *node.outputs)
             if isinstance(v.type, TensorType)
         ]
-        variables = list(dict.fromkeys([*variables, self.term]))
+        variables = list(dict.fromkeys(variables))
         shapes = [pt.as_tensor_variable(v).shape for v in variables]
         evaluate = compile_all([self.flat, *self.batch], shapes)
         point = self.tall.start
@@ -431,6 +453,10 @@ def values_read(graphs: Sequence[Variable]) -> set[Variable]:
         if variable.owner is not None and not isinstance(variable.owner.op, Shape | Shape_i):
             stack.extend(variable.owner.inputs)
     return found
+
+
+def _vector(lengths: Sequence[Any]) -> Variable:
+    return pt.stack(lengths) if lengths else pt.constant(np.zeros(0, dtype="int64"))
 
 
 def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:

@@ -272,6 +272,9 @@ class _Builder:
             for variable, entries in graph.free_entries(cut.free).items()
         }
         row = rebuilt_row(graph, arrays, values)
+        terms = [g for t in self.terms for g in (t.columns, t.index, t.weight)]
+        if graph.flat in ancestors([g for g in (row, *self.offsets, *terms) if g is not None]):
+            raise NoStructureError("its coefficients read parameters")
         blocks = self.blocks
         return RowStructure(
             graph.flat,

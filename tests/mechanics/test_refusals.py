@@ -184,9 +184,9 @@ def test_what_was_not_tried_is_not_accused(monkeypatch):
     """Whether scales of groups hold rows takes two tries where there are as many of both."""
 
     def build():
-        group, scale = np.arange(N), np.linspace(1.0, 2.0, N)
-        effect = pm.Normal("effect", 0, 1)
-        pm.Normal("y", effect * pt.constant(scale)[group[::-1].copy()], 1.0, observed=Y)
+        group = pm.Data("group", np.arange(N)[::-1].copy())
+        scale = pm.Data("scale", np.linspace(1.0, 2.0, N))
+        pm.Normal("y", pm.Normal("effect", 0, 1) * scale[group], 1.0, observed=Y)
 
     with pm.Model() as model:
         build()

@@ -69,7 +69,7 @@ def test_bounds_on_third_derivatives_are_tight(family):
 def test_largest_logistic():
     u = np.linspace(-9, 9, 4001)
     h = np.abs(expit(u) * expit(-u) * (1 - 2 * expit(u)))
-    assert h.max() == pytest.approx(np.sqrt(3) / 18, rel=1e-6)
+    assert h.max() == pytest.approx(np.sqrt(3) / 18, rel=1e-5)  # on the grid
     assert abs(u[h.argmax()]) == pytest.approx(LOGISTIC_PEAK, abs=0.005)
     assert largest_logistic(np.array([2.0]), np.array([3.0])) == pytest.approx(
         h[(u >= 2) & (u <= 3)].max(), rel=1e-2

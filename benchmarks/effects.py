@@ -1,0 +1,178 @@
+"""Models with effects beside NUTS: seconds until the worst parameter has 400 effective draws.
+
+Every free variable of the model counts, hyperparameters included, and both posteriors are compared:
+means in Monte Carlo standard errors, standard deviations by their ratio.
+
+    python -m benchmarks.effects --model intercepts --rows 50000
+"""
+
+import argparse
+import time
+
+import arviz as az
+import numpy as np
+import nutpie
+import pymc as pm
+import xarray as xr
+from rich.console import Console
+from rich.table import Table
+
+import pymc_minibatch as pmb
+
+WANTED = 400
+
+
+def inverse_logit(x: np.ndarray) -> np.ndarray:
+    """Return probabilities."""
+    return 1 / (1 + np.exp(-x))
+
+
+def intercepts(n_rows: int) -> pm.Model:
+    """Logistic regression, 300 groups with intercepts and slopes, not centred."""
+    rng = np.random.default_rng(1)
+    group, x = rng.integers(0, 300, n_rows), rng.normal(size=(n_rows, 2))
+    effect = rng.normal(size=(2, 300)) * [[0.6], [0.3]]
+    p = inverse_logit(-0.4 + x @ [0.5, -0.3] + effect[0][group] + effect[1][group] * x[:, 0])
+    with pm.Model() as model:
+        mu, beta = pm.Normal("mu", 0, 2), pm.Normal("beta", 0, 1, shape=2)
+        sd, z = pm.HalfNormal("sd", 1, shape=2), pm.Normal("z", shape=(2, 300))
+        by_group = sd[0] * z[0][group] + sd[1] * z[1][group] * x[:, 0]
+        pm.Bernoulli("y", logit_p=mu + x @ beta + by_group, observed=rng.random(n_rows) < p)
+    return model
+
+
+def poststratification(n_rows: int) -> pm.Model:
+    """Logistic regression on states, ages, educations and states by educations."""
+    rng = np.random.default_rng(2)
+    state = rng.choice(51, n_rows, p=rng.dirichlet(np.full(51, 2.0)))
+    age, education = rng.integers(0, 6, n_rows), rng.integers(0, 5, n_rows)
+    sizes = {"state": (51, 0.4), "age": (6, 0.3), "education": (5, 0.3), "both": ((51, 5), 0.2)}
+    index = {"state": state, "age": age, "education": education, "both": (state, education)}
+    truth = sum(sd * rng.normal(size=n)[index[name]] for name, (n, sd) in sizes.items())
+    with pm.Model() as model:
+        log_odds = pm.Normal("mu", 0, 1.5)
+        for name, (n, _) in sizes.items():
+            effect = pm.HalfNormal(f"sd_{name}", 1) * pm.Normal(f"z_{name}", shape=n)
+            log_odds = log_odds + effect[index[name]]
+        y = rng.random(n_rows) < inverse_logit(truth - 0.3)
+        pm.Bernoulli("y", logit_p=log_odds, observed=y)
+    return model
+
+
+def correlated(n_rows: int) -> pm.Model:
+    """Fit a normal regression, 200 groups with correlated intercepts and slopes."""
+    rng = np.random.default_rng(4)
+    group, x = rng.integers(0, 200, n_rows), rng.normal(size=n_rows)
+    truth = rng.multivariate_normal([0.5, -0.3], [[0.25, 0.06], [0.06, 0.09]], 200)
+    y = truth[group, 0] + truth[group, 1] * x + 0.8 * rng.normal(size=n_rows)
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov(
+            "chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1.0, shape=2)
+        )
+        effect = pm.Normal("mu", 0, 1, shape=2) + pm.math.dot(
+            pm.Normal("z", shape=(200, 2)), chol.T
+        )
+        pm.Normal("y", effect[group, 0] + effect[group, 1] * x, pm.HalfNormal("s"), observed=y)
+    return model
+
+
+def smooth(n_rows: int) -> pm.Model:
+    """Poisson regression with exposure and a Hilbert space Gaussian process."""
+    rng = np.random.default_rng(3)
+    x, exposure = np.sort(rng.uniform(-3, 3, n_rows)), rng.uniform(0.5, 2, n_rows)
+    with pm.Model() as model:
+        scale, length = pm.HalfNormal("scale", 1), pm.InverseGamma("length", 3, 2)
+        covariance = scale**2 * pm.gp.cov.ExpQuad(1, ls=length)
+        process = pm.gp.HSGP(m=[25], c=1.5, cov_func=covariance)
+        f = process.prior("f", X=pm.Data("x", x)[:, None])
+        rate = pm.Data("exposure", exposure) * pm.math.exp(pm.Normal("mu", 0, 1) + f)
+        pm.Poisson("y", rate, observed=rng.poisson(exposure * np.exp(0.3 + np.sin(2 * x) / 2)))
+    return model
+
+
+def walk(n_rows: int) -> pm.Model:
+    """Count with a level for each of 365 days, a random walk."""
+    rng = np.random.default_rng(5)
+    day, truth = rng.integers(0, 365, n_rows), np.cumsum(rng.normal(size=365) * 0.05)
+    with pm.Model() as model:
+        level = pm.GaussianRandomWalk(
+            "level", sigma=pm.HalfNormal("s", 0.2), init_dist=pm.Normal.dist(0, 1), shape=365
+        )
+        pm.Poisson("y", pm.math.exp(level[day]), observed=rng.poisson(np.exp(0.5 + truth[day])))
+    return model
+
+
+MODELS = {f.__name__: f for f in (intercepts, poststratification, correlated, smooth, walk)}
+
+
+def by_minibatch(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
+    """Sample with two chains; seconds of set-up and of sampling."""
+    started = time.perf_counter()
+    with model:
+        step = pmb.MinibatchMH()
+        ready = time.perf_counter()
+        idata = pm.sample(
+            draws, tune=500, chains=2, cores=2, step=step, random_seed=1, progressbar=False
+        )
+    return idata, ready - started, time.perf_counter() - ready
+
+
+def by_nutpie(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
+    """Sample with two chains; seconds of set-up and of sampling."""
+    started = time.perf_counter()
+    compiled = nutpie.compile_pymc_model(model)
+    ready = time.perf_counter()
+    idata = nutpie.sample(
+        compiled, draws=draws, tune=500, chains=2, cores=2, seed=1, progress_bar=False
+    )
+    return idata, ready - started, time.perf_counter() - ready
+
+
+def chains_of(idata: xr.DataTree, model: pm.Model) -> np.ndarray:
+    """Join all free variables, shape (chains, draws, parameters)."""
+    values = [idata.posterior[rv.name].values for rv in model.free_RVs]
+    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in values], axis=2)
+
+
+def differences(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """Largest difference of means in standard errors, and of standard deviations as a share."""
+    z, ratio = [], []
+    for a, b in zip(np.moveaxis(first, 2, 0), np.moveaxis(second, 2, 0), strict=True):
+        error = np.hypot(az.mcse(a, method="mean"), az.mcse(b, method="mean"))
+        z.append(abs(a.mean() - b.mean()) / error)
+        ratio.append(abs(np.log(a.std() / b.std())))
+    return float(np.max(z)), float(np.expm1(np.max(ratio)))
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=[*MODELS], default="intercepts")
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--nuts-draws", type=int, default=300)
+    options = parser.parse_args()
+    model = MODELS[options.model](options.rows)
+    table = Table(title=f"{MODELS[options.model].__doc__} {options.rows:,} rows, two chains")
+    for column in ("sampler", "set-up (s)", "sampling (s)", "worst ESS", "ESS/s", f"s to {WANTED}"):
+        table.add_column(column, justify="right")
+    found = []
+    for name, sampler, draws in (
+        ("MinibatchMH", by_minibatch, options.draws),
+        ("nutpie", by_nutpie, options.nuts_draws),
+    ):
+        idata, set_up, sampling = sampler(model, draws)
+        chains = chains_of(idata, model)
+        found.append(chains)
+        ess = min(float(az.ess(chain)) for chain in np.moveaxis(chains, 2, 0))
+        tuning = sampling * 500 / (500 + draws)
+        wanted = set_up + tuning + (sampling - tuning) * WANTED / ess
+        numbers = set_up, sampling, ess, ess / (sampling - tuning), wanted
+        table.add_row(name, *(f"{number:,.1f}" for number in numbers))
+    Console().print(table)
+    z, ratio = differences(*found)
+    print(f"Largest difference: means {z:.1f} standard errors, standard deviations {ratio:.0%}.")
+
+
+if __name__ == "__main__":
+    main()
