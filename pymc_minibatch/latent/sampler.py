@@ -267,11 +267,11 @@ class LatentSampler:
         """Say in words what moves how."""
         layout, levels = self.field.latent, self.field.levels
         beside = layout.dense.size - sum(level.latent.size for level in levels[1:])
-        parts = [f"{self.field.hyper.size} scales or other hyperparameters move effects along"]
+        parts = [f"hyperparameters ({self.field.hyper.size}) carry effects along"]
         if beside:
-            parts.append(f"{beside} coefficients together")
+            parts.append(f"coefficients ({beside}) move together")
         parts += [
-            f"{level.latent.shape[0]:,} levels of a factor in {blocks.first.size - 1:,} blocks"
+            f"a factor of {level.latent.shape[0]:,} levels moves in blocks ({blocks.first.size - 1:,})"
             for level, blocks in zip(levels, self.blocks, strict=True)
         ]
         return "; ".join(parts)
