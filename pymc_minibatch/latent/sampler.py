@@ -271,7 +271,7 @@ class LatentSampler:
         if beside:
             parts.append(f"coefficients ({beside}) move together")
         parts += [
-            f"a factor of {level.latent.shape[0]:,} levels moves in blocks ({blocks.first.size - 1:,})"
+            f"a factor of {level.latent.shape[0]:,} levels in blocks ({blocks.first.size - 1:,})"
             for level, blocks in zip(levels, self.blocks, strict=True)
         ]
         return "; ".join(parts)
