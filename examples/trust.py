@@ -39,7 +39,9 @@ def fit(model: pm.Model, draws: int) -> dict[str, xr.DataTree]:
     settings = {"draws": draws, "tune": 500, "chains": 2, "random_seed": SEED, "progressbar": False}
     with model:
         return {
-            "MinibatchMH": pm.sample(step=pmb.MinibatchMH(), **settings),
+            "MinibatchMH": pm.sample(
+                step=pmb.MinibatchMH(acceptance="corrected_barker"), **settings
+            ),
             "FlyMC": pm.sample(step=pmb.FlyMC(), **settings),
             "NUTS": pm.sample(nuts_sampler="pymc", **settings),
         }
