@@ -33,6 +33,7 @@ from pymc_minibatch.multilevel.paths import Paths, identity
 from pymc_minibatch.multilevel.result import MultilevelResult
 from pymc_minibatch.multilevel.run import Accuracy
 from pymc_minibatch.multilevel.sgld import estimate
+from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.gradient import make_gradient_target
 
 DIM, BATCH = 3, 32
@@ -166,7 +167,8 @@ def coupling_figure(p: Problem, size: Size, path: Path) -> None:
     figure, (apart, variance, mean) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     print("log2 of the fall per level, from level 2   variance   mean")
     for name, (antithetic, taylor, average) in VARIANTS.items():
-        target = make_gradient_target(tall, p.reference, 2 if taylor else 0)
+        control = ControlVariate(p.reference, 2 if taylor else 0, 1.0)
+        target = make_gradient_target(tall, control)
         paths = Paths(tall, p.reference, target, np.random.default_rng(1), 2)
         schedule = Schedule(1 / 16, 64, average, antithetic, BATCH, 3 if taylor else 1)
         if name == "antithetic":
@@ -213,7 +215,7 @@ def compiled_once(p: Problem) -> Callable[[float, int], MultilevelResult]:
     """`multilevel_sgld` as a function of `rtol` and the seed."""
     tall, reference = pmb.TallModel(p.model), p.reference
     estimand = make_estimand(p.squared_distance, tall, reference.flat)
-    target = make_gradient_target(tall, reference, 2)
+    target = make_gradient_target(tall, ControlVariate(reference, 2, 1.0))
 
     def result(rtol: float, seed: int) -> MultilevelResult:
         paths = Paths(tall, reference, target, np.random.default_rng(seed), 2)

@@ -133,14 +133,13 @@ def nuts_of_group_effects():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:No control variate")
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_group_variance_near_zero(centred, nuts_of_group_effects):
-    """Where no approximation fits all rows are read, the draws are right and the stats say it."""
+    """A posterior that no Gaussian fits: the draws are right, from a part of the rows."""
     with group_effects(centred):
-        step = pmb.MinibatchMH(steps_per_draw=50)
-        idata = pm.sample(2000, tune=1000, step=step, **SETTINGS)
-    assert idata.sample_stats.batch_size.mean() > 0.9 * step.n_rows
+        step = pmb.MinibatchMH()
+        idata = pm.sample(8000, tune=1000, step=step, **SETTINGS)
+    assert idata.sample_stats.batch_size.mean() < 0.2 * step.n_rows
     ours, theirs = idata.posterior, nuts_of_group_effects
     for method in ("mean", "sd"):
         errors = [az.mcse(draws, method=method) for draws in (ours, theirs)]
