@@ -3,8 +3,8 @@
 Given everything else, the effects of different groups are independent. So all are proposed at once,
 the rows of many blocks are evaluated by one call, and each block accepts or rejects. A block of few
 rows is read whole, which makes its decision exact. Of a larger one a batch is drawn, with
-replacement, and grows until the test is sure enough or half of the block would be read; then it is
-read whole.
+replacement and in proportion to the sizes of its rows, and grows until the test is sure enough or
+half of the block would be read; then it is read whole.
 """
 
 import math
@@ -24,7 +24,7 @@ from pymc_minibatch.acceptance.growing import (
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Grouping", "make_sweep"]
+__all__ = ["Grouping", "make_sweep", "running_sums"]
 
 CHUNK_ROWS = 2048
 """Rows evaluated at once."""
@@ -39,10 +39,42 @@ class Grouping(NamedTuple):
         Row numbers sorted by block.
     starts : ndarray of int64, shape (n_blocks + 1,)
         Where each block starts among them.
+    sums : ndarray of float64, shape (N,)
+        Running sums of the sizes of the rows of a block, from its first row on.
     """
 
     rows: np.ndarray
     starts: np.ndarray
+    sums: np.ndarray
+
+
+@njit
+def draw_of_block(
+    rng: np.random.Generator,
+    members: np.ndarray,
+    sums: np.ndarray,
+    drawn: np.ndarray,
+    weights: np.ndarray,
+) -> None:
+    """Fill `drawn` with rows of a block by size, and `weights` with 1 / (n p) of each."""
+    total, n = sums[-1], sums.size
+    for i in range(drawn.size):
+        at = min(np.searchsorted(sums, rng.random() * total, side="right"), n - 1)
+        drawn[i] = members[at]
+        size = sums[at] - sums[at - 1] if at > 0 else sums[0]
+        weights[i] = total / (n * size)
+
+
+@njit
+def running_sums(sizes: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Sum the sizes of the rows of each block."""
+    sums = np.empty(rows.size)
+    for b in range(starts.size - 1):
+        total = 0.0
+        for i in range(starts[b], starts[b + 1]):
+            total += sizes[rows[i]]
+            sums[i] = total
+    return sums
 
 
 def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Callable[..., Any]:
@@ -78,11 +110,11 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         accepted: np.ndarray,
     ) -> tuple[int, float, float, int, int]:
         limits, details = parameters
-        rows, starts = grouping
+        rows, starts, sums = grouping
         n_blocks, first_batch = starts.size - 1, limits.batch_size[0]
         capacity = max(CHUNK_ROWS, 2 * first_batch)
         chosen = np.empty(capacity, np.int64)
-        ratios = np.empty(capacity)
+        weights, ratios = np.empty(capacity), np.empty(capacity)
         n_evaluated = n_whole = 0
         variance_sum = worst = 0.0
         first = 0
@@ -95,15 +127,22 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                 count = size if whole else first_batch
                 if n + count > capacity:
                     break
-                for i in range(count):
-                    at = i if whole else int(rng.random() * size)
-                    chosen[n + i] = rows[starts[last] + at]
+                members = rows[starts[last] : starts[last + 1]]
+                if whole:
+                    chosen[n : n + count] = members
+                    weights[n : n + count] = 1.0
+                else:
+                    draw_of_block(
+                        rng, members, sums[starts[last] : starts[last + 1]],
+                        chosen[n : n + count], weights[n : n + count],
+                    )  # fmt: skip
                 n += count
                 last += 1
             batch = take(source.data, chosen[:n])
             bad = log_ratios_of(current, proposed, source, batch, ratios[:n])
             if bad >= 0:
                 return n_evaluated, 0.0, 0.0, n_whole, chosen[bad]
+            ratios[:n] *= weights[:n]
             n_evaluated += n
             n = 0
             for g in range(first, last):
@@ -114,8 +153,9 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                     n_whole += 1
                     n += size
                     continue
+                own = slice(starts[g], starts[g + 1])
                 outcome = decide(
-                    rng, psi[g], current, proposed, source, rows[starts[g] : starts[g + 1]],
+                    rng, psi[g], current, proposed, source, rows[own], sums[own],
                     ratios[n : n + first_batch], limits, details,
                 )  # fmt: skip
                 accepted[g], read, s2, error, whole_read, impossible = outcome
@@ -137,6 +177,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         proposed: np.ndarray,
         source: Source,
         members: np.ndarray,
+        sums: np.ndarray,
         first_ratios: np.ndarray,
         limits: Limits,
         details: Any,
@@ -161,13 +202,13 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             if 2 * n > size:
                 break
             more = np.empty(n - seen.size, np.int64)
-            for i in range(more.size):
-                more[i] = members[int(rng.random() * size)]
-            added = np.empty(more.size)
+            weights, added = np.empty(more.size), np.empty(more.size)
+            draw_of_block(rng, members, sums, more, weights)
             bad = log_ratios_of(current, proposed, source, take(source.data, more), added)
             if bad >= 0:
                 return False, read, 0.0, 0.0, False, more[bad]
             read += more.size
+            added *= weights
             seen = np.concatenate((seen, added))
         total = 0.0
         for start in range(0, size, CHUNK_ROWS):

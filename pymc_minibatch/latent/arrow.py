@@ -24,6 +24,8 @@ from scipy import sparse
 from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
+from pymc_minibatch.latent.layout import ArrowLayout
+
 __all__ = ["Arrow", "ArrowFactor"]
 
 SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.1
@@ -60,6 +62,13 @@ class Arrow:
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
         return Arrow(self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks)
+
+    def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
+        """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
+        if positions is layout.groups:
+            return self.blocks
+        place = np.searchsorted(layout.dense, positions)
+        return self.dense[place[:, :, None], place[:, None, :]]
 
     def damped(self, damping: float) -> "Arrow":
         """Raise the diagonal by a share of its absolute value."""

@@ -2,15 +2,18 @@
 
 A decision on one group needs a batch large enough to know its own variance, however little the
 group has to say. A decision on many groups needs hardly more rows, but its log ratio varies with
-all of them. So neighbours are joined until the standard deviation of the log ratio of a full-size
-move would exceed a limit; a group that exceeds it alone is a block of its own.
+all of them, and so do the rows that the batch must stand for. So neighbours are joined until the
+standard deviation of the log ratio of a full-size move, or the sum of its absolute values over
+rows, would exceed a limit; a group that exceeds it alone is a block of its own.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
+from pymc_minibatch.kernels.sweep import Grouping, running_sums
 from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import Levels
@@ -21,6 +24,9 @@ __all__ = ["Blocks", "choose_blocks"]
 
 LIMIT = 0.4
 """Standard deviation of the log ratio of a block."""
+
+SPREAD = 0.7
+"""Sum over the rows of a block of the absolute values of their log ratios."""
 
 TRIALS = 3
 PRIOR_WEIGHT = 1.0
@@ -34,15 +40,12 @@ class Blocks(NamedTuple):
     ----------
     first : ndarray of int64, shape (n_blocks + 1,)
         The first group of each block.
-    rows : ndarray, shape (N,)
-        Row numbers sorted by group.
-    starts : ndarray of int64, shape (n_blocks + 1,)
-        Where the rows of each block start among them.
+    grouping : Grouping
+        The rows of each block.
     """
 
     first: np.ndarray
-    rows: np.ndarray
-    starts: np.ndarray
+    grouping: Grouping
 
 
 def choose_blocks(
@@ -52,12 +55,16 @@ def choose_blocks(
     levels: Levels,
     remainder: Callable[..., np.ndarray],
     temperature: float,
+    sizes: np.ndarray,
 ) -> Blocks:
-    """Join groups by what a few full-size moves give, in one pass over the rows for each."""
+    """Join groups by what a few full-size moves give, in one pass over the rows for each.
+
+    Within a block rows are drawn in proportion to `sizes`.
+    """
     rng = np.random.default_rng(3)
     field, at = surrogate.field, surrogate.expansion.at
     given = surrogate.conditional(hyper)
-    squares = np.zeros(factor.n_levels)
+    squares, spreads = np.zeros(factor.n_levels), np.zeros(factor.n_levels)
     for _ in range(TRIALS):
         point, proposed = given.point.copy(), given.point.copy()
         dense, groups = given.factor.color(
@@ -68,12 +75,13 @@ def choose_blocks(
         mean_given, cholesky = surrogate.given_others(given, point, levels)
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
-        phis = surrogate.phi(point), surrogate.phi(proposed)
+        readings = surrogate.read(point), surrogate.read(proposed)
+        seen = [surrogate.seen_by_rows(reading, surrogate.cubic(levels)) for reading in readings]
         differences = [
             chunk
             for _, chunk in over_chunks(
-                lambda *batch, phis=phis: (
-                    remainder(phis[1], at, *batch) - remainder(phis[0], at, *batch)
+                lambda *batch, seen=seen: (
+                    remainder(seen[1], at, *batch) - remainder(seen[0], at, *batch)
                 ),
                 surrogate.tall.data,
                 "Looking at groups",
@@ -82,15 +90,29 @@ def choose_blocks(
         ratios = np.nan_to_num(np.concatenate(differences), posinf=1e3, neginf=-1e3)
         sums = np.bincount(factor.row_levels, ratios, minlength=factor.n_levels)
         squares += (sums / temperature) ** 2
-    mean = squares.mean() / TRIALS
-    variances = (squares + PRIOR_WEIGHT * mean) / (TRIALS + PRIOR_WEIGHT)
+        spreads += np.bincount(factor.row_levels, np.abs(ratios), minlength=factor.n_levels)
+    variances = _averaged(squares) / LIMIT**2
+    spreads = _averaged(spreads / temperature) / SPREAD
     rows, starts = factor.by_level()
+    blocks = join(np.stack([variances, spreads], axis=1))
+    starts = starts[blocks]
+    return Blocks(blocks, Grouping(rows, starts, running_sums(sizes, rows, starts)))
+
+
+def _averaged(sums: np.ndarray) -> np.ndarray:
+    """Average sums of few trials, drawn towards the mean of all groups."""
+    return (sums + PRIOR_WEIGHT * sums.mean() / TRIALS) / (TRIALS + PRIOR_WEIGHT)
+
+
+@njit
+def join(shares: np.ndarray) -> np.ndarray:
+    """Return where blocks begin, and the end: runs of groups whose shares add up to 1 at most."""
     first = [0]
-    total = 0.0
-    for g, variance in enumerate(variances):
-        if total + variance > LIMIT**2 and g > first[-1]:
+    totals = np.zeros(shares.shape[1])
+    for g in range(shares.shape[0]):
+        if np.any(totals + shares[g] > 1.0) and g > first[-1]:
             first.append(g)
-            total = 0.0
-        total += variance
-    blocks = np.array([*first, variances.size], dtype=np.int64)
-    return Blocks(blocks, rows, starts[blocks])
+            totals[:] = 0.0
+        totals += shares[g]
+    first.append(shares.shape[0])
+    return np.array(first)

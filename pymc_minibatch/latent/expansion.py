@@ -5,12 +5,10 @@ With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 
     G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ,
 
-the dense columns by BLAS, the gathered entries by group. What a row is beyond these terms, its
-remainder, needs no more than the inputs at the two points:
-
-    rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv,   Δv = vₙ − v̂ₙ.
+the dense columns by BLAS, the gathered entries by group.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,7 +27,7 @@ from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Expansion", "RowTerms", "compile_remainder", "expand", "row_terms"]
+__all__ = ["Expansion", "RowTerms", "expand", "row_derivatives", "row_terms", "stacked_entries"]
 
 CHUNK_ROWS = 2**12
 PARTS = 8
@@ -51,8 +49,11 @@ class Expansion:
     curvature : Arrow
         −H, in the layout of φ.
     tilt : ndarray, shape (P,)
-        What was added to the slope so that the remainders have no slope on average over the
-        posterior; decisions subtract it again.
+        The slope, on average over the posterior, of all that is not of second order. Proposals are
+        centered with it.
+    rest : ndarray, shape (P,)
+        The part of it that is not of third order either; the surrogate density has it, and
+        decisions subtract it again.
     raised : ndarray, shape (G, q', q')
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.
@@ -63,6 +64,7 @@ class Expansion:
     slope: np.ndarray
     curvature: Arrow
     tilt: np.ndarray
+    rest: np.ndarray
     raised: np.ndarray
 
 
@@ -89,8 +91,8 @@ class RowTerms(NamedTuple):
     gathered_local: np.ndarray
 
 
-def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
-    """First and second derivatives of the rows by their local inputs, each of shape (b,)."""
+def row_derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
+    """Build first and second derivatives of the rows by their local inputs, each of shape (b,)."""
     locals_: list[Any] = structure.locals
     first = [grad(pt.sum(structure.row), v, disconnected_inputs="ignore") for v in locals_]
     second = [
@@ -100,30 +102,10 @@ def _derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
     return first, second
 
 
-def compile_remainder(structure: RowStructure) -> CompiledFunction:
-    """Compile ``(phi, reference, *batch) -> remainders`` of the rows of a batch."""
-    phi, reference = pt.dvector("phi"), pt.dvector("reference")
-    here: list[Any] = structure.local_graphs(phi)
-    there: list[Any] = structure.local_graphs(reference)
-    first, second = _derivatives(structure)
-    locals_: list[Any] = structure.locals
-    deltas: list[Any] = [a - b for a, b in zip(here, there, strict=True)]
-    at_reference: Any = structure.row
-    for i, delta in enumerate(deltas):
-        at_reference = at_reference + first[i] * delta
-        for j, other in enumerate(deltas[: i + 1]):
-            at_reference = at_reference + (0.5 if i == j else 1.0) * second[i][j] * delta * other
-    row: Any
-    taylor: Any
-    [row] = graph_replace([structure.row], dict(zip(locals_, here, strict=True)), strict=False)
-    [taylor] = graph_replace([at_reference], dict(zip(locals_, there, strict=True)), strict=False)
-    return compile_numba([phi, reference, *structure.batch], [row - taylor])
-
-
 def row_terms(structure: RowStructure) -> RowTerms:
     """Compile what :func:`expand` sums."""
     phi = pt.dvector("phi")
-    first, second = _derivatives(structure)
+    first, second = row_derivatives(structure)
     outputs: list[Any] = [structure.row, *first, *(s for row in second for s in row)]
     here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
     replaced: list[Any] = graph_replace(outputs, here, strict=False)
@@ -137,14 +119,9 @@ def row_terms(structure: RowStructure) -> RowTerms:
         else pt.zeros((n_rows, 0), dtype="float64")
     )
     replaced = [value * ones for value in replaced]
-    entries = _stacked(
-        [pt.cast(t.index, "int64") + t.block.start for t in gathered], n_rows, "int64"
-    )
-    weights = _stacked(
-        [ones if t.weight is None else t.weight for t in gathered], n_rows, "float64"
-    )
+    read = stacked_entries(gathered, n_rows)
     return RowTerms(
-        evaluate=compile_numba([phi, *structure.batch], [*replaced, columns, entries, weights]),
+        evaluate=compile_numba([phi, *structure.batch], [*replaced, columns, *read]),
         n_locals=len(structure.locals),
         dense=np.concatenate([_range(t.block) for t in dense] or [np.empty(0, np.int64)]),
         dense_local=np.repeat(
@@ -153,6 +130,14 @@ def row_terms(structure: RowStructure) -> RowTerms:
         ),
         gathered_local=np.array([t.local for t in gathered], np.int64),
     )
+
+
+def stacked_entries(gathered: Sequence[Any], n_rows: Any) -> tuple[Any, Any]:
+    """Build which entries of φ gathered terms read, and with which weights; each has (b, k)."""
+    ones = pt.ones((n_rows,), dtype="float64")
+    entries = [pt.cast(term.index, "int64") + term.block.start for term in gathered]
+    weights = [ones if term.weight is None else term.weight for term in gathered]
+    return _stacked(entries, n_rows, "int64"), _stacked(weights, n_rows, "float64")
 
 
 def _stacked(vectors: list[Any], n_rows: Any, dtype: str) -> Any:
@@ -219,7 +204,8 @@ def expand(
     blocks = (curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / (2 * t)
     scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks)
     raised = _semidefinite(blocks) - blocks
-    return Expansion(phi.copy(), value / t, slope / t, scaled, np.zeros(phi.size), raised)
+    none = np.zeros(phi.size)
+    return Expansion(phi.copy(), value / t, slope / t, scaled, none, none, raised)
 
 
 def _semidefinite(blocks: np.ndarray) -> np.ndarray:

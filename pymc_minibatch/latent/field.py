@@ -52,8 +52,8 @@ MOST_DENSE = 1500
 MOST_HYPER = 30
 """More hyperparameters than this are too many for moves of all at once."""
 
-DENSE_SHARE = 0.2
-"""A matrix with a larger share of entries that are not zero is kept whole."""
+DENSE_SHARE, SMALL = 0.2, 10_000
+"""A matrix with a larger share of entries that are not zero is kept whole, as are small ones."""
 
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
@@ -367,11 +367,15 @@ class LatentField:
             blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
         cross = np.zeros((n_groups * width, self._entering.size))
         cross[self._map.row[below:] - n, self._slot] = entries[below:]
-        starts = np.searchsorted(self._map.row[:below], np.arange(n + 1))
         shape = n, self.latent.dense.size
-        dense: Any = sparse.csr_array((entries[:below], self._map.column[:below], starts), shape)
-        if below > DENSE_SHARE * n * shape[1]:
-            dense = dense.toarray()
+        dense: Any
+        if n * shape[1] < SMALL or below > DENSE_SHARE * n * shape[1]:
+            dense = np.zeros(shape)
+            dense[self._map.row[:below], self._map.column[:below]] = entries[:below]
+        else:
+            starts = np.searchsorted(self._map.row[:below], np.arange(n + 1))
+            place = self._map.column[:below], starts
+            dense = sparse.csr_array((entries[:below], *place), shape)
         cross = cross.reshape(n_groups, width, self._entering.size)
         found = LatentMap(dense, cross, self._entering, blocks)
         if not self._map.changing and self._fixed_map is not None:

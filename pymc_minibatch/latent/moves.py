@@ -24,12 +24,11 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.acceptance.decision import Rows
-from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import multiply_transposed, solve_blocks_transposed
 from pymc_minibatch.latent.blocks import Blocks
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.search import LatentReference
-from pymc_minibatch.latent.surrogate import Conditional
+from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.reference.source import Source
 
 __all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "settle"]
@@ -39,6 +38,9 @@ KINDS = ("hyper", "dense", "groups")
 
 ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
+
+OVERHEAD = 3000.0
+"""What a move costs besides reading rows, in rows."""
 
 EXPLORE = 0.15
 MEMORY = 0.99
@@ -142,6 +144,7 @@ class LatentMoves:
         self.source, self.rows, self.parameters = source, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: tuple[bytes, Conditional] | None = None
+        self.here: tuple[bytes, Reading] | None = None
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last one from memory."""
@@ -181,16 +184,21 @@ class LatentMoves:
         self.field.latent.put(point, given.dense + dense, given.groups + groups)
         return point
 
+    def read(self, point: np.ndarray) -> Reading:
+        """Return what rows read at a point, the last one from memory."""
+        key = point.tobytes()
+        if self.here is None or self.here[0] != key:
+            self.here = key, self.surrogate.read(point)
+        return self.here[1]
+
     def _tested(
-        self,
-        rng: np.random.Generator,
-        phi: np.ndarray,
-        proposed: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, before: Reading, after: Reading, counts: MoveCounts
     ) -> bool:
         """Decide on the remainders of all rows."""
-        untilted = -float(self.surrogate.expansion.tilt @ (proposed - phi))
-        outcome = self.decide(rng, untilted, phi, proposed, self.source, self.rows, self.parameters)
+        psi = -float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
+        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in (before, after)]
+        outcome = self.decide(rng, psi, *seen, self.source, self.rows, self.parameters)
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
         counts.decisions += 1
@@ -223,30 +231,31 @@ class LatentMoves:
         else:
             moved, log_q = _rotated(rng, z, ANGLES[turns.current[0]])
         candidate = mean + cholesky @ moved
-        accepted, before = False, counts.n_evaluated
+        accepted, evaluated = False, counts.n_evaluated
         try:
             then = self.surrogate.conditional(candidate)
         except np.linalg.LinAlgError:
             then = None
         if then is not None:
             proposed = self._point(candidate, then, self._coordinates(point, given))
-            phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
+            before, after = self.read(point), self.surrogate.read(proposed)
             log_ratio = (
-                self.surrogate.log_density(proposed, phi_proposed)
+                after.log_density
                 - then.log_determinant
-                - self.surrogate.log_density(point, phi)
+                - before.log_density
                 + given.log_determinant
                 + log_q
             )
             if math.log(rng.random()) < log_ratio:
-                accepted = self._tested(rng, phi, phi_proposed, counts)
+                accepted = self._tested(rng, before, after, counts)
         if accepted:
             assert then is not None
             point[:] = proposed
             self.known = candidate.tobytes(), then
+            self.here = point.tobytes(), after
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
-            cost = 200.0 + self.field.latent.groups.shape[0] + counts.n_evaluated - before
+            cost = OVERHEAD + self.field.latent.groups.shape[0] + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_dense(
@@ -263,20 +272,16 @@ class LatentMoves:
         angle, usual = _angle(rng, turns)
         moved, log_q = _rotated(rng, eta, angle)
         proposed = self._point(point[self.field.hyper], given, (moved, groups))
-        phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
-        log_ratio = (
-            self.surrogate.log_density(proposed, phi_proposed)
-            - self.surrogate.log_density(point, phi)
-            + log_q
-        )
-        accepted, before = False, counts.n_evaluated
-        if math.log(rng.random()) < log_ratio:
-            accepted = self._tested(rng, phi, phi_proposed, counts)
+        before, after = self.read(point), self.surrogate.read(proposed)
+        accepted, evaluated = False, counts.n_evaluated
+        if math.log(rng.random()) < after.log_density - before.log_density + log_q:
+            accepted = self._tested(rng, before, after, counts)
         if accepted:
             point[:] = proposed
+            self.here = point.tobytes(), after
         counts.accepted["dense"].append(float(accepted))
         if tuning and usual:
-            cost = 200.0 + groups.shape[0] / 10 + counts.n_evaluated - before
+            cost = OVERHEAD + groups.shape[0] / 10 + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
     def move_levels(
@@ -289,7 +294,11 @@ class LatentMoves:
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
-        """Move the effects of all levels of a factor, given all else; blocks of them decide."""
+        """Move the effects of all levels of a factor, given all else.
+
+        Given all else the levels are independent; so any of them that move under the surrogate are
+        a proposal, on which blocks of levels decide.
+        """
         given = self.conditional(point[self.field.hyper])
         mean, cholesky = self.surrogate.given_others(given, point, levels)
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
@@ -297,21 +306,26 @@ class LatentMoves:
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
-        phi, phi_proposed = self.surrogate.phi(point), self.surrogate.phi(proposed)
-        first, *of_rows = blocks
-        psi = self.surrogate.level_ratios(given, (point, proposed), (phi, phi_proposed), levels)
+        readings = self.read(point), self.surrogate.read(proposed)
+        psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
+        # Under the surrogate each level decides by itself.
+        stays = -rng.standard_exponential(psi.size) >= psi
+        proposed[levels.latent[stays]] = point[levels.latent[stays]]
+        after = self.surrogate.read(proposed)
+        first, grouping = blocks
+        cubic = self.surrogate.cubic(levels)
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,
-            phi,
-            phi_proposed,
-            np.add.reduceat(psi, first[:-1]),
-            Grouping(*of_rows),
+            self.surrogate.seen_by_rows(readings[0], cubic),
+            self.surrogate.seen_by_rows(after, cubic),
+            np.zeros(first.size - 1),
+            grouping,
             self.source,
             self.group_parameters,
             decided,
         )
-        accepted = np.repeat(decided, np.diff(first))
+        accepted = np.repeat(decided, np.diff(first)) & ~stays
         counts.n_evaluated += n_evaluated
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
@@ -319,7 +333,7 @@ class LatentMoves:
         counts.accepted["groups"].append(float(accepted.mean()))
         if tuning and usual:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
-            record(rng, turns, float(jump), 200.0 + accepted.size + n_evaluated)
+            record(rng, turns, float(jump), OVERHEAD + accepted.size + n_evaluated)
 
 
 def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:

@@ -21,15 +21,18 @@ from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.sweep import make_sweep
 from pymc_minibatch.latent.blocks import Blocks, choose_blocks
-from pymc_minibatch.latent.expansion import compile_remainder, row_terms
+from pymc_minibatch.latent.cubic import Cubic
+from pymc_minibatch.latent.expansion import row_terms
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, settle
+from pymc_minibatch.latent.remainder import compile_remainder
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.sizes import FLOOR
 from pymc_minibatch.reference.source import Source
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
 
@@ -101,12 +104,18 @@ class LatentSampler:
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
         self.temperature = temperature
+        self._remainder = remainder
         surrogate, hyper = reference.surrogate, reference.hyper
-        self.blocks: list[Blocks] = [
-            choose_blocks(surrogate, hyper, factor, levels, remainder, temperature)
-            for factor, levels in zip(factors, self.field.levels, strict=True)
-        ]
-        self.row_sizes = RowSizes.of(_sizes(reference, remainder)) if by_size else None
+        main = surrogate.cubics[0] if surrogate.cubics else None
+        sizes = _sizes(reference, remainder, main) if by_size else np.ones(tall.n_rows)
+        self.row_sizes = RowSizes.of(sizes) if by_size else None
+        self.blocks: list[Blocks] = []
+        for factor, levels in zip(factors, self.field.levels, strict=True):
+            cubic = surrogate.cubic(levels)
+            own = sizes if cubic is main or not by_size else _sizes(reference, remainder, cubic)
+            self.blocks.append(
+                choose_blocks(surrogate, hyper, factor, levels, remainder, temperature, own)
+            )
 
     @property
     def field(self) -> LatentField:
@@ -131,7 +140,7 @@ class LatentSampler:
     def _remainder(self) -> CompiledFunction:
         structure = self.tall.structure
         assert structure is not None
-        return compile_remainder(structure)
+        return _compile_remainder(structure, self.reference)
 
     @cached_property
     def _row(self) -> Callable[..., np.ndarray]:
@@ -230,7 +239,7 @@ class LatentSampler:
         point = self.reference.surrogate.center.copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state(), min(100, self.tall.n_rows))
-        self._moves.known = None
+        self._moves.known = self._moves.here = None
 
     def scale(self, state: LatentState) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""
@@ -301,25 +310,32 @@ def make_latent_sampler(
     factors = find_factors(structure, terms, tall.data, np.zeros(n_phi))
     entries = [factor.entries for factor in factors]
     field = find_field(tall, structure, entries)
-    reference = search(tall, field, terms, temperature)
+    reference = search(tall, field, terms, factors, temperature)
     tall.verify_at(reference.surrogate.center)
     swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
     return LatentSampler(
         tall,
         reference,
         swept,
-        compile_remainder(structure),
+        _compile_remainder(structure, reference),
         acceptance,
         temperature,
         by_size,
     )
 
 
-def _sizes(reference: LatentReference, remainder: CompiledFunction) -> np.ndarray:
+def _compile_remainder(structure: RowStructure, reference: LatentReference) -> CompiledFunction:
+    surrogate = reference.surrogate
+    return compile_remainder(structure, surrogate.expansion.at.size, bool(surrogate.cubics))
+
+
+def _sizes(
+    reference: LatentReference, remainder: CompiledFunction, cubic: Cubic | None
+) -> np.ndarray:
     """Say how far the remainder of each row varies over posterior points, in one pass."""
     surrogate, field = reference.surrogate, reference.surrogate.field
     rng = np.random.default_rng(4)
-    phis = []
+    seen = []
     for _ in range(SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         eta = (
@@ -331,10 +347,10 @@ def _sizes(reference: LatentReference, remainder: CompiledFunction) -> np.ndarra
             point = given.point.copy()
             dense, groups = given.factor.color(*eta)
             field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
-            phis.append(surrogate.phi(point))
+            seen.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
 
     def spread(*batch: np.ndarray) -> np.ndarray:
-        values = np.array([remainder(phi, surrogate.expansion.at, *batch) for phi in phis])
+        values = np.array([remainder(each, surrogate.expansion.at, *batch) for each in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 

@@ -14,15 +14,19 @@ Breslow and Clayton (1993), Approximate inference in generalized linear mixed mo
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
 
+from pymc_minibatch.latent.cubic import cubic_of, cubic_terms
 from pymc_minibatch.latent.expansion import RowTerms, expand
+from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentReference", "search"]
 
@@ -37,6 +41,12 @@ LONGEST = 1.0
 HALVINGS = 12
 TILT_PAIRS = 2
 """Opposite points of the field over which the slope of the remainders is averaged."""
+
+CUBIC_PAIRS, TILT_TURNS = 20, 2
+"""Those over which that of the third order is, and how often, since it moves the points."""
+
+MOST_CUBES = 2 * 10**6
+"""Factors with more entries of third order than this go without."""
 
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
@@ -145,41 +155,90 @@ class _Search:
         return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
 
     def tilted(self, surrogate: Surrogate) -> Surrogate:
-        """Give the surrogate the slope of the remainders, averaged over the field given h.
+        """Find the slope of what is not of second order, averaged over the field given h.
 
         Remainders of the effects of many groups add up: to third order, their slope by coefficients
-        that all groups share is a sum of squares, which moves these by standard deviations.
+        that all groups share is a sum of squares, which moves these by standard deviations. That of
+        the third order by groups reads no row; what is left is averaged for the dense part.
         """
-        field, at = self.field, surrogate.expansion.at
-        given = surrogate.conditional(surrogate.center[field.hyper])
+        tilt = np.zeros(surrogate.expansion.at.size)
+        for _ in range(TILT_TURNS if surrogate.cubics else 0):
+            tilt = self._slope_of_third_order(self._with_tilt(surrogate, tilt, tilt * 0))
+        surrogate = self._with_tilt(surrogate, tilt, tilt * 0)
+        rest = self._slope_of_rest(surrogate)
+        if not np.isfinite(rest + tilt).all():
+            return self._with_tilt(surrogate, tilt * 0, tilt * 0)
+        return self._with_tilt(surrogate, tilt + rest, rest)
+
+    def _with_tilt(self, surrogate: Surrogate, tilt: np.ndarray, rest: np.ndarray) -> Surrogate:
+        tilted = replace(surrogate.expansion, tilt=tilt, rest=rest)
+        return Surrogate(self.tall, self.field, tilted, surrogate.center, surrogate.cubics)
+
+    def _points(self, surrogate: Surrogate, n_pairs: int) -> Iterator[np.ndarray]:
+        """Draw opposite points of the field given h."""
+        given = surrogate.conditional(surrogate.center[self.field.hyper])
         rng = np.random.default_rng(5)
-        tilt = np.zeros(at.size)
-        for _ in range(TILT_PAIRS):
+        for _ in range(n_pairs):
             eta = rng.standard_normal(given.dense.size), rng.standard_normal(given.groups.shape)
             dense, groups = given.factor.color(*eta)
             for sign in (1.0, -1.0):
                 point = given.point.copy()
-                field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
-                there = self.expand(point, self.tall.data).expansion
-                bent = surrogate.expansion.curvature.product(*field.rows.split(there.at - at))
-                difference = there.slope - surrogate.expansion.slope
-                tilt[field.rows.dense] += difference[field.rows.dense] + bent[0]
-        tilt /= 2 * TILT_PAIRS
-        if not np.isfinite(tilt).all():
+                self.field.latent.put(
+                    point, given.dense + sign * dense, given.groups + sign * groups
+                )
+                yield point
+
+    def _slope_of_third_order(self, surrogate: Surrogate) -> np.ndarray:
+        slopes = []
+        for point in self._points(surrogate, CUBIC_PAIRS):
+            delta = self.field.derivatives.phi(point) - surrogate.expansion.at
+            slopes.append(surrogate.slope_of_third_order(surrogate.bend(delta)))
+        return np.mean(slopes, axis=0)
+
+    def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
+        expansion, own = surrogate.expansion, self.field.rows.dense
+        slopes = []
+        for point in self._points(surrogate, TILT_PAIRS):
+            there = self.expand(point, self.tall.data).expansion
+            bent = surrogate.bend(there.at - expansion.at)
+            third = surrogate.slope_of_third_order(bent)
+            slopes.append((there.slope - expansion.slope + bent - third)[own])
+        rest = np.zeros(expansion.at.size)
+        rest[own] = np.mean(slopes, axis=0)
+        return rest
+
+    def with_third_order(
+        self, surrogate: Surrogate, structure: RowStructure, factors: Sequence[Factor]
+    ) -> Surrogate:
+        """Add the third order by each grouping factor."""
+        few = [f.entries for f in factors if f.n_levels * f.entries.shape[1] ** 3 <= MOST_CUBES]
+        if not few:
             return surrogate
-        expansion = surrogate.expansion
-        tilted = replace(expansion, slope=expansion.slope + tilt, tilt=tilt)
-        return Surrogate(self.tall, field, tilted, surrogate.center)
+        terms, at = cubic_terms(structure), surrogate.expansion.at
+        layout, curvature = self.field.rows, surrogate.expansion.curvature
+        cubics = [
+            cubic_of(
+                terms,
+                self.tall.data,
+                at,
+                entries,
+                curvature.blocks_of(layout, entries),
+                self.temperature,
+            )
+            for entries in few
+        ]
+        return Surrogate(self.tall, self.field, surrogate.expansion, surrogate.center, cubics)
 
 
 def search(
     tall: TallModel,
     field: LatentField,
     terms: RowTerms,
+    factors: Sequence[Factor],
     temperature: float = 1.0,
     start: np.ndarray | None = None,
 ) -> LatentReference:
-    """Find the mode, first on some rows, then on all.
+    """Find the mode, first on some rows, then on all; add the third order by grouping factors.
 
     Raises
     ------
@@ -202,8 +261,10 @@ def search(
                     break
             point = surrogate.center
         hyper = point[field.hyper]
-        surrogate = run.tilted(surrogate)
         cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
+        surrogate = run.tilted(
+            run.with_third_order(surrogate, field.derivatives.structure, factors)
+        )
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     return LatentReference(

@@ -1,12 +1,12 @@
 """The surrogate density: the exact prior times the log-likelihood to second order in φ.
 
-    log π̃(θ) = log p₀(θ) + Gᵀ(φ(θ) − φ̂) + ½ (φ(θ) − φ̂)ᵀ H (φ(θ) − φ̂)
+    log π̃(θ) = log p₀(θ) + Gᵀδ + ½ δᵀ H δ + C(φ(θ)),   δ = φ(θ) − φ̂
 
-Its geometry is the posterior's, with ridges and funnels, and it reads no row. Given the
-hyperparameters h the latent field z is nearly Gaussian under it: with Λ = P(h) − A(h)ᵀ H A(h) =
-L Lᵀ and m the mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects
-along, each by as much as its own rows allow, and h has the density that is left when the field is
-integrated out.
+with the third order C by groups (:mod:`.cubic`), where there are any. Its geometry is the
+posterior's, with ridges and funnels, and it reads no row. Given the hyperparameters h the latent
+field z is nearly Gaussian under it: without C and with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ and m the
+mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each by as
+much as its own rows allow, and h has the density that is left when the field is integrated out.
 
 References
 ----------
@@ -16,7 +16,9 @@ Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the paramet
 hierarchical models: partial non-centring.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,11 +30,12 @@ from pymc_minibatch.latent.arrow import (
     solve_blocks,
     solve_blocks_transposed,
 )
+from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import Expansion
 from pymc_minibatch.latent.field import LatentField, Levels
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Conditional", "Surrogate"]
+__all__ = ["Conditional", "Reading", "Surrogate"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,26 @@ class Conditional:
     center: np.ndarray
 
 
+class Reading(NamedTuple):
+    """What rows read at a point, and what the surrogate says there.
+
+    Attributes
+    ----------
+    phi : ndarray, shape (P,)
+        φ.
+    bent : ndarray, shape (P,)
+        K (φ − φ̂).
+    log_density : float
+        log π̃.
+    """
+
+    phi: np.ndarray
+    bent: np.ndarray
+    log_density: float
+
+
 class Surrogate:
-    """Prior and second-order likelihood about a point.
+    """Prior and likelihood to second order about a point, and in part to third.
 
     Parameters
     ----------
@@ -81,29 +102,63 @@ class Surrogate:
         The log-likelihood about φ̂, divided by the temperature.
     center : ndarray, shape (D,)
         A point; its latent part is where the curvature of a prior that is not Gaussian is taken.
+    cubics
+        The third order by each grouping factor; that of the first is part of the density.
     """
 
     def __init__(
-        self, tall: TallModel, field: LatentField, expansion: Expansion, center: np.ndarray
+        self,
+        tall: TallModel,
+        field: LatentField,
+        expansion: Expansion,
+        center: np.ndarray,
+        cubics: Sequence[Cubic] = (),
     ) -> None:
         self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
+        self.cubics = cubics
 
     def phi(self, point: np.ndarray) -> np.ndarray:
         """Return φ(θ)."""
         return self.field.derivatives.phi(point)
 
-    def log_likelihood(self, phi: np.ndarray) -> float:
-        """Return the second-order log-likelihood, without its constant."""
-        delta = phi - self.expansion.at
-        parts = self.field.rows.split(delta)
-        bent = self.expansion.curvature.product(*parts)
-        linear = self.expansion.slope @ delta
-        return float(linear - 0.5 * (parts[0] @ bent[0] + np.vdot(parts[1], bent[1])))
+    def bend(self, delta: np.ndarray) -> np.ndarray:
+        """Return K δ, shape (P,)."""
+        bent = np.empty(delta.size)
+        rows = self.field.rows
+        rows.put(bent, *self.expansion.curvature.product(*rows.split(delta)))
+        return bent
 
-    def log_density(self, point: np.ndarray, phi: np.ndarray) -> float:
-        """Return log π̃ at a point with this φ."""
+    def read(self, point: np.ndarray) -> Reading:
+        """Return φ and log π̃ at a point."""
+        phi = self.phi(point)
+        delta = phi - self.expansion.at
+        bent = self.bend(delta)
         prior = float(self.tall.compiled_prior_logp(point))
-        return prior + self.log_likelihood(phi) if np.isfinite(prior) else -np.inf
+        if not np.isfinite(prior):
+            return Reading(phi, bent, -np.inf)
+        expansion = self.expansion
+        log_density = prior + (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ bent)
+        if self.cubics:
+            log_density += self.cubics[0].total(self.cubics[0].coordinates(bent))
+        return Reading(phi, bent, float(log_density))
+
+    def slope_of_third_order(self, bent: np.ndarray) -> np.ndarray:
+        """Return ∇C given Kδ, both of shape (P,)."""
+        slope = np.zeros(bent.size)
+        for cubic in self.cubics[:1]:
+            slope[cubic.entries] = cubic.slope(cubic.coordinates(bent))
+            slope = self.bend(slope)
+        return slope
+
+    def seen_by_rows(self, reading: Reading, cubic: Cubic | None) -> np.ndarray:
+        """Return what the remainders of rows take: φ, and u of a factor in its entries."""
+        if cubic is None:
+            return reading.phi
+        n = reading.phi.size
+        seen = np.zeros(2 * n)
+        seen[:n] = reading.phi
+        seen[n + cubic.entries] = cubic.coordinates(reading.bent)
+        return seen
 
     def conditional(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the Gaussian of the latent field given hyperparameters.
@@ -135,7 +190,7 @@ class Surrogate:
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
         center = self.phi(here)
         delta = field.rows.split(center - self.expansion.at)
-        slope = field.rows.split(self.expansion.slope)
+        slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
         bent = curvature.product(*delta)
         of_rows = onto.transposed(slope[0] - bent[0], slope[1] - bent[1])
         step = factor.solve(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1])
@@ -151,7 +206,7 @@ class Surrogate:
         self, given: Conditional, point: np.ndarray, levels: Levels
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables."""
-        blocks = self._blocks(given.precision, levels)
+        blocks = given.precision.blocks_of(self.field.latent, levels.latent)
         cholesky = np.empty_like(blocks)
         factor_blocks(blocks, cholesky)
         pull = self._times(given.precision, given.point - point)[levels.latent]
@@ -162,25 +217,33 @@ class Surrogate:
         self,
         given: Conditional,
         points: tuple[np.ndarray, np.ndarray],
-        phis: tuple[np.ndarray, np.ndarray],
+        readings: tuple[Reading, Reading],
         levels: Levels,
     ) -> np.ndarray:
         """Return the log ratio of each level beside its remainders, from a point to another.
 
-        It is zero where the levels are Gaussian under the surrogate. Priors that are not are added
-        beyond their second order about the center, and what was added to the curvature is taken
-        away again, as is the tilt.
+        The proposal is the Gaussian of the levels given all else; what it leaves out of the density
+        is the third order, priors beyond their second order about the center, and what was added to
+        slope and curvature.
         """
-        change = phis[1] - phis[0]
-        ratios = -np.sum((self.expansion.tilt * change)[levels.rows], axis=1)
+        before, after = readings
+        ratios = -np.sum((self.expansion.tilt * (after.phi - before.phi))[levels.rows], axis=1)
+        cubic = self.cubic(levels)
+        if cubic is not None:
+            ratios += cubic.values(cubic.coordinates(after.bent))
+            ratios -= cubic.values(cubic.coordinates(before.bent))
         if levels.rows is self.field.rows.groups:
-            for sign, phi in ((0.5, phis[1]), (-0.5, phis[0])):
+            for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.center)[levels.rows]
                 ratios += sign * np.sum(away * multiply_blocks(self.expansion.raised, away), axis=1)
         if levels.prior is not None:
             ratios += levels.prior.logp(points[1]) - levels.prior.logp(points[0])
             ratios -= self._quadratic_prior(given, *points, levels)
         return ratios
+
+    def cubic(self, levels: Levels) -> Cubic | None:
+        """Return the third order of a factor."""
+        return next((cubic for cubic in self.cubics if cubic.entries is levels.rows), None)
 
     def _quadratic_prior(
         self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels
@@ -190,7 +253,9 @@ class Surrogate:
         self.field.latent.put(slope, *given.prior_slope)
         slope -= self._times(given.prior_precision, point - self.center)
         delta = (proposed - point)[levels.latent]
-        bent = multiply_blocks(self._blocks(given.prior_precision, levels), delta)
+        bent = multiply_blocks(
+            given.prior_precision.blocks_of(self.field.latent, levels.latent), delta
+        )
         return np.sum(delta * (slope[levels.latent] - 0.5 * bent), axis=1)
 
     def _times(self, matrix: Arrow, vector: np.ndarray) -> np.ndarray:
@@ -199,19 +264,10 @@ class Surrogate:
         self.field.latent.put(product, *matrix.product(*self.field.latent.split(vector)))
         return product
 
-    def _blocks(self, matrix: Arrow, levels: Levels) -> np.ndarray:
-        """Return the blocks of each level on the diagonal."""
-        layout = self.field.latent
-        if levels.latent is layout.groups:
-            return matrix.blocks
-        place = np.searchsorted(layout.dense, levels.latent)
-        return matrix.dense[place[:, :, None], place[:, None, :]]
-
     def log_marginal(self, hyper: np.ndarray) -> float:
         """Return the log density of hyperparameters, the field integrated out by Laplace."""
         try:
             conditional = self.conditional(hyper)
         except np.linalg.LinAlgError:
             return -np.inf
-        point = conditional.point
-        return self.log_density(point, self.phi(point)) - conditional.log_determinant
+        return self.read(conditional.point).log_density - conditional.log_determinant

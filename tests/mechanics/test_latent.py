@@ -1,6 +1,7 @@
 """Latent fields: arrow matrices, sums over rows, coordinates and blocks."""
 
 import pickle
+from dataclasses import replace
 
 import cloudpickle
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent.arrow import Arrow
-from pymc_minibatch.latent.expansion import compile_remainder, expand, row_terms
+from pymc_minibatch.latent.expansion import expand, row_terms
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.remainder import compile_remainder
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.tall import TallModel
 
 N, G = 4000, 30
@@ -130,9 +133,9 @@ def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField)
 def test_remainders_are_of_third_order(tall: TallModel) -> None:
     structure = tall.structure
     assert structure is not None
-    remainder = compile_remainder(structure)
     rng = np.random.default_rng(4)
     at = rng.normal(0, 0.3, 2 * G + 4)
+    remainder = compile_remainder(structure, at.size, cubic=False)
     direction = rng.normal(size=at.size)
     small, large = (
         np.abs(remainder(at + h * direction, at, *tall.data)).max() for h in (1e-3, 1e-2)
@@ -204,12 +207,14 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     shifted[levels[0].latent] += 0.3
     again, _ = surrogate.given_others(given, shifted, levels[0])
     np.testing.assert_allclose(mean, again, atol=1e-10)  # a level's own value does not matter
+    second_order = replace(surrogate.expansion, rest=surrogate.expansion.tilt)
+    gaussian = Surrogate(sampler.tall, sampler.field, second_order, surrogate.center)
     densities = []
     for step in (-1e-2, 0.0, 1e-2):
         moved = point.copy()
         moved[levels[0].latent] = mean
         moved[levels[0].latent[3]] += step
-        densities.append(surrogate.log_density(moved, surrogate.phi(moved)))
+        densities.append(gaussian.read(moved).log_density)
     slope = (densities[2] - densities[0]) / 2e-2
     bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
     assert abs(slope) < 1e-3 * abs(bend)
@@ -237,22 +242,23 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     assert np.any(expansion.tilt != 0)
     structure = tall.structure
     assert structure is not None
-    remainder = compile_remainder(structure)
+    [cubic] = surrogate.cubics
+    remainder = compile_remainder(structure, expansion.at.size, cubic=True)
     rng = np.random.default_rng(21)
 
     def log_posterior(point: np.ndarray) -> float:
         values = tall.layout.unflatten(point)
         return tall.prior_logp(values) / 2 + tall.logp(values) / 2
 
-    def log_remainders(phi: np.ndarray) -> np.ndarray:
-        return remainder(phi, expansion.at, *tall.data) / 2.0
+    def log_remainders(reading: Reading) -> np.ndarray:
+        return remainder(surrogate.seen_by_rows(reading, cubic), expansion.at, *tall.data) / 2.0
 
     differences = []
     for _ in range(4):
         point = surrogate.center + rng.normal(0, 0.5, surrogate.center.size)
-        phi = surrogate.phi(point)
-        modelled = surrogate.log_density(point, phi) + log_remainders(phi).sum()
-        modelled -= expansion.tilt @ (phi - expansion.at)
+        reading = surrogate.read(point)
+        modelled = reading.log_density + log_remainders(reading).sum()
+        modelled -= expansion.rest @ (reading.phi - expansion.at)
         differences.append(log_posterior(point) - modelled)
     np.testing.assert_allclose(differences, differences[0], atol=1e-7)
 
@@ -263,9 +269,9 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     mean, cholesky = surrogate.given_others(given, point, levels)
     moved = point.copy()
     moved[levels.latent[7]] += 0.8
-    phis = surrogate.phi(point), surrogate.phi(moved)
-    ratio = surrogate.level_ratios(given, (point, moved), phis, levels)[7]
-    ratio += (log_remainders(phis[1]) - log_remainders(phis[0])).sum()
+    readings = surrogate.read(point), surrogate.read(moved)
+    ratio = surrogate.level_ratios(given, (point, moved), readings, levels)[7]
+    ratio += (log_remainders(readings[1]) - log_remainders(readings[0])).sum()
     z = (np.array([point, moved])[:, levels.latent[7, 0]] - mean[7, 0]) * cholesky[7, 0, 0]
     gaussian = 0.5 * (z[0] ** 2 - z[1] ** 2)
     assert ratio + gaussian == pytest.approx(log_posterior(moved) - log_posterior(point), abs=1e-7)

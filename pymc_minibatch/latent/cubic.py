@@ -1,0 +1,243 @@
+"""The third order of the log-likelihood, group by group.
+
+Groups with few rows are not known so well that their log-likelihood is quadratic, and where they
+are many what is missing adds up. With δ = φ − φ̂ and K = −H, the coordinates
+
+    u_g = K_gg⁻¹ (K δ)_g = δ_g + K_gg⁻¹ Σ_{j ≠ g} K_gj δ_j
+
+are what the rows of group g read of everything, as far as entries of this group can say it: a
+common intercept and the effect of the group add up to one number. In them one small tensor for each
+group holds nearly all of the third order,
+
+    C(φ) = ⅙ Σ_g T_g[u_g, u_g, u_g],   T_g = Σ_n f‴ w wᵀ w,
+
+with w the weights by which row n reads the entries of its group. Each row has its share in C, which
+its remainder subtracts; so nothing depends on how well u says what the rows read.
+
+Reference
+---------
+Shun and McCullagh (1995), Laplace approximation of high dimensional integrals, for why the order
+beyond the second matters where effects are many.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numba import njit
+from pytensor.gradient import grad
+from pytensor.graph.replace import graph_replace
+
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.latent.arrow import multiply_blocks
+from pymc_minibatch.latent.expansion import stacked_entries
+from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.structure import RowStructure
+
+__all__ = ["Cubic", "CubicTerms", "cubic_of", "cubic_terms", "row_cubic"]
+
+LEAST_CURVATURE = 1e-6
+"""Directions with less curvature than this share of the largest are left to the remainders."""
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """Third order of the log-likelihood by the levels of a factor, divided by T.
+
+    Attributes
+    ----------
+    entries : ndarray of int64, shape (G, q)
+        Positions in φ of what rows read of each level.
+    inverse : ndarray, shape (G, q, q)
+        K_gg⁻¹, zero in directions of which rows say nothing.
+    tensor : ndarray, shape (G, q, q, q)
+        T_g.
+    """
+
+    entries: np.ndarray
+    inverse: np.ndarray
+    tensor: np.ndarray
+
+    def coordinates(self, bent: np.ndarray) -> np.ndarray:
+        """Return u_g, shape (G, q), given Kδ of shape (P,)."""
+        return multiply_blocks(self.inverse, bent[self.entries])
+
+    def values(self, u: np.ndarray) -> np.ndarray:
+        """Return the share of each group in C, shape (G,)."""
+        return cubes(self.tensor, u)
+
+    def total(self, u: np.ndarray) -> float:
+        """Return C."""
+        return float(np.sum(self.values(u)))
+
+    def slope(self, u: np.ndarray) -> np.ndarray:
+        """Return K_gg⁻¹ ∂C/∂u_g in the positions of the entries, shape (G, q); K times it is ∇C."""
+        if u.shape[1] == 1:
+            bend = 0.5 * self.tensor[:, :, 0, 0] * u**2
+        else:
+            bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
+        return multiply_blocks(self.inverse, bend)
+
+
+@njit
+def cubes(tensor: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Return ``T_g[u_g, u_g, u_g] / 6``."""
+    n_groups, width = u.shape
+    values = np.zeros(n_groups)
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(width):
+                for k in range(width):
+                    values[g] += tensor[g, i, j, k] * u[g, i] * u[g, j] * u[g, k]
+        values[g] /= 6.0
+    return values
+
+
+class CubicTerms(NamedTuple):
+    """Third derivatives of the rows of a batch by the local inputs that read gathered entries.
+
+    Attributes
+    ----------
+    evaluate
+        ``(phi, *batch)`` gives third derivatives, gathered entries and weights.
+    triples
+        The local inputs by which each third derivative is taken, in increasing order.
+    local
+        For each gathered term its local input.
+    """
+
+    evaluate: CompiledFunction
+    triples: list[tuple[int, int, int]]
+    local: np.ndarray
+
+
+def cubic_terms(structure: RowStructure) -> CubicTerms:
+    """Compile what :func:`cubic_of` sums."""
+    phi = pt.dvector("phi")
+    gathered = [term for term in structure.terms if term.columns is None]
+    third = _third_derivatives(structure)
+    here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
+    replaced: list[Any] = graph_replace([*third.values()], here, strict=False)
+    n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
+    ones = pt.ones((n_rows,), dtype="float64")
+    outputs = [value * ones for value in replaced]
+    evaluate = compile_numba(
+        [phi, *structure.batch], [*outputs, *stacked_entries(gathered, n_rows)]
+    )
+    return CubicTerms(evaluate, list(third), np.array([t.local for t in gathered], np.int64))
+
+
+def _third_derivatives(structure: RowStructure) -> dict[tuple[int, int, int], Any]:
+    """Derive the rows by all triples of local inputs that read gathered entries."""
+    read = sorted({term.local for term in structure.terms if term.columns is None})
+    derivatives: dict[tuple[int, ...], Any] = {(): structure.row}
+    for order in (1, 2, 3):
+        for key in combinations_with_replacement(read, order):
+            below = pt.sum(derivatives[key[:-1]])
+            local = structure.locals[key[-1]]
+            derivatives[key] = grad(below, local, disconnected_inputs="ignore")
+    return {key: value for key, value in derivatives.items() if len(key) == 3}
+
+
+def row_cubic(structure: RowStructure, moved: Any) -> Any:
+    """Build the share of each row in C as a graph of its local inputs at φ̂ and of u.
+
+    `moved` holds u in the positions of its entries of φ, and zeros elsewhere.
+    """
+    with_u: list[Any] = structure.local_graphs(moved)
+    without: list[Any] = structure.local_graphs(pt.zeros_like(moved))
+    change = [a - b for a, b in zip(with_u, without, strict=True)]
+    total: Any = 0.0
+    for triple, third in _third_derivatives(structure).items():
+        i, j, k = triple
+        total = total + _orderings(triple) / 6 * third * change[i] * change[j] * change[k]
+    return total
+
+
+def _orderings(triple: tuple[int, int, int]) -> int:
+    return {1: 1, 2: 3, 3: 6}[len(set(triple))]
+
+
+def cubic_of(
+    terms: CubicTerms,
+    data: Sequence[np.ndarray],
+    phi: np.ndarray,
+    entries: np.ndarray,
+    curvature: np.ndarray,
+    temperature: float,
+) -> Cubic:
+    """Sum the third order by the levels of a factor at φ, in one pass.
+
+    Parameters
+    ----------
+    terms
+        What is summed.
+    data
+        All rows.
+    phi : ndarray, shape (P,)
+        φ̂.
+    entries : ndarray of int64, shape (G, q)
+        Positions in φ of what rows read of each level.
+    curvature : ndarray, shape (G, q, q)
+        K_gg, divided by T.
+    temperature
+        T.
+    """
+    n_groups, width = entries.shape
+    place = np.full(phi.size, -1, dtype=np.int64)
+    place[entries.ravel()] = np.arange(entries.size)
+    order = np.zeros((terms.local.size,) * 3, dtype=np.int64)
+    number = {triple: i for i, triple in enumerate(terms.triples)}
+    for index in np.ndindex(order.shape):
+        i, j, k = sorted(int(terms.local[s]) for s in index)
+        order[index] = number[i, j, k]
+    tensor = np.zeros((n_groups, width, width, width))
+
+    def add(*batch: np.ndarray) -> np.ndarray:
+        *third, read, weights = terms.evaluate.jitted(phi, *batch)
+        mine = np.zeros_like(tensor)
+        add_cubes(np.array(third), order, place[read], weights, mine)
+        return mine
+
+    for _, part in over_chunks(add, data, "Third order"):
+        tensor += part
+    return Cubic(entries, _inverse(curvature), tensor / temperature)
+
+
+@njit(nogil=True)
+def add_cubes(
+    third: np.ndarray,
+    order: np.ndarray,
+    places: np.ndarray,
+    weights: np.ndarray,
+    tensor: np.ndarray,
+) -> None:
+    """Add what rows give; a place of -1 belongs to another factor."""
+    width = tensor.shape[1]
+    for n in range(places.shape[0]):
+        for s in range(places.shape[1]):
+            if places[n, s] < 0:
+                continue
+            g, i = places[n, s] // width, places[n, s] % width
+            for t in range(places.shape[1]):
+                if places[n, t] < 0:
+                    continue
+                j = places[n, t] % width
+                for r in range(places.shape[1]):
+                    if places[n, r] >= 0:
+                        value = third[order[s, t, r], n] * weights[n, s] * weights[n, t]
+                        tensor[g, i, j, places[n, r] % width] += value * weights[n, r]
+
+
+def _inverse(blocks: np.ndarray) -> np.ndarray:
+    """Invert blocks where they are positive; the rest is zero."""
+    if blocks.shape[1] == 1:
+        positive = blocks > LEAST_CURVATURE * blocks.max(initial=0.0)
+        return np.where(positive, 1.0 / np.where(positive, blocks, 1.0), 0.0)
+    values, vectors = np.linalg.eigh(blocks)
+    positive = values > LEAST_CURVATURE * values.max(axis=1, keepdims=True, initial=0.0)
+    values = np.where(positive, 1.0 / np.where(positive, values, 1.0), 0.0)
+    return np.einsum("gij,gj,gkj->gik", vectors, values, vectors)
