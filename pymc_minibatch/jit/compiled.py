@@ -80,7 +80,9 @@ def compile_python(
     return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
 
 
-def jit_kept(function: Callable[..., Any], keys: Sequence[str | None]) -> Callable[..., Any]:
+def jit_kept(
+    function: Callable[..., Any], keys: Sequence[str | None] = (), nogil: bool = False
+) -> Callable[..., Any]:
     """Compile a function, or one that is jitted already, and keep its machine code on disk.
 
     It should return plain numbers or arrays: Numba would call Python to return a named tuple, and
@@ -93,6 +95,8 @@ def jit_kept(function: Callable[..., Any], keys: Sequence[str | None]) -> Callab
     keys
         Whatever tells the code behind it from that of others made by the same code of this package:
         keys of graphs, options. If any is None the function is compiled but not kept.
+    nogil
+        Whether other threads run meanwhile.
     """
     function = getattr(function, "py_func", function)
     key = kernel_key(function.__module__, function.__qualname__, *keys)
@@ -102,4 +106,4 @@ def jit_kept(function: Callable[..., Any], keys: Sequence[str | None]) -> Callab
     source = f"def kept({names}): return {INLINED}({names})"
     module = {"__name__": __name__, INLINED: njit(inline="always")(function)}
     kept = compile_numba_function_src(source, "kept", module, cache_key=key)
-    return numba_njit(kept, final_function=True, cache=key is not None)
+    return numba_njit(kept, final_function=True, cache=key is not None, nogil=nogil)

@@ -21,6 +21,7 @@ from pymc_minibatch.acceptance.growing import (
     moments,
     noise,
 )
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
 from pymc_minibatch.reference.source import Source
 
@@ -65,7 +66,7 @@ def draw_of_block(
         weights[i] = total / (n * size)
 
 
-@njit
+@jit_kept
 def running_sums(sizes: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Sum the sizes of the rows of each block."""
     sums = np.empty(rows.size)

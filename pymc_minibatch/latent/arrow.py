@@ -19,11 +19,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from scipy import sparse
 from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.layout import ArrowLayout
 
 __all__ = ["Arrow", "ArrowFactor"]
@@ -166,7 +166,7 @@ def _gram(flat: np.ndarray) -> np.ndarray:
     return flat.T @ flat
 
 
-@njit
+@jit_kept
 def factor_blocks(blocks: np.ndarray, cholesky: np.ndarray) -> bool:
     """Write the lower factor of each block; return whether all are positive definite."""
     n_groups, width, _ = blocks.shape
@@ -186,7 +186,7 @@ def factor_blocks(blocks: np.ndarray, cholesky: np.ndarray) -> bool:
     return True
 
 
-@njit
+@jit_kept
 def solve_blocks(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Solve ``C_g x_g = b_g`` for columns b_g, shape (G, q, n)."""
     n_groups, width, n = right.shape
@@ -203,7 +203,7 @@ def solve_blocks(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
     return x
 
 
-@njit
+@jit_kept
 def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Solve ``C_gᵀ x_g = b_g`` for vectors b_g, shape (G, q)."""
     n_groups, width = right.shape
@@ -217,7 +217,7 @@ def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarr
     return x
 
 
-@njit
+@jit_kept
 def multiply_transposed(cholesky: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return ``C_gᵀ z_g`` for vectors z_g, shape (G, q)."""
     n_groups, width = vectors.shape
@@ -229,7 +229,7 @@ def multiply_transposed(cholesky: np.ndarray, vectors: np.ndarray) -> np.ndarray
     return product
 
 
-@njit
+@jit_kept
 def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return ``D_g z_g`` for vectors z_g, shape (G, q)."""
     n_groups, width = vectors.shape
@@ -241,7 +241,7 @@ def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     return product
 
 
-@njit
+@jit_kept
 def log_diagonal(cholesky: np.ndarray) -> float:
     """Sum the logs of the diagonals of all blocks."""
     total = 0.0

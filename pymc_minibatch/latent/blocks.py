@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.sweep import Grouping, running_sums
 from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
@@ -104,7 +104,7 @@ def _averaged(sums: np.ndarray) -> np.ndarray:
     return (sums + PRIOR_WEIGHT * sums.mean() / TRIALS) / (TRIALS + PRIOR_WEIGHT)
 
 
-@njit
+@jit_kept
 def join(shares: np.ndarray) -> np.ndarray:
     """Return where blocks begin, and the end: runs of groups whose shares add up to 1 at most."""
     first = [0]

@@ -22,16 +22,16 @@ beyond the second matters where effects are many.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
 from pytensor.gradient import grad
 from pytensor.graph.replace import graph_replace
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.latent.arrow import multiply_blocks
 from pymc_minibatch.latent.expansion import stacked_entries
 from pymc_minibatch.tall.passes import over_chunks
@@ -82,7 +82,7 @@ class Cubic:
         return multiply_blocks(self.inverse, bend)
 
 
-@njit
+@jit_kept
 def cubes(tensor: np.ndarray, u: np.ndarray) -> np.ndarray:
     """Return ``T_g[u_g, u_g, u_g] / 6``."""
     n_groups, width = u.shape
@@ -207,7 +207,7 @@ def cubic_of(
     return Cubic(entries, _inverse(curvature), tensor / temperature)
 
 
-@njit(nogil=True)
+@partial(jit_kept, nogil=True)
 def add_cubes(
     third: np.ndarray,
     order: np.ndarray,

@@ -11,17 +11,17 @@ the dense columns by BLAS, the gathered entries by group.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
 from pytensor.gradient import grad
 from pytensor.graph.replace import graph_replace
 from threadpoolctl import threadpool_limits
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
@@ -253,7 +253,7 @@ def _add_dense(
                 np.subtract.at(curvature, np.ix_(cols, rows), block.T)
 
 
-@njit(nogil=True)
+@partial(jit_kept, nogil=True)
 def add_gathered(
     columns: np.ndarray,
     column_place: np.ndarray,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.expansion import RowTerms
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.structure import RowStructure
@@ -46,7 +46,7 @@ class Factor:
         return rows, sort_by_level(self.row_levels, self.n_levels, rows)
 
 
-@njit
+@jit_kept
 def sort_by_level(levels: np.ndarray, n_levels: int, rows: np.ndarray) -> np.ndarray:
     """Write row numbers sorted by level, by counting; return where each level starts."""
     starts = np.zeros(n_levels + 1, dtype=np.int64)
