@@ -242,6 +242,22 @@ def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 
 @jit_kept
+def multiply_each(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Multiply the matrices of each group, shapes (G, m, q) and (G, q, n)."""
+    n_groups, m, width = left.shape
+    n = right.shape[2]
+    product = np.zeros((n_groups, m, n))
+    for g in range(n_groups):
+        for i in range(m):
+            for j in range(width):
+                factor = left[g, i, j]
+                if factor != 0.0:
+                    for k in range(n):
+                        product[g, i, k] += factor * right[g, j, k]
+    return product
+
+
+@jit_kept
 def log_diagonal(cholesky: np.ndarray) -> float:
     """Sum the logs of the diagonals of all blocks."""
     total = 0.0

@@ -34,7 +34,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
-from pymc_minibatch.latent.arrow import Arrow
+from pymc_minibatch.latent.arrow import Arrow, multiply_each
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
@@ -133,7 +133,7 @@ class LatentMap:
 
     def pull_back(self, curvature: Arrow) -> Arrow:
         """Return ``Aᵀ K A``."""
-        n_groups, width = self.blocks.shape[0], self.blocks.shape[2]
+        n_groups = self.blocks.shape[0]
         a, p = self.dense, self.dense.shape[1]
         dense = np.asarray(a.T @ (a.T @ curvature.dense).T)
         rows, columns = curvature.cross.shape[1], curvature.cross.shape[2]
@@ -144,34 +144,26 @@ class LatentMap:
             mixed = onto.T @ through.reshape(n_groups * rows, p)
             dense[self.columns] += mixed
             dense[:, self.columns] += mixed.T
-            carried = _times(curvature.blocks, self.cross)
+            carried = multiply_each(curvature.blocks, self.cross)
             dense[np.ix_(self.columns, self.columns)] += onto.T @ carried.reshape(
                 n_groups * rows, -1
             )
             through[:, :, self.columns] += carried
-        if rows == width == 1:
-            scale = self.blocks
-            return Arrow(dense, scale * through, scale**2 * curvature.blocks)
-        transposed = self.blocks.transpose(0, 2, 1)
+        transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
         return Arrow(
             dense,
-            _times(transposed, through),
-            _times(transposed, _times(curvature.blocks, self.blocks)),
+            multiply_each(transposed, through),
+            multiply_each(transposed, multiply_each(curvature.blocks, self.blocks)),
         )
 
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
         of_dense = np.asarray(self.dense.T @ dense)
         if self.columns.size:
-            of_dense[self.columns] += np.einsum("grc,gr->c", self.cross, groups)
-        return of_dense, np.einsum("grq,gr->gq", self.blocks, groups)
-
-
-def _times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Multiply the blocks of each group."""
-    if left.shape[1] == left.shape[2] == 1:
-        return left * right
-    return np.einsum("gij,gjk->gik", left, right)
+            flat = self.cross.reshape(groups.size, self.columns.size)
+            of_dense[self.columns] += flat.T @ groups.ravel()
+        transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
+        return of_dense, multiply_each(transposed, groups[:, :, None])[:, :, 0]
 
 
 class _Columns:

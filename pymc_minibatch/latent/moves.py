@@ -6,8 +6,9 @@ In the coordinates (h, η) of :mod:`.surrogate`, with η standard normal given h
 - the dense part of η moves, and carries along the effects of all groups;
 - the η of all groups move, each group deciding from its own rows.
 
-Every proposal is accepted or rejected under the surrogate first, which reads no row, and then by
-the minibatch test on the remainders of the rows (delayed acceptance).
+The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
+is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
+surrogate first, and those that move are a proposal to the rows (delayed acceptance).
 
 References
 ----------
@@ -192,12 +193,19 @@ class LatentMoves:
         return self.here[1]
 
     def _tested(
-        self, rng: np.random.Generator, before: Reading, after: Reading, counts: MoveCounts
+        self,
+        rng: np.random.Generator,
+        log_ratio: float,
+        readings: tuple[Reading, Reading],
+        counts: MoveCounts,
     ) -> bool:
-        """Decide on the remainders of all rows."""
-        psi = -float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        """Decide, given the log ratio under the surrogate, on it and the remainders of all rows."""
+        if not np.isfinite(log_ratio):
+            return False
+        before, after = readings
+        psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in (before, after)]
+        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
         outcome = self.decide(rng, psi, *seen, self.source, self.rows, self.parameters)
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
@@ -246,8 +254,7 @@ class LatentMoves:
                 + given.log_determinant
                 + log_q
             )
-            if math.log(rng.random()) < log_ratio:
-                accepted = self._tested(rng, before, after, counts)
+            accepted = self._tested(rng, log_ratio, (before, after), counts)
         if accepted:
             assert then is not None
             point[:] = proposed
@@ -273,9 +280,8 @@ class LatentMoves:
         moved, log_q = _rotated(rng, eta, angle)
         proposed = self._point(point[self.field.hyper], given, (moved, groups))
         before, after = self.read(point), self.surrogate.read(proposed)
-        accepted, evaluated = False, counts.n_evaluated
-        if math.log(rng.random()) < after.log_density - before.log_density + log_q:
-            accepted = self._tested(rng, before, after, counts)
+        log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
+        accepted = self._tested(rng, log_ratio, (before, after), counts)
         if accepted:
             point[:] = proposed
             self.here = point.tobytes(), after
