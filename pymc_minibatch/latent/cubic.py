@@ -11,8 +11,10 @@ group holds nearly all of the third order,
 
     C(φ) = ⅙ Σ_g T_g[u_g, u_g, u_g],   T_g = Σ_n f‴ w wᵀ w,
 
-with w the weights by which row n reads the entries of its group. Each row has its share in C, which
-its remainder subtracts; so nothing depends on how well u says what the rows read.
+with w the weights by which row n reads the entries of its group. An entry of φ that is a local
+input by itself, such as the scale of the rows, is one more coordinate of each group, u = δ. Each
+row has its share in C, which its remainder subtracts; so nothing depends on how well u says what
+the rows read.
 
 Reference
 ---------
@@ -51,19 +53,32 @@ class Cubic:
     ----------
     entries : ndarray of int64, shape (G, q)
         Positions in φ of what rows read of each level.
+    scalars : ndarray of int64, shape (m,)
+        Positions of those that are local inputs by themselves.
     inverse : ndarray, shape (G, q, q)
         K_gg⁻¹, zero in directions of which rows say nothing.
-    tensor : ndarray, shape (G, q, q, q)
+    tensor : ndarray, shape (G, q + m, q + m, q + m)
         T_g.
     """
 
     entries: np.ndarray
+    scalars: np.ndarray
     inverse: np.ndarray
     tensor: np.ndarray
 
-    def coordinates(self, bent: np.ndarray) -> np.ndarray:
-        """Return u_g, shape (G, q), given Kδ of shape (P,)."""
-        return multiply_blocks(self.inverse, bent[self.entries])
+    def coordinates(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
+        """Return u_g, shape (G, q + m), given δ and Kδ of shape (P,)."""
+        n_groups, width = self.entries.shape
+        u = np.empty((n_groups, width + self.scalars.size))
+        u[:, :width] = multiply_blocks(self.inverse, bent[self.entries])
+        u[:, width:] = delta[self.scalars]
+        return u
+
+    def put(self, flat: np.ndarray, u: np.ndarray) -> None:
+        """Write coordinates into the positions of their entries of φ."""
+        width = self.entries.shape[1]
+        flat[self.entries] = u[:, :width]
+        flat[self.scalars] = u[0, width:]
 
     def values(self, u: np.ndarray) -> np.ndarray:
         """Return the share of each group in C, shape (G,)."""
@@ -73,13 +88,14 @@ class Cubic:
         """Return C."""
         return float(np.sum(self.values(u)))
 
-    def slope(self, u: np.ndarray) -> np.ndarray:
-        """Return K_gg⁻¹ ∂C/∂u_g in the positions of the entries, shape (G, q); K times it is ∇C."""
-        if u.shape[1] == 1:
-            bend = 0.5 * self.tensor[:, :, 0, 0] * u**2
-        else:
-            bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
-        return multiply_blocks(self.inverse, bend)
+    def slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return K_gg⁻¹ ∂C/∂u_g, shape (G, q), and ∂C/∂u of the scalars, shape (m,).
+
+        The gradient by φ is K times the one, in the positions of the entries, plus the other.
+        """
+        width = self.entries.shape[1]
+        bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
+        return multiply_blocks(self.inverse, bend[:, :width].copy()), bend[:, width:].sum(axis=0)
 
 
 @jit_kept
@@ -97,42 +113,67 @@ def cubes(tensor: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 
 class CubicTerms(NamedTuple):
-    """Third derivatives of the rows of a batch by the local inputs that read gathered entries.
+    """Third derivatives of the rows of a batch by local inputs that read groups, or a scalar.
 
     Attributes
     ----------
     evaluate
-        ``(phi, *batch)`` gives third derivatives, gathered entries and weights.
+        ``(phi, *batch)`` gives third derivatives, gathered entries and weights, and the weights of
+        scalars.
     triples
         The local inputs by which each third derivative is taken, in increasing order.
-    local
-        For each gathered term its local input.
+    local, scalar_local
+        For each gathered term and each scalar its local input.
+    scalars : ndarray of int64, shape (m,)
+        Positions of the scalars in φ.
     """
 
     evaluate: CompiledFunction
     triples: list[tuple[int, int, int]]
     local: np.ndarray
+    scalar_local: np.ndarray
+    scalars: np.ndarray
 
 
 def cubic_terms(structure: RowStructure) -> CubicTerms:
     """Compile what :func:`cubic_of` sums."""
     phi = pt.dvector("phi")
     gathered = [term for term in structure.terms if term.columns is None]
+    scalars = _scalar_terms(structure)
     third = _third_derivatives(structure)
     here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
     replaced: list[Any] = graph_replace([*third.values()], here, strict=False)
     n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
     ones = pt.ones((n_rows,), dtype="float64")
-    outputs = [value * ones for value in replaced]
-    evaluate = compile_numba(
-        [phi, *structure.batch], [*outputs, *stacked_entries(gathered, n_rows)]
+    columns: list[Any] = [pt.zeros((n_rows, 0), dtype="float64"), *(t.columns for t in scalars)]
+    weights = pt.cast(pt.concatenate(columns, axis=1), "float64")
+    outputs = [*(value * ones for value in replaced), *stacked_entries(gathered, n_rows), weights]
+    return CubicTerms(
+        compile_numba([phi, *structure.batch], outputs),
+        list(third),
+        np.array([t.local for t in gathered], np.int64),
+        np.array([t.local for t in scalars], np.int64),
+        np.array([t.block.start for t in scalars], np.int64),
     )
-    return CubicTerms(evaluate, list(third), np.array([t.local for t in gathered], np.int64))
+
+
+def _scalar_terms(structure: RowStructure) -> list[Any]:
+    """List the terms of one entry of φ that are a local input by themselves."""
+    locals_ = [term.local for term in structure.terms]
+    return [
+        term
+        for term in structure.terms
+        if term.columns is not None
+        and term.block.stop - term.block.start == 1
+        and locals_.count(term.local) == 1
+    ]
 
 
 def _third_derivatives(structure: RowStructure) -> dict[tuple[int, int, int], Any]:
-    """Derive the rows by all triples of local inputs that read gathered entries."""
-    read = sorted({term.local for term in structure.terms if term.columns is None})
+    """Derive the rows by all triples of local inputs that read gathered entries or a scalar."""
+    scalars = [term.local for term in _scalar_terms(structure)]
+    gathered = [term.local for term in structure.terms if term.columns is None]
+    read = sorted({*gathered, *scalars})
     derivatives: dict[tuple[int, ...], Any] = {(): structure.row}
     for order in (1, 2, 3):
         for key in combinations_with_replacement(read, order):
@@ -145,7 +186,7 @@ def _third_derivatives(structure: RowStructure) -> dict[tuple[int, int, int], An
 def row_cubic(structure: RowStructure, moved: Any) -> Any:
     """Build the share of each row in C as a graph of its local inputs at φ̂ and of u.
 
-    `moved` holds u in the positions of its entries of φ, and zeros elsewhere.
+    `moved` holds u in the positions of its entries of φ and of the scalars, and zeros elsewhere.
     """
     with_u: list[Any] = structure.local_graphs(moved)
     without: list[Any] = structure.local_graphs(pt.zeros_like(moved))
@@ -189,22 +230,24 @@ def cubic_of(
     n_groups, width = entries.shape
     place = np.full(phi.size, -1, dtype=np.int64)
     place[entries.ravel()] = np.arange(entries.size)
-    order = np.zeros((terms.local.size,) * 3, dtype=np.int64)
+    locals_ = np.concatenate([terms.local, terms.scalar_local])
+    order = np.zeros((locals_.size,) * 3, dtype=np.int64)
     number = {triple: i for i, triple in enumerate(terms.triples)}
     for index in np.ndindex(order.shape):
-        i, j, k = sorted(int(terms.local[s]) for s in index)
+        i, j, k = sorted(int(locals_[s]) for s in index)
         order[index] = number[i, j, k]
-    tensor = np.zeros((n_groups, width, width, width))
+    tensor = np.zeros((n_groups, *(width + terms.scalars.size,) * 3))
 
     def add(*batch: np.ndarray) -> np.ndarray:
-        *third, read, weights = terms.evaluate.jitted(phi, *batch)
+        *third, read, weights, of_scalars = terms.evaluate.jitted(phi, *batch)
         mine = np.zeros_like(tensor)
-        add_cubes(np.array(third), order, place[read], weights, mine)
+        both = np.concatenate([weights, of_scalars], axis=1)
+        add_cubes(np.array(third), order, place[read], both, width, mine)
         return mine
 
     for _, part in over_chunks(add, data, "Third order"):
         tensor += part
-    return Cubic(entries, _inverse(curvature), tensor / temperature)
+    return Cubic(entries, terms.scalars, _inverse(curvature), tensor / temperature)
 
 
 @partial(jit_kept, nogil=True)
@@ -213,23 +256,27 @@ def add_cubes(
     order: np.ndarray,
     places: np.ndarray,
     weights: np.ndarray,
+    width: int,
     tensor: np.ndarray,
 ) -> None:
-    """Add what rows give; a place of -1 belongs to another factor."""
-    width = tensor.shape[1]
+    """Add what rows give; a place of -1 belongs to another factor, and scalars come last."""
+    n_gathered, n_terms = places.shape[1], weights.shape[1]
+    slots = np.empty(n_terms, dtype=np.int64)
     for n in range(places.shape[0]):
-        for s in range(places.shape[1]):
-            if places[n, s] < 0:
-                continue
-            g, i = places[n, s] // width, places[n, s] % width
-            for t in range(places.shape[1]):
-                if places[n, t] < 0:
-                    continue
-                j = places[n, t] % width
-                for r in range(places.shape[1]):
-                    if places[n, r] >= 0:
+        group = 0
+        for s in range(n_terms):
+            if s >= n_gathered:
+                slots[s] = width + s - n_gathered
+            elif places[n, s] >= 0:
+                group, slots[s] = places[n, s] // width, places[n, s] % width
+            else:
+                slots[s] = -1
+        for s in range(n_terms):
+            for t in range(n_terms):
+                for r in range(n_terms):
+                    if slots[s] >= 0 and slots[t] >= 0 and slots[r] >= 0:
                         value = third[order[s, t, r], n] * weights[n, s] * weights[n, t]
-                        tensor[g, i, j, places[n, r] % width] += value * weights[n, r]
+                        tensor[group, slots[s], slots[t], slots[r]] += value * weights[n, r]
 
 
 def _inverse(blocks: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ PROBES = 3
 
 SPREAD = 0.3
 TOLERANCE = 1e-7
+LEAST_SINGULAR = 1e-6
 MOST_DENSE = 1500
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
@@ -199,6 +200,8 @@ class _Columns:
         self.color = np.full(positions.size, -1)
         self.color[changes] = _colored(pattern[:, changes])
         self.changing = bool(changes.any())
+        self.moving = np.flatnonzero(changes)
+        self.unscale = _scaled_columns(seen[:, :, changes]) if self.color.max() > 0 else None
 
     def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
         """Return the derivative along a direction."""
@@ -209,6 +212,11 @@ class _Columns:
         if not self.changing:
             return self.base
         entries = self.base.copy()
+        if self.unscale is not None:
+            seed, scale = np.zeros(point.size), np.ones(self.positions.size)
+            seed[self.positions[self.moving]] = 1.0
+            scale[self.moving] = self.unscale @ self.along(point, seed)
+            return entries * scale[self.column]
         of_entry = self.color[self.column]
         for color in range(self.color.max() + 1):
             seed = np.zeros(point.size)
@@ -216,6 +224,23 @@ class _Columns:
             own = of_entry == color
             entries[own] = self.along(point, seed)[self.row[own]]
         return entries
+
+
+def _scaled_columns(seen: np.ndarray) -> np.ndarray | None:
+    """Return what gives the scales of columns by their sum, if the point only scales columns.
+
+    Parameters
+    ----------
+    seen : ndarray, shape (points, rows, columns)
+        The matrix at some points; scales are relative to the first.
+    """
+    first = seen[0]
+    scales = np.einsum("krc,rc->kc", seen, first) / np.maximum(np.sum(first**2, axis=0), 1e-300)
+    size = np.abs(seen).max()
+    if np.abs(seen - scales[:, None, :] * first).max() > TOLERANCE * size:
+        return None
+    singular = np.linalg.svd(first, compute_uv=False)
+    return np.linalg.pinv(first) if singular[-1] > LEAST_SINGULAR * singular[0] else None
 
 
 def _colored(pattern: np.ndarray) -> np.ndarray:

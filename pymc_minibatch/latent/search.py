@@ -192,7 +192,7 @@ class _Search:
         slopes = []
         for point in self._points(surrogate, CUBIC_PAIRS):
             delta = self.field.derivatives.phi(point) - surrogate.expansion.at
-            slopes.append(surrogate.slope_of_third_order(surrogate.bend(delta)))
+            slopes.append(surrogate.slope_of_third_order(delta, surrogate.bend(delta)))
         return np.mean(slopes, axis=0)
 
     def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
@@ -200,8 +200,9 @@ class _Search:
         slopes = []
         for point in self._points(surrogate, TILT_PAIRS):
             there = self.expand(point, self.tall.data).expansion
-            bent = surrogate.bend(there.at - expansion.at)
-            third = surrogate.slope_of_third_order(bent)
+            delta = there.at - expansion.at
+            bent = surrogate.bend(delta)
+            third = surrogate.slope_of_third_order(delta, bent)
             slopes.append((there.slope - expansion.slope + bent - third)[own])
         rest = np.zeros(expansion.at.size)
         rest[own] = np.mean(slopes, axis=0)
@@ -211,10 +212,15 @@ class _Search:
         self, surrogate: Surrogate, structure: RowStructure, factors: Sequence[Factor]
     ) -> Surrogate:
         """Add the third order by each grouping factor."""
-        few = [f.entries for f in factors if f.n_levels * f.entries.shape[1] ** 3 <= MOST_CUBES]
-        if not few:
+        if not factors:
             return surrogate
         terms, at = cubic_terms(structure), surrogate.expansion.at
+        widths = [factor.entries.shape[1] + terms.scalars.size for factor in factors]
+        few = [
+            factor.entries
+            for factor, width in zip(factors, widths, strict=True)
+            if factor.n_levels * width**3 <= MOST_CUBES
+        ]
         layout, curvature = self.field.rows, surrogate.expansion.curvature
         cubics = [
             cubic_of(

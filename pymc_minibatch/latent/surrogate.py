@@ -139,15 +139,16 @@ class Surrogate:
         expansion = self.expansion
         log_density = prior + (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ bent)
         if self.cubics:
-            log_density += self.cubics[0].total(self.cubics[0].coordinates(bent))
+            log_density += self.cubics[0].total(self.cubics[0].coordinates(delta, bent))
         return Reading(phi, bent, float(log_density))
 
-    def slope_of_third_order(self, bent: np.ndarray) -> np.ndarray:
-        """Return ∇C given Kδ, both of shape (P,)."""
+    def slope_of_third_order(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
+        """Return ∇C given δ and Kδ, all of shape (P,)."""
         slope = np.zeros(bent.size)
         for cubic in self.cubics[:1]:
-            slope[cubic.entries] = cubic.slope(cubic.coordinates(bent))
+            slope[cubic.entries], of_scalars = cubic.slope(cubic.coordinates(delta, bent))
             slope = self.bend(slope)
+            slope[cubic.scalars] += of_scalars
         return slope
 
     def seen_by_rows(self, reading: Reading, cubic: Cubic | None) -> np.ndarray:
@@ -157,8 +158,11 @@ class Surrogate:
         n = reading.phi.size
         seen = np.zeros(2 * n)
         seen[:n] = reading.phi
-        seen[n + cubic.entries] = cubic.coordinates(reading.bent)
+        cubic.put(seen[n:], self._coordinates(cubic, reading))
         return seen
+
+    def _coordinates(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+        return cubic.coordinates(reading.phi - self.expansion.at, reading.bent)
 
     def conditional(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the Gaussian of the latent field given hyperparameters.
@@ -230,8 +234,8 @@ class Surrogate:
         ratios = -np.sum((self.expansion.tilt * (after.phi - before.phi))[levels.rows], axis=1)
         cubic = self.cubic(levels)
         if cubic is not None:
-            ratios += cubic.values(cubic.coordinates(after.bent))
-            ratios -= cubic.values(cubic.coordinates(before.bent))
+            ratios += cubic.values(self._coordinates(cubic, after))
+            ratios -= cubic.values(self._coordinates(cubic, before))
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.center)[levels.rows]
