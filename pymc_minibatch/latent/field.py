@@ -415,6 +415,56 @@ class LatentField:
             self._fixed["prior"] = found
         return found
 
+    def with_effects_held(
+        self, point: np.ndarray, hyper: np.ndarray
+    ) -> tuple[np.ndarray, float] | None:
+        """Change h and z so that rows read the same φ.
+
+        Parameters
+        ----------
+        point
+            Where to begin.
+        hyper
+            The new h.
+
+        Returns
+        -------
+        (ndarray, float) or None
+            The new point and log |∂z'/∂z|; None where no z does that, as far as scales of the dense
+            part and the blocks of groups go.
+        """
+        phi = self.derivatives.phi(point)
+        moved = point.copy()
+        moved[self.hyper] = hyper
+        here, there = self.map_at(point), self.map_at(moved)
+        log_jacobian = 0.0
+        if here is not there:
+            scale = _column_scales(here.dense, there.dense)
+            if not (np.isfinite(scale).all() and np.all(scale)):
+                return None
+            moved[self.latent.dense] /= scale
+            log_jacobian -= float(np.sum(np.log(np.abs(scale))))
+            if self._fixed_map is None:
+                with np.errstate(all="ignore"):
+                    before = np.linalg.slogdet(here.blocks)[1]
+                    after = np.linalg.slogdet(there.blocks)[1]
+                    log_jacobian += float(np.sum(before - after))
+                    moved[self.latent.groups] = 0.0
+                    left = (phi - self.derivatives.phi(moved))[self.rows.groups]
+                    if not np.isfinite(log_jacobian):
+                        return None
+                    solved = np.linalg.solve(there.blocks, left[:, :, None])
+                    moved[self.latent.groups] = solved[:, :, 0]
+        close = np.allclose(self.derivatives.phi(moved), phi, rtol=1e-9, atol=1e-9)
+        return (moved, log_jacobian) if close else None
+
+
+def _column_scales(here: Any, there: Any) -> np.ndarray:
+    """Return how much larger each column of a matrix is than that of another."""
+    own = np.asarray((here * here).sum(axis=0)).ravel()
+    both = np.asarray((here * there).sum(axis=0)).ravel()
+    return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
+
 
 def _alike(blocks: Sequence[np.ndarray]) -> bool:
     scale = np.max([np.abs(b).max(initial=0.0) for b in blocks]) or 1.0

@@ -3,6 +3,8 @@
 In the coordinates (h, η) of :mod:`.surrogate`, with η standard normal given h under the surrogate:
 
 - h moves with η held, so that the effects go where the new scales want them;
+- h moves with what rows read held, which leaves the prior to decide, and no row to read: each of
+  the two is good where the other is not (interweaving);
 - the dense part of η moves, and carries along the effects of all groups;
 - the η of all groups move, each group deciding from its own rows.
 
@@ -32,7 +34,7 @@ from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "settle"]
+__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "Walks", "settle"]
 
 KINDS = ("hyper", "dense", "groups")
 """Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""
@@ -56,6 +58,15 @@ SHORTER = 0.25
 HYPER_MOVES = 3
 """Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
 
+COSTLY_DENSE = 400
+"""With a larger dense part, whose matrix each of them factors, there is one."""
+
+HELD_MOVES = 5
+"""Moves of single hyperparameters with the effects held, in a round."""
+
+ONE_AT_A_TIME = 0.44
+"""Best share of accepted moves of a walk in one dimension."""
+
 
 class Turns(NamedTuple):
     """The angle of a kind of move, and what is known of those tried.
@@ -71,6 +82,21 @@ class Turns(NamedTuple):
     current: np.ndarray
     gains: np.ndarray
     costs: np.ndarray
+
+
+class Walks(NamedTuple):
+    """Random walks of single hyperparameters.
+
+    Attributes
+    ----------
+    log_length : ndarray, shape (H,)
+        Log of the standard deviation of a step.
+    n_moves : ndarray, shape (H,)
+        Moves while tuning.
+    """
+
+    log_length: np.ndarray
+    n_moves: np.ndarray
 
 
 def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> None:
@@ -161,12 +187,16 @@ class LatentMoves:
         tuning: bool,
         turns: Sequence[Turns],
         hyper_scale: tuple[np.ndarray, np.ndarray],
+        walks: Walks,
         counts: MoveCounts,
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_dense = self.field.latent.dense.size
-        for _ in range(HYPER_MOVES if self.field.hyper.size else 0):
+        few = 1 if n_dense > COSTLY_DENSE else HYPER_MOVES
+        for _ in range(few if self.field.hyper.size else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
+        for i in rng.permutation(self.field.hyper.size)[:HELD_MOVES]:
+            self.move_held(rng, point, tuning, int(i), walks)
         if n_dense and counts.impossible_row < 0:
             self.move_dense(rng, point, tuning, turns[1], counts)
         for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
@@ -264,6 +294,26 @@ class LatentMoves:
         if tuning and not walks:
             cost = OVERHEAD + self.field.latent.groups.shape[0] + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
+
+    def move_held(
+        self, rng: np.random.Generator, point: np.ndarray, tuning: bool, i: int, walks: Walks
+    ) -> None:
+        """Move one hyperparameter, the effects as rows read them held."""
+        hyper = point[self.field.hyper]
+        hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        level = -rng.standard_exponential()
+        found = self.field.with_effects_held(point, hyper)
+        log_ratio = -np.inf
+        if found is not None:
+            proposed, log_jacobian = found
+            prior = self.surrogate.tall.compiled_prior_logp
+            log_ratio = float(prior(proposed) - prior(point)) + log_jacobian
+            if level < log_ratio:
+                point[:] = proposed
+        if tuning:
+            walks.n_moves[i] += 1
+            rate = math.exp(min(log_ratio, 0.0)) if log_ratio == log_ratio else 0.0
+            walks.log_length[i] += (rate - ONE_AT_A_TIME) / walks.n_moves[i] ** 0.6
 
     def move_dense(
         self,

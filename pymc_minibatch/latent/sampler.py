@@ -25,7 +25,7 @@ from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import row_terms
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
-from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, settle
+from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, Walks, settle
 from pymc_minibatch.latent.remainder import compile_remainder
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.source import Source
@@ -62,6 +62,8 @@ class LatentState(NamedTuple):
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Where h is thought to be.
+    log_length, n_moves : ndarray, shape (H,)
+        Walks of single hyperparameters.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
     """
@@ -71,6 +73,8 @@ class LatentState(NamedTuple):
     costs: np.ndarray
     mean: np.ndarray
     cholesky: np.ndarray
+    log_length: np.ndarray
+    n_moves: np.ndarray
     seen: np.ndarray
 
     @property
@@ -132,6 +136,8 @@ class LatentSampler:
             np.zeros((len(KINDS), ANGLES.size)),
             self.reference.hyper.copy(),
             self.reference.hyper_cholesky.copy(),
+            np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2),
+            np.zeros(size),
             seen,
         )
 
@@ -209,7 +215,8 @@ class LatentSampler:
         with self._blas.limit(limits=1, user_api="blas"):
             for _ in range(n_rounds):
                 scale = state.mean, state.cholesky
-                moves.draw(rng, point, tuning, state.turns, scale, counts)
+                walks = Walks(state.log_length, state.n_moves)
+                moves.draw(rng, point, tuning, state.turns, scale, walks, counts)
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
