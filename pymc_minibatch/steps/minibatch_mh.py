@@ -74,6 +74,9 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
+STEPS_WITH_DETERMINISTICS = 4
+"""Transitions of a draw at which PyMC evaluates as many numbers as there are rows."""
+
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
 
@@ -140,7 +143,9 @@ class MinibatchMH(TallStep):
     steps_per_draw : int or "auto", default "auto"
         Transitions for each draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
-        one where a transition reads many rows.
+        one where a transition reads many rows. Of a model with effects a transition moves all of
+        them, and "auto" takes one, or four where PyMC evaluates all rows at each draw for a
+        Deterministic.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
@@ -284,6 +289,8 @@ class MinibatchMH(TallStep):
                 self.steps_per_draw = steps_of_draw(
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
+        elif steps_per_draw == "auto" and self.tall.deterministics_of_rows():
+            self.steps_per_draw = STEPS_WITH_DETERMINISTICS
         _log.info(self.choice)
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
