@@ -70,6 +70,15 @@ class Arrow:
         place = np.searchsorted(layout.dense, positions)
         return self.dense[place[:, :, None], place[:, None, :]]
 
+    def columns_of(
+        self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
+    ) -> np.ndarray:
+        """Return what is between positions in one part, (G, q), and (m,) of the dense part."""
+        column = np.searchsorted(layout.dense, dense)
+        if positions is layout.groups:
+            return self.cross[:, :, column]
+        return self.dense[np.searchsorted(layout.dense, positions)][:, :, column]
+
     def damped(self, damping: float) -> "Arrow":
         """Raise the diagonal by a share of its absolute value."""
         diagonal = np.abs(np.einsum("gqq->gq", self.blocks))

@@ -12,9 +12,10 @@ group holds nearly all of the third order,
     C(φ) = ⅙ Σ_g T_g[u_g, u_g, u_g],   T_g = Σ_n f‴ w wᵀ w,
 
 with w the weights by which row n reads the entries of its group. An entry of φ that is a local
-input by itself, such as the scale of the rows, is one more coordinate of each group, u = δ. Each
-row has its share in C, which its remainder subtracts; so nothing depends on how well u says what
-the rows read.
+input by itself, such as the scale of the rows, is one more coordinate of each group, u = δ, and is
+left out of the sum; third derivatives by such entries alone are left to the remainders. Each row
+has its share in C, which its remainder subtracts; so nothing depends on how well u says what the
+rows read.
 
 Reference
 ---------
@@ -57,6 +58,8 @@ class Cubic:
         Positions of those that are local inputs by themselves.
     inverse : ndarray, shape (G, q, q)
         K_gg⁻¹, zero in directions of which rows say nothing.
+    coupling : ndarray, shape (G, q, m)
+        What K has between the groups and the scalars.
     tensor : ndarray, shape (G, q + m, q + m, q + m)
         T_g.
     """
@@ -64,14 +67,16 @@ class Cubic:
     entries: np.ndarray
     scalars: np.ndarray
     inverse: np.ndarray
+    coupling: np.ndarray
     tensor: np.ndarray
 
     def coordinates(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return u_g, shape (G, q + m), given δ and Kδ of shape (P,)."""
         n_groups, width = self.entries.shape
         u = np.empty((n_groups, width + self.scalars.size))
-        u[:, :width] = multiply_blocks(self.inverse, bent[self.entries])
         u[:, width:] = delta[self.scalars]
+        read = bent[self.entries] - self.coupling @ delta[self.scalars]
+        u[:, :width] = multiply_blocks(self.inverse, read)
         return u
 
     def put(self, flat: np.ndarray, u: np.ndarray) -> None:
@@ -89,13 +94,16 @@ class Cubic:
         return float(np.sum(self.values(u)))
 
     def slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return K_gg⁻¹ ∂C/∂u_g, shape (G, q), and ∂C/∂u of the scalars, shape (m,).
+        """Return two vectors whose first, times K, and second are the gradient of C by φ.
 
-        The gradient by φ is K times the one, in the positions of the entries, plus the other.
+        The first, shape (G, q), is in the positions of the entries, the second, shape (m,), in
+        those of the scalars.
         """
         width = self.entries.shape[1]
         bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
-        return multiply_blocks(self.inverse, bend[:, :width].copy()), bend[:, width:].sum(axis=0)
+        of_groups = multiply_blocks(self.inverse, bend[:, :width].copy())
+        of_scalars = bend[:, width:].sum(axis=0)
+        return of_groups, of_scalars - np.einsum("gqm,gq->m", self.coupling, of_groups)
 
 
 @jit_kept
@@ -179,7 +187,8 @@ def _third_derivatives(structure: RowStructure) -> dict[tuple[int, int, int], An
         for key in combinations_with_replacement(read, order):
             below = pt.sum(derivatives[key[:-1]])
             local = structure.locals[key[-1]]
-            derivatives[key] = grad(below, local, disconnected_inputs="ignore")
+            if order < 3 or set(key) & set(gathered):
+                derivatives[key] = grad(below, local, disconnected_inputs="ignore")
     return {key: value for key, value in derivatives.items() if len(key) == 3}
 
 
@@ -207,7 +216,7 @@ def cubic_of(
     data: Sequence[np.ndarray],
     phi: np.ndarray,
     entries: np.ndarray,
-    curvature: np.ndarray,
+    curvature: tuple[np.ndarray, np.ndarray],
     temperature: float,
 ) -> Cubic:
     """Sum the third order by the levels of a factor at φ, in one pass.
@@ -222,8 +231,8 @@ def cubic_of(
         φ̂.
     entries : ndarray of int64, shape (G, q)
         Positions in φ of what rows read of each level.
-    curvature : ndarray, shape (G, q, q)
-        K_gg, divided by T.
+    curvature : (ndarray, ndarray), shapes (G, q, q) and (G, q, m)
+        K_gg, and what K has between the groups and the scalars, divided by T.
     temperature
         T.
     """
@@ -231,11 +240,11 @@ def cubic_of(
     place = np.full(phi.size, -1, dtype=np.int64)
     place[entries.ravel()] = np.arange(entries.size)
     locals_ = np.concatenate([terms.local, terms.scalar_local])
-    order = np.zeros((locals_.size,) * 3, dtype=np.int64)
+    order = np.full((locals_.size,) * 3, -1, dtype=np.int64)
     number = {triple: i for i, triple in enumerate(terms.triples)}
     for index in np.ndindex(order.shape):
         i, j, k = sorted(int(locals_[s]) for s in index)
-        order[index] = number[i, j, k]
+        order[index] = number.get((i, j, k), -1)
     tensor = np.zeros((n_groups, *(width + terms.scalars.size,) * 3))
 
     def add(*batch: np.ndarray) -> np.ndarray:
@@ -247,7 +256,8 @@ def cubic_of(
 
     for _, part in over_chunks(add, data, "Third order"):
         tensor += part
-    return Cubic(entries, terms.scalars, _inverse(curvature), tensor / temperature)
+    blocks, coupling = curvature
+    return Cubic(entries, terms.scalars, _inverse(blocks), coupling, tensor / temperature)
 
 
 @partial(jit_kept, nogil=True)
@@ -274,8 +284,9 @@ def add_cubes(
         for s in range(n_terms):
             for t in range(n_terms):
                 for r in range(n_terms):
-                    if slots[s] >= 0 and slots[t] >= 0 and slots[r] >= 0:
-                        value = third[order[s, t, r], n] * weights[n, s] * weights[n, t]
+                    by = order[s, t, r]
+                    if by >= 0 and slots[s] >= 0 and slots[t] >= 0 and slots[r] >= 0:
+                        value = third[by, n] * weights[n, s] * weights[n, t]
                         tensor[group, slots[s], slots[t], slots[r]] += value * weights[n, r]
 
 

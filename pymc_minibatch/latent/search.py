@@ -228,7 +228,10 @@ class _Search:
                 self.tall.data,
                 at,
                 entries,
-                curvature.blocks_of(layout, entries),
+                (
+                    curvature.blocks_of(layout, entries),
+                    curvature.columns_of(layout, entries, terms.scalars),
+                ),
                 self.temperature,
             )
             for entries in few

@@ -143,6 +143,120 @@ def test_remainders_are_of_third_order(tall: TallModel) -> None:
     assert large / small == pytest.approx(1000.0, rel=0.1)
 
 
+def intercepts_model() -> pm.Model:
+    """Groups with an intercept each, dispersed counts."""
+    rng = np.random.default_rng(30)
+    group = rng.integers(0, G, N)
+    y = rng.poisson(np.exp(0.5 + 0.4 * rng.normal(size=G)[group]))
+    with pm.Model() as model:
+        sd, z = pm.HalfNormal("sd"), pm.Normal("z", shape=G)
+        eta = pm.Normal("mu") + sd * z[group]
+        pm.NegativeBinomial("y", mu=pm.math.exp(eta), alpha=pm.Exponential("alpha"), observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def intercepts() -> LatentSampler:
+    return make_latent_sampler(TallModel(intercepts_model()), Penalty(), 1.0)
+
+
+def test_third_order_by_groups(intercepts: LatentSampler) -> None:
+    """What is left is of fourth order, where rows read an effect and a dispersion that stays."""
+    tall, surrogate = intercepts.tall, intercepts.reference.surrogate
+    [cubic], at = surrogate.cubics, surrogate.expansion.at
+    assert cubic.tensor.shape == (G, 2, 2, 2)  # an effect, and alpha
+    rng = np.random.default_rng(31)
+    direction = rng.normal(size=at.size)
+    structure = tall.structure
+    assert structure is not None
+    varied, direction[cubic.scalars] = direction[cubic.scalars].copy(), 0.0
+    quadratic = compile_remainder(structure, at.size, cubic=False)
+
+    def read(h: float) -> Reading:
+        return Reading(at + h * direction, surrogate.bend(h * direction), 0.0)
+
+    def left(h: float) -> float:
+        seen = surrogate.seen_by_rows(read(h), cubic)
+        return float(np.abs(intercepts._remainder(seen, at, *tall.data)).max())
+
+    assert left(2e-2) / left(2e-3) == pytest.approx(1e4, rel=0.1)
+    direction[cubic.scalars] = varied
+    # The shares of all rows are what the surrogate adds.
+    reading = read(0.1)
+    seen = surrogate.seen_by_rows(reading, cubic)
+    shares = quadratic(reading.phi, at, *tall.data) - intercepts._remainder(seen, at, *tall.data)
+    u = cubic.coordinates(reading.phi - at, reading.bent)
+    assert cubic.total(u) == pytest.approx(float(shares.sum()), rel=1e-9)
+
+
+def test_slope_of_the_third_order(intercepts: LatentSampler) -> None:
+    surrogate = intercepts.reference.surrogate
+    cubic = surrogate.cubics[0]
+    rng = np.random.default_rng(32)
+    delta, step = rng.normal(0, 0.1, (2, surrogate.expansion.at.size))
+
+    def value(delta: np.ndarray) -> float:
+        return cubic.total(cubic.coordinates(delta, surrogate.bend(delta)))
+
+    slope = surrogate.slope_of_third_order(delta, surrogate.bend(delta))
+    difference = (value(delta + 1e-4 * step) - value(delta - 1e-4 * step)) / 2e-4
+    assert slope @ step == pytest.approx(difference, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["intercepts", "slopes", "walk"])
+def test_hyperparameters_move_with_effects_held(name: str, intercepts: LatentSampler) -> None:
+    """Rows read the same, and the Jacobian is that of differences."""
+    makers = {"slopes": slopes_model, "walk": walk_model}
+    field = sampler_of(makers[name]()).field if name in makers else intercepts.field
+    tall = field.derivatives.tall
+    rng = np.random.default_rng(33)
+    point = tall.start + rng.normal(0, 0.3, tall.start.size)
+    hyper = point[field.hyper] + rng.normal(0, 0.3, field.hyper.size)
+    found = field.with_effects_held(point, hyper)
+    assert found is not None
+    moved, log_jacobian = found
+    np.testing.assert_array_equal(moved[field.hyper], hyper)
+    phi = field.derivatives.phi
+    np.testing.assert_allclose(phi(moved), phi(point), rtol=1e-8, atol=1e-8)
+    latent = np.concatenate([field.latent.dense, field.latent.groups.ravel()])
+    jacobian = np.empty((latent.size, latent.size))
+    for j, position in enumerate(latent):
+        shifted = point.copy()
+        shifted[position] += 1e-3
+        there = field.with_effects_held(shifted, hyper)
+        assert there is not None
+        jacobian[:, j] = (there[0] - moved)[latent] / 1e-3
+    assert log_jacobian == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
+
+
+def sampler_of(model: pm.Model) -> LatentSampler:
+    return make_latent_sampler(TallModel(model), Penalty(), 1.0)
+
+
+def walk_model() -> pm.Model:
+    """A random walk by day, as sums of scaled steps."""
+    rng = np.random.default_rng(34)
+    day = rng.integers(0, 40, N)
+    y = rng.poisson(np.exp(0.2 + np.cumsum(rng.normal(0, 0.1, 40))[day]))
+    with pm.Model() as model:
+        level = pm.math.cumsum(pm.HalfNormal("s", 0.2) * pm.Normal("z", shape=40))
+        pm.Poisson("y", pm.math.exp(pm.Normal("a") + level[day]), observed=y)
+    return model
+
+
+def test_a_matrix_that_is_only_scaled_takes_one_derivative() -> None:
+    field = sampler_of(walk_model()).field
+    assert field._map.unscale is not None
+    point = field.derivatives.tall.start + np.random.default_rng(35).normal(0, 0.3, 42)
+    expected = np.zeros((field.rows.dense.size, field.latent.dense.size))
+    for j, position in enumerate(field.latent.dense):
+        seed = np.zeros(point.size)
+        seed[position] = 1.0
+        expected[:, j] = field.derivatives.push(point, seed)[field.rows.dense]
+    found = field.map_at(point).dense
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
 @pytest.mark.parametrize("seed", [5, 6])
 def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int) -> None:
     """A(h) and P(h) against the derivatives, one variable at a time."""
