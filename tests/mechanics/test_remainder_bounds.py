@@ -114,8 +114,18 @@ def non_centred():
     pm.Bernoulli("y", logit_p=pm.Normal("mu") + pm.HalfNormal("sd") * z[GROUP], observed=BITS)
 
 
-def cauchy_like():
+def absolute_errors():
     pm.Laplace("y", predictor(), 1.0, observed=X[:, 0])
+
+
+def huber_errors():
+    """Their third derivative is zero but where a parabola goes over into lines."""
+
+    def logp(value, mu):
+        distance = abs(value - mu)
+        return pm.math.switch(distance < 1, -0.5 * distance**2, 0.5 - distance)
+
+    pm.CustomDist("y", predictor(), logp=logp, observed=X[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,8 @@ def cauchy_like():
     [
         (unknown_scale, r"sigma_log__ in more than one place.*\(an unknown scale"),
         (non_centred, "is not affine in the parameters"),
-        (cauchy_like, "no bound on the third derivative of y"),
+        (absolute_errors, "no bound on the third derivative of y"),
+        (huber_errors, "no bound on the third derivative of y"),
     ],
 )
 def test_refusals_say_why(build, message):
