@@ -9,10 +9,11 @@ z-scores of ten data sets say whether anything is wrong.
 """
 
 import argparse
+import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import arviz as az
 import numpy as np
@@ -135,41 +136,74 @@ def moments(tall: pmb.TallModel, reference: pmb.Reference) -> tuple[np.ndarray, 
     return mean, np.sqrt(weights @ (points - mean) ** 2), float(1 / (weights**2).sum())
 
 
-def measured(name: str, seed: int, draws: int, nuts: bool) -> list[str]:
-    """Sample a data set with the defaults; return a line of the table."""
-    case = CASES[name](seed)
+class Found(NamedTuple):
+    """What a run found of the coefficient that is furthest off.
+
+    Attributes
+    ----------
+    test
+        The acceptance test that the step took.
+    error, noise
+        Of its mean, and the standard error of that, in posterior standard deviations.
+    ess
+        Its effective samples.
+    rows
+        Mean rows of a decision.
+    seconds
+        Of set-up and sampling.
+    warnings
+        How many there were.
+    """
+
+    test: str
+    error: float
+    noise: float
+    ess: float
+    rows: float
+    seconds: float
+    warnings: int
+
+
+def measure(case: Case, draws: int, **options: Any) -> Found:
+    """Sample a data set; the options are those of the step."""
     with case.model, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        step = pmb.MinibatchMH()
+        step = pmb.MinibatchMH(**options)
         idata = _sample(draws, step=step)
         seconds = time.perf_counter() - started
-    stats = idata["sample_stats"]
     mean, sd, effective = moments(step.tall, step.reference)
     values = idata["posterior"]["beta"].values
-    lines = []
+    errors = []
     for i in case.watched:
         ess = float(az.ess(values[..., i]))
-        error = (values[..., i].mean() - mean[i]) / sd[i]
-        noise = np.sqrt(1 / ess + 1 / effective)
-        lines.append((error, noise, ess))
-    error, noise, ess = max(lines, key=lambda line: abs(line[0] / line[1]))
-    least = min(line[2] for line in lines)
-    speed = f"{least / seconds * _nuts_seconds(case.model):.1f}" if nuts else ""
+        noise = math.sqrt(1 / ess + 1 / effective)
+        errors.append(((values[..., i].mean() - mean[i]) / sd[i], noise, ess))
+    worst = max(errors, key=lambda found: abs(found[0] / found[1]))
+    rows = float(idata["sample_stats"]["batch_size"].mean())
+    n_warnings = sum(issubclass(w.category, UserWarning) for w in caught)
+    return Found(type(step.acceptance).__name__, *worst, rows, seconds, n_warnings)
+
+
+def line(name: str, seed: int, draws: int, nuts: bool) -> list[str]:
+    """Sample a data set with the defaults; return a line of the table."""
+    case = CASES[name](seed)
+    found = measure(case, draws)
+    speed = f"{found.ess / found.seconds * _nuts_seconds(case.model):.1f}" if nuts else ""
     return [
         name,
         str(seed),
-        type(step.acceptance).__name__,
-        f"{error:+.3f} ± {noise:.3f}",
-        f"{ess:,.0f}",
-        f"{float(stats['batch_size'].mean()):,.0f}",
-        f"{seconds:.1f}",
+        found.test,
+        f"{found.error:+.3f} ± {found.noise:.3f}",
+        f"{found.ess:,.0f}",
+        f"{found.rows:,.0f}",
+        f"{found.seconds:.1f}",
         speed,
-        str(sum(issubclass(w.category, UserWarning) for w in caught)),
+        str(found.warnings),
     ]
 
 
-def _sample(draws: int, **options: object) -> object:
+def _sample(draws: int, **options: Any) -> Any:
     return pm.sample(
         draws,
         tune=TUNE,
@@ -214,7 +248,7 @@ def main() -> None:
     lines = []
     for name in options.only:
         for seed in range(1, options.seeds + 1):
-            lines.append(measured(name, seed, options.draws, options.nuts))
+            lines.append(line(name, seed, options.draws, options.nuts))
             print(*lines[-1], flush=True)
     print("\n" + table(header, lines))
 
