@@ -32,6 +32,9 @@ and a point of the chain would have hardly any size, and a large part of the log
 PAIRS = 5
 """Pairs of points on which drawing by size is compared with drawing uniformly."""
 
+RANGE_SHARE = 0.05
+"""Of the size of a row with kinks: so much of the range is added to the mean distance."""
+
 FLOOR = 0.03
 """No size is below this share of the mean, so that no row is starved."""
 
@@ -59,7 +62,9 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
 
     The size of a row is the range of its term, the remainder where there is a control variate, over
     points about the mode, which lie on both sides of it along every axis. Where the term of a row
-    is not finite the point does not count for it.
+    is not finite the point does not count for it. Where rows have kinks the size is the mean
+    distance from the term at the mode, and a small share of the range: the range alone would draw
+    rows whose kinks are far off too often.
 
     Returns
     -------
@@ -69,19 +74,26 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
         How much they are worth, measured at other points.
     """
     reference, order, temperature = control
-    axes = (KINKED_POINTS, KINKED_LENGTH) if reference.has_kinks else (AXIS_POINTS, AXIS_LENGTH)
+    kinked = reference.has_kinks
+    axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
     points, pairs = _trial_points(reference, temperature, *axes)
     term = _row_term(tall, reference, order)
 
     def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        lowest = highest = term(reference.flat, batch)
+        at_mode = term(reference.flat, batch)
+        lowest = highest = at_mode
+        distance = np.zeros_like(at_mode)
         with np.errstate(invalid="ignore", over="ignore"):
             for point in points:
                 terms = term(point, batch)
                 finite = np.isfinite(terms)
                 lowest = np.where(finite, np.minimum(lowest, terms), lowest)
                 highest = np.where(finite, np.maximum(highest, terms), highest)
+                if kinked:
+                    distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
             ranges = np.nan_to_num(highest - lowest)
+            if kinked:
+                ranges = distance + RANGE_SHARE * ranges
             ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
             return ranges.astype(np.float32), _sums(ranges, np.array(ratios))
 
