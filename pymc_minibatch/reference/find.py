@@ -502,18 +502,20 @@ class _Density:
         return self.value_gradient(theta, rows)[1]
 
     def look_for_kinks(self, theta: np.ndarray, rows: _Rows | None) -> None:
-        """Note whether rows have kinks about a point, at the scale of a posterior of these rows."""
-        n = self.tall.n_rows if rows is None else len(rows[0])
+        """Note whether rows have kinks, by few of them at the scale of their posterior."""
+        data = self.tall.data if rows is None else rows
+        stride = max(1, len(data[0]) // TRIAL_ROWS)
+        some = [np.ascontiguousarray(values[::stride]) for values in data]
 
         def product(vector: np.ndarray) -> np.ndarray:
-            [of_rows] = self.row_sums(theta, vector[None], rows)[2]
+            [of_rows] = self.row_sums(theta, vector[None], some)[2]
             return np.asarray(self._prior(theta, vector)[2] + of_rows / self.temperature)
 
         self.kinked = has_kinks(
-            lambda point: self.gradient(point, rows),
+            lambda point: self.gradient(point, some),
             product,
             theta,
-            self.outer_precision(theta, rows) * n / self.tall.n_rows,
+            self.outer_precision(theta, some) * len(some[0]) / self.tall.n_rows,
             list(self.tall.layout.slices.values()),
         )
 
