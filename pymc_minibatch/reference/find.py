@@ -537,15 +537,16 @@ class _Density:
             return -self.hessian(theta, rows)
         precision = self.outer_precision(theta, rows)
         for _ in range(KINK_ROUNDS):
+            self.factor(theta, precision)
             precision = average_precision(lambda t: self.gradient(t, rows), theta, precision)
         return precision
 
     def maximise(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
         """Find the mode on some rows, or all."""
         if self.kinked:
-            found = climb(
-                lambda t: self.value_gradient(t, rows), theta, self.outer_precision(theta, rows)
-            )
+            precision = self.outer_precision(theta, rows)
+            self.factor(theta, precision)  # refuses what has no scale
+            found = climb(lambda t: self.value_gradient(t, rows), theta, precision)
             self._check_bounded(found)
             return found
 

@@ -31,7 +31,7 @@ type Slopes = Callable[[np.ndarray], np.ndarray]
 SLOPE_STEP = 1e-4
 """Of the differences by which rows tell their slopes, for parameters of order one."""
 
-RIDGE = 1e-10
+RIDGE = 1e-8
 """Share of the diagonal that is added to an outer product, which may be singular."""
 
 SEEN = 1e-3
@@ -64,8 +64,9 @@ def outer_precision(
     for i in range(theta.size):
         step = np.zeros_like(theta)
         step[i] = SLOPE_STEP * max(1.0, abs(theta[i]))
-        difference = row_logp(theta + step) - row_logp(theta - step)
-        slopes.append(np.nan_to_num(difference / (2 * step[i])))
+        with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
+            difference = row_logp(theta + step) - row_logp(theta - step)
+        slopes.append(np.nan_to_num(difference / (2 * step[i]), posinf=0.0, neginf=0.0))
     precision = scale * np.array(slopes) @ np.array(slopes).T
     precision -= np.diag(np.minimum(0.0, np.diag(prior_hessian)))
     diagonal = np.diag(precision)
@@ -91,17 +92,17 @@ def has_kinks(
     def about(step: np.ndarray) -> float:
         return float(step @ (gradient(theta - step) - gradient(theta + step)) / 2)
 
+    sds = 1 / np.sqrt(np.diag(precision))
     for block in blocks:
-        step = np.zeros_like(theta)
-        lower = cholesky(precision[block, block], lower=True)
-        step[block] = solve_triangular(lower.T, rng.standard_normal(len(lower)))
+        step, dim = np.zeros_like(theta), block.stop - block.start
+        step[block] = sds[block] * rng.standard_normal(dim)
         with np.errstate(all="ignore"):
             for _ in range(ROUNDS):
-                step *= math.sqrt(len(lower) / max(len(lower), np.nan_to_num(about(step))))
+                step *= math.sqrt(dim / max(1, dim, np.nan_to_num(about(step))))
             step *= CLOSE
             found, here = about(step), float(-step @ product(step))
         largest = max(abs(found), abs(here))
-        if largest > SEEN * CLOSE**2 * len(lower) and abs(found - here) > DIFFERENT * largest:
+        if largest > SEEN * CLOSE**2 * dim and abs(found - here) > DIFFERENT * largest:
             return True
     return False
 
