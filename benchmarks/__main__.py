@@ -44,11 +44,12 @@ def contenders(model: str, rows: int, nuts_draws: int) -> list[tuple[str, str, S
     nuts = settings(nuts_draws, nuts_draws, 0)
     flymc = ("FlyMC", "flymc", settings(500, 1000, 20_000, steps_per_draw=5))
     return [
-        ("MinibatchMH", "minibatch", settings(500, 1000, 20_000, steps_per_draw=5)),
+        ("MinibatchMH", "minibatch", settings(500, 1000, 20_000)),
+        ("MinibatchMH, Penalty", "minibatch", settings(500, 1000, 20_000, acceptance="penalty")),
         (
-            "MinibatchMH, Penalty",
+            "MinibatchMH, CorrectedBarker",
             "minibatch",
-            settings(500, 1000, 20_000, steps_per_draw=2, acceptance="Penalty"),
+            settings(500, 1000, 20_000, acceptance="corrected_barker"),
         ),
         *([flymc] if model in ("logistic", "hierarchical") else []),
         ("NumPyro HMCECS, 100 rows", "hmcecs", hmcecs(10_000, 100, 10)),

@@ -17,7 +17,7 @@ from benchmarks.outcome import N_CHAINS, Settings
 
 __all__ = ["Contender", "machine", "report", "table", "versions", "write_section"]
 
-WANTED = 1000
+WANTED, MANY = 1000, 20_000
 """Effective samples of the worst parameter."""
 
 PACKAGES = ["pymc-minibatch", "pymc", "pytensor", "numba", "numpy", "nutpie", "numpyro", "jax"]
@@ -61,11 +61,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def seconds_to_wanted(summary: Summary, seconds_per_draw: float) -> float:
+def seconds_to_wanted(summary: Summary, seconds_per_draw: float, wanted: int = WANTED) -> float:
     """Return the time of the whole run, had it ended at the wanted number of effective samples."""
     total = sum(summary["phases"].values())
     drawing = seconds_per_draw * summary["draws"]
-    return float(total - drawing + drawing * WANTED / summary["ess"])
+    return float(total - drawing + drawing * wanted / summary["ess"])
 
 
 def _speed_header() -> list[str]:
@@ -73,6 +73,7 @@ def _speed_header() -> list[str]:
         "sampler",
         f"seconds to {WANTED} effective, cold",
         "warm",
+        f"to {MANY}, warm",
         "effective per second and chain",
         "all chains",
         "row evaluations per effective",
@@ -84,12 +85,13 @@ def _speed_header() -> list[str]:
 def _speed_row(contender: Contender) -> list[str]:
     cold, warm = contender.cold, contender.warm
     if isinstance(cold, str):
-        return [contender.label, cold, *[""] * 6]
+        return [contender.label, cold, *[""] * 7]
     if not isinstance(warm, dict):
-        return [contender.label, "", warm or "", *[""] * 5]
+        return [contender.label, "", warm or "", *[""] * 6]
     draw = warm["seconds_per_draw"]
     rate = warm["ess_per_second"]
     times = [_time(cold, draw) if cold else "", _time(warm, draw)]
+    times.append(f"{seconds_to_wanted(warm, draw, MANY):,.1f}")
     memory = max(summary["memory"] for summary in (cold, warm) if summary)
     return [
         contender.label,

@@ -42,10 +42,8 @@ class TimedFlyMC(_Timed, pmb.FlyMC):
 
 
 def sample_minibatch(settings: Settings, data: Data, clock: Clock) -> Outcome:
-    """Run MinibatchMH; `options` are its own, with the acceptance test by name."""
-    options = dict(settings.options)
-    acceptance = getattr(pmb, options.pop("acceptance", "CorrectedBarker"))()
-    return _sample(TimedMH, {"acceptance": acceptance, **options}, settings, data, clock)
+    """Run MinibatchMH; `options` are its own."""
+    return _sample(TimedMH, settings.options, settings, data, clock)
 
 
 def sample_flymc(settings: Settings, data: Data, clock: Clock) -> Outcome:

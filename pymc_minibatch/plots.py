@@ -256,9 +256,15 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     Raises
     ------
     ValueError
-        If a run has no such stats.
+        If a run has no such stats, or none of the runs has noise, as runs of :class:`Exact`.
     """
     runs = _named(runs)
+    noises = [_stat(run, "log_ratio_var", name) for name, run in runs.items()]
+    if not any((values > 0).any() for values in noises):
+        raise ValueError(
+            f"There is no noise to draw: every decision of {', '.join(map(repr, runs))} was exact. "
+            "plots.batch_sizes shows the rows that they took."
+        )
     panels = _Panels(runs, ["noise of the log ratio", "error of the test"], backend, dashes=False)
     stats = ("log_ratio_var", "test_error")
     labels = ("s² (nats²)", "bound on the probability's error")

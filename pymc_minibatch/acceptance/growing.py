@@ -49,6 +49,7 @@ __all__ = [
     "Limits",
     "build_growing",
     "new_first_batch",
+    "rows_wanted",
     "tune_first_batch",
 ]
 
@@ -188,6 +189,22 @@ def build_growing(
         return decided_by_all(accepted, n_rows, n_seen, impossible, 0)
 
     return decide
+
+
+def rows_wanted(limits: Limits, variance: float, n_rows: int) -> int:
+    """Say how large a batch has to be where log ratios are normal; all rows if more than half are.
+
+    `variance` is s² of a batch of one row.
+    """
+    steps = math.ceil(math.log(max(2.0, n_rows / LEAST_BATCH)) / math.log(GROWTH))
+    n = np.ceil(LEAST_BATCH * GROWTH ** np.arange(steps + 1))
+    s2 = variance / n
+    smoothness = np.append(limits.smoothness, np.inf)[np.searchsorted(limits.variance_grid, s2)]
+    third = 2 * NORMAL_THIRD_MOMENT / 6 * variance**1.5
+    with np.errstate(invalid="ignore"):  # infinity times nothing
+        error = limits.own_error + np.nan_to_num(smoothness * third / n**2, posinf=np.inf)
+    do = (s2 < limits.variance) & (error <= limits.error) & (2 * n <= n_rows)
+    return int(n[np.argmax(do)]) if do.any() else n_rows
 
 
 @njit

@@ -29,6 +29,10 @@ PAIRS = 2000
 TRIAL_ROWS = 500
 ROUNDING = 1e-9
 
+SOME_ROWS = 2000
+TOO_MANY = 2.0
+"""With so many times the rows that are wanted, some rows tell that bounding all is in vain."""
+
 
 @dataclass(frozen=True)
 class RemainderBounds:
@@ -53,16 +57,17 @@ class RemainderBounds:
 
 
 def bound_remainders(
-    tall: TallModel, control: ControlVariate, third: Any = None
+    tall: TallModel, control: ControlVariate, third: Any = None, most_rows: float = np.inf
 ) -> RemainderBounds:
     """Bound the remainders of all rows in one pass, and verify the bounds on some.
 
-    `third` is a bound on the third derivative that the user brings.
+    `third` is a bound on the third derivative that the user brings. The pass takes D² products for
+    each row; where decisions clearly take more than `most_rows` it is not begun.
 
     Raises
     ------
     NoPredictorError
-        If rows have no affine predictor, or no bound is known.
+        If rows have no affine predictor, or no bound is known, or decisions take too many rows.
     ValueError
         If the user's bound is none.
     """
@@ -77,6 +82,13 @@ def bound_remainders(
     def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return _lengths_and_bounds(predictor, reference.flat, lower, radius, known, batch)
 
+    per_size = _mean_factor(reference.flat.size) / temperature
+    if known is not None and np.isfinite(most_rows):
+        rows = np.sort(np.random.default_rng(0).integers(0, tall.n_rows, SOME_ROWS))
+        some_lengths, some_bounds = look(*tall.batch(rows))
+        expected = tall.n_rows * float(np.mean(some_bounds * some_lengths**3)) * per_size
+        if expected > TOO_MANY * most_rows:
+            raise NoPredictorError(f"Exact would take about {expected:,.3g} rows in a decision")
     parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
     lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
     sizes = (bounds if brought is None else brought) * lengths**3
@@ -90,7 +102,7 @@ def bound_remainders(
         np.nextafter(sizes.astype(np.float32), np.float32(np.inf)) * (sizes > 0),
         np.ascontiguousarray(lower.T),
         radius if brought is None else np.inf,
-        float(sizes.sum()) / temperature * _mean_factor(reference.flat.size),
+        float(sizes.sum()) * per_size,
     )
     _verify(tall, reference, found, brought is not None)
     return found

@@ -105,10 +105,11 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 def _normal(
     tall: TallModel, derivatives: _Derivatives, eta: np.ndarray, batch: Sequence[np.ndarray]
 ) -> Third | None:
+    at_mode = derivatives(eta, *batch)[0]
     for step in STEPS:
         second, third = derivatives(eta + step, *batch)
-        if not np.all(np.abs(third) <= 1e-12 * np.abs(second)):
-            return None
+        if not (np.all(np.abs(third) <= 1e-12 * np.abs(second)) and _same(second, at_mode)):
+            return None  # parabolas and lines between kinks, as Huber's, are not of this family
     return lambda lowest, highest, batch: np.zeros(lowest.size)
 
 

@@ -42,7 +42,7 @@ def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
         precision=control.precision(active),
         reference=reference.flat,
         slope=reference.gradient[active] / temperature,
-        curvature=reference.hessian[active] / temperature,
+        curvature=reference.curvature[active] / temperature,
     )
 
 

@@ -36,10 +36,6 @@ MOST_ROWS = 0.5
 TOGETHER = 0.5
 """Variables that each take a larger share of the remainder with them act together."""
 
-KINK_STEP = 1e-3
-KINKED = 0.02
-"""Less curvature than this share of what the slopes of the rows call for is that of kinks."""
-
 TRIAL_DRAWS = 1000
 
 START_SPREAD = 2.0
@@ -122,7 +118,7 @@ def decide_control_variate(
         "less than its log-likelihood."
     )
     control = ControlVariate(reference, order, temperature)
-    if share > MOST_ROWS:
+    if share > MOST_ROWS and not reference.has_kinks:  # few rows, drawn by size, tell of kinks
         warn(
             "At the scale of the posterior the log-likelihood is far from quadratic about its "
             f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
@@ -153,7 +149,8 @@ def choose_order(
     Returns
     -------
     order
-        2 if the Taylor remainders vary less than the log-likelihoods, else 0.
+        2 if the Taylor remainders vary less than the log-likelihoods, else 0; 1 in place of 2 where
+        second derivatives are all zero, as of lines between kinks.
     gain
         The factor by which their variance is smaller (median over pairs of posterior points).
     share
@@ -161,7 +158,8 @@ def choose_order(
     """
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
-    remainder = compile_remainder(tall, 2)
+    highest = 2 if reference.hessian.any() else 1
+    remainder = compile_remainder(tall, highest)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
     terms = np.array(
@@ -177,7 +175,7 @@ def choose_order(
         without, with_it = np.diff(terms, axis=1)[:, 0].var(axis=-1).T
         with_it = np.maximum(with_it, np.finfo(float).tiny)
         gain = float(np.nan_to_num(np.median(without / with_it)))
-    order = 2 if gain > 1 else 0
+    order = highest if gain > 1 else 0
     needed = tall.n_rows / temperature**2 * np.median(with_it if order else without)
     share = float(1 - 1 / (1 + needed)) if np.isfinite(needed) else 1.0
     return order, gain, share
@@ -196,17 +194,7 @@ def _cause(tall: TallModel, control: ControlVariate) -> str:
     }
     if not np.isfinite(spread) or not all(np.isfinite(share) for share in shares.values()):
         return "Some rows are impossible at points about it."
-    kinked = [
-        name
-        for name, where in tall.layout.slices.items()
-        if _is_kinked(tall, control.reference, where)
-    ]
     first, *others = sorted(shares, key=lambda name: -shares[name])
-    if first in kinked:
-        return (
-            f"It has kinks in {first}, as quantile regression and Laplace errors have, and no "
-            "expansion follows a kink. FlyMC with a bound of your own, pmb.Bound, reads few rows."
-        )
     found = f"Of what is not quadratic, {shares[first]:.0%} goes if {first} is held at its mode"
     if others and shares[others[0]] > TOGETHER:
         return (
@@ -239,27 +227,6 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     ]
     with np.errstate(invalid="ignore"):  # where a row is impossible
         return float(np.median([ratio.var() for ratio in ratios]))
-
-
-def _is_kinked(tall: TallModel, reference: Reference, where: slice) -> bool:
-    """Whether the log-likelihood has slopes and no curvature, which for smooth ones go together.
-
-    The mean square of a row's slope is about its mean curvature (the information equality). Where
-    neither tells of the variables at the mode there is no kink to be seen.
-    """
-    own = reference.covariance[where, where]
-    direction = np.zeros_like(reference.flat)
-    direction[where] = np.sqrt(np.diag(own))
-    curvature = -direction @ reference.hessian @ direction / tall.n_rows
-    batch = _trial_rows(tall, np.random.default_rng(0))
-    ends = [
-        tall.compiled_row_logp(reference.flat + step * direction, *batch)
-        for step in (-KINK_STEP, KINK_STEP)
-    ]
-    with np.errstate(invalid="ignore"):
-        slopes = (ends[1] - ends[0]) / (2 * KINK_STEP)
-        information = np.mean(slopes**2)
-        return bool(curvature < KINKED * information and tall.n_rows * information > 1)
 
 
 def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -295,7 +262,7 @@ def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
         np.zeros_like(reference.flat), np.linalg.inv(precision), TRIAL_DRAWS, method="cholesky"
     )
     prior = np.array([tall.compiled_prior_logp(reference.flat + delta) for delta in deltas])
-    rest = precision + reference.hessian / temperature
+    rest = precision + reference.curvature / temperature
     log_weights = np.nan_to_num(
         prior
         + deltas @ reference.gradient / temperature

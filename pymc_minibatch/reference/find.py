@@ -3,7 +3,8 @@
 The mode is found on a subsample of the rows, then polished on all of them by Newton steps with the
 subsample's Hessian. The last pass sums gradient and Hessian over all rows. The control variates
 built on it are right for any reference point; a poor one only makes batches larger. A few more
-searches, on few rows and from elsewhere, tell whether there are other modes.
+searches, on few rows and from elsewhere, tell whether there are other modes. Where rows have kinks,
+second derivatives tell nothing, and gradients at the scale of the posterior take their place.
 """
 
 import math
@@ -27,6 +28,7 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.arguments import checked_temperature, checked_type
 from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
@@ -41,6 +43,10 @@ SLOW = 0.5
 
 TOLERANCE = 1e-3
 """Newton steps end when one is shorter than this many posterior standard deviations."""
+
+KINK_ROUNDS = 2
+KINKED_LENGTH = 0.1
+"""Where rows have kinks, and gradients jump, a step of so many sds ends the search."""
 
 SMALL = 1e-3
 FAR = 3.0
@@ -65,7 +71,7 @@ VERIFIED_AT = 2.0
 
 FIND_AGAIN = "Find it again with pmb.find_reference()."
 
-_ARRAYS = ("flat", "gradient", "hessian", "prior_hessian", "row_logps")
+_ARRAYS = ("flat", "gradient", "hessian", "curvature", "prior_hessian", "row_logps")
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
@@ -87,6 +93,9 @@ class Reference:
         Sum over all rows of the gradients of their log-likelihood at the mode.
     hessian : ndarray, shape (D, D)
         Sum over all rows of the Hessians of their log-likelihood at the mode.
+    curvature : ndarray, shape (D, D)
+        The same, averaged over the scale of the posterior where rows have kinks, which `hessian`
+        does not see (Laplace errors, quantile regression); equal to it elsewhere.
     prior_hessian : ndarray, shape (D, D)
         Hessian of the prior part at the mode.
     row_logps : ndarray, shape (at most 20,)
@@ -120,6 +129,7 @@ class Reference:
     flat: np.ndarray
     gradient: np.ndarray
     hessian: np.ndarray
+    curvature: np.ndarray
     prior_hessian: np.ndarray
     row_logps: np.ndarray
     n_rows: int
@@ -131,7 +141,14 @@ class Reference:
 
     def precision_at(self, temperature: float) -> np.ndarray:
         """Precision of the Gaussian approximation of the posterior at T, shape (D, D)."""
-        return -(self.prior_hessian + self.hessian / temperature)
+        return -(self.prior_hessian + self.curvature / temperature)
+
+    @property
+    def has_kinks(self) -> bool:
+        """Whether the log-likelihood has kinks, so that its Hessian is not its curvature."""
+        return self.curvature is not self.hessian and not np.array_equal(
+            self.curvature, self.hessian
+        )
 
     def check_fits(self, tall: TallModel) -> None:
         """Refuse the reference of a model with other variables, another likelihood or other data.
@@ -339,14 +356,21 @@ def search(
     # The jitter leaves saddle points, on which symmetric models start.
     initial = tall.layout.flatten(tall.model.initial_point()) if start is None else start
     initial = initial + SMALL * rng.standard_normal(initial.size)
-    theta = density.polish(density.maximise(initial, sample), sample)
+    density.look_for_kinks(initial, sample)
+    theta = density.maximise(initial, sample)
+    if not density.kinked:
+        density.look_for_kinks(theta, sample)
+    theta, precision = density.polish(theta, sample)
     gradient, hessian = density.row_derivatives(theta, None)
+    prior_hessian = density.prior_hessian(theta)
+    curvature = -(precision + prior_hessian) * temperature if density.kinked else hessian
     reference = Reference(
         mode=tall.layout.unflatten(theta),
         flat=theta,
         gradient=gradient,
         hessian=hessian,
-        prior_hessian=density.prior_hessian(theta),
+        curvature=curvature,
+        prior_hessian=prior_hessian,
         row_logps=_some_row_logps(tall, theta)[1],
         n_rows=tall.n_rows,
         checksum=tall.checksum,
@@ -396,14 +420,15 @@ def _has_other_mode(
         """Return a mode, its log-density and its precision; None if the search ends in none."""
         try:
             point = alone.maximise(start, rows)
-            precision = -alone.hessian(point, rows)
+            precision = alone.precision(point, rows)
             factor = alone.factor(point, precision)
         except NoReferenceError:
             return None
         value, gradient = alone.value_gradient(point, rows)
         if not np.isfinite(gradient).all():
             return None
-        arrived = gradient @ cho_solve(factor, gradient) < TOLERANCE
+        tolerance = KINKED_LENGTH if alone.kinked else TOLERANCE
+        arrived = gradient @ cho_solve(factor, gradient) < tolerance
         return (point, value, precision) if arrived else None
 
     known = climb(theta)
@@ -429,6 +454,7 @@ class _Density:
         self._prior = _value_gradient_product(tall.prior_graph, tall.flat, [])
         self.rows_read = 0
         self.dim = tall.layout.size
+        self.kinked = False
 
     def row_sums(
         self, theta: np.ndarray, vectors: np.ndarray, rows: _Rows | None
@@ -472,8 +498,57 @@ class _Density:
     def hessian(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
         return self.prior_hessian(theta) + self.row_derivatives(theta, rows)[1] / self.temperature
 
+    def gradient(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        return self.value_gradient(theta, rows)[1]
+
+    def look_for_kinks(self, theta: np.ndarray, rows: _Rows | None) -> None:
+        """Note whether rows have kinks, by few of them at the scale of their posterior."""
+        data = self.tall.data if rows is None else rows
+        stride = max(1, len(data[0]) // TRIAL_ROWS)
+        some = [np.ascontiguousarray(values[::stride]) for values in data]
+
+        def product(vector: np.ndarray) -> np.ndarray:
+            [of_rows] = self.row_sums(theta, vector[None], some)[2]
+            return np.asarray(self._prior(theta, vector)[2] + of_rows / self.temperature)
+
+        self.kinked = has_kinks(
+            lambda point: self.gradient(point, some),
+            product,
+            theta,
+            self.outer_precision(theta, some) * len(some[0]) / self.tall.n_rows,
+            list(self.tall.layout.slices.values()),
+        )
+
+    def outer_precision(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Precision by the outer products of the slopes of some rows."""
+        data = self.tall.data if rows is None else rows
+        some = np.sort(np.random.default_rng(0).integers(0, len(data[0]), TRIAL_ROWS))
+        batch = [np.ascontiguousarray(values[some]) for values in data]
+        return outer_precision(
+            lambda point: self.tall.compiled_row_logp(point, *batch),
+            theta,
+            self.tall.n_rows / (TRIAL_ROWS * self.temperature),
+            self.prior_hessian(theta),
+        )
+
+    def precision(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Curvature of the log-density, at the scale of the posterior where rows have kinks."""
+        if not self.kinked:
+            return -self.hessian(theta, rows)
+        precision = self.outer_precision(theta, rows)
+        for _ in range(KINK_ROUNDS):
+            self.factor(theta, precision)
+            precision = average_precision(lambda t: self.gradient(t, rows), theta, precision)
+        return precision
+
     def maximise(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
         """Find the mode on some rows, or all."""
+        if self.kinked:
+            precision = self.outer_precision(theta, rows)
+            self.factor(theta, precision)  # refuses what has no scale
+            found = climb(lambda t: self.value_gradient(t, rows), theta, precision)
+            self._check_bounded(found)
+            return found
 
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self.value_gradient(t, rows)
@@ -503,13 +578,16 @@ class _Density:
                 "derivatives of the log-density are not finite where the search for its mode leads "
                 f"({error}). {ELSEWHERE}"
             ) from error
-        if not np.isfinite(found.x).all() or np.abs(found.x).max() > 1e6:
-            blamed = self.tall.layout.name_of(int(np.argmax(np.nan_to_num(np.abs(found.x)))))
+        self._check_bounded(found.x)
+        return found.x
+
+    def _check_bounded(self, found: np.ndarray) -> None:
+        if not np.isfinite(found).all() or np.abs(found).max() > 1e6:
+            blamed = self.tall.layout.name_of(int(np.argmax(np.nan_to_num(np.abs(found)))))
             raise NoReferenceError(
                 f"the search for the posterior mode ran off to infinity, mostly in {blamed}: the "
                 "data do not determine it and its prior does not either"
             )
-        return found.x
 
     def factor(self, theta: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, bool]:
         """Factor the precision at a point, or say in which variable it is none."""
@@ -550,14 +628,23 @@ class _Density:
                     "data do not determine it (separation, say) and its prior does not either"
                 )
 
-    def polish(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+    def polish(self, theta: np.ndarray, rows: _Rows | None) -> tuple[np.ndarray, np.ndarray]:
         """Move from the mode of some rows to that of all, by Newton steps with the Hessian of some.
 
         Where these steps do not shorten fast the search goes on with the Hessian of all rows.
+
+        Returns
+        -------
+        theta
+            The mode.
+        precision
+            That of some rows; where rows have kinks, that of all rows.
         """
-        precision = -self.hessian(theta, rows)
+        precision = self.precision(theta, rows)
         factor = self.factor(theta, precision)
         self.check_falls_off(theta, precision, rows)
+        if self.kinked:
+            return self._polish_kinked(theta, precision)
         start, last = theta, np.inf
         for _ in range(NEWTON_STEPS):
             _, gradient = self.value_gradient(theta, None)
@@ -569,8 +656,21 @@ class _Density:
                 break
             theta, last = theta + step, length
             if length < TOLERANCE:
-                return theta
-        return self.maximise(start, None)
+                return theta, precision
+        return self.maximise(start, None), precision
+
+    def _polish_kinked(
+        self, theta: np.ndarray, precision: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Newton steps with the average curvature of all rows, while they bring something."""
+        for _ in range(NEWTON_STEPS):
+            precision = average_precision(lambda t: self.gradient(t, None), theta, precision)
+            gradient = self.gradient(theta, None)
+            step = cho_solve(self.factor(theta, precision), gradient)
+            theta = theta + step
+            if step @ gradient < KINKED_LENGTH**2:
+                break
+        return theta, precision
 
 
 def _add(first: list[np.ndarray], second: list[np.ndarray]) -> list[np.ndarray]:

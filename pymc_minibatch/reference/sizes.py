@@ -25,6 +25,16 @@ GAUSSIAN_POINTS, AXIS_POINTS = 8, 8
 AXIS_LENGTH = 2.0
 """Standard deviations from the mode, along each axis, of an axis point."""
 
+KINKED_POINTS, KINKED_LENGTH = 64, 2.5
+"""The same of axis points where rows have kinks: a row whose kink lies between those of all points
+and a point of the chain would have hardly any size, and a large part of the log ratio."""
+
+PAIRS = 5
+"""Pairs of points on which drawing by size is compared with drawing uniformly."""
+
+RANGE_SHARE = 0.05
+"""Of the size of a row with kinks: so much of the range is added to the mean distance."""
+
 FLOOR = 0.03
 """No size is below this share of the mean, so that no row is starved."""
 
@@ -35,8 +45,8 @@ class Unevenness(NamedTuple):
     Attributes
     ----------
     uniform, by_size
-        Rows at which s² = 1, for a pair of posterior points, drawn in either way. Infinite where a
-        row is impossible there.
+        Rows at which s² = 1, drawn in either way: the median over pairs of posterior points.
+        Infinite where a row is impossible there.
     kurtosis
         N Σ c⁴ / (Σ c²)² of the sizes c: a uniform batch of fewer rows than this is expected to hold
         less than one that tells.
@@ -52,51 +62,69 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
 
     The size of a row is the range of its term, the remainder where there is a control variate, over
     points about the mode, which lie on both sides of it along every axis. Where the term of a row
-    is not finite the point does not count for it.
+    is not finite the point does not count for it. Where rows have kinks the size is the mean
+    distance from the term at the mode, and a small share of the range: the range alone would draw
+    rows whose kinks are far off too often.
 
     Returns
     -------
     sizes : ndarray of float32, shape (N,)
         Positive; all the same where no row varies.
     unevenness : Unevenness
-        How much they are worth, measured at two other points.
+        How much they are worth, measured at other points.
     """
     reference, order, temperature = control
-    points, pair = _trial_points(reference, temperature)
+    kinked = reference.has_kinks
+    axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
+    points, pairs = _trial_points(reference, temperature, *axes)
     term = _row_term(tall, reference, order)
 
     def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        lowest = highest = term(reference.flat, batch)
+        at_mode = term(reference.flat, batch)
+        lowest = highest = at_mode
+        distance = np.zeros_like(at_mode)
         with np.errstate(invalid="ignore", over="ignore"):
             for point in points:
                 terms = term(point, batch)
                 finite = np.isfinite(terms)
                 lowest = np.where(finite, np.minimum(lowest, terms), lowest)
                 highest = np.where(finite, np.maximum(highest, terms), highest)
-            log_ratio = term(pair[1], batch) - term(pair[0], batch)
-            return (highest - lowest).astype(np.float32), log_ratio.astype(np.float32)
+                if kinked:
+                    distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
+            ranges = np.nan_to_num(highest - lowest)
+            if kinked:
+                ranges = distance + RANGE_SHARE * ranges
+            ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
+            return ranges.astype(np.float32), _sums(ranges, np.array(ratios))
 
     parts = [part for _, part in over_chunks(look, tall.data, "Sizing the rows")]
-    ranges, log_ratios = (np.concatenate(part) for part in zip(*parts, strict=True))
-    ranges = np.nan_to_num(ranges)
+    ranges = np.concatenate([part for part, _ in parts])
     mean = ranges.mean(dtype=float)
     if not mean > 0:
         return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
-    return sizes, _unevenness(sizes, log_ratios, temperature)
+    sums = np.sum([part for _, part in parts], axis=0)
+    return sizes, _unevenness(sizes, sums, temperature)
 
 
-def _unevenness(sizes: np.ndarray, log_ratios: np.ndarray, temperature: float) -> Unevenness:
+def _sums(ranges: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """Sum r, r² and r²/c over the rows of a chunk, for the log ratios r of each pair."""
+    floor = max(FLOOR * float(ranges.mean()), float(np.finfo(np.float32).tiny))
+    squares = ratios**2
+    of_squares = (squares / np.maximum(ranges, floor)).sum(axis=1)
+    return np.array([ratios.sum(axis=1), squares.sum(axis=1), of_squares])
+
+
+def _unevenness(sizes: np.ndarray, sums: np.ndarray, temperature: float) -> Unevenness:
     """Compare the variance of r / p for both ways to draw, with r at points of their own."""
-    squares = sizes.astype(float) ** 2
-    kurtosis = sizes.size * float((squares**2).sum()) / float(squares.sum()) ** 2
-    r = log_ratios.astype(float)
-    if not np.isfinite(r).all():
-        return Unevenness(np.inf, np.inf, kurtosis)
-    total = float(r.sum())
-    by_size = float((r**2 / sizes).sum()) * float(sizes.sum(dtype=float)) - total**2
-    uniform = r.size * float((r**2).sum()) - total**2
-    return Unevenness(uniform / temperature**2, by_size / temperature**2, kurtosis)
+    fourth = float(np.sum(sizes.astype(float) ** 4))
+    kurtosis = sizes.size * fourth / float(np.sum(sizes.astype(float) ** 2)) ** 2
+    total, squares, of_squares = sums
+    by_size = of_squares * float(sizes.sum(dtype=float)) - total**2
+    uniform = sizes.size * squares - total**2
+    possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
+    rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
+    return Unevenness(rows[0] / temperature**2, rows[1] / temperature**2, kurtosis)
 
 
 def _row_term(
@@ -108,10 +136,12 @@ def _row_term(
     return lambda point, batch: remainder(point, reference.flat, *batch)
 
 
-def _trial_points(reference: Reference, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return points about the mode, and a pair of posterior points besides.
+def _trial_points(
+    reference: Reference, temperature: float, n_axes: int, length: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return points about the mode, and pairs of posterior points besides.
 
-    Half of the points are draws from the Gaussian approximation. The others go along all axes at
+    Some of the points are draws from the Gaussian approximation. The others go along all axes at
     once, in one sense or the other, so that each lies as far out as is wanted along every axis. The
     axes are uncorrelated and as near to the parameters as such axes can be: the symmetric root of
     their correlations leads from one to the other.
@@ -123,7 +153,7 @@ def _trial_points(reference: Reference, temperature: float) -> tuple[np.ndarray,
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T * sd
     dim = sd.size
     gaussian = rng.standard_normal((GAUSSIAN_POINTS // 2, dim))
-    axes = AXIS_LENGTH * rng.choice([-1.0, 1.0], (AXIS_POINTS // 2, dim))
+    axes = length * rng.choice([-1.0, 1.0], (n_axes // 2, dim))
     z = np.concatenate([gaussian, -gaussian, axes, -axes])
-    pair = rng.standard_normal((2, dim))
-    return reference.flat + z @ root, reference.flat + pair @ root
+    pairs = rng.standard_normal((PAIRS, 2, dim))
+    return reference.flat + z @ root, reference.flat + pairs @ root

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from pymc_minibatch.acceptance import (
 )
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.exact import Ball
-from pymc_minibatch.acceptance.growing import LEAST_BATCH
+from pymc_minibatch.acceptance.growing import LEAST_BATCH, rows_wanted
 from pymc_minibatch.bounds.predictor import NoPredictorError
 from pymc_minibatch.bounds.remainder import RemainderBounds, bound_remainders
 from pymc_minibatch.kernels.by_size import RowSizes
@@ -71,8 +71,15 @@ WORTH = 0.8
 """Rows are drawn by size where that takes a smaller share of the rows that uniform draws take."""
 
 FEW_ROWS = 150
-"""Up to this many rows on average, the exact test is preferred to Barker's, which reads hardly any
-but rejects every other proposal."""
+"""Up to this many rows on average, the exact test is preferred: others read fewer, but reject more,
+and a transition costs as much as some ten rows besides."""
+
+OVERHEAD_ROWS = 20
+"""What a transition costs besides, in rows, and one more for each parameter: moves take D² products
+where a row takes D of them, a few times."""
+
+EFFECTIVE = {"CorrectedBarker": 0.27, "Penalty": 0.6}
+"""Effective samples for each transition of a logistic regression, measured."""
 
 SEEN_SHARE = 0.5
 """With fewer rows that tell in a batch, it may know nothing of its error."""
@@ -180,23 +187,35 @@ def settle(
         if bounds is not None:
             assert control is not None
             return _with_bounds(control.reference, bounds, Exact(), reason)
-        acceptance = CorrectedBarker()
+    tests = _open_tests(control) if acceptance == "auto" else (acceptance,)
+    test = tests[0]
     if rows == "size":
-        _check_can_draw_by_size(acceptance, control)
-    may = acceptance.draws_by_size and rows != "uniform"
-    if control is None or not (may or acceptance.first_batch == "tuned"):
-        return Deciding(acceptance, "uniform", f"{reason}; rows uniformly")
+        _check_can_draw_by_size(test, control)
+    may = rows != "uniform" and test.draws_by_size
+    if control is None or not (may or test.first_batch == "tuned"):
+        return Deciding(test, "uniform", f"{reason}; rows uniformly")
     sizes, unevenness = row_sizes(tall, control)
-    compared = (
-        f"s² = 1 takes about {unevenness.by_size:,.3g} rows by size and {unevenness.uniform:,.3g} "
-        "uniformly"
+    by_size = may and (rows == "size" or unevenness.by_size < WORTH * unevenness.uniform)
+    variance = unevenness.by_size if by_size else unevenness.uniform
+    if len(tests) > 1:
+        test, found = _cheapest(tests, tall, control, variance)
+        reason = f"{reason}; {found}"
+    how = "by size" if by_size else "uniformly"
+    reason = (
+        f"{reason}; rows {how}: s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
+        f"{unevenness.uniform:,.3g} uniformly"
     )
-    if rows == "size" or (may and unevenness.by_size < WORTH * unevenness.uniform):
-        sized = RowSizes.of(sizes)
-        why = f"{reason}; rows by size: {compared}"
-        return Deciding(acceptance, "size", why, sized, None, unevenness, unevenness.by_size)
-    why = f"{reason}; rows uniformly: {compared}"
-    return Deciding(acceptance, "uniform", why, None, None, unevenness, unevenness.uniform)
+    sized = RowSizes.of(sizes) if by_size else None
+    return Deciding(
+        test, "size" if by_size else "uniform", reason, sized, None, unevenness, variance
+    )
+
+
+def _open_tests(control: ControlVariate | None) -> tuple[Acceptance, ...]:
+    """List the approximate tests to choose from; without a control variate the noise is large."""
+    if control is None or control.order == 0:
+        return (CorrectedBarker(),)
+    return CorrectedBarker(), Penalty()
 
 
 def _exact(
@@ -226,16 +245,36 @@ def _affordable(
     tall: TallModel, control: ControlVariate | None, rows: RowChoice
 ) -> tuple[RemainderBounds | None, str]:
     """Return bounds with which the exact test reads few rows, or None; and why."""
+    if control is not None and control.reference.has_kinks:
+        return None, "the rows have kinks, for which Exact has no bound"
     if control is None or control.order != 2 or rows == "uniform":
-        return None, "CorrectedBarker"
+        return None, "Exact needs an expansion of order 2, and rows by size"
     try:
-        bounds = bound_remainders(tall, control)
+        bounds = bound_remainders(tall, control, most_rows=FEW_ROWS)
     except NoPredictorError as error:
-        return None, f"CorrectedBarker, since {error}"
+        return None, str(error)
     takes = f"Exact would take about {bounds.expected_rows:,.3g} rows in a decision"
     if bounds.expected_rows > FEW_ROWS:
-        return None, f"CorrectedBarker, since {takes}"
+        return None, takes
     return bounds, takes.replace("would take", "takes")
+
+
+def _cheapest(
+    tests: Sequence[Acceptance], tall: TallModel, control: ControlVariate, variance: float
+) -> tuple[Acceptance, str]:
+    """Choose the test with the most effective samples for its cost, and say why.
+
+    `variance` is s² of a batch of one row.
+    """
+    n_rows, dim = tall.n_rows, control.reference.flat.size
+    costs, told = [], []
+    for test in tests:
+        limits = test.parameters(control.temperature, np.empty(1), n_rows)[0]
+        wanted = rows_wanted(limits, variance, n_rows) if np.isfinite(variance) else n_rows
+        name = type(test).__name__
+        costs.append((OVERHEAD_ROWS + dim + wanted) / EFFECTIVE[name])
+        told.append(f"{name} about {wanted:,.3g}")
+    return tests[int(np.argmin(costs))], f"{', '.join(told)} rows"
 
 
 def _with_bounds(

@@ -112,7 +112,8 @@ class MinibatchMH(TallStep):
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Penalty for models with effects and scales of their own, Exact where it has bounds and
-        is expected to read few rows, and CorrectedBarker elsewhere; ``choice`` says which, and why.
+        is expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere;
+        ``choice`` says which, and why.
         The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a

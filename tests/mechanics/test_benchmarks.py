@@ -54,6 +54,7 @@ def test_the_report_has_a_line_for_every_sampler(summary, settings):
 def test_the_time_is_that_of_the_wanted_effective_sample_size():
     summary = {"phases": {"set-up": 2.0, "draws": 4.0}, "draws": 400, "ess": 2000.0}
     assert seconds_to_wanted(summary, seconds_per_draw=0.01) == pytest.approx(4.0)
+    assert seconds_to_wanted(summary, 0.01, wanted=20_000) == pytest.approx(42.0)
 
 
 def test_a_section_replaces_the_earlier_one_of_its_title(tmp_path):

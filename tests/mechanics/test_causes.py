@@ -19,18 +19,6 @@ def only_warning(model):
     return message
 
 
-def test_kinks():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=3000)
-    with pm.Model() as model:
-        slope = pm.Normal("slope")
-        pm.AsymmetricLaplace("y", q=0.3, mu=slope * x, b=1.0, observed=x + rng.normal(size=x.size))
-    message = only_warning(model)
-    assert "kinks in slope" in message
-    assert "pmb.Bound" in message
-    assert "choose the moves" not in message
-
-
 def test_a_variable_that_rows_tell_little_of():
     """Rows are flat in it to second order."""
     rng = np.random.default_rng(2)

@@ -1,11 +1,21 @@
 """What a step settles by itself: the acceptance test, how rows are drawn, transitions of a draw."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.steps.deciding import FEW_ROWS, MANY_ROWS, MOST_STEPS, steps_of_draw
+from pymc_minibatch.acceptance.growing import rows_wanted
+from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.steps.deciding import (
+    FEW_ROWS,
+    MANY_ROWS,
+    MOST_STEPS,
+    _cheapest,
+    steps_of_draw,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +56,37 @@ def test_takes_the_exact_test_where_it_reads_few_rows(logistic):
     assert np.mean(rows) < FEW_ROWS
 
 
-def test_takes_barkers_test_where_there_is_no_bound(normal):
+def test_takes_an_approximate_test_where_there_is_no_bound(normal):
     step = make(normal)
-    assert isinstance(step.acceptance, pmb.CorrectedBarker)
+    assert isinstance(step.acceptance, pmb.CorrectedBarker | pmb.Penalty)
     assert "sigma_log__ in more than one place" in step.choice
+    assert "CorrectedBarker about" in step.choice
     _, [stats] = step.step(normal[0].initial_point())
     assert not stats["exact"]
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 50}, {"rows": "uniform"}])
-def test_takes_barkers_test_where_the_exact_one_does_not_fit(logistic, options):
-    assert isinstance(make(logistic, **options).acceptance, pmb.CorrectedBarker)
+def test_takes_an_approximate_test_where_the_exact_one_does_not_fit(logistic, options):
+    assert not isinstance(make(logistic, **options).acceptance, pmb.Exact)
+
+
+@pytest.mark.parametrize(("rows", "s2"), [(100, 0.23), (1000, 0.40), (10_000, 0.59)])
+def test_rows_that_a_batch_takes(rows, s2):
+    """The largest s² that passes with so many rows, as tabulated in the docs."""
+    limits = pmb.CorrectedBarker().parameters(1.0, np.empty(1), 10**6)[0]
+    assert rows_wanted(limits, s2 * rows, 10**6) == pytest.approx(rows, rel=0.12)
+
+
+def test_the_cheaper_of_two_tests():
+    """Noise is what Penalty's test cannot stand; else it accepts twice as often."""
+    reference = SimpleNamespace(flat=np.zeros(20))
+    control, tall = ControlVariate(reference, 2, 1.0), SimpleNamespace(n_rows=10**6)
+    tests = pmb.CorrectedBarker(), pmb.Penalty()
+    assert _cheapest(tests, tall, control, 1e-3)[0] == pmb.Penalty()
+    test, reason = _cheapest(tests, tall, control, 1e3)
+    assert test == pmb.CorrectedBarker()
+    assert "CorrectedBarker about" in reason
+    assert _cheapest(tests, tall, control, np.inf)[1].count("1e+06") == 2
 
 
 def test_tests_and_proposals_by_name(normal):

@@ -170,6 +170,15 @@ def test_a_missing_stat_or_reference():
         plots.running_mean(RUNS, "NUTS")
 
 
+def test_noise_of_exact_runs_is_refused():
+    zero = np.zeros((N_CHAINS, N_DRAWS))
+    exact = run(13, log_ratio_var=zero, test_error=zero)
+    with pytest.raises(ValueError, match=r"every decision of 'exact' was exact.*batch_sizes"):
+        plots.noise({"exact": exact})
+    first, second = axes(plots.noise({"exact": exact, "few": RUNS["few"]}))
+    assert first.get_yscale() == second.get_yscale() == "log"
+
+
 @pytest.mark.parametrize("draw", [plots.batch_sizes, plots.noise, plots.bright_rows])
 def test_without_a_backend(draw):
     draw(RUNS, backend="none")

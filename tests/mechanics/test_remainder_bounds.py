@@ -114,8 +114,18 @@ def non_centred():
     pm.Bernoulli("y", logit_p=pm.Normal("mu") + pm.HalfNormal("sd") * z[GROUP], observed=BITS)
 
 
-def cauchy_like():
+def absolute_errors():
     pm.Laplace("y", predictor(), 1.0, observed=X[:, 0])
+
+
+def huber_errors():
+    """Their third derivative is zero but where a parabola goes over into lines."""
+
+    def logp(value, mu):
+        distance = abs(value - mu)
+        return pm.math.switch(distance < 1, -0.5 * distance**2, 0.5 - distance)
+
+    pm.CustomDist("y", predictor(), logp=logp, observed=X[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,8 @@ def cauchy_like():
     [
         (unknown_scale, r"sigma_log__ in more than one place.*\(an unknown scale"),
         (non_centred, "is not affine in the parameters"),
-        (cauchy_like, "no bound on the third derivative of y"),
+        (absolute_errors, "no bound on the third derivative of y"),
+        (huber_errors, "no bound on the third derivative of y"),
     ],
 )
 def test_refusals_say_why(build, message):
@@ -147,3 +158,21 @@ def test_a_bound_that_is_brought_is_verified():
         bound_remainders(tall, control, third=0.01)
     with pytest.raises(ValueError, match="one for each of 60 rows"):
         bound_remainders(tall, control, third=np.ones(3))
+
+
+def test_rows_are_not_bounded_in_vain():
+    """Some rows tell how many a decision takes, whatever the order of the rows."""
+    rng = np.random.default_rng(2)
+    n_rows, dim = 8000, 12
+    design = rng.normal(size=(n_rows, dim))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=dim)
+        pm.Bernoulli("y", logit_p=design @ beta, observed=rng.integers(0, 2, n_rows))
+    tall = pmb.TallModel(model)
+    control = ControlVariate(pmb.find_reference(tall=tall), 2, 1.0)
+    expected = bound_remainders(tall, control).expected_rows
+    assert bound_remainders(tall, control, most_rows=expected).expected_rows == expected
+    with pytest.raises(NoPredictorError, match="Exact would take about") as refusal:
+        bound_remainders(tall, control, most_rows=expected / 4)
+    told = float(str(refusal.value).split("about ")[1].split()[0].replace(",", ""))
+    assert told == pytest.approx(expected, rel=0.1)

@@ -1,11 +1,13 @@
-"""The exact test: detailed balance of single decisions, and draws against a known posterior."""
+"""The exact test: detailed balance, the joint distribution with data, and known posteriors."""
+
+from dataclasses import replace
 
 import arviz as az
 import numpy as np
 import pymc as pm
 import pytest
 from numba import njit
-from scipy.special import log_expit
+from scipy.special import expit, log_expit
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.decision import row_workspace
@@ -108,21 +110,116 @@ def test_a_row_beyond_its_bound_is_reported(count):
     assert there == -1
 
 
+@pytest.mark.parametrize(("here", "there"), [(0.3, 1.7), (-2.0, 0.5), (1.5, -1.5)])
+def test_the_bound_is_reached_by_cubes(here, there):
+    """The remainder z³/6 has third derivative 1: along a line the bound is an equality."""
+    axis = np.array([0.6, 0.8])
+    ball = Ball(np.array([1.0, -2.0]), np.array([[2.0, 0.5], [0.0, 1.5]]), np.inf, 1.0)
+    points = [ball.reference + np.linalg.solve(ball.whiten, z * axis) for z in (here, there)]
+    largest, factor = bound_factor(*points, ball)
+    assert factor == pytest.approx(abs(there**3 - here**3) / 6)
+    assert largest == pytest.approx(max(abs(here), abs(there)))
+
+
+N_SMALL, N_GEWEKE = 40, 8000
+SMALL = np.random.default_rng(7).normal(size=(N_SMALL, 2))
+SIMULATED = {
+    "logistic": (
+        lambda eta, y: pm.Bernoulli("y", logit_p=eta, observed=y),
+        lambda eta, rng: rng.random(N_SMALL) < expit(eta),
+        0.5,
+        0.25,
+    ),
+    "poisson": (
+        lambda eta, y: pm.Poisson("y", pm.math.exp(eta), observed=y),
+        lambda eta, rng: rng.poisson(np.exp(eta)),
+        1.0,
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", SIMULATED)
+def test_joint_distribution_with_data(family):
+    """Transitions and new data in turn leave the joint distribution invariant (Geweke, 2004).
+
+    Neither curvature nor bounds depend on the data at the point 0, about which all is expanded.
+    """
+    observe, simulate, mean, curvature = SIMULATED[family]
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 0.5, shape=2)
+        rows = pm.Data("rows", np.zeros(N_SMALL, dtype=np.int64))
+        observe(pm.Data("X", SMALL) @ beta, rows)
+    hessian = -curvature * SMALL.T @ SMALL
+    found = pmb.find_reference(model)
+    zero = replace(
+        found,
+        flat=np.zeros(2),
+        mode={"beta": np.zeros(2)},
+        hessian=hessian,
+        curvature=hessian,
+        row_logps=pmb.TallModel(model).row_logp({"beta": np.zeros(2)}, range(N_SMALL))[
+            np.unique(np.linspace(0, N_SMALL - 1, 20).astype(int))
+        ],
+    )
+    step = pmb.MinibatchMH(model=model, acceptance="exact", reference=zero, steps_per_draw=4, rng=1)
+    step.tune = False
+    names = [row.name for row in step.tall.row_inputs.values()]
+    rng, beta, draws, n_read = np.random.default_rng(8), np.zeros(2), [], 0
+    for _ in range(N_GEWEKE):
+        y = simulate(SMALL @ beta, rng).astype(np.int64)
+        data = tuple(
+            y.astype(values.dtype) if name == "rows" else values
+            for name, values in zip(names, step._source.data, strict=True)
+        )
+        constants = (np.zeros(2), SMALL.T @ (y - mean), hessian)
+        step._source = step._source._replace(data=data, constants=constants)
+        n_read += step._transitions(beta, 4).batch_rows
+        draws.append(beta.copy())
+    assert 0.5 < n_read / (4 * N_GEWEKE) < N_SMALL / 2
+    for values in np.transpose(draws) / 0.5:
+        for moment, expected in ((values, 0.0), (values**2, 1.0)):
+            error = float(az.mcse(moment[None]))
+            assert error < 0.06
+            assert abs(moment.mean() - expected) < Z_MAX * error
+
+
+X = np.random.default_rng(3).normal(size=400)
+RARE = (np.random.default_rng(4).random(400) < 0.03).astype(int)
+FAMILIES = {
+    "logistic": (
+        lambda eta: pm.Bernoulli("y", logit_p=eta, observed=RARE),
+        lambda eta, i: log_expit((2 * RARE[i] - 1) * eta),
+        (-7, -1, -3, 3),
+    ),
+    "poisson": (
+        lambda eta: pm.Poisson("y", pm.math.exp(eta), observed=RARE),
+        lambda eta, i: RARE[i] * eta - np.exp(eta),
+        (-7, -1, -3, 3),
+    ),
+    "student": (
+        lambda eta: pm.StudentT("y", 3, mu=eta, sigma=0.3, observed=X**2),
+        lambda eta, i: -2 * np.log1p((X[i] ** 2 - eta) ** 2 / 0.27),
+        (-0.5, 1.5, -1, 1),
+    ),
+}
+
+
 @pytest.mark.slow
-def test_draws_from_a_skewed_posterior():
-    """Logistic rows and few events: the posterior is far from Gaussian, and known on a grid."""
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=400)
-    y = (rng.random(400) < 0.03).astype(int)
-    a, b = np.meshgrid(np.linspace(-7, -1, 400), np.linspace(-3, 3, 400), indexing="ij")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_from_a_skewed_posterior(family):
+    """Few events, or errors that do not fit: the posterior is not Gaussian, and known on a grid."""
+    observe, logp, (a_low, a_high, b_low, b_high) = FAMILIES[family]
+    a, b = np.meshgrid(
+        np.linspace(a_low, a_high, 400), np.linspace(b_low, b_high, 400), indexing="ij"
+    )
     log_p = -(a**2 + b**2) / 18
-    for xi, yi in zip(x, y, strict=True):
-        log_p += log_expit((2 * yi - 1) * (a + b * xi))
+    for i, x in enumerate(X):
+        log_p += logp(a + b * x, i)
     p = np.exp(log_p - log_p.max())
     p /= p.sum()
     with pm.Model():
-        eta = pm.Normal("a", 0, 3) + pm.Normal("b", 0, 3) * x
-        pm.Bernoulli("y", logit_p=eta, observed=y)
+        observe(pm.Normal("a", 0, 3) + pm.Normal("b", 0, 3) * X)
         step = pmb.MinibatchMH(acceptance=pmb.Exact(), steps_per_draw=20)
         idata = pm.sample(
             4000,

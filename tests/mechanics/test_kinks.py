@@ -1,0 +1,99 @@
+"""Log-likelihoods with kinks: they are noticed, and their curvature is that of the posterior."""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+from models import logistic_model
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
+import pymc_minibatch as pmb
+
+N_ROWS = 20_000
+SLOPE = 0.3
+
+
+def even_normals(n, rng):
+    """Quantiles of the normal distribution in random order, which vary less than draws."""
+    return rng.permutation(norm.ppf((np.arange(n) + 0.5) / n))
+
+
+def median_regression(scale=1.0):
+    rng = np.random.default_rng(1)
+    x = rng.choice([-1.0, 1.0], N_ROWS)
+    y = SLOPE * x + even_normals(N_ROWS, rng)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 10)
+        b = pm.HalfNormal("b") if scale is None else scale
+        pm.Laplace("y", slope * x, b, observed=y)
+    return model, x, y
+
+
+@pytest.fixture(scope="module")
+def median():
+    model, x, y = median_regression()
+    return model, x, y, pmb.find_reference(model)
+
+
+def test_curvature_is_that_of_the_expected_log_likelihood(median):
+    """The slope of a row jumps by 2 at its kink, and residuals have density φ(0) there."""
+    *_, reference = median
+    assert reference.has_kinks
+    assert reference.hessian.item() == 0
+    expected = -2 * norm.pdf(0) * N_ROWS
+    assert reference.curvature.item() == pytest.approx(expected, rel=0.08)
+    assert reference.precision_at(2.0).item() == pytest.approx(
+        1 / 100 - reference.curvature.item() / 2
+    )
+
+
+def test_the_mode_is_found(median):
+    _, x, y, reference = median
+    exact = minimize_scalar(
+        lambda s: np.abs(y - s * x).sum() + s**2 / 200, (0, 1), options={"xtol": 1e-10}
+    )
+    assert abs(reference.flat[0] - exact.x) < 0.2 * np.sqrt(reference.covariance[0, 0])
+
+
+def test_the_curvature_is_kept_on_file(median, tmp_path):
+    *_, reference = median
+    reference.save(tmp_path / "reference")
+    loaded = pmb.Reference.load(tmp_path / "reference")
+    assert loaded.has_kinks
+    np.testing.assert_array_equal(loaded.curvature, reference.curvature)
+
+
+def test_kinks_in_one_of_two_variables():
+    """By the scale b the rows are smooth; E|residual| is its mode, and N its information."""
+    model, x, y = median_regression(scale=None)
+    reference = pmb.find_reference(model)
+    slope, log_scale = reference.flat
+    assert log_scale == pytest.approx(np.log(np.abs(y - slope * x).mean()), abs=2e-3)
+    own = np.sqrt(np.diag(reference.covariance))
+    scale = np.exp(log_scale)
+    assert own[0] == pytest.approx(np.sqrt(scale / (2 * norm.pdf(0) * N_ROWS)), rel=0.05)
+    assert own[1] == pytest.approx(1 / np.sqrt(N_ROWS), rel=0.03)
+
+
+def test_smooth_rows_have_no_kinks():
+    reference = pmb.find_reference(logistic_model())
+    assert not reference.has_kinks
+    assert reference.curvature is reference.hessian
+
+
+def test_few_rows_are_read(median):
+    model, *_, reference = median
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = pmb.MinibatchMH(model=model, reference=reference, rng=1)
+    assert (step.control_variate, step.rows) == (1, "size")
+    assert isinstance(step.proposal, pmb.Laplace)
+    point, rows, accepted = step.tall.layout.unflatten(reference.flat), [], []
+    for _ in range(200):
+        point, [stats] = step.step(point)
+        rows.append(stats["batch_size"])
+        accepted.append(stats["accept"])
+    assert np.mean(rows) < 0.1 * N_ROWS
+    assert np.mean(accepted) > 0.3
