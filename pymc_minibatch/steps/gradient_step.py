@@ -49,9 +49,9 @@ MOST_PARAMETERS = 1000
 JITTER = 0.1
 """Standard deviation by which a chain that climbs starts away from its initial point."""
 
-CLIMB, MOST_CLIMBS, RATE = 3000, 10, 0.02
-"""Steps of a climb, climbs, and how far a parameter may go in a step of it. Climbs end when one
-gains less than the log-density that a parameter varies by in the posterior, for each parameter."""
+STARTS, CLIMB, MOST_CLIMBS, RATE = 4, 3000, 10, 0.02
+"""Starts, of which the best goes on, steps of a climb, most climbs, and how far a parameter may go
+in a step of it. Climbs end when one gains less than 1 in log-density for each parameter."""
 
 TRIAL_ROWS = 10_000
 """By which climbs are judged."""
@@ -227,12 +227,16 @@ class GradientStep(TallStep):
         return noises
 
     def _climbed(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Climb from a point close to one, so that units that are alike there part."""
-        flat = self.tall.layout.flatten(point)
-        flat[self._active] += JITTER * self.rng.standard_normal(self._active.size)
-        if not np.isfinite(self._log_density(flat)):
-            flat = self.tall.layout.flatten(point)
-        best = self._log_density(flat)
+        """Climb from points close to one, so that units that are alike there part; keep the best.
+
+        A chain may climb to a poor mode, and would not leave it.
+        """
+        starts = [self._jittered(point) for _ in range(STARTS)]
+        for flat in starts:
+            self._climb(flat, CLIMB, 0)
+        best, flat = max(
+            ((self._log_density(flat), flat) for flat in starts), key=lambda found: found[0]
+        )
         for _ in range(MOST_CLIMBS):
             self._climb(flat, CLIMB, 0)
             reached = self._log_density(flat)
@@ -240,6 +244,13 @@ class GradientStep(TallStep):
                 break
             best = reached
         return self.tall.layout.unflatten(flat)
+
+    def _jittered(self, point: PointType) -> np.ndarray:
+        """Return a flat point close to one, or itself where the others are impossible."""
+        flat = self.tall.layout.flatten(point)
+        moved = flat.copy()
+        moved[self._active] += JITTER * self.rng.standard_normal(self._active.size)
+        return moved if np.isfinite(self._log_density(moved)) else flat
 
     def _prior_curvature(self, flat: np.ndarray) -> np.ndarray:
         """Diagonal of the prior's curvature, exact where that is diagonal (Hutchinson's probes)."""
@@ -256,8 +267,8 @@ class GradientStep(TallStep):
         """Log-density from some rows, always the same ones."""
         rows = np.random.default_rng(0).integers(0, self.n_rows, min(TRIAL_ROWS, self.n_rows))
         logps = self.tall.compiled_row_logp(flat, *self.tall.batch(rows))
-        prior = float(self.tall.compiled_prior_logp(flat))
-        return prior + self.n_rows * float(np.mean(logps))
+        total = float(self.tall.compiled_prior_logp(flat)) + self.n_rows * float(np.mean(logps))
+        return -np.inf if np.isnan(total) else total
 
     def _n_steps(self) -> int:
         """Return the number of steps of this draw."""

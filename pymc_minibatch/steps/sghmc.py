@@ -38,7 +38,7 @@ class SGHMC(MomentumStep):
     schedule : Polynomial or Cyclical, optional
         How ε changes from step to step; constant if not given.
     preconditioner : {"auto", "fisher", "diagonal", "identity"}, default "auto"
-        M, found where the chain starts and kept: the inverse of the empirical Fisher information
+        M, found where the chain is while it tunes: the inverse of the empirical Fisher information
         and the prior's curvature; the inverse of its diagonal, which takes D numbers instead of
         D²; or the identity. With a reference, its precision takes the place of the information.
         "auto" is "fisher" for up to 100 parameters, else "diagonal".
@@ -50,7 +50,7 @@ class SGHMC(MomentumStep):
         :class:`MinibatchMH`. None without a reference, unless you ask for it.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 50
+    steps_per_draw : int, default 20
         Steps for each draw that is kept.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
@@ -76,11 +76,12 @@ class SGHMC(MomentumStep):
 
     Notes
     -----
-    Each chain starts where Adam leads from its initial point, moved by normal noise with a standard
-    deviation of 0.1: 3,000 steps of batches at a time, up to 30,000, until they gain less than D
-    in log-density. With a reference it starts near that instead. There the preconditioner and
-    the step size are settled. The noise of
-    the batch is averaged while the chain tunes, and frozen afterwards.
+    Each chain starts where Adam leads from the best of four points: its initial one, moved by
+    normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
+    steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
+    starts near that instead. There the preconditioner and the step size are settled, and again
+    after 25, 50, 100 and so on draws of tuning. The noise of the batch is averaged while the chain
+    tunes, and frozen afterwards.
 
     The bias is that of the noise which is not made up for: what varies along the chain, and what
     is correlated between parameters if M is diagonal. For a Gaussian posterior whose
@@ -123,7 +124,7 @@ class SGHMC(MomentumStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 50,
+        steps_per_draw: int = 20,
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:

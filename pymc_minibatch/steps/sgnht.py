@@ -34,7 +34,7 @@ class SGNHT(MomentumStep):
         a, from which the friction starts, and which sets the noise that is added: 2a for each step.
         Over 0, at most 1.
     preconditioner : {"auto", "fisher", "diagonal", "identity"}, default "auto"
-        M, found where the chain starts and kept: the inverse of the empirical Fisher information
+        M, found where the chain is while it tunes: the inverse of the empirical Fisher information
         and the prior's curvature; the inverse of its diagonal, which takes D numbers instead of
         D²; or the identity. With a reference, its precision takes the place of the information.
         "auto" is "fisher" for up to 100 parameters, else "diagonal".
@@ -46,7 +46,7 @@ class SGNHT(MomentumStep):
         :class:`MinibatchMH`. None without a reference, unless you ask for it.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 50
+    steps_per_draw : int, default 20
         Steps for each draw that is kept.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
@@ -72,11 +72,12 @@ class SGNHT(MomentumStep):
 
     Notes
     -----
-    Each chain starts where Adam leads from its initial point, moved by normal noise with a standard
-    deviation of 0.1: 3,000 steps of batches at a time, up to 30,000, until they gain less than D
-    in log-density. With a reference it starts near that instead. There the preconditioner and
-    the step size are settled. The thermostat
-    goes on for as long as the chain does.
+    Each chain starts where Adam leads from the best of four points: its initial one, moved by
+    normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
+    steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
+    starts near that instead. There the preconditioner and the step size are settled, and again
+    after 25, 50, 100 and so on draws of tuning. The thermostat goes on for as long as the chain
+    does.
 
     One thermostat holds the mean temperature over all directions. Where the batch is noisier in
     some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
@@ -117,7 +118,7 @@ class SGNHT(MomentumStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 50,
+        steps_per_draw: int = 20,
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:

@@ -105,13 +105,14 @@ def test_nothing_of_the_size_of_the_square():
     X = rng.normal(size=(200, 3000))
     with pm.Model() as model:
         pm.Normal("y", X @ pm.Normal("beta", shape=3000), 1.0, observed=X[:, 0])
-    tracemalloc.start()
     options = {"model": model, "batch_size": 20, "rng": 1}
-    for step in (
+    steps = [
         SGHMC(**options),
         SGFS(variant="low rank", **options),
         SGLD(step_size=1e-5, preconditioner="rmsprop", **options),
-    ):
+    ]
+    tracemalloc.start()
+    for step in steps:
         step.step(model.initial_point())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -98,7 +98,7 @@ def test_sgnht_finds_the_noise(correlated):
     """It is told of none, and its friction rises by half of what the batch adds in a step."""
     model, mean, H = correlated
     step = SGNHT(
-        step_size=0.03, friction=0.05, batch_size=BATCH, steps_per_draw=60, model=model, rng=1
+        step_size=0.015, friction=0.1, batch_size=BATCH, steps_per_draw=60, model=model, rng=1
     )
     point, frictions = model.initial_point(), []
     for _ in range(200):
@@ -109,10 +109,10 @@ def test_sgnht_finds_the_noise(correlated):
     for i in range(8000):
         point, _ = step.step(point)
         draws[i] = point["mu"]
-        frictions.append(step.tuned.thermostat[0] * np.sqrt(0.03))
+        frictions.append(step.tuned.thermostat[0] * np.sqrt(0.015))
     assert_moments(draws, mean, np.linalg.inv(H))
-    noise = 0.03 * N_ROWS / BATCH
-    assert np.mean(frictions) == pytest.approx(0.05 + noise / 2, rel=0.1)
+    noise = 0.015 * N_ROWS / BATCH
+    assert np.mean(frictions) == pytest.approx(0.1 + noise / 2, rel=0.06)
 
 
 def test_default_step_size(correlated):
