@@ -30,15 +30,27 @@ from pymc_minibatch.proposals import (
     SurrogateLangevin,
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
+from pymc_minibatch.running import RunningMean
 from pymc_minibatch.stein import SteinDiscrepancy, ksd
-from pymc_minibatch.steps import SGFS, SGLD, FlyMC, MinibatchMH
+from pymc_minibatch.steps import (
+    SGFS,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    Cyclical,
+    FlyMC,
+    MinibatchMH,
+    Polynomial,
+)
 from pymc_minibatch.tall import NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
 __all__ = [
     "SGFS",
+    "SGHMC",
     "SGLD",
+    "SGNHT",
     "Audit",
     "Austere",
     "Barker",
@@ -46,6 +58,7 @@ __all__ = [
     "Bound",
     "BoundError",
     "CorrectedBarker",
+    "Cyclical",
     "Exact",
     "FlyMC",
     "JaakkolaJordan",
@@ -57,8 +70,10 @@ __all__ = [
     "NoReferenceError",
     "NotTallError",
     "Penalty",
+    "Polynomial",
     "RandomWalk",
     "Reference",
+    "RunningMean",
     "SteinDiscrepancy",
     "StudentT",
     "SubLhd",

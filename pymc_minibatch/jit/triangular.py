@@ -1,7 +1,6 @@
 """Lower triangular matrices as loops, which compile fast where LAPACK does not.
 
-Only the last `band` entries of each row up to the diagonal are read: all of them, or, with a band
-of 1, the diagonal alone.
+A matrix of one column holds the diagonal of one that is diagonal, so that it takes D numbers.
 """
 
 import math
@@ -24,68 +23,90 @@ SINGULAR = 1e-10
 
 
 @njit
-def cholesky(matrix: np.ndarray, band: int, lower: np.ndarray) -> int:
+def cholesky(matrix: np.ndarray, lower: np.ndarray) -> int:
     """Factor a matrix; return the position of a pivot that is not positive, or -1."""
+    full = matrix.shape[1] > 1
     for i in range(matrix.shape[0]):
-        first = max(0, i - band + 1)
-        for j in range(first, i + 1):
+        diagonal = i if full else 0
+        for j in range(diagonal):
             entry = matrix[i, j]
-            for k in range(first, j):
+            for k in range(j):
                 entry -= lower[i, k] * lower[j, k]
-            if j < i:
-                lower[i, j] = entry / lower[j, j]
-            elif entry > SINGULAR * matrix[i, i]:
-                lower[i, i] = math.sqrt(entry)
-            else:
-                return i
+            lower[i, j] = entry / lower[j, j]
+        entry = matrix[i, diagonal]
+        for k in range(diagonal):
+            entry -= lower[i, k] ** 2
+        if not entry > SINGULAR * matrix[i, diagonal]:
+            return i
+        lower[i, diagonal] = math.sqrt(entry)
     return -1
 
 
 @njit
-def multiply(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
+def multiply(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L`` times it."""
+    if lower.shape[1] == 1:
+        for i in range(vector.size):
+            vector[i] *= lower[i, 0]
+        return
     for i in range(vector.size - 1, -1, -1):
         vector[i] *= lower[i, i]
-        for j in range(max(0, i - band + 1), i):
+        for j in range(i):
             vector[i] += lower[i, j] * vector[j]
 
 
 @njit
-def multiply_transposed(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
+def multiply_transposed(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``Lᵀ`` times it."""
+    if lower.shape[1] == 1:
+        for i in range(vector.size):
+            vector[i] *= lower[i, 0]
+        return
     for j in range(vector.size):
         vector[j] *= lower[j, j]
-        for i in range(j + 1, min(vector.size, j + band)):
+        for i in range(j + 1, vector.size):
             vector[j] += lower[i, j] * vector[i]
 
 
 @njit
-def solve_lower(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
+def solve_lower(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L⁻¹`` times it."""
+    if lower.shape[1] == 1:
+        for i in range(vector.size):
+            vector[i] /= lower[i, 0]
+        return
     for i in range(vector.size):
-        for j in range(max(0, i - band + 1), i):
+        for j in range(i):
             vector[i] -= lower[i, j] * vector[j]
         vector[i] /= lower[i, i]
 
 
 @njit
-def solve_upper(lower: np.ndarray, band: int, vector: np.ndarray) -> None:
+def solve_upper(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L⁻ᵀ`` times it."""
+    if lower.shape[1] == 1:
+        for i in range(vector.size):
+            vector[i] /= lower[i, 0]
+        return
     for i in range(vector.size - 1, -1, -1):
         vector[i] /= lower[i, i]
-        for j in range(max(0, i - band + 1), i):
+        for j in range(i):
             vector[j] -= lower[i, j] * vector[i]
 
 
 @njit
 def add_noise(
-    rng: np.random.Generator, scale: float, lower: np.ndarray, band: int, vector: np.ndarray
+    rng: np.random.Generator, scale: float, lower: np.ndarray, vector: np.ndarray
 ) -> None:
     """Add ``scale * L ξ``, ξ standard normal."""
+    full = lower.shape[1] > 1
     for j in range(vector.size):
         xi = scale * rng.standard_normal()
-        for i in range(j, min(vector.size, j + band)):
-            vector[i] += lower[i, j] * xi
+        if full:
+            for i in range(j, vector.size):
+                vector[i] += lower[i, j] * xi
+        else:
+            vector[j] += lower[j, 0] * xi
 
 
 @njit

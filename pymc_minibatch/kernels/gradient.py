@@ -1,8 +1,11 @@
 """What the stochastic-gradient kernels share: the gradient of a batch.
 
 Rows are drawn with replacement, so that the gradient N ḡ of a batch of n has covariance N² V / n.
+Where V itself is not needed, the rows are summed as the gradient is taken, and the difference of
+two halves of the batch tells of the noise.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +20,7 @@ __all__ = [
     "add_gradient",
     "diverges",
     "make_draw_gradients",
+    "make_estimate",
 ]
 
 DIVERGED = 1e6
@@ -37,6 +41,46 @@ def make_draw_gradients(ndims: Sequence[int]) -> Callable[..., np.ndarray]:
         return call_matrix(source.row, (point, source.constants, take(source.data, rows)))
 
     return draw_gradients
+
+
+def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
+    """Make ``(rng, point, active, source, rows, gradient, noise)``, which draws the rows afresh.
+
+    It writes the gradient of the active parameters, base + N ḡ, to `gradient`. Unless `noise` is
+    empty, a random vector with the mean 0 and the covariance of that estimate goes there:
+    N √(n₁n₂)/n times the difference between the means of two halves. `source` has the sums of the
+    rows' gradients.
+    """
+    take = make_take(ndims)
+
+    @njit
+    def estimate(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        active: np.ndarray,
+        source: Source,
+        rows: np.ndarray,
+        gradient: np.ndarray,
+        noise: np.ndarray,
+    ) -> None:
+        n, n_rows = rows.size, source.data[0].shape[0]
+        for i in range(n):
+            rows[i] = int(rng.random() * n_rows)
+        base = call_array(source.base, (point, source.constants))
+        first = n // 2 if noise.size else n
+        total = call_array(source.row, (point, source.constants, take(source.data, rows[:first])))
+        for j in range(active.size):
+            gradient[j] = base[active[j]] + n_rows / n * total[active[j]]
+        if not noise.size:
+            return
+        second = n - first
+        other = call_array(source.row, (point, source.constants, take(source.data, rows[first:])))
+        scale = n_rows * math.sqrt(first * second) / n
+        for j in range(active.size):
+            gradient[j] += n_rows / n * other[active[j]]
+            noise[j] = scale * (total[active[j]] / first - other[active[j]] / second)
+
+    return estimate
 
 
 @njit

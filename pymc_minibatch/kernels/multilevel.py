@@ -107,12 +107,12 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         step, dim = work.step, point.size
         gradients = call_matrix(source.row, (point, source.constants, take(source.data, rows)))
         add_gradient(point, work.active, source, gradients, work.mean, step)
-        multiply_transposed(work.factor, dim, step)
+        multiply_transposed(work.factor, step)
         if not step_size / 4 * squared_norm(step) < DIVERGED * dim:
             return False
         for i in range(dim):
             step[i] = step_size / 2 * step[i] + math.sqrt(step_size) * xi[i]
-        multiply(work.factor, dim, step)
+        multiply(work.factor, step)
         for i in range(dim):
             point[i] += step[i]
         return True
@@ -174,7 +174,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
 def place(z: np.ndarray, mode: np.ndarray, factor: np.ndarray, point: np.ndarray) -> None:
     """θ = mode + L z."""
     point[:] = z
-    multiply(factor, z.size, point)
+    multiply(factor, point)
     point += mode
 
 

@@ -45,6 +45,9 @@ __all__ = [
     "scoring_state",
 ]
 
+LATER = 1.02
+"""The matrix is factored again when it rests on so many times as many batches as before."""
+
 FORGETTING = 3.0
 """Batch t has weight t² in the average of V. With the paper's κ = 1/t all weights are equal, and
 a start far from the mode, where rows vary ten times as much, still shows after thousands of steps.
@@ -52,18 +55,18 @@ a start far from the mode, where rows vary ten times as much, still shows after 
 
 
 class Scoring(NamedTuple):
-    """Settings.
+    """Settings. Matrices have c columns: d, or 1 for the diagonals of diagonal ones.
 
     Attributes
     ----------
-    curvature : ndarray, shape (d, d)
+    curvature : ndarray, shape (d, c)
         What K contains besides the estimate: the precision at the reference with a control variate,
-        else zero.
+        the prior's curvature where chains climb, else zero.
     weight : float
         Factor of V in K: γN, or N²/n with a control variate.
     alpha : float
         α = 2/√ε where B = K, so that W = α² K.
-    injected : ndarray, shape (d, d)
+    injected : ndarray, shape (d, c)
         W where it is the user's, else zero.
     is_users : bool
         Whether W is the user's.
@@ -71,8 +74,6 @@ class Scoring(NamedTuple):
         n.
     least_rows : int
         Rows that the first estimate must rest on.
-    band : int
-        d for full matrices, 1 for diagonal ones.
     """
 
     curvature: np.ndarray
@@ -82,7 +83,6 @@ class Scoring(NamedTuple):
     is_users: bool
     batch_size: int
     least_rows: int
-    band: int
 
 
 class ScoringState(NamedTuple):
@@ -90,14 +90,15 @@ class ScoringState(NamedTuple):
 
     Attributes
     ----------
-    fisher : ndarray, shape (d, d)
+    fisher : ndarray, shape (d, c)
         Running average of V, the lower triangle.
-    factor : ndarray, shape (d, d)
+    factor : ndarray, shape (d, c)
         Cholesky factor of K + W.
-    noise : ndarray, shape (d, d)
+    noise : ndarray, shape (d, c)
         Cholesky factor of W.
-    counts : ndarray, shape (2,)
-        Batches in `fisher`; and 1 if the factors are good, else 0: the chain waits.
+    counts : ndarray, shape (3,)
+        Batches in `fisher`; 1 if the factors are good, else 0: the chain waits; batches in
+        `fisher` when they were made.
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
     """
@@ -109,12 +110,10 @@ class ScoringState(NamedTuple):
     limit: np.ndarray
 
 
-def scoring_state(dim: int) -> ScoringState:
+def scoring_state(dim: int, columns: int) -> ScoringState:
     """Return the state before tuning."""
-    square = (dim, dim)
-    return ScoringState(
-        np.zeros(square), np.zeros(square), np.zeros(square), np.zeros(2), np.zeros(1)
-    )
+    shape = (dim, columns)
+    return ScoringState(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(3), np.zeros(1))
 
 
 def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
@@ -144,7 +143,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         state: ScoringState,
         scoring: Scoring,
     ) -> tuple[bool, float]:
-        dim, band = active.size, scoring.band
+        dim = active.size
         mean, step = np.empty(dim), np.empty(dim)
         rows = np.empty(scoring.batch_size, np.int64)
         gradients = np.empty((0, point.size))
@@ -152,27 +151,27 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
             gradients = draw_gradients(rng, point, source, rows)
             add_gradient(point, active, source, gradients, mean, step)
             if tuning:
-                average_covariance(gradients, active, mean, band, state)
+                average_covariance(gradients, active, mean, state)
                 refactor(scoring, state)
             if state.counts[1] == 0.0:
                 continue
-            add_noise(rng, 1.0, state.noise, band, step)
-            solve_lower(state.factor, band, step)
+            add_noise(rng, 1.0, state.noise, step)
+            solve_lower(state.factor, step)
             if diverges(squared_norm(step), dim, state.limit):
                 return True, 0.0
-            solve_upper(state.factor, band, step)
+            solve_upper(state.factor, step)
             for i in range(dim):
                 point[active[i]] += 2.0 * step[i]
         if gradients.shape[0] == 0 or state.counts[1] == 0.0:
             return False, np.nan
-        return False, batch_share(gradients, active, mean, source.data[0].shape[0], band, state)
+        return False, batch_share(gradients, active, mean, source.data[0].shape[0], state)
 
     return transitions
 
 
 @njit
 def average_covariance(
-    gradients: np.ndarray, active: np.ndarray, mean: np.ndarray, band: int, state: ScoringState
+    gradients: np.ndarray, active: np.ndarray, mean: np.ndarray, state: ScoringState
 ) -> None:
     """Î ← (1 − κ) Î + κ V with κ = 3 / (t + 2)."""
     n = gradients.shape[0]
@@ -182,9 +181,10 @@ def average_covariance(
     for j in range(mean.size):
         for i in range(n):
             centred[j, i] = gradients[i, active[j]] - mean[j]
+    diagonal = state.fisher.shape[1] == 1
     for j in range(mean.size):
-        for k in range(max(0, j - band + 1), j + 1):
-            total = inner_product(centred[j], centred[k])
+        for k in range(1 if diagonal else j + 1):
+            total = inner_product(centred[j], centred[j if diagonal else k])
             state.fisher[j, k] += kappa * (total / (n - 1) - state.fisher[j, k])
 
 
@@ -200,18 +200,18 @@ def inner_product(a: np.ndarray, b: np.ndarray) -> float:
 @njit
 def refactor(scoring: Scoring, state: ScoringState) -> None:
     """Factor K + W; the chain waits while few rows have been seen or K is singular."""
+    if state.counts[1] == 1.0 and state.counts[0] < LATER * state.counts[2]:
+        return
     state.counts[1] = 0.0
     if state.counts[0] * scoring.batch_size < scoring.least_rows:
         return
     matrix = scoring.curvature + scoring.weight * state.fisher + scoring.injected
-    if cholesky(matrix, scoring.band, state.factor) >= 0:
+    if cholesky(matrix, state.factor) >= 0:
         return
     if not scoring.is_users:
-        for i in range(matrix.shape[0]):
-            for j in range(max(0, i - scoring.band + 1), i + 1):
-                state.noise[i, j] = scoring.alpha * state.factor[i, j]
-                state.factor[i, j] *= math.sqrt(1.0 + scoring.alpha**2)
-    state.counts[1] = 1.0
+        state.noise[:] = scoring.alpha * state.factor
+        state.factor[:] *= math.sqrt(1.0 + scoring.alpha**2)
+    state.counts[1], state.counts[2] = 1.0, state.counts[0]
 
 
 @njit
@@ -220,7 +220,6 @@ def batch_share(
     active: np.ndarray,
     mean: np.ndarray,
     n_rows: int,
-    band: int,
     state: ScoringState,
 ) -> float:
     """Return tr(C N²V/n) / tr(C (N²V/n + W)), C = 2 [K + W]⁻¹."""
@@ -230,13 +229,15 @@ def batch_share(
     for i in range(n):
         for j in range(dim):
             column[j] = gradients[i, active[j]] - mean[j]
-        solve_lower(state.factor, band, column)
+        solve_lower(state.factor, column)
         batch += squared_norm(column)
-    for j in range(dim):
-        for i in range(dim):
-            column[i] = state.noise[i, j]
-        solve_lower(state.factor, band, column)
-        injected += squared_norm(column)
+    if state.noise.shape[1] == 1:
+        injected = squared_norm(state.noise[:, 0] / state.factor[:, 0])
+    else:
+        for j in range(dim):
+            column[:] = state.noise[:, j]
+            solve_lower(state.factor, column)
+            injected += squared_norm(column)
     batch *= float(n_rows) ** 2 / n / (n - 1)
     return batch / (batch + injected) if batch > 0.0 else 0.0
 
@@ -246,21 +247,21 @@ def least_ratio(matrix: np.ndarray, precision: np.ndarray) -> float:
     return float(eigh(matrix, precision, eigvals_only=True)[0])
 
 
-def mean_step(curvature: np.ndarray, state: ScoringState, scoring: Scoring) -> float:
+def mean_step(curvature: np.ndarray, state: ScoringState) -> float:
     """Return tr(C H)/d, the share of the way to the mode that a step makes; H a lower triangle."""
-    if scoring.band == 1:
-        return float(2 * np.mean(np.diag(curvature) / np.diag(state.factor) ** 2))
+    if curvature.shape[1] == 1:
+        return float(2 * np.mean(curvature / state.factor**2))
     inverse = np.linalg.inv(state.factor)
     full = symmetric(curvature)
     return float(2 * np.einsum("ki,ij,kj->", inverse, full, inverse) / len(full))
 
 
-def least_known(state: ScoringState, scoring: Scoring) -> int:
+def least_known(state: ScoringState) -> int:
     """Return the parameter that the Fisher information tells least about."""
+    if state.fisher.shape[1] == 1:
+        return int(np.argmin(state.fisher))
     information = symmetric(state.fisher)
     scale = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    if scoring.band == 1:
-        return int(np.argmin(scale))
     _, vectors = np.linalg.eigh(information / np.outer(scale, scale))
     return int(np.argmax(np.abs(vectors[:, 0])))
 

@@ -2,15 +2,17 @@
 
     θ' = θ + (ε/2) M {∇log p₀(θ) + N ḡ} + N(0, ε M)
 
-with a preconditioner M that is fixed, and a step size ε_t = a (b + t)^(−γ) or constant. At a
-constant ε it is biased: for a Gaussian posterior with M its covariance, the covariance of the
-draws is (1 + εq/4) / (1 − ε/4) times that of the posterior, where q is the variance of the batch's
-gradient relative to the curvature.
+with a preconditioner M that is fixed, or found by RMSprop while the chain tunes and fixed after
+that, so that the term Γ of pSGLD, the derivatives of M, is zero; and a step size that is constant
+or follows a schedule. At a constant ε it is biased: for a Gaussian posterior with M its covariance,
+the covariance of the draws is (1 + εq/4) / (1 − ε/4) times that of the posterior, where q is the
+variance of the batch's gradient relative to the curvature.
 
 References
 ----------
 Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics. Baker,
-Fearnhead, Fox and Nemeth (2019), Control variates for stochastic gradient MCMC.
+Fearnhead, Fox and Nemeth (2019), Control variates for stochastic gradient MCMC. Li, Chen, Carlson
+and Carin (2016), Preconditioned stochastic gradient Langevin dynamics for deep neural networks.
 """
 
 import math
@@ -21,14 +23,17 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
-from pymc_minibatch.kernels.gradient import (
-    add_gradient,
-    diverges,
-    make_draw_gradients,
-)
+from pymc_minibatch.kernels.gradient import diverges, make_estimate
 from pymc_minibatch.reference.source import Source
 
 __all__ = ["Langevin", "LangevinState", "largest_ratio", "make_langevin", "stability"]
+
+
+MEASURED = 32
+"""So many steps at the end of a draw tell of the noise of a batch."""
+
+DECAY, REGULAR = 0.99, 1e-5
+"""α and λ of pSGLD, as in the paper."""
 
 
 class Langevin(NamedTuple):
@@ -36,23 +41,20 @@ class Langevin(NamedTuple):
 
     Attributes
     ----------
-    factor : ndarray, shape (d, d)
-        Cholesky factor of M.
-    schedule : tuple of float
-        a, b, γ; a constant step has γ = 0.
-    n_before : int
-        Steps of the chain before this draw.
+    sizes : ndarray, shape (k,)
+        ε of each step of this draw.
+    noisy : ndarray of bool, shape (k,)
+        Whether noise is added in the step; without, it climbs.
     batch_size : int
         n.
-    band : int
-        d, or 1 where M is diagonal.
+    learns : bool
+        Whether M is learned by RMSprop while the chain tunes.
     """
 
-    factor: np.ndarray
-    schedule: tuple[float, float, float]
-    n_before: int
+    sizes: np.ndarray
+    noisy: np.ndarray
     batch_size: int
-    band: int
+    learns: bool
 
 
 class LangevinState(NamedTuple):
@@ -60,16 +62,25 @@ class LangevinState(NamedTuple):
 
     Attributes
     ----------
+    factor : ndarray, shape (d, d) or (d, 1)
+        Cholesky factor of M; one column if it is diagonal.
+    square : ndarray, shape (d,)
+        Average of the squares of the gradient, over N.
+    seen : ndarray, shape (1,)
+        Gradients in `square`.
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
     """
 
+    factor: np.ndarray
+    square: np.ndarray
+    seen: np.ndarray
     limit: np.ndarray
 
 
 def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop; arguments and result are those of :func:`.sgfs.make_scoring`."""
-    draw_gradients = make_draw_gradients(ndims)
+    estimate = make_estimate(ndims)
 
     @njit
     def transitions(
@@ -82,56 +93,56 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         state: LangevinState,
         langevin: Langevin,
     ) -> tuple[bool, float]:
-        dim, band = active.size, langevin.band
-        a, b, gamma = langevin.schedule
-        mean, step = np.empty(dim), np.empty(dim)
+        dim, batch, epsilon = active.size, 0.0, 0.0
+        step, noise = np.empty(dim), np.empty(dim)
         rows = np.empty(langevin.batch_size, np.int64)
-        gradients = np.empty((0, point.size))
-        epsilon = 0.0
+        measured = min(n_steps, MEASURED)
         for k in range(n_steps):
-            epsilon = a * (b + langevin.n_before + k) ** -gamma
-            gradients = draw_gradients(rng, point, source, rows)
-            add_gradient(point, active, source, gradients, mean, step)
-            multiply_transposed(langevin.factor, band, step)
+            epsilon = langevin.sizes[k]
+            is_measured = n_steps - k <= measured
+            estimate(rng, point, active, source, rows, step, noise if is_measured else noise[:0])
+            if tuning and langevin.learns:
+                learn_scale(step, source.data[0].shape[0], state)
+            if is_measured:
+                multiply_transposed(state.factor, noise)
+                batch += squared_norm(noise) / measured
+            multiply_transposed(state.factor, step)
             if diverges(epsilon / 4 * squared_norm(step), dim, state.limit):
                 return True, 0.0
             for i in range(dim):
-                step[i] = epsilon / 2 * step[i] + math.sqrt(epsilon) * rng.standard_normal()
-            multiply(langevin.factor, band, step)
+                step[i] *= epsilon / 2
+                if langevin.noisy[k]:
+                    step[i] += math.sqrt(epsilon) * rng.standard_normal()
+            multiply(state.factor, step)
             for i in range(dim):
                 point[active[i]] += step[i]
-        if gradients.shape[0] == 0:
+        if n_steps == 0:
             return False, np.nan
-        return False, batch_share(gradients, active, mean, source, epsilon, langevin)
+        batch *= epsilon / 4
+        return False, batch / (batch + dim)
 
     return transitions
 
 
 @njit
-def batch_share(
-    gradients: np.ndarray,
-    active: np.ndarray,
-    mean: np.ndarray,
-    source: Source,
-    epsilon: float,
-    langevin: Langevin,
-) -> float:
-    """Return ε/4 tr(M N²V/n) / (ε/4 tr(M N²V/n) + d)."""
-    n, n_rows = gradients.shape[0], source.data[0].shape[0]
-    column = np.empty(mean.size)
-    batch = 0.0
-    for i in range(n):
-        for j in range(mean.size):
-            column[j] = gradients[i, active[j]] - mean[j]
-        multiply_transposed(langevin.factor, langevin.band, column)
-        batch += squared_norm(column)
-    batch *= epsilon / 4 * float(n_rows) ** 2 / n / (n - 1)
-    return batch / (batch + mean.size)
+def learn_scale(gradient: np.ndarray, n_rows: int, state: LangevinState) -> None:
+    """V ← α V + (1 − α) (g/N)², M = diag(1 / (λ + √V)), V free of the zeros it starts from."""
+    state.seen[0] += 1.0
+    weight = 1.0 - DECAY ** state.seen[0]
+    for j in range(gradient.size):
+        state.square[j] += (1.0 - DECAY) * ((gradient[j] / n_rows) ** 2 - state.square[j])
+        state.factor[j, 0] = 1.0 / math.sqrt(REGULAR + math.sqrt(state.square[j] / weight))
+
+
+def full(factor: np.ndarray) -> np.ndarray:
+    """Return a factor as a square matrix."""
+    return factor if factor.shape[1] > 1 else np.diag(factor[:, 0])
 
 
 def largest_ratio(matrix: np.ndarray, factor: np.ndarray) -> float:
     """Return the largest eigenvalue of a matrix in the coordinates in which M is the identity."""
-    return float(np.linalg.eigvalsh(factor.T @ matrix @ factor)[-1])
+    lower = full(factor)
+    return float(np.linalg.eigvalsh(lower.T @ matrix @ lower)[-1])
 
 
 def stability(
@@ -143,8 +154,9 @@ def stability(
     variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal; the bias is by how
     much the largest of these ratios exceeds 1.
     """
-    curvature, vectors = np.linalg.eigh(factor.T @ precision @ factor)
-    along = factor @ vectors
+    lower = full(factor)
+    curvature, vectors = np.linalg.eigh(lower.T @ precision @ lower)
+    along = lower @ vectors
     noises = np.einsum("ij,ik,kj->j", along, noise, along)
     limit = 4 / curvature[-1]
     if step >= limit:

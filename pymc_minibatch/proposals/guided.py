@@ -159,7 +159,7 @@ class Guided(ABC):
                 state.jump[0] = -1.0
                 length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
                 candidate[:] = theta
-                add_noise(rng, length, place.guide.cholesky, theta.size, candidate)
+                add_noise(rng, length, place.guide.cholesky, candidate)
                 return 0.0
             log_q = move(rng, theta, candidate, state.settings[state.current[0]], place)
             state.jump[0] = squared_distance(theta, candidate, place.guide.whiten)

@@ -203,7 +203,7 @@ def propose(
 ) -> float:
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
     candidate[:] = theta
-    add_noise(rng, math.exp(state.log_scale[0]), state.cholesky, theta.size, candidate)
+    add_noise(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
     return 0.0
 
 

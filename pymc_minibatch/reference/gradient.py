@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from pytensor.gradient import grad
 
-from pymc_minibatch.jit.compiled import compile_numba, jit_kept
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.gradients import compile_row_gradients
+from pymc_minibatch.tall.gradients import compile_gradient_sum, compile_row_gradients
 
-__all__ = ["GradientTarget", "make_gradient_target"]
+__all__ = ["GradientTarget", "make_gradient_sum", "make_gradient_target"]
 
 
 class GradientTarget(NamedTuple):
@@ -27,7 +27,8 @@ class GradientTarget(NamedTuple):
     base
         ``(point, constants) -> array (D,)``, which reads no data.
     row
-        ``(point, constants, batch) -> array (n, D)``, one gradient for each row of the batch.
+        ``(point, constants, batch) -> array (n, D)``, one gradient for each row of the batch; or
+        their sum, an array (D,).
     constants
         What both read besides: reference point, G and H.
     """
@@ -39,12 +40,25 @@ class GradientTarget(NamedTuple):
 
 def make_gradient_target(tall: TallModel, control: ControlVariate | None) -> GradientTarget:
     """Split the gradient with a control variate, or without."""
+    return _target(tall, control, compile_row_gradients)
+
+
+def make_gradient_sum(tall: TallModel, control: ControlVariate | None) -> GradientTarget:
+    """Split the gradient, where of a batch the sum is enough: an array (n, D) is not made."""
+    return _target(tall, control, compile_gradient_sum)
+
+
+def _target(
+    tall: TallModel,
+    control: ControlVariate | None,
+    compile_rows: Callable[[TallModel, int], CompiledFunction],
+) -> GradientTarget:
     dim, order = tall.layout.size, 0 if control is None else control.order
-    constants = np.zeros(dim), np.zeros(dim), np.zeros((dim, dim))
+    constants = np.zeros(dim), np.zeros(dim), np.zeros((0, 0))
     if control is not None and order:
         constants = control.constants
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
-    prior, rows = compile_numba([tall.flat], [gradient]), compile_row_gradients(tall, order)
+    prior, rows = compile_numba([tall.flat], [gradient]), compile_rows(tall, order)
     base = jit_kept(make_base(prior.jitted), [prior.cache_key])
     return GradientTarget(base, jit_kept(make_row(rows.jitted), [rows.cache_key]), constants)
 
@@ -55,7 +69,7 @@ def make_base(prior_gradient: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def base(point: np.ndarray, constants: Any) -> np.ndarray:
         reference, gradient, hessian = constants
         total = prior_gradient(point)[0] + gradient
-        for j in range(point.size):
+        for j in range(hessian.shape[0]):  # none without a control variate
             delta = point[j] - reference[j]
             for i in range(point.size):
                 total[i] += hessian[j, i] * delta

@@ -11,7 +11,7 @@ from pymc.model import Model
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.arguments import checked_covariance
+from pymc_minibatch.arguments import checked_choice, checked_count, checked_covariance
 from pymc_minibatch.kernels.sgfs import (
     Scoring,
     ScoringState,
@@ -21,8 +21,16 @@ from pymc_minibatch.kernels.sgfs import (
     mean_step,
     scoring_state,
 )
+from pymc_minibatch.kernels.sgfs_low_rank import (
+    LowRank,
+    LowRankState,
+    learn,
+    low_rank_state,
+    make_low_rank_scoring,
+)
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.gradient import GradientTarget
 from pymc_minibatch.steps.gradient_step import GradientStep
 
 __all__ = ["SGFS"]
@@ -47,10 +55,13 @@ class SGFS(GradientStep):
         Continuous free variables to sample; all if not given.
     data : mapping of str to array, optional
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
-    variant : {"full", "diagonal"}, default "full"
+    variant : {"full", "diagonal", "low rank"}, default "full"
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
         tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
-        the batch unmatched where parameters are correlated.
+        the batch unmatched where parameters are correlated; or a diagonal and `rank` directions in
+        which it is largest, for thousands of parameters: no array has D² entries.
+    rank : int, default 20
+        Directions of the variant "low rank".
     alpha : float, optional
         α ≥ 0, the weight of the added noise: α² is its variance relative to what the step accounts
         for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
@@ -132,14 +143,15 @@ class SGFS(GradientStep):
 
     name = "sgfs"
     learns = ("tuned",)
-    tuned: ScoringState
+    tuned: ScoringState | LowRankState
 
     def __init__(
         self,
         vars: Variable | str | Sequence[Variable | str] | None = None,
         *,
         data: Any = None,
-        variant: Literal["full", "diagonal"] = "full",
+        variant: Literal["full", "diagonal", "low rank"] = "full",
+        rank: int = 20,
         alpha: float | None = None,
         B: Any = None,
         reference: Reference | None = None,
@@ -149,14 +161,29 @@ class SGFS(GradientStep):
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
-        if variant not in ("full", "diagonal"):
-            raise ValueError(f"variant must be 'full' or 'diagonal'; got {variant!r}.")
+        checked_choice("variant", variant, ("full", "diagonal", "low rank"))
+        self._rank = checked_count("rank", rank, 1)
+        if variant == "low rank" and control_variate not in ("auto", 0):
+            raise ValueError(
+                "variant='low rank' keeps no Hessian for a control variate. Set control_variate=0, "
+                "or use another variant."
+            )
+        if variant == "low rank" and B is not None:
+            raise ValueError("B is for variant='full' or 'diagonal'; leave it out.")
         if alpha is not None and not (np.isfinite(alpha) and alpha >= 0):
             raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
         self.variant, self._alpha, self._B = variant, alpha, B
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )
+
+    def _decide_control(
+        self, reference: Reference | None, control_variate: Literal["auto", 0, 1, 2]
+    ) -> ControlVariate | None:
+        """Search for no mode whose Hessian would be large."""
+        if self.variant == "low rank":
+            self.climbs, control_variate = reference is None, 0
+        return super()._decide_control(reference, control_variate)
 
     def _prepare(self) -> None:
         self.alpha = self._default_alpha() if self._alpha is None else float(self._alpha)
@@ -172,7 +199,7 @@ class SGFS(GradientStep):
                 raise ValueError("B must be diagonal where variant='diagonal'.")
             if self.control is not None and self.control.order:
                 self._check_noise(self.control)
-        self.options = (self.variant, self.alpha, self._B)
+        self.options = (self.variant, self._rank, self.alpha, self._B)
         self._check_information()
 
     def _check_noise(self, control: ControlVariate) -> None:
@@ -203,8 +230,8 @@ class SGFS(GradientStep):
 
         At the initial point itself it can be zero for others: that of a scale whose offsets are 0.
         """
-        if self.control_variate:
-            return
+        if self.control_variate or self.climbs or self.variant == "low rank":
+            return  # the prior's curvature is in K
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
         flat = flat + 0.1 * np.random.default_rng(0).standard_normal(flat.size)
         without = ~self._trial.gradients(flat).any(axis=0)
@@ -219,44 +246,79 @@ class SGFS(GradientStep):
 
     @property
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
-        return make_scoring
+        return make_low_rank_scoring if self.variant == "low rank" else make_scoring
 
     def _reset_tuning(self) -> None:
-        self.tuned = scoring_state(self._active.size)
+        if self.variant == "low rank":
+            self.tuned = low_rank_state(self._active.size, self._rank, self.steps_per_draw)
+            return
+        self.tuned = scoring_state(self._active.size, self._columns)
         if self._B is not None:
-            self.tuned.noise[:] = self.alpha * np.linalg.cholesky(self._B)
+            self.tuned.noise[:] = self._stored(self.alpha * np.linalg.cholesky(self._B))
+
+    @property
+    def _columns(self) -> int:
+        """Of a matrix as the kernel stores it."""
+        return self._active.size if self.variant == "full" else 1
+
+    @cached_property
+    def _target(self) -> GradientTarget:
+        return self._sums if self.variant == "low rank" else super()._target
+
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        stats = super()._draw(flat)
+        if self.tune and isinstance(self.tuned, LowRankState):
+            learn(self.tuned, 1 + self.batch_size / self.n_rows, self._prior)
+        return stats
+
+    @cached_property
+    def _prior(self) -> np.ndarray:
+        """Diagonal of the prior's curvature near the initial point."""
+        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        return self._prior_curvature(flat + 0.1 * np.random.default_rng(0).random(flat.size))
+
+    def _stored(self, matrix: np.ndarray) -> np.ndarray:
+        """Return a matrix as the kernel stores it."""
+        return np.ascontiguousarray(matrix if self.variant == "full" else np.diag(matrix)[:, None])
 
     @cached_property
     def _scoring(self) -> Scoring:
         n, n_rows, dim = self.batch_size, self.n_rows, self._active.size
-        curvature = np.zeros((dim, dim))
+        curvature = injected = np.zeros((dim, self._columns))
+        if self.climbs:
+            full = self.variant == "full"
+            curvature = np.diag(self._prior) if full else self._prior[:, None]
         weight = (n + n_rows) / n * n_rows
         least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
         if self.control is not None and self.control.order:
-            curvature = np.ascontiguousarray(self.control.precision(self._active))
+            curvature = self._stored(self.control.precision(self._active))
             weight, least_rows = n_rows**2 / n, 0
+        if self._B is not None:
+            injected = self._stored(self.alpha**2 * self._B)
         return Scoring(
             curvature=curvature,
             weight=float(weight),
             alpha=self.alpha,
-            injected=np.zeros((dim, dim)) if self._B is None else self.alpha**2 * self._B,
+            injected=injected,
             is_users=self._B is not None,
             batch_size=n,
             least_rows=least_rows,
-            band=dim if self.variant == "full" else 1,
         )
 
-    def _settings(self) -> Scoring:
+    def _settings(self) -> Scoring | LowRank:
+        if self.variant == "low rank":
+            return LowRank(self.alpha, self.batch_size)
         return self._scoring
 
     def _check_ready(self) -> None:
         if self.tuned.counts[1]:
             return
-        if not self.tuned.counts[0]:
+        if isinstance(self.tuned, LowRankState) or not self.tuned.counts[0]:
             raise SamplingError(
-                "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample."
+                "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample, or a "
+                "larger one."
             )
-        worst = least_known(self.tuned, self._scoring)
+        worst = least_known(self.tuned)
         raise SamplingError(
             "The Fisher information is singular after "
             f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
@@ -269,12 +331,14 @@ class SGFS(GradientStep):
         """Return the mean eigenvalue of C times the curvature."""
         if not self.tuned.counts[1]:
             return 0.0
-        if not (self.control_variate or self._B is not None):  # then K is γ times the curvature
+        if not isinstance(self.tuned, ScoringState) or not (
+            self.control_variate or self._B is not None
+        ):  # then K is γ times the curvature
             gamma = (self.batch_size + self.n_rows) / self.batch_size
             return 2 / ((1 + self.alpha**2) * gamma)
         estimated = self.n_rows * self.tuned.fisher
         curvature = self._scoring.curvature if self.control_variate else estimated
-        return mean_step(curvature, self.tuned, self._scoring)
+        return mean_step(curvature, self.tuned)
 
     @property
     def _advice(self) -> str:

@@ -1,6 +1,7 @@
 """The PyMC step for stochastic gradient Langevin dynamics."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ from pymc.stats.convergence import SamplerWarning
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.arguments import checked_covariance
+from pymc_minibatch.arguments import checked_covariance, checked_type
 from pymc_minibatch.kernels.sgld import (
     Langevin,
     LangevinState,
@@ -19,9 +20,14 @@ from pymc_minibatch.kernels.sgld import (
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.gradient import make_gradient_target
+from pymc_minibatch.reference.gradient import (
+    GradientTarget,
+    make_gradient_sum,
+    make_gradient_target,
+)
 from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.gradient_step import GradientStep
+from pymc_minibatch.steps.schedule import Constant, Polynomial, Schedule
 from pymc_minibatch.warn import warn
 
 __all__ = ["SGLD"]
@@ -32,7 +38,7 @@ DEFAULT_BIAS = 0.1
 LARGE_BIAS = 0.5
 """Warn of a step that makes variances too large by more than this share."""
 
-PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity")
+PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity", "rmsprop")
 
 
 class SGLD(GradientStep):
@@ -49,13 +55,17 @@ class SGLD(GradientStep):
         Data in place of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float or tuple (a, b, gamma), optional
         ε, a positive number; or one that falls with the number t of steps so far (those of tuning
-        included) as a (b + t)^(−gamma), with a and b positive and gamma in (0, 1]: then averages
-        over draws should be weighted by the stat ``step_size``. The default is the constant that
-        makes variances too large by about 10 %, where the posterior is nearly Gaussian.
-    preconditioner : {"reference", "fisher", "diagonal", "identity"} or array_like of shape (D, D)
+        included) as a (b + t)^(−gamma), which is ``a * b ** -gamma`` with the schedule
+        ``Polynomial(b, gamma)``. The default is the constant that makes variances too large by
+        about 10 %, where the posterior is nearly Gaussian.
+    schedule : Polynomial or Cyclical, optional
+        How ε changes from step to step; constant if not given.
+    preconditioner : {"reference", "fisher", "diagonal", "identity", "rmsprop"} or array_like
         M, which is fixed: the covariance at the reference (the default), the inverse of the
         empirical Fisher information at the reference and the prior's curvature, the inverse of its
-        diagonal, the identity, or a matrix.
+        diagonal, the identity, or a matrix of shape (D, D). With "rmsprop" it is diagonal, and
+        learned while the chain tunes from the squares of gradients (pSGLD): it needs no reference,
+        but a step_size.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted.
     control_variate : {"auto", 0, 1, 2}, default "auto"
@@ -102,8 +112,8 @@ class SGLD(GradientStep):
     - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
       and their changes by the Hessian, count too.
     - ``step_size``: ε of the last step.
-    - ``gradient_noise``: share of the batch in the variance of the noise, in the last step; nothing
-      makes up for it, so it should be small.
+    - ``gradient_noise``: share of the batch in the variance of the noise, in the last 32 steps;
+      nothing makes up for it, so it should be small.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
       including those of a reference handed to it; the same for every draw.
 
@@ -125,7 +135,7 @@ class SGLD(GradientStep):
         "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
     name = "sgld"
-    learns = ()  # besides the limit on the length of its steps, which a draw sets once
+    learns = ("tuned",)
     tuned: LangevinState
 
     def __init__(
@@ -134,6 +144,7 @@ class SGLD(GradientStep):
         *,
         data: Any = None,
         step_size: float | tuple[float, float, float] | None = None,
+        schedule: Schedule | None = None,
         preconditioner: Any = "reference",
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
@@ -142,34 +153,45 @@ class SGLD(GradientStep):
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
-        schedule = None if step_size is None else _checked_schedule(step_size)
+        size, self.schedule = _checked_schedule(step_size, schedule)
         if isinstance(preconditioner, str) and preconditioner not in PRECONDITIONERS:
             raise ValueError(
                 f"preconditioner must be one of {PRECONDITIONERS} or a matrix; got "
                 f"{preconditioner!r}."
             )
-        self._given = schedule, preconditioner
+        self._given = size, preconditioner
         self._is_checked = False
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )
 
     def _prepare(self) -> None:
-        schedule, preconditioner = self._given
+        size, preconditioner = self._given
         named = isinstance(preconditioner, str)
-        if schedule is None or (named and preconditioner != "identity"):
+        if size is None or (named and preconditioner not in ("identity", "rmsprop")):
             self.control = self._needed_control()
-        matrix = self._preconditioner(preconditioner)
-        self._band = 1 if np.array_equal(matrix, np.diag(np.diag(matrix))) else len(matrix)
-        self._factor = np.linalg.cholesky(matrix)
-        self.schedule = schedule or (self._default_step(self._needed_control()), 1.0, 0.0)
-        if schedule is not None and self.control is not None:
-            a, b, gamma = schedule
+        self._learns = named and preconditioner == "rmsprop"
+        self._factor = self._preconditioner(preconditioner)
+        self.step_size = size or self._default_step(self._needed_control())
+        if size is not None and self.control is not None and not self._learns:
             precision = self.control.precision(self._active)
             noise = self._trial.noise(self.control, self.batch_size)
-            if complaint := self._complaint(a * b**-gamma, precision, noise):
+            if complaint := self._complaint(size, precision, noise):
                 warn(complaint)
-        self.options = (self.schedule, preconditioner if named else matrix)
+        given = preconditioner if named else self._factor
+        self.options = (self.step_size, self.schedule, given)
+
+    @cached_property
+    def _target(self) -> GradientTarget:
+        return make_gradient_sum(self.tall, self.control)
+
+    @cached_property
+    def _sums(self) -> GradientTarget:
+        return make_gradient_sum(self.tall, None) if self.control_variate else self._target
+
+    @cached_property
+    def _trial(self) -> Trial:
+        return Trial(self.tall, make_gradient_target(self.tall, self.control), self._active)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         stats = super()._draw(flat)
@@ -193,31 +215,34 @@ class SGLD(GradientStep):
         if self.control is not None:
             return self.control
         try:
+            if self.climbs:
+                raise NoReferenceError(self._why_no_mode())
             return ControlVariate(find_reference(tall=self.tall), 0, 1.0)
         except NoReferenceError as error:
             raise NoReferenceError(
                 f"{error}. Without a reference point, give SGLD a step_size and "
-                "preconditioner='identity' or a matrix."
+                "preconditioner='rmsprop', 'identity' or a matrix."
             ) from error
 
     def _preconditioner(self, preconditioner: Any) -> np.ndarray:
+        """Return the Cholesky factor of M; one column if it is diagonal."""
         dim = self._active.size
         if not isinstance(preconditioner, str):
-            return checked_covariance("preconditioner", preconditioner, dim)
-        if preconditioner == "identity":
-            return np.eye(dim)
+            return np.linalg.cholesky(checked_covariance("preconditioner", preconditioner, dim))
+        if preconditioner in ("identity", "rmsprop"):
+            return np.ones((dim, 1))
         control = self._needed_control()
         if preconditioner == "reference":
-            return np.linalg.inv(control.precision(self._active))
+            return np.linalg.cholesky(np.linalg.inv(control.precision(self._active)))
         information = self._information(control.reference)
-        if preconditioner == "diagonal":
-            information = np.diag(np.diag(information))
+        if preconditioner == "diagonal" and (np.diag(information) > 0).all():
+            return np.diag(information)[:, None] ** -0.5
         if np.linalg.eigvalsh(information).min() <= 0:
             raise ValueError(
                 "The Fisher information of the rows and the prior's curvature are not positive "
                 "definite; use preconditioner='reference'."
             )
-        return np.linalg.inv(information)
+        return np.linalg.cholesky(np.linalg.inv(information))
 
     def _information(self, reference: Reference) -> np.ndarray:
         """Empirical Fisher information of the rows, and the prior's curvature, at the reference."""
@@ -246,8 +271,7 @@ class SGLD(GradientStep):
                 "from a normal posterior spread without bound. Others may hold them back, but far "
                 "too wide. Make it much smaller, or leave it out for the default."
             )
-        falls = self.schedule[2] > 0
-        if bias > LARGE_BIAS and not falls:
+        if bias > LARGE_BIAS and isinstance(self.schedule, Constant):
             return (
                 f"With a step_size of {step:.3g} the variances of the draws are too large by about "
                 f"{bias:.0%} in the worst direction. Make it smaller, or leave it out for the "
@@ -260,15 +284,18 @@ class SGLD(GradientStep):
         return make_langevin
 
     def _reset_tuning(self) -> None:
-        self.tuned = LangevinState(np.zeros(1))
+        dim = self._active.size
+        self.tuned = LangevinState(self._factor.copy(), np.zeros(dim), np.zeros(1), np.zeros(1))
+
+    def _n_steps(self) -> int:
+        return self._settings().sizes.size
 
     def _settings(self) -> Langevin:
-        n_before = self.n_draws * self.steps_per_draw
-        return Langevin(self._factor, self.schedule, n_before, self.batch_size, self._band)
+        sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)
+        return Langevin(self.step_size * sizes, noisy, self.batch_size, self._learns)
 
     def _step_size(self) -> float:
-        a, b, gamma = self.schedule
-        return a * (b + (self.n_draws + 1) * self.steps_per_draw - 1) ** -gamma
+        return float(self._settings().sizes[-1])
 
     @property
     def _advice(self) -> str:
@@ -279,16 +306,21 @@ class SGLD(GradientStep):
         )
 
 
-def _checked_schedule(step_size: Any) -> tuple[float, float, float]:
-    """Return a, b and γ."""
+def _checked_schedule(step_size: Any, schedule: Any) -> tuple[float | None, Schedule]:
+    """Return the size of the first step, and how sizes change."""
+    checked_type("schedule", schedule, Schedule, "Use pmb.Polynomial() or pmb.Cyclical().")
+    if step_size is None:
+        return None, schedule or Constant()
     values = np.atleast_1d(np.asarray(step_size, dtype=np.float64))
     if values.shape not in ((1,), (3,)):
         raise ValueError(f"step_size must be a number or (a, b, gamma); got {step_size!r}.")
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise ValueError(f"step_size must be positive and finite; got {step_size!r}.")
     if values.size == 1:
-        return float(values[0]), 1.0, 0.0
+        return float(values[0]), schedule or Constant()
+    if schedule is not None:
+        raise ValueError("step_size=(a, b, gamma) is a schedule already: give schedule or this.")
     a, b, gamma = values.tolist()
     if gamma > 1:
         raise ValueError(f"gamma of step_size=(a, b, gamma) must lie in (0, 1]; got {gamma}.")
-    return a, b, gamma
+    return a * b**-gamma, Polynomial(b, gamma)

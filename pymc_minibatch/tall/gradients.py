@@ -22,7 +22,7 @@ from pytensor.tensor.shape import SpecifyShape, specify_shape
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["compile_row_gradients", "row_gradients"]
+__all__ = ["compile_gradient_sum", "compile_row_gradients", "row_gradients"]
 
 
 def row_gradients(tall: TallModel) -> tuple[list[Variable], Variable]:
@@ -67,8 +67,28 @@ def compile_row_gradients(tall: TallModel, order: int = 0) -> CompiledFunction:
         ``(point, reference, *batch) -> array of shape (n, D)``; order 0 does not read the
         reference.
     """
+    return _compile_remainder(*row_gradients(tall), order)
+
+
+def compile_gradient_sum(tall: TallModel, order: int = 0) -> CompiledFunction:
+    """Compile the gradient of a batch, the sum of what :func:`compile_row_gradients` gives.
+
+    Returns
+    -------
+    CompiledFunction
+        ``(point, reference, *batch) -> array of shape (D,)``.
+    """
+    [flat, *batch], [term] = tall.batch_graph
+    gradient: Any = grad(pt.sum(term), flat, disconnected_inputs="ignore")
+    return _compile_remainder([flat, *batch], gradient, order)
+
+
+def _compile_remainder(
+    inputs: Sequence[Variable], gradients: Variable, order: int
+) -> CompiledFunction:
+    """Compile gradients less those of the Taylor terms of what they are the gradients of."""
     flat: Any
-    [flat, *batch], gradients = row_gradients(tall)
+    flat, *batch = inputs
     reference: Any = pt.tensor("reference", shape=flat.type.shape, dtype="float64")
     epsilon = pt.dscalar("epsilon")
     remainder: Any = gradients

@@ -14,11 +14,11 @@ from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from stored import as_memory_maps, as_paths, as_zarr
 
-from pymc_minibatch import SGFS, SGLD, find_reference
+from pymc_minibatch import SGFS, SGHMC, SGLD, SGNHT, Cyclical, Polynomial, find_reference
 from pymc_minibatch.kernels.sgfs import average_covariance, scoring_state
 
 TUNE, DRAWS = 20, 15
-STEPS = [SGFS, SGLD]
+STEPS = [SGFS, SGLD, SGHMC, SGNHT]
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
 
 
@@ -68,9 +68,10 @@ def test_in_pm_sample(kind, model, reference):
     documented = re.findall(r"^ *- (``.*``):", kind.__doc__, flags=re.MULTILINE)
     assert set(stats.data_vars) == set(re.findall(r"``(\w+)``", " ".join(documented)))
     assert (stats["n_gradient"] == 2 * 50 * 2).all()
-    assert ((stats["gradient_noise"] > 0) & (stats["gradient_noise"] < 1)).all()
+    assert ((stats["gradient_noise"] >= 0) & (stats["gradient_noise"] < 1)).all()
+    assert kind is SGNHT or (stats["gradient_noise"] > 0).all()
     assert (stats["step_size"] > 0).all()
-    assert np.unique(stats["step_size"]).size == (2 if kind is SGFS else 1)
+    assert np.unique(stats["step_size"]).size == (1 if kind is SGLD else 2)
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -122,6 +123,8 @@ def test_an_interrupted_draw_is_repeated(model, reference, kind, monkeypatch):
         (SGLD, "options", {"preconditioner": np.eye(2)}),
         (SGLD, "batch_size", {"batch_size": 51}),
         (SGLD, "control_variate", {"control_variate": 0, "step_size": 0.3999}),
+        (SGHMC, "options", {"friction": 0.2}),
+        (SGHMC, "options", {"schedule": Cyclical()}),
     ],
 )
 def test_a_step_with_other_settings_refuses_the_state(model, reference, kind, field, changes):
@@ -191,17 +194,17 @@ def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
 # --- Fisher information -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("band", [1, 3])
-def test_average_of_the_covariances_of_batches(band):
+@pytest.mark.parametrize("columns", [1, 3])
+def test_average_of_the_covariances_of_batches(columns):
     """Unbiased ones of few rows, of which batch t has a weight of t (t + 1)."""
     batches = np.random.default_rng(1).normal(size=(5, 4, 6))
-    active, state = np.array([0, 2, 5]), scoring_state(3)
+    active, state = np.array([0, 2, 5]), scoring_state(3, columns)
     for batch in batches:
-        average_covariance(batch, active, batch.mean(axis=0)[active], band, state)
+        average_covariance(batch, active, batch.mean(axis=0)[active], state)
     t = np.arange(1, 6)
     each = [np.cov(batch[:, active], rowvar=False) for batch in batches]
     expected = np.average(each, axis=0, weights=t * (t + 1))
-    expected = np.diag(np.diag(expected)) if band == 1 else np.tril(expected)
+    expected = np.diag(expected)[:, None] if columns == 1 else np.tril(expected)
     np.testing.assert_allclose(state.fisher, expected, rtol=1e-12)
 
 
@@ -265,6 +268,9 @@ def test_sgfs_without_tuning_is_refused(model, reference):
         (SGFS, {"alpha": np.nan}, "alpha must be at least 0"),
         (SGFS, {"alpha": 0.4}, "alpha must be at least 0.5 with a control variate"),
         (SGFS, {"variant": "half"}, "variant must be"),
+        (SGFS, {"variant": "low rank", "control_variate": 2}, "keeps no Hessian"),
+        (SGFS, {"variant": "low rank", "control_variate": 0, "B": np.eye(2)}, "B is for variant"),
+        (SGFS, {"rank": 0}, "rank must be"),
         (SGFS, {"B": np.eye(3)}, "B has shape"),
         (SGFS, {"B": -np.eye(2)}, "B must be positive definite"),
         (SGFS, {"B": [[1.0, 0.5], [0.5, 1.0]], "variant": "diagonal"}, "B must be diagonal"),
@@ -279,6 +285,10 @@ def test_sgfs_without_tuning_is_refused(model, reference):
         (SGLD, {"preconditioner": "hessian"}, "preconditioner must be one of"),
         (SGLD, {"preconditioner": np.eye(3)}, "preconditioner has shape"),
         (SGLD, {"preconditioner": np.diag([1.0, 0.0])}, "preconditioner must be positive definite"),
+        (SGHMC, {"step_size": -1.0}, "step_size must be positive"),
+        (SGHMC, {"friction": 0.0}, "friction must be over 0"),
+        (SGNHT, {"friction": 1.1}, "friction must be over 0 and at most 1"),
+        (SGNHT, {"preconditioner": "reference"}, "preconditioner must be one of"),
     ],
 )
 def test_refuses(model, reference, kind, changes, message):
@@ -314,6 +324,58 @@ def test_sgfs_that_diverges_is_stopped(model, reference):
     step.stop_tuning()
     with pytest.raises(SamplingError, match=ADVICE):
         step.step({**reference.mode, "sigma_log__": np.array(-4.0)})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Polynomial(gamma=1.5), "the chain would come to rest"),
+        (lambda: Polynomial(gamma=0.0), r"gamma of Polynomial must lie in \(0, 1\]"),
+        (lambda: Polynomial(b=0.0), "b of Polynomial must be positive"),
+        (lambda: Cyclical(draws=0), "draws of Cyclical must be"),
+        (lambda: Cyclical(exploration=1.0), r"exploration of Cyclical must lie in \[0, 1\)"),
+    ],
+)
+def test_schedules_that_lead_nowhere_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_is_no_schedule_is_refused(model):
+    with pytest.raises(TypeError, match="schedule must be a Schedule"):
+        SGHMC(model=model, schedule=0.5)
+
+
+# --- Schedules --------------------------------------------------------------------------------
+
+
+def test_steps_that_fall():
+    """Those of a draw go on where those of the draw before have ended."""
+    parts = [Polynomial(b=10.0, gamma=0.6).of_draw(draw, 3) for draw in range(4)]
+    sizes = np.concatenate([sizes for sizes, _ in parts])
+    np.testing.assert_allclose(sizes, (1 + np.arange(12) / 10) ** -0.6)
+    assert all(noisy.all() for _, noisy in parts)
+
+
+def test_cycles():
+    """Of 40 steps, 30 without noise; all of these before the first draw."""
+    schedule = Cyclical(draws=5, exploration=0.75)
+    parts = [schedule.of_draw(draw, 2) for draw in range(10)]
+    assert [len(sizes) for sizes, _ in parts] == 2 * [32, 2, 2, 2, 2]
+    sizes, noisy = (np.concatenate(part) for part in zip(*parts, strict=True))
+    assert noisy.tolist() == 2 * (30 * [False] + 10 * [True])
+    np.testing.assert_allclose(sizes, np.tile((np.cos(np.pi * np.arange(40) / 40) + 1) / 2, 2))
+    assert (sizes > 0).all()
+
+
+def test_cycles_in_a_step(model, reference):
+    """The stats are those of the last step of a draw; without noise a step climbs."""
+    step = new_step(SGHMC, model, reference, schedule=Cyclical(draws=5, exploration=0.75), rng=1)
+    _, stats = run(step, model.initial_point(), 0, 10)
+    first = step.tuned.size[0]
+    expected = first * (np.cos(np.pi * np.array([31, 33, 35, 37, 39]) / 40) + 1) / 2
+    np.testing.assert_allclose([stat["step_size"] for stat in stats], np.tile(expected, 2))
+    assert [stat["n_gradient"] for stat in stats] == 2 * [32 * 100, *4 * [200]]
 
 
 # --- Steps of a bad length --------------------------------------------------------------------

@@ -50,6 +50,26 @@ def test_full(correlated, alpha, B, thin, n_draws):
 
 
 @pytest.mark.parametrize(
+    ("alpha", "thin", "n_draws"), [(0.0, 20, 6000), (1.0, 40, 4000), (6.0, 300, 1000)]
+)
+def test_low_rank(alpha, thin, n_draws):
+    """With as many directions as parameters, and a prior as strong as a fifth of the rows."""
+    model, mean, precision = normal_rows(FULL, prior_sd=0.1)
+    step = SGFS(
+        variant="low rank",
+        rank=3,
+        alpha=alpha,
+        control_variate=0,
+        batch_size=BATCH,
+        steps_per_draw=thin,
+        model=model,
+        rng=1,
+    )
+    draws, _ = draw(step, 15_000 // thin, n_draws)
+    assert_moments(draws, mean, np.linalg.inv(precision))
+
+
+@pytest.mark.parametrize(
     ("alpha", "thin", "n_draws"), [(0.0, 9, 6000), (1.0, 18, 6000), (6.0, 300, 1200)]
 )
 def test_diagonal(alpha, thin, n_draws):

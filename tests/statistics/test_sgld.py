@@ -87,7 +87,7 @@ def test_default_step_is_biased_by_a_tenth(correlated, preconditioner, order):
     )
     M = np.eye(3) if preconditioner == "identity" else np.linalg.inv(H)
     Q = (N_ROWS / BATCH if order == 0 else 0.0) * H
-    biased = stationary(step.schedule[0], M, H, Q)
+    biased = stationary(step.step_size, M, H, Q)
     assert np.linalg.eigvals(H @ biased).real.max() == pytest.approx(1.1, abs=0.015)
 
 

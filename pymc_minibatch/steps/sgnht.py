@@ -1,0 +1,142 @@
+"""The PyMC step for the stochastic gradient Nosé-Hoover thermostat."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pymc.model import Model
+from pymc.util import RandomGenerator
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.kernels.sgnht import make_thermostat
+from pymc_minibatch.reference import Reference
+from pymc_minibatch.steps.momentum_step import MomentumStep
+from pymc_minibatch.steps.schedule import Constant
+
+__all__ = ["SGNHT"]
+
+
+class SGNHT(MomentumStep):
+    """Stochastic gradient Nosé-Hoover thermostat: momentum with a friction that finds the noise.
+
+    Like :class:`SGHMC`, but the noise of the batch need not be known: the friction rises until the
+    momentum has the right temperature. What is drawn is approximate; no test corrects it.
+
+    Parameters
+    ----------
+    vars : variable, name, or list of them, optional
+        Continuous free variables to sample; all if not given.
+    data : mapping of str to array, optional
+        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+    step_size : float, optional
+        ε, the square of the time that a step takes. The default lets the batch bring a fifth of the
+        noise in its noisiest direction.
+    friction : float, default 0.1
+        a, from which the friction starts, and which sets the noise that is added: 2a for each step.
+        Over 0, at most 1.
+    preconditioner : {"auto", "fisher", "diagonal", "identity"}, default "auto"
+        M, found where the chain is while it tunes: the inverse of the empirical Fisher information
+        and the prior's curvature; the inverse of its diagonal, which takes D numbers instead of
+        D²; or the identity. With a reference, its precision takes the place of the information.
+        "auto" is "fisher" for up to 100 parameters, else "diagonal".
+    reference : Reference, optional
+        Where the log-likelihood is expanded. None is searched for, since models with momentum's
+        strengths, such as networks, have many modes.
+    control_variate : {"auto", 0, 1, 2}, default "auto"
+        Order of the Taylor expansion about the reference whose gradient is taken off the rows; see
+        :class:`MinibatchMH`. None without a reference, unless you ask for it.
+    batch_size : int, optional
+        Rows n of each step, drawn with replacement; 300, or N if that is less.
+    steps_per_draw : int, default 20
+        Steps for each draw that is kept.
+    model : pymc.Model, optional
+        The model; taken from the context if not given. Its data are read once, here.
+    rng : seed or numpy.random.Generator, optional
+        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+
+    Raises
+    ------
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    NoReferenceError
+        If a control variate is asked for and there is no reference point.
+    ValueError
+        If an argument is out of range, a variable is unknown or discrete, or the reference does not
+        fit the model.
+    SamplingError
+        While sampling, if the steps diverge, or the chain has not tuned.
+
+    Warns
+    -----
+    UserWarning
+        If a Deterministic has a value for each row, which makes every draw cost N.
+
+    Notes
+    -----
+    Each chain starts where Adam leads from the best of four points: its initial one, moved by
+    normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
+    steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
+    starts near that instead. There the preconditioner and the step size are settled, and again
+    after 25, 50, 100 and so on draws of tuning. The thermostat goes on for as long as the chain
+    does.
+
+    One thermostat holds the mean temperature over all directions. Where the batch is noisier in
+    some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
+    the noise nearly the same in all.
+
+    Sample stats, for each draw:
+
+    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
+      and their changes by the Hessian, count too.
+    - ``step_size``: ε of the last step.
+    - ``gradient_noise``: share of the friction in the last step that is there for the noise of the
+      batch.
+    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
+      including those of a reference handed to it; the same for every draw.
+
+    Source: Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
+    Gradient Thermostats; the order of the updates is that of Leimkuhler and Shang (2016).
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pm.sample(step=pmb.SGNHT())  # doctest: +SKIP
+    """
+
+    name = "sgnht"
+
+    def __init__(
+        self,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        data: Any = None,
+        step_size: float | None = None,
+        friction: float = 0.1,
+        preconditioner: Literal["auto", "fisher", "diagonal", "identity"] = "auto",
+        reference: Reference | None = None,
+        control_variate: Literal["auto", 0, 1, 2] = "auto",
+        batch_size: int | None = None,
+        steps_per_draw: int = 20,
+        model: Model | None = None,
+        rng: RandomGenerator = None,
+    ) -> None:
+        super().__init__(
+            vars,
+            data,
+            step_size,
+            friction,
+            Constant(),
+            preconditioner,
+            reference,
+            control_variate,
+            batch_size,
+            steps_per_draw,
+            model,
+            rng,
+        )
+
+    @property
+    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
+        return make_thermostat
