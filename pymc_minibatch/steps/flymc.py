@@ -135,7 +135,7 @@ class FlyMC(TallStep):
 
     Sample stats, for each draw:
 
-    - ``accept``: share of its updates of θ that were accepted.
+    - ``acceptance_rate``: share of its updates of θ that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
@@ -170,7 +170,7 @@ class FlyMC(TallStep):
 
     name = "flymc"
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "accept": (np.float64, []),
+        "acceptance_rate": (np.float64, []),
         "n_likelihood": (np.int64, []),
         "n_gradient": (np.int64, []),
         "n_bright": (np.float64, []),
@@ -180,7 +180,7 @@ class FlyMC(TallStep):
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
-        "accept": ("Accept", "0.2f"),
+        "acceptance_rate": ("Accept", "0.2f"),
         "n_bright": ("Bright", ",.0f"),
     }
     learns = ("tuning",)
@@ -383,7 +383,7 @@ class FlyMC(TallStep):
         n_always = self.target.always.size
         read_with_base = n_always * int(counts[4])
         return {
-            "accept": accept / (self.steps_per_draw * self.theta_updates),
+            "acceptance_rate": accept / (self.steps_per_draw * self.theta_updates),
             "n_likelihood": int(counts[0]) + read_with_base,
             "n_gradient": int(counts[1]) + (read_with_base if self._update.uses_gradient else 0),
             "n_bright": n_bright / self.steps_per_draw + n_always,
