@@ -145,6 +145,8 @@ class FlyMC(TallStep):
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Rows whose bounds are loose where the posterior is, such as those of a category in which all
     outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
@@ -296,6 +298,15 @@ class FlyMC(TallStep):
         stored = state.pop("_stored")
         self.__dict__.update(state)
         self.fireflies = stored
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "bound": repr(self.bound),
+            "always read": f"{self.target.always.size:,} rows with loose bounds",
+            "updates of θ": f"{self.kernel}, {self.theta_updates} for each of z",
+            "updates of z": self.z_update,
+            "draw": f"{self.steps_per_draw} iterations",
+        }
 
     # --- Sampling -----------------------------------------------------------------------------
 

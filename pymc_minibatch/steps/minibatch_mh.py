@@ -47,7 +47,7 @@ from pymc_minibatch.reference.taylor import (
     compile_prior_gradient,
     make_target,
 )
-from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
     PROPOSALS,
     TESTS,
@@ -202,6 +202,8 @@ class MinibatchMH(TallStep):
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
@@ -435,6 +437,16 @@ class MinibatchMH(TallStep):
         """Settle on what tuning has found."""
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
+
+    def _facts(self) -> dict[str, str]:
+        size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
+        facts = {"decides by": self.choice.removesuffix("."), "batches": f"{self.rows}, {size}"}
+        if self.latent is None:
+            facts["moves"] = repr(self.proposal)
+            facts["expansion"] = expansion(self.control)
+        if self.temperature != 1.0:
+            facts["temperature"] = f"{self.temperature:g}"
+        return facts | {"draw": f"{self.steps_per_draw} transitions"}
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.latent is not None:

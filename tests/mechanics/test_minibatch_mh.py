@@ -100,7 +100,9 @@ def test_stats_are_those_of_the_docstring(result):
     of_effects = [f"acceptance_rate_{kind}" for kind in ("hyper", "dense", "groups")]  # none here
     for name in documented:
         stat = result.sample_stats[name]
-        expected = bool if name == "exact" else np.int64 if name in whole else np.float64
+        expected = (
+            bool if name in ("exact", "stand_in") else np.int64 if name in whole else np.float64
+        )
         assert stat.dtype == expected
         assert stat.shape == (2, 60)
         assert np.isnan(stat).all() if name in of_effects else np.isfinite(stat).all()
