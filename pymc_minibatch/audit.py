@@ -22,10 +22,11 @@ from scipy.stats import chi2, norm
 
 from pymc_minibatch.acceptance import Exact, Penalty
 from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.draws import unconstrained
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.audit import make_proposing, make_repeating
-from pymc_minibatch.stein import choose_draws, unconstrained
+from pymc_minibatch.stein import choose_draws
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall.passes import over_chunks
 

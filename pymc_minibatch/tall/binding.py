@@ -23,7 +23,7 @@ from pymc_minibatch.tall.sources import (
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["bind_sources"]
+__all__ = ["bind_sources", "check_source", "extreme_rows"]
 
 
 def bind_sources(
@@ -52,7 +52,7 @@ def _check_bound(
     """Compare the graphs on some rows of other data, which are put through both."""
     n_bound = len(next(iter(bound.values())).values)
     rows = tall._rng.integers(0, n_bound, tall.n_rows)
-    numbers, indices = _extreme_rows(bound, "f"), _extreme_rows(bound, "iu")
+    numbers, indices = extreme_rows(bound, "f"), extreme_rows(bound, "iu")
     try:  # by itself, to say which rows are to blame
         extremes = np.concatenate([indices, numbers, rows[:2]])
         taken = [given.taken(extremes).values for given in bound.values()]
@@ -94,7 +94,7 @@ def _bound_inputs(
             )
             raise ValueError(f"data has nothing for {name}. {advice}")
         source = sources[names[0]]
-        _check_source(names[0], source, own, data[names[0]], tall.model)
+        check_source(names[0], source, own, data[names[0]], tall.model)
         used[names[0]] = source.shape[own.axis]
         rows = np.moveaxis(source, own.axis, 0)
         bound[name] = make_input(name, own.leaf, own.axis, rows)
@@ -112,8 +112,13 @@ def _bound_inputs(
     return bound
 
 
-def _check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
-    """Refuse a source whose shape, type or labels are not those of the model's own data."""
+def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
+    """Refuse a source whose shape, type or labels are not those of the model's own data.
+
+    Raises
+    ------
+    ValueError
+    """
     expected = list(leaf_value(own.leaf).shape)
     shape = list(source.shape)
     if len(shape) == len(expected):
@@ -145,7 +150,7 @@ def _check_source(name: str, source: np.ndarray, own: RowInput, given: Any, mode
             )
 
 
-def _extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
+def extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
     """Find the rows with the smallest and largest values, in arrays of these kinds of types.
 
     Integers may be indices out of range, and other numbers may lie where a branch is taken.
