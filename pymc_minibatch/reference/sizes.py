@@ -38,6 +38,9 @@ RANGE_SHARE = 0.05
 FLOOR = 0.03
 """No size is below this share of the mean, so that no row is starved."""
 
+ROUNDING = 1e-9
+"""A variance that is a smaller share of the squares it is the difference of is none."""
+
 
 class Unevenness(NamedTuple):
     """What rows of different sizes mean for batches.
@@ -122,6 +125,9 @@ def _unevenness(sizes: np.ndarray, sums: np.ndarray, temperature: float) -> Unev
     total, squares, of_squares = sums
     by_size = of_squares * float(sizes.sum(dtype=float)) - total**2
     uniform = sizes.size * squares - total**2
+    with np.errstate(invalid="ignore"):
+        rounding = ROUNDING * sizes.size * squares
+        uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
     possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
     rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
     return Unevenness(rows[0] / temperature**2, rows[1] / temperature**2, kurtosis)
