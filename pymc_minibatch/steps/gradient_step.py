@@ -184,7 +184,7 @@ class GradientStep(TallStep):
     @cached_property
     def _kernel(self) -> Callable[..., tuple[bool, float]]:
         ndims = [values.ndim for values in self.tall.data]
-        return jit_kept(self._make_kernel(ndims), [repr(ndims)])
+        return jit_kept(self._make_kernel(ndims), [self.name, repr(ndims)])
 
     @property
     def _trial(self) -> Trial:
