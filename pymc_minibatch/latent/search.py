@@ -88,10 +88,13 @@ class _Search:
         self.rows_read = 0
 
     def expand(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> Surrogate:
-        """Expand the rows, or some that stand for all, about a point."""
-        share = len(data[0]) / self.tall.n_rows
+        """Expand the rows, or some of them, about a point.
+
+        Some do not count for more than they are: repeated, the few rows that a group has among them
+        would say that groups differ as much as single rows do.
+        """
         phi = self.field.derivatives.phi(point)
-        expansion = expand(self.rows, data, phi, self.field.rows, self.temperature * share)
+        expansion = expand(self.rows, data, phi, self.field.rows, self.temperature)
         self.rows_read += len(data[0])
         if not (np.isfinite(expansion.value) and np.isfinite(expansion.slope).all()):
             expansion = replace(expansion, value=-np.inf)
