@@ -1,4 +1,4 @@
-"""The third order of the log-likelihood, group by group.
+"""The third and fourth order of the log-likelihood, group by group.
 
 Groups with few rows are not known so well that their log-likelihood is quadratic, and where they
 are many what is missing adds up. With δ = φ − φ̂ and K = −H, the coordinates
@@ -6,16 +6,16 @@ are many what is missing adds up. With δ = φ − φ̂ and K = −H, the coordi
     u_g = K_gg⁻¹ (K δ)_g = δ_g + K_gg⁻¹ Σ_{j ≠ g} K_gj δ_j
 
 are what the rows of group g read of everything, as far as entries of this group can say it: a
-common intercept and the effect of the group add up to one number. In them one small tensor for each
-group holds nearly all of the third order,
+common intercept and the effect of the group add up to one number. In them small tensors for each
+group hold nearly all of the third and fourth order,
 
-    C(φ) = ⅙ Σ_g T_g[u_g, u_g, u_g],   T_g = Σ_n f‴ w wᵀ w,
+    C(φ) = Σ_g (⅙ T_g[u_g, u_g, u_g] + ¹⁄₂₄ F_g[u_g, u_g, u_g, u_g]),   T_g = Σ_n f‴ w ⊗ w ⊗ w,
 
-with w the weights by which row n reads the entries of its group. An entry of φ that is a local
-input by itself, such as the scale of the rows, is one more coordinate of each group, u = δ, and is
-left out of the sum; third derivatives by such entries alone are left to the remainders. Each row
-has its share in C, which its remainder subtracts; so nothing depends on how well u says what the
-rows read.
+and F_g likewise, with w the weights by which row n reads the entries of its group. An entry of φ
+that is a local input by itself, such as the scale of the rows, is one more coordinate of each
+group, u = δ, and is left out of the sum. Third derivatives by such entries alone, and fourth ones
+by them or by several local inputs, are left to the remainders. Each row has its share in C, which
+its remainder subtracts; so nothing depends on how well u says what the rows read.
 
 Reference
 ---------
@@ -36,13 +36,19 @@ from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["Cubic", "cubic_of"]
 
+REACH = 8.0
+"""Coordinates end at so many standard deviations of what the rows of a group say.
+
+Farther out, powers of them would be large beyond the digits of a sum, and say nothing of the rows.
+"""
+
 LEAST_CURVATURE = 1e-6
 """Directions with less curvature than this share of the largest are left to the remainders."""
 
 
 @dataclass(frozen=True)
 class Cubic:
-    """Third order of the log-likelihood by the levels of a factor, divided by T.
+    """Higher orders of the log-likelihood by the levels of a factor, divided by T.
 
     Attributes
     ----------
@@ -56,6 +62,10 @@ class Cubic:
         What K has between the groups and the scalars.
     tensor : ndarray, shape (G, q + m, q + m, q + m)
         T_g.
+    quartic : ndarray, shape (G, q, q, q, q)
+        F_g.
+    reach : ndarray, shape (G, q + m)
+        Where coordinates end.
     """
 
     entries: np.ndarray
@@ -63,6 +73,8 @@ class Cubic:
     inverse: np.ndarray
     coupling: np.ndarray
     tensor: np.ndarray
+    quartic: np.ndarray
+    reach: np.ndarray
 
     def coordinates(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return u_g, shape (G, q + m), given δ and Kδ of shape (P,)."""
@@ -71,7 +83,7 @@ class Cubic:
         u[:, width:] = delta[self.scalars]
         read = bent[self.entries] - self.coupling @ delta[self.scalars]
         u[:, :width] = multiply_blocks(self.inverse, read)
-        return u
+        return np.clip(u, -self.reach, self.reach)
 
     def put(self, flat: np.ndarray, u: np.ndarray) -> None:
         """Write coordinates into the positions of their entries of φ."""
@@ -81,7 +93,7 @@ class Cubic:
 
     def values(self, u: np.ndarray) -> np.ndarray:
         """Return the share of each group in C, shape (G,)."""
-        return cubes(self.tensor, u)
+        return powers(self.tensor, self.quartic, u)
 
     def total(self, u: np.ndarray) -> float:
         """Return C."""
@@ -95,22 +107,28 @@ class Cubic:
         """
         width = self.entries.shape[1]
         bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
+        own = u[:, :width]
+        bend[:, :width] += np.einsum("gijkl,gj,gk,gl->gi", self.quartic, own, own, own) / 6.0
         of_groups = multiply_blocks(self.inverse, bend[:, :width].copy())
         of_scalars = bend[:, width:].sum(axis=0)
         return of_groups, of_scalars - np.einsum("gqm,gq->m", self.coupling, of_groups)
 
 
 @jit_kept
-def cubes(tensor: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return ``T_g[u_g, u_g, u_g] / 6``."""
+def powers(tensor: np.ndarray, quartic: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Return ``T_g[u_g, u_g, u_g] / 6 + F_g[u_g, u_g, u_g, u_g] / 24``."""
     n_groups, width = u.shape
+    n_own = quartic.shape[1]
     values = np.zeros(n_groups)
     for g in range(n_groups):
         for i in range(width):
             for j in range(width):
                 for k in range(width):
-                    values[g] += tensor[g, i, j, k] * u[g, i] * u[g, j] * u[g, k]
-        values[g] /= 6.0
+                    cube = u[g, i] * u[g, j] * u[g, k]
+                    values[g] += tensor[g, i, j, k] * cube / 6.0
+                    if i < n_own and j < n_own and k < n_own:
+                        for m in range(n_own):
+                            values[g] += quartic[g, i, j, k, m] * cube * u[g, m] / 24.0
     return values
 
 
@@ -119,7 +137,7 @@ def cubic_of(
     data: Sequence[np.ndarray],
     phi: np.ndarray,
     entries: np.ndarray,
-    curvature: tuple[np.ndarray, np.ndarray],
+    curvature: tuple[np.ndarray, np.ndarray, np.ndarray],
     temperature: float,
 ) -> Cubic:
     """Sum the third order by the levels of a factor at φ, in one pass.
@@ -134,8 +152,9 @@ def cubic_of(
         φ̂.
     entries : ndarray of int64, shape (G, q)
         Positions in φ of what rows read of each level.
-    curvature : (ndarray, ndarray), shapes (G, q, q) and (G, q, m)
-        K_gg, and what K has between the groups and the scalars, divided by T.
+    curvature : (ndarray, ndarray, ndarray), shapes (G, q, q), (G, q, m) and (m,)
+        K_gg, what K has between the groups and the scalars, and the diagonal of the scalars,
+        divided by T.
     temperature
         T.
     """
@@ -149,20 +168,32 @@ def cubic_of(
     for index in np.ndindex(order.shape):
         i, j, k = sorted(int(locals_[s]) for s in index)
         order[index] = number.get((i, j, k), -1)
+    # Fourth derivatives are by one local input, and so of entries that this one reads.
+    single = np.array([rows.singles.index(i) for i in reads.local], np.int64)
     tensor = np.zeros((n_groups, *(width + reads.scalars.size,) * 3))
+    quartic = np.zeros((n_groups, *(width,) * 4))
 
-    def add(*batch: np.ndarray) -> np.ndarray:
-        third = rows.third(rows.local_inputs(phi, *batch), batch)
+    def add(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        v = rows.local_inputs(phi, *batch)
+        beyond = rows.higher(v, rows.derivatives(v, *batch), batch)
+        third, fourth = beyond[: len(number)], beyond[len(number) :]
         columns, read, weights = rows.arrays.jitted(*batch)
-        mine = np.zeros_like(tensor)
+        mine = np.zeros_like(tensor), np.zeros_like(quartic)
         both = np.concatenate([weights, columns[:, reads.scalar_column]], axis=1)
-        add_cubes(third, order, place[read], both, width, mine)
+        add_cubes(third, order, place[read], both, width, mine[0])
+        add_quartics(fourth, single, place[read], weights, width, mine[1])
         return mine
 
-    for _, part in over_chunks(add, data, "Third order"):
-        tensor += part
-    blocks, coupling = curvature
-    return Cubic(entries, reads.scalars, _inverse(blocks), coupling, tensor / temperature)
+    for _, (cubes, quartics) in over_chunks(add, data, "Higher orders"):
+        tensor += cubes
+        quartic += quartics
+    blocks, coupling, of_scalars = curvature
+    inverse, t = _inverse(blocks), temperature
+    variances = np.empty(tensor.shape[:2])
+    variances[:, :width] = np.einsum("gqq->gq", inverse)
+    variances[:, width:] = 1.0 / np.maximum(of_scalars, np.finfo(float).tiny)
+    reach = REACH * np.sqrt(variances)
+    return Cubic(entries, reads.scalars, inverse, coupling, tensor / t, quartic / t, reach)
 
 
 @partial(jit_kept, nogil=True)
@@ -193,6 +224,39 @@ def add_cubes(
                     if by >= 0 and slots[s] >= 0 and slots[t] >= 0 and slots[r] >= 0:
                         value = third[by, n] * weights[n, s] * weights[n, t]
                         tensor[group, slots[s], slots[t], slots[r]] += value * weights[n, r]
+
+
+@partial(jit_kept, nogil=True)
+def add_quartics(
+    fourth: np.ndarray,
+    single: np.ndarray,
+    places: np.ndarray,
+    weights: np.ndarray,
+    width: int,
+    quartic: np.ndarray,
+) -> None:
+    """Add what rows give by single local inputs, as :func:`add_cubes` does."""
+    n_terms = places.shape[1]
+    for n in range(places.shape[0]):
+        for s in range(n_terms):
+            for t in range(n_terms):
+                if places[n, t] < 0 or single[t] != single[s]:
+                    continue
+                for r in range(n_terms):
+                    if places[n, r] < 0 or single[r] != single[s]:
+                        continue
+                    for q in range(n_terms):
+                        if places[n, q] < 0 or single[q] != single[s] or places[n, s] < 0:
+                            continue
+                        value = fourth[single[s], n] * weights[n, s] * weights[n, t]
+                        group = places[n, s] // width
+                        quartic[
+                            group,
+                            places[n, s] % width,
+                            places[n, t] % width,
+                            places[n, r] % width,
+                            places[n, q] % width,
+                        ] += value * weights[n, r] * weights[n, q]
 
 
 def _inverse(blocks: np.ndarray) -> np.ndarray:

@@ -3,11 +3,12 @@
 A row reads φ through k local inputs vₙ = Jₙ φ. All that the surrogate and its decisions take from a
 row is made of four functions of a batch: vₙ at some φ, what Jₙ consists of, f(vₙ), and f with its
 first and second derivatives. PyTensor takes long to differentiate and to simplify a graph, and
-third derivatives of a likelihood are large; so these are differences of second ones,
+those beyond the second are large; so these are differences of second ones,
 
-    f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h.
+    f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h,
+    f⁗ᵢ ≈ (f″ᵢᵢ(v + hᵢ) − 2 f″ᵢᵢ(v) + f″ᵢᵢ(v − hᵢ)) / h².
 
-An error in them costs nothing but a little efficiency: the third order C of the surrogate and the
+An error in them costs nothing but a little efficiency: the higher orders C of the surrogate and the
 shares that rows subtract from it are made of the same numbers.
 
 The remainder of a row is what the surrogate does not say of it,
@@ -34,7 +35,7 @@ from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Reads", "RowFunctions", "second_order"]
 
-DIFFERENCE, LEAST_INPUT = 1e-4, 0.01
+DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
 
 
@@ -126,6 +127,11 @@ class RowFunctions:
         return [t for t in combinations_with_replacement(read, 3) if gathered.intersection(t)]
 
     @cached_property
+    def singles(self) -> list[int]:
+        """Local inputs by which fourth derivatives are taken: those that read gathered entries."""
+        return sorted({int(i) for i in self.reads.local})
+
+    @cached_property
     def local_inputs(self) -> CompiledFunction:
         """``(phi, *batch) -> v``, shape (k, b)."""
         phi = pt.dvector("phi")
@@ -169,13 +175,17 @@ class RowFunctions:
         return compile_numba([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @cached_property
-    def third(self) -> Callable[..., np.ndarray]:
-        """``(v, batch)`` gives the third derivative by each of the triples, shape (triples, b)."""
-        derivatives, k = self.derivatives.jitted, self.n_locals
-        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+    def higher(self) -> Callable[..., np.ndarray]:
+        """``(v, taylor, batch)`` gives derivatives beyond the second, given those up to it.
 
-        def third(v: np.ndarray, batch: Any) -> np.ndarray:
-            found = np.zeros((len(triples), v.shape[1]))
+        Third ones by each of the triples come first, then fourth ones by each of the singles, shape
+        (triples + singles, b).
+        """
+        derivatives, k = self.derivatives.jitted, self.n_locals
+        triples, singles = np.array(self.triples, np.int64).reshape(-1, 3), np.array(self.singles)
+
+        def higher(v: np.ndarray, taylor: np.ndarray, batch: Any) -> np.ndarray:
+            found = np.zeros((len(triples) + len(singles), v.shape[1]))
             for last in range(k):
                 if not np.any(triples[:, 2] == last):
                     continue
@@ -188,25 +198,30 @@ class RowFunctions:
                 for t in range(len(triples)):
                     if triples[t, 2] == last:
                         at = 1 + k + second_order(triples[t, 1], triples[t, 0])
-                        change = (above[at] - below[at]) / (2.0 * step)
-                        found[t] = np.where(np.isfinite(change), change, 0.0)
-            return found
+                        found[t] = (above[at] - below[at]) / (2.0 * step)
+                for s in range(len(singles)):
+                    if singles[s] == last:
+                        at = 1 + k + second_order(last, last)
+                        bend = above[at] - 2.0 * taylor[at] + below[at]
+                        found[len(triples) + s] = bend / step**2
+            return np.where(np.isfinite(found), found, 0.0)
 
-        return jit_kept(third, self.keys, nogil=True)
+        return jit_kept(higher, self.keys, nogil=True)
 
     @cached_property
     def remainder(self) -> Callable[..., np.ndarray]:
-        """``(reading, at, batch)`` gives the remainders of a batch, shape (b,).
+        """``(reading, (at,), batch)`` gives the remainders of a batch, shape (b,), about φ̂.
 
         A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
-        then the third order is subtracted.
+        then the higher orders are subtracted.
         """
         local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
-        row, third, k = self.row.jitted, self.third, self.n_locals
-        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+        row, higher, k = self.row.jitted, self.higher, self.n_locals
+        triples, singles = np.array(self.triples, np.int64).reshape(-1, 3), np.array(self.singles)
         orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
 
-        def remainder(reading: np.ndarray, at: np.ndarray, batch: Any) -> np.ndarray:
+        def remainder(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
+            [at] = constants
             there = local_inputs(at, *batch)[0]
             here = local_inputs(reading[: at.size], *batch)[0]
             taylor = derivatives(there, *batch)[0]
@@ -220,10 +235,12 @@ class RowFunctions:
             if reading.size > at.size:
                 u = local_inputs(reading[at.size :], *batch)[0]
                 u -= local_inputs(np.zeros(at.size), *batch)[0]
-                cubes = third(there, batch)
+                beyond = higher(there, taylor, batch)
                 for t in range(len(triples)):
                     a, b, c = triples[t]
-                    rest -= orderings[t] * cubes[t] * u[a] * u[b] * u[c]
+                    rest -= orderings[t] * beyond[t] * u[a] * u[b] * u[c]
+                for s in range(len(singles)):
+                    rest -= beyond[len(triples) + s] * u[singles[s]] ** 4 / 24.0
             return rest
 
         return jit_kept(remainder, self.keys, nogil=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
@@ -140,18 +140,9 @@ class LatentSampler:
         )
 
     @cached_property
-    def _row(self) -> Callable[..., np.ndarray]:
-        remainder = self.rows.remainder
-
-        def row(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
-            return remainder(reading, constants[0], batch)
-
-        return jit_kept(row, self.rows.keys)
-
-    @cached_property
     def _source(self) -> Source:
         at, data = self.reference.surrogate.expansion.at, self.tall.data
-        address = address_of(self._row, at, (at,), batch_of_one(data))
+        address = address_of(self.rows.remainder, at, (at,), batch_of_one(data))
         return Source(data, (at,), address)
 
     @cached_property
@@ -202,7 +193,6 @@ class LatentSampler:
         """Move a point in place by rounds of all moves; tune."""
         moves, counts = self._moves, MoveCounts()
         self._first_batch[0] = first_batch
-        # Threads of BLAS cost more than they save on matrices of this size.
         with self._blas.limit(limits=1, user_api="blas"):
             for _ in range(n_rounds):
                 scale = state.mean, state.cholesky
@@ -303,21 +293,15 @@ def make_latent_sampler(
     if not has_effects(tall, structure):
         raise NoFieldError("No variable depends on others, and there are few effects.")
     rows = RowFunctions(structure)
-    factors = find_factors(rows, tall.data)
-    entries = [factor.entries for factor in factors]
-    field = find_field(tall, structure, entries)
-    reference = search(tall, field, rows, factors, temperature)
-    tall.verify_at(reference.surrogate.center)
-    swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
-    return LatentSampler(
-        tall,
-        reference,
-        swept,
-        rows,
-        acceptance,
-        temperature,
-        by_size,
-    )
+    # Threads of BLAS cost more than they save on matrices of this size.
+    with threadpool_limits(1, user_api="blas"):
+        factors = find_factors(rows, tall.data)
+        entries = [factor.entries for factor in factors]
+        field = find_field(tall, structure, entries)
+        reference = search(tall, field, rows, factors, temperature)
+        tall.verify_at(reference.surrogate.center)
+        swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
+        return LatentSampler(tall, reference, swept, rows, acceptance, temperature, by_size)
 
 
 def _sizes(
@@ -341,7 +325,7 @@ def _sizes(
             seen.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
 
     def spread(*batch: np.ndarray) -> np.ndarray:
-        values = np.array([remainder(each, surrogate.expansion.at, batch) for each in seen])
+        values = np.array([remainder(each, (surrogate.expansion.at,), batch) for each in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 

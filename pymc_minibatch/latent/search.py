@@ -46,7 +46,7 @@ CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the third order is, and how often, since it moves the points."""
 
 MOST_CUBES = 2 * 10**6
-"""Factors with more entries of third order than this go without."""
+"""Factors whose higher orders have more entries than this go without."""
 
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
@@ -219,7 +219,7 @@ class _Search:
         few = [
             factor.entries
             for factor, width in zip(factors, widths, strict=True)
-            if factor.n_levels * width**3 <= MOST_CUBES
+            if factor.n_levels * width**4 <= MOST_CUBES
         ]
         layout, curvature = self.field.rows, surrogate.expansion.curvature
         cubics = [
@@ -231,6 +231,7 @@ class _Search:
                 (
                     curvature.blocks_of(layout, entries),
                     curvature.columns_of(layout, entries, scalars),
+                    np.diagonal(curvature.dense)[np.searchsorted(layout.dense, scalars)],
                 ),
                 self.temperature,
             )
