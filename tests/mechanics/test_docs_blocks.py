@@ -75,7 +75,7 @@ def execute(code, namespace, page, line):
 
 def check_refusal(setup, block, namespace, page, line):
     """The part before is refused, the part after is accepted."""
-    before, after = block.split("# after\n")
+    before, after = re.split(r"^# after.*$", block, flags=re.MULTILINE)
     for code, refused in ((before, True), (after, False)):
         with pm.Model() as model:
             execute(setup, namespace, page, line)
