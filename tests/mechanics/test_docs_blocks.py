@@ -23,7 +23,7 @@ import pymc_minibatch as pmb
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(
-    r"^<!-- set-up\n(?P<setup>.*?)^-->$|^(?P<indent> *)```python\n(?P<block>.*?)^ *```$",
+    r"^ *<!-- set-up\n(?P<setup>.*?)^ *-->$|^ *```python\n(?P<block>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 HIGHEST_RHAT = 1.05
@@ -59,7 +59,7 @@ def parts(page):
     found, setup = [], ""
     for match in FENCE.finditer(text):
         if match["block"] is None:
-            setup += match["setup"]
+            setup += textwrap.dedent(match["setup"])
             continue
         line = text.count("\n", 0, match.start()) + 2
         found.append((line, setup, textwrap.dedent(match["block"])))
