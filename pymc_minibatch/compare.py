@@ -271,14 +271,12 @@ def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
 
 
 def labels(values: xr.DataArray) -> list[str]:
-    """Name the elements of a variable by their coordinates."""
-    dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
-    indices = np.ndindex(*(values.sizes[dim] for dim in dims))
-    labels = (
-        ", ".join(str(values[dim].values[i]) for dim, i in zip(dims, index, strict=True))
-        for index in indices
-    )
-    return [f"{values.name}[{label}]" if label else str(values.name) for label in labels]
+    """Name the elements of a variable by their coordinates, as ArviZ does."""
+    from arviz_base import xarray_sel_iter  # as slow to import as arviz
+    from arviz_base.labels import BaseLabeller
+
+    elements = xarray_sel_iter(values.to_dataset(), skip_dims={"chain", "draw"})
+    return [BaseLabeller().make_label_flat(*element) for element in elements]
 
 
 def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]:
