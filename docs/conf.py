@@ -79,8 +79,9 @@ intersphinx_mapping = {
     for name, address in ELSEWHERE.items()
 }
 
-# PyTensor logs harmless notes about its settings while autodoc imports it.
+# PyTensor logs harmless notes about its settings while autodoc imports it, and notebooks that they run.
 logging.getLogger("pytensor").setLevel(logging.WARNING)
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 html_theme = "furo"
 html_title = f"pymc-minibatch {release}"
