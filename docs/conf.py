@@ -92,9 +92,13 @@ html_math_renderer = "mathml"
 
 def to_mathml(latex, node, display):
     """Convert a formula to MathML, which browsers draw without a script or a network."""
-    converted = convert(latex, display=display)
-    left_over = re.findall(r"\\[A-Za-z]+", converted)
-    if left_over:
+    # A thin space after the name of a function, as TeX has it.
+    converted = re.sub(
+        r"(?<!<msub>)(?<!<msup>)<mo>(log|exp|sin|cos)</mo>(?=<mi>|<ms|<mover>|<mn>)",
+        r'<mi>\1</mi><mspace width="0.1667em" />',
+        convert(latex, display=display),
+    )
+    if left_over := re.findall(r"\\[A-Za-z]+", converted):
         logger = sphinx_logging.getLogger(__name__)
         logger.warning("no MathML for %s", ", ".join(left_over), location=node)
     return converted

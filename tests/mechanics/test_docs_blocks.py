@@ -115,3 +115,8 @@ def test_blocks(page, tmp_path, monkeypatch):
 def test_every_fence_is_found():
     for page in PAGES:
         assert len(parts(page)) == len(re.findall(r"^ *```py", page.read_text(), re.MULTILINE))
+
+
+def test_links_of_the_readme_lead_to_files():
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text()):
+        assert target.startswith("https://") or (ROOT / target).is_file(), target
