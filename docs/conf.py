@@ -79,7 +79,7 @@ intersphinx_mapping = {
     for name, address in ELSEWHERE.items()
 }
 
-# PyTensor logs harmless notes about its settings while autodoc imports it, and notebooks that they run.
+# Harmless notes: of PyTensor about its settings, and of notebooks that they run.
 logging.getLogger("pytensor").setLevel(logging.WARNING)
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 

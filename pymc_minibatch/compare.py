@@ -109,14 +109,14 @@ def compare(
     Notes
     -----
     The limit in Monte Carlo standard errors grows with the number of parameters: equal
-    distributions are told apart in at most one of 1000 comparisons, which is 3.8 standard errors
+    distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
     for one parameter and 4.8 for a hundred. "agrees" means that no difference was seen at this
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.
 
     An element that has the same value in all draws of both runs, such as the diagonal of a
-    correlation matrix, is left out. Where a run has a single chain, R-hat is missing (nan) and does
-    not tell whether it has converged. Runs whose sample stats are not those of PyMC are read as
+    correlation matrix, is left out. If a run has a single chain, R-hat is missing (nan) and does
+    not show whether it has converged. Runs whose sample stats are not those of PyMC are read as
     well: of nutpie and NumPyro ``n_steps``, also under its other names.
 
     Examples

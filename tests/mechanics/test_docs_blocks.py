@@ -1,10 +1,10 @@
 """Every Python block of the documentation and of the README runs as a reader would paste it.
 
-The blocks of a page run in order, in one namespace. What a block takes for granted (data, a model, files)
-is in an HTML comment before it that starts with ``set-up``: readers do not see it. A set-up may call
-``limit`` to shorten the runs of the next block. A block with a part under ``# before`` and one
-under ``# after`` shows a model that is refused and what to write instead: each part is put into a model
-of its own, and must be refused or accepted.
+The blocks of a page run in order, in one namespace. What a block takes for granted (data, a model,
+files) is in an HTML comment before it that starts with ``set-up``: readers do not see it. A set-up
+may call ``limit`` to shorten the runs of the next block. A block with a part under ``# before`` and
+one under ``# after`` shows a model that is refused and what to write instead: each part is put into
+a model of its own, and must be refused or accepted.
 
 The tutorial's pages are notebooks, which ``make docs`` runs.
 """
