@@ -127,10 +127,11 @@ class MinibatchMH(TallStep):
         :func:`find_reference` and hand it to several steps.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference that is subtracted from the row terms, so
-        that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the remainder
-        varies less than the log-likelihood at points about the mode, and 0 where it does not, where
-        there is no mode or several are seen, or where the model has discrete variables. Not every
-        other mode is seen: where you know of one set 0, since moves about one rarely reach another.
+        that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the
+        remainder varies less than the log-likelihood at points about the mode, and 0 where it does
+        not, where there is no mode or several are seen, or where the model has discrete variables.
+        Not every other mode is seen: where you know of one set 0, since moves about one rarely
+        reach another.
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and most
         tests tune it towards the fewest rows that suffice for nine of ten decisions. If few rows
