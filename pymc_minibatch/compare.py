@@ -109,14 +109,14 @@ def compare(
     Notes
     -----
     The limit in Monte Carlo standard errors grows with the number of parameters: equal
-    distributions are told apart in at most one of 1000 comparisons, which is 3.8 standard errors
+    distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
     for one parameter and 4.8 for a hundred. "agrees" means that no difference was seen at this
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.
 
     An element that has the same value in all draws of both runs, such as the diagonal of a
-    correlation matrix, is left out. Where a run has a single chain, R-hat is missing (nan) and does
-    not tell whether it has converged. Runs whose sample stats are not those of PyMC are read as
+    correlation matrix, is left out. If a run has a single chain, R-hat is missing (nan) and does
+    not show whether it has converged. Runs whose sample stats are not those of PyMC are read as
     well: of nutpie and NumPyro ``n_steps``, also under its other names.
 
     Examples
@@ -271,14 +271,12 @@ def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
 
 
 def labels(values: xr.DataArray) -> list[str]:
-    """Name the elements of a variable by their coordinates."""
-    dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
-    indices = np.ndindex(*(values.sizes[dim] for dim in dims))
-    labels = (
-        ", ".join(str(values[dim].values[i]) for dim, i in zip(dims, index, strict=True))
-        for index in indices
-    )
-    return [f"{values.name}[{label}]" if label else str(values.name) for label in labels]
+    """Name the elements of a variable by their coordinates, as ArviZ does."""
+    from arviz_base import xarray_sel_iter  # as slow to import as arviz
+    from arviz_base.labels import BaseLabeller
+
+    elements = xarray_sel_iter(values.to_dataset(), skip_dims={"chain", "draw"})
+    return [BaseLabeller().make_label_flat(*element) for element in elements]
 
 
 def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def loo(
     data : mapping of str to array, optional
         The data that were passed to the step, if any.
     tall : TallModel, optional
-        The model already split, such as ``step.tall``, in place of `model` and `data`.
+        The model already split, such as ``step.tall``, instead of `model` and `data`.
     max_draws : int, default 1000
         Posterior draws that are used, at equal distances.
     random_seed : int, default 0

@@ -144,7 +144,7 @@ def error_by_rows(
     var_names : sequence of str, optional
         The variables whose means are compared; all of the reference's if not given.
     n_rows : int, optional
-        Rows of the data, if the runs do not tell; as in :func:`compare`.
+        Rows of the data, if the runs do not record them; as in :func:`compare`.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 
@@ -158,7 +158,7 @@ def error_by_rows(
     Raises
     ------
     ValueError
-        If the reference is not among the runs, or a run does not tell its rows.
+        If the reference is not among the runs, or a run does not record its rows.
     """
     truth = _matrix(_of(runs, reference), var_names)
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
@@ -191,7 +191,7 @@ def accuracy_by_rows(
     label : str, default "accuracy"
         What the number is, with its unit.
     n_rows : int, optional
-        Rows of the data, if the runs do not tell; as in :func:`compare`.
+        Rows of the data, if the runs do not record them; as in :func:`compare`.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 
@@ -204,7 +204,7 @@ def accuracy_by_rows(
     Raises
     ------
     ValueError
-        If a run does not tell its rows.
+        If a run does not record its rows.
     """
     curves = {name: np.mean(np.atleast_2d(accuracy[name]), axis=0) for name in runs}
     return _by_rows(runs, curves, n_rows, label, "x", backend)
@@ -409,7 +409,7 @@ class _Panels:
 
 
 def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
-    """Return the size of a figure; Matplotlib has to be told to make room for the legend."""
+    """Return the size of a figure; Matplotlib does not make room for the legend by default."""
     backend = import_module("arviz_base").rcParams["plot.backend"] if backend is None else backend
     size = {"figsize": (450 * columns + 200, 380 * rows), "figsize_units": "dots"}
     return size | ({"layout": "constrained"} if backend == "matplotlib" else {})
@@ -430,9 +430,9 @@ def _by_rows(
         read = rows_read(runs[name], count)
         if read is None:
             raise ValueError(
-                f"The run {name!r} does not tell how many rows it read: it has neither n_likelihood"
-                " nor n_gradient, nor n_steps with a known number of rows. Give n_rows, or leave "
-                "the run out."
+                f"The run {name!r} does not record how many rows it read: it has neither "
+                "n_likelihood nor n_gradient, nor n_steps with a known number of rows. Pass "
+                "n_rows, or leave the run out."
             )
         rows = np.cumsum(read.mean(axis=0))
         panel.line(name, *_thinned(rows, curve))

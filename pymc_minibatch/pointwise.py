@@ -38,10 +38,10 @@ def log_likelihood(
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
     data : mapping of str to array, optional
-        Data in place of the model's own, as for the step; or other data, such as a test set. See
+        Data instead of the model's own, as for the step; or other data, such as a test set. See
         :class:`TallModel`.
     tall : TallModel, optional
-        The model already split, such as ``step.tall``, in place of `model` and `data`.
+        The model already split, such as ``step.tall``, instead of `model` and `data`.
     max_draws : int, optional
         Draws that are used, at equal distances; all if not given.
 

@@ -56,7 +56,7 @@ def predict(
     data : mapping of str to array, optional
         The data that were passed to the step, if any; not needed for new rows.
     tall : TallModel, optional
-        The model already split, such as ``step.tall``, in place of `model` and `data`.
+        The model already split, such as ``step.tall``, instead of `model` and `data`.
     var_name : str, optional
         The observed variable, where there are several.
     kind : {"response", "mean"}, default "response"

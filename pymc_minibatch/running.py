@@ -21,7 +21,7 @@ class RunningMean:
 
     What a network predicts for given rows is the mean of its outputs over the draws. This keeps
     that mean alone, and not the draws or the outputs for each of them: pass ``pm.sample`` the
-    `var_names` of a few small variables besides.
+    `var_names` of a few small variables as well.
 
     Parameters
     ----------

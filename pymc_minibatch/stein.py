@@ -6,7 +6,7 @@ of
     u(θ, θ') = s(θ)ᵀs(θ') k + s(θ)ᵀ∇'k + s(θ')ᵀ∇k + tr ∇∇'k
 
 is the squared discrepancy: zero for draws from the posterior, positive for others. The terms are
-linear in each gradient, so that gradients of batches will do if every draw has a batch of its own.
+linear in each gradient, so that gradients of batches suffice if every draw has its own batch.
 
 Draws of a chain are not independent, and pairs of draws that depend on each other look like a
 discrepancy. Chains are therefore cut into blocks, and pairs taken from blocks that do not touch.
@@ -101,7 +101,7 @@ def ksd(
     model : pymc.Model, optional
         The model; taken from the context if not given.
     data : mapping of str to array, optional
-        Data in place of the model's own; see :class:`TallModel`.
+        Data instead of the model's own; see :class:`TallModel`.
     reference : Reference, optional
         Its covariance is the unit of length, and the control variate is about it; found here if not
         given. Hand over the same one for draws that are to be compared.

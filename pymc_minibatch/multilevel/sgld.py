@@ -96,7 +96,7 @@ def multilevel_sgld(
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     data : mapping of str to array, optional
-        Data in place of the model's own; see :class:`TallModel`.
+        Data instead of the model's own; see :class:`TallModel`.
     reference : Reference, optional
         The mode; paths start from the Gaussian approximation about it, whose covariance is the
         preconditioner. Found here if not given.

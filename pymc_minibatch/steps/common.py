@@ -79,7 +79,7 @@ class TallStep(BlockedStep):
     """A step on the rows of a model.
 
     An algorithm makes the transitions of a draw in `_draw`, starts tuning anew in `_reset_tuning`,
-    and knows in `_near_mode` where a chain had better start. Its `__init__` begins with that of
+    and knows in `_near_mode` a better start for a chain. Its `__init__` begins with that of
     this class and ends with `_get_ready`.
 
     Attributes
@@ -99,7 +99,7 @@ class TallStep(BlockedStep):
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
     control: ControlVariate | None = None
-    """What is taken off the rows; None where no reference point is known."""
+    """What is subtracted from the rows; None where no reference point is known."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Wait for a model where there is none yet."""
@@ -333,7 +333,7 @@ def _continuous_value_vars(
 
 
 def expansion(control: ControlVariate | None) -> str:
-    """Say what is taken off the rows."""
+    """Say what is subtracted from the rows."""
     if control is None or not control.order:
         return "none"
     found = control.reference

@@ -321,6 +321,6 @@ def least_uniform_batch(
     )
     warn(
         f"About {telling} of the {n_rows} rows hold most of what a decision rests on (a rare class "
-        f"or category, say); {remedy} With rows='size' few rows do."
+        f"or category, say); {remedy} With rows='size' few rows suffice."
     )
     return least

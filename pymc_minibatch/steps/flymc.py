@@ -72,7 +72,7 @@ class FlyMC(TallStep):
         the likelihood depends on one of those, each draw at which it has changed costs a pass over
         all rows.
     data : mapping of str to array, optional
-        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     reference : Reference, optional
         Where tuned bounds touch; found here if not given. Find it once with :func:`find_reference`
         and hand it to several steps.

@@ -111,7 +111,7 @@ class MinibatchMH(TallStep):
         their values are read at every draw. With `data`, those on which the rows depend may only be
         left to steps with the same `data`.
     data : mapping of str to array, optional
-        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Penalty for models with effects and scales of their own, Exact where it has bounds and
@@ -126,22 +126,23 @@ class MinibatchMH(TallStep):
         Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
         :func:`find_reference` and hand it to several steps.
     control_variate : {"auto", 0, 1, 2}, default "auto"
-        Order of the Taylor expansion about the reference that is taken off the row terms, so that
-        only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the remainder
-        varies less than the log-likelihood at points about the mode, and 0 where it does not, where
-        there is no mode or several are seen, or where the model has discrete variables. Not every
-        other mode is seen: where you know of one set 0, since moves about one rarely reach another.
+        Order of the Taylor expansion about the reference that is subtracted from the row terms, so
+        that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the
+        remainder varies less than the log-likelihood at points about the mode, and 0 where it does
+        not, where there is no mode or several are seen, or where the model has discrete variables.
+        Not every other mode is seen: where you know of one set 0, since moves about one rarely
+        reach another.
     batch_size : int, optional
-        Rows of the first batch of each decision, from 2 to N. If not given it is 100, and tuned by
-        tests that can tell whether that does, towards the fewest rows that do for nine of ten
-        decisions; where few rows decide and are drawn uniformly, so many that a batch holds some of
-        them. Austere finds it by itself.
+        Rows of the first batch of each decision, from 2 to N. If not given it is 100, and most
+        tests tune it towards the fewest rows that suffice for nine of ten decisions. If few rows
+        decide and are drawn uniformly, it is so large that a batch contains some of them. Austere
+        finds it itself.
     rows : {"auto", "size", "uniform"}, default "auto"
         How the rows of a batch are drawn. "size": with replacement, in proportion to how far the
-        term of each row varies over the posterior, which one pass about the reference point finds;
-        so few rows that tell much (a rare category, an outlying predictor) are seen. "uniform":
-        without replacement, as in the papers. "auto" draws by size where there is a reference point
-        and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
+        term of each row varies over the posterior, which one pass about the reference point finds,
+        so that the few rows that matter most (a rare category, an outlying predictor) are seen.
+        "uniform": without replacement, as in the papers. "auto" draws by size where there is a
+        reference point and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     steps_per_draw : int or "auto", default "auto"
@@ -193,7 +194,7 @@ class MinibatchMH(TallStep):
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
     - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
       one row at the reference, towards one point, count 1.
-    - ``n_scanned``: row log-likelihoods evaluated besides, by tests that have to know something
+    - ``n_scanned``: row log-likelihoods scanned, by tests that have to know something
       about all rows before they decide (SubLhd, and Austere with variant "nc").
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
@@ -277,7 +278,7 @@ class MinibatchMH(TallStep):
         self.acceptance: Acceptance = CorrectedBarker() if test is None else test
         if batch_size is not None and self.acceptance.first_batch == "designed":
             raise ValueError(
-                f"{type(self.acceptance).__name__} finds the size of its batches by itself; leave "
+                f"{type(self.acceptance).__name__} chooses the size of its batches itself; leave "
                 "batch_size out."
             )
         self.proposal_options = ()

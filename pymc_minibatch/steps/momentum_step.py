@@ -48,7 +48,7 @@ PRECONDITIONERS = ("auto", "fisher", "diagonal", "identity")
 
 
 class MomentumStep(GradientStep):
-    """A gradient step with momentum, which finds its start, scale and step size by itself."""
+    """A gradient step with momentum, which finds its start, scale and step size automatically."""
 
     learns = ("tuned",)
     tuned: MomentumState

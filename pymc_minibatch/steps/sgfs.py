@@ -54,7 +54,7 @@ class SGFS(GradientStep):
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given.
     data : mapping of str to array, optional
-        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     variant : {"full", "diagonal", "low rank"}, default "full"
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
         tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
@@ -76,10 +76,10 @@ class SGFS(GradientStep):
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted.
     control_variate : {"auto", 0, 1, 2}, default "auto"
-        Order of the Taylor expansion about the reference whose gradient is taken off the rows; see
-        :class:`MinibatchMH`. With it the curvature of the density is that at the reference, not
-        estimated, and the chain forgets its past in a few steps. Without (0, as in the paper) that
-        takes (1 + α²) N/2n steps, about a pass over the data.
+        Order of the Taylor expansion about the reference whose gradient is subtracted from the
+        rows; see :class:`MinibatchMH`. With it the curvature of the density is that at the
+        reference, not estimated, and the chain forgets its past in a few steps. Without (0, as in
+        the paper) that takes (1 + α²) N/2n steps, about a pass over the data.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int, default 1
@@ -96,7 +96,7 @@ class SGFS(GradientStep):
         If the model does not split into a prior part and independent rows.
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the reference does not
-        fit the model, the rows tell nothing about a variable and there is no control variate, or
+        fit the model, the rows do not inform a variable and there is no control variate, or
         alpha and B add too little noise for one.
     SamplingError
         While sampling, if the steps diverge, or the Fisher information is still singular after
@@ -240,7 +240,7 @@ class SGFS(GradientStep):
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
-                f"The rows tell nothing about {sorted(names)}: their gradients are zero, so that "
+                f"The rows say nothing about {sorted(names)}: their gradients are zero, so that "
                 "there is no Fisher information to scale a step by. Use control_variate=2 if the "
                 "posterior has a mode, or name the other variables in vars and let another step, "
                 "such as MinibatchMH, sample these."
@@ -324,9 +324,9 @@ class SGFS(GradientStep):
         raise SamplingError(
             "The Fisher information is singular after "
             f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
-            f"{self.tall.layout.name_of(int(self._active[worst]))}: the rows do not tell its "
-            "parameters apart. Tune for longer, use control_variate=2, or sample it by another "
-            "step."
+            f"{self.tall.layout.name_of(int(self._active[worst]))}: the rows do not "
+            "identify its parameters. Tune for longer, use control_variate=2, or sample it by "
+            "another step."
         )
 
     def _step_size(self) -> float:

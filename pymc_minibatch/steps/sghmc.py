@@ -28,7 +28,7 @@ class SGHMC(MomentumStep):
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given.
     data : mapping of str to array, optional
-        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float, optional
         ε, the square of the time that a step takes; for a friction of 1 that of :class:`SGLD`. The
         default lets the batch bring a fifth of the noise in its noisiest direction; what it brings
@@ -46,8 +46,8 @@ class SGHMC(MomentumStep):
         Where the log-likelihood is expanded. None is searched for, since models with momentum's
         strengths, such as networks, have many modes.
     control_variate : {"auto", 0, 1, 2}, default "auto"
-        Order of the Taylor expansion about the reference whose gradient is taken off the rows; see
-        :class:`MinibatchMH`. None without a reference, unless you ask for it.
+        Order of the Taylor expansion about the reference whose gradient is subtracted from the
+        rows; see :class:`MinibatchMH`. None without a reference, unless you ask for it.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int, default 20

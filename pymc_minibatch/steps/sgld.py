@@ -52,7 +52,7 @@ class SGLD(GradientStep):
     vars : variable, name, or list of them, optional
         Continuous free variables to sample; all if not given.
     data : mapping of str to array, optional
-        Data in place of the model's own, from wherever they live; see :class:`TallModel`.
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float or tuple (a, b, gamma), optional
         ε, a positive number; or one that falls with the number t of steps so far (those of tuning
         included) as a (b + t)^(−gamma), which is ``a * b ** -gamma`` with the schedule
@@ -69,7 +69,7 @@ class SGLD(GradientStep):
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted.
     control_variate : {"auto", 0, 1, 2}, default "auto"
-        Order of the Taylor expansion about the reference whose gradient is taken off the rows
+        Order of the Taylor expansion about the reference whose gradient is subtracted from the rows
         (SGLD-CV); see :class:`MinibatchMH`. With it the default step takes about 10 steps for an
         independent draw, without it 10 N/n.
     batch_size : int, optional

@@ -34,7 +34,7 @@ def test_arguments_out_of_range(make, match):
 
 
 def test_a_batch_size_is_refused_where_the_test_finds_it():
-    with pytest.raises(ValueError, match="by itself"):
+    with pytest.raises(ValueError, match="size of its batches itself"):
         MinibatchMH(model=normal_model(), acceptance=Austere(), batch_size=50)
 
 
