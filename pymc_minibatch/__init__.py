@@ -21,6 +21,7 @@ from pymc_minibatch.bounds import (
     NoBoundError,
     StudentT,
 )
+from pymc_minibatch.chains import sample_on
 from pymc_minibatch.compare import compare
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
 from pymc_minibatch.proposals import (
@@ -32,7 +33,7 @@ from pymc_minibatch.proposals import (
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.stein import SteinDiscrepancy, ksd
 from pymc_minibatch.steps import SGFS, SGLD, FlyMC, MinibatchMH
-from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall import Columns, NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
@@ -45,6 +46,7 @@ __all__ = [
     "Bohning",
     "Bound",
     "BoundError",
+    "Columns",
     "CorrectedBarker",
     "Exact",
     "FlyMC",
@@ -71,4 +73,5 @@ __all__ = [
     "ksd",
     "multilevel_sgld",
     "plots",
+    "sample_on",
 ]

@@ -5,17 +5,20 @@ to the root mean square of what row n adds to the log ratio. Where few rows hold
 category, an outlying predictor), uniform batches miss them, and cannot know that they do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
+from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.passes import in_chunks, over_chunks
+from pymc_minibatch.tall.weighted import SizedRows
 
 __all__ = ["Unevenness", "row_sizes"]
 
@@ -47,7 +50,9 @@ class Unevenness(NamedTuple):
     kurtosis: float
 
 
-def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Unevenness]:
+def row_sizes(
+    tall: TallModel, control: ControlVariate
+) -> tuple[np.ndarray | SizedRows, Unevenness]:
     """Find in one pass how far the term of each row varies over the posterior.
 
     The size of a row is the range of its term, the remainder where there is a control variate, over
@@ -56,26 +61,18 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
 
     Returns
     -------
-    sizes : ndarray of float32, shape (N,)
-        Positive; all the same where no row varies.
+    sizes : ndarray of float32, shape (N,), or SizedRows
+        Positive; all the same where no row varies. Where rows are in partitions, how they are
+        computed and their sums.
     unevenness : Unevenness
         How much they are worth, measured at two other points.
     """
     reference, order, temperature = control
     points, pair = _trial_points(reference, temperature)
     term = _row_term(tall, reference, order)
-
-    def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        lowest = highest = term(reference.flat, batch)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for point in points:
-                terms = term(point, batch)
-                finite = np.isfinite(terms)
-                lowest = np.where(finite, np.minimum(lowest, terms), lowest)
-                highest = np.where(finite, np.maximum(highest, terms), highest)
-            log_ratio = term(pair[1], batch) - term(pair[0], batch)
-            return (highest - lowest).astype(np.float32), log_ratio.astype(np.float32)
-
+    look = partial(_look, term, reference.flat, points, pair)
+    if tall.partitions is not None:
+        return _in_partitions(tall, look, temperature)
     parts = [part for _, part in over_chunks(look, tall.data, "Sizing the rows")]
     ranges, log_ratios = (np.concatenate(part) for part in zip(*parts, strict=True))
     ranges = np.nan_to_num(ranges)
@@ -83,29 +80,96 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
     if not mean > 0:
         return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
-    return sizes, _unevenness(sizes, log_ratios, temperature)
+    return sizes, _unevenness(_sums(sizes, log_ratios), temperature)
 
 
-def _unevenness(sizes: np.ndarray, log_ratios: np.ndarray, temperature: float) -> Unevenness:
+def _look(
+    term: Callable[..., np.ndarray],
+    reference: np.ndarray,
+    points: np.ndarray,
+    pair: np.ndarray,
+    *batch: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far the terms of rows range over points, and their log ratios for a pair."""
+    lowest = highest = term(reference, batch)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for point in points:
+            terms = term(point, batch)
+            finite = np.isfinite(terms)
+            lowest = np.where(finite, np.minimum(lowest, terms), lowest)
+            highest = np.where(finite, np.maximum(highest, terms), highest)
+        log_ratio = term(pair[1], batch) - term(pair[0], batch)
+        return (highest - lowest).astype(np.float32), log_ratio.astype(np.float32)
+
+
+type _Look = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def _in_partitions(
+    tall: TallModel, look: _Look, temperature: float
+) -> tuple[SizedRows, Unevenness]:
+    """Do the same where the rows are; the mean comes from a sample of them."""
+    partitions = tall.partitions
+    assert partitions is not None
+    ranges = np.nan_to_num(look(*tall.batch(partitions.kept_rows()))[0])
+    mean = float(ranges.mean(dtype=float))
+    floor = FLOOR * mean if mean > 0 else 1.0
+    sums = partitions.run(partial(_sums_of_part, look, floor), title="Sizing the rows")
+    of_parts = np.array(sums)
+    sized = SizedRows(partitions, partial(_sizes, look, floor), of_parts[:, 1])
+    return sized, _unevenness(of_parts.sum(axis=0), temperature)
+
+
+def _sizes(look: _Look, floor: float, *batch: np.ndarray) -> np.ndarray:
+    return np.maximum(np.nan_to_num(look(*batch)[0]), np.float32(floor))
+
+
+def _sums_of_part(look: _Look, floor: float, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def sums(*batch: np.ndarray) -> np.ndarray:
+        ranges, log_ratios = look(*batch)
+        return _sums(np.maximum(np.nan_to_num(ranges), np.float32(floor)), log_ratios)
+
+    return sum((part for _, part in in_chunks(sums, arrays)), np.zeros(7))
+
+
+def _sums(sizes: np.ndarray, log_ratios: np.ndarray) -> np.ndarray:
+    """Sum 1, c, c², c⁴, r, r² and r²/c over rows with sizes c and log ratios r."""
+    c, r = sizes.astype(float), log_ratios.astype(float)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = [c.sum(), (c**2).sum(), (c**4).sum(), r.sum(), (r**2).sum(), (r**2 / c).sum()]
+    return np.array([c.size, *sums])
+
+
+def _unevenness(sums: np.ndarray, temperature: float) -> Unevenness:
     """Compare the variance of r / p for both ways to draw, with r at points of their own."""
-    squares = sizes.astype(float) ** 2
-    kurtosis = sizes.size * float((squares**2).sum()) / float(squares.sum()) ** 2
-    r = log_ratios.astype(float)
-    if not np.isfinite(r).all():
+    n, size, squares, fourth, total, r_squares, scaled = map(float, sums)
+    kurtosis = n * fourth / squares**2
+    if not np.isfinite(sums).all():
         return Unevenness(np.inf, np.inf, kurtosis)
-    total = float(r.sum())
-    by_size = float((r**2 / sizes).sum()) * float(sizes.sum(dtype=float)) - total**2
-    uniform = r.size * float((r**2).sum()) - total**2
+    by_size, uniform = scaled * size - total**2, n * r_squares - total**2
     return Unevenness(uniform / temperature**2, by_size / temperature**2, kurtosis)
 
 
-def _row_term(
-    tall: TallModel, reference: Reference, order: int
-) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], np.ndarray]:
+def _row_term(tall: TallModel, reference: Reference, order: int) -> Callable[..., np.ndarray]:
+    """Return ``(point, batch) -> terms``, which can be pickled."""
     if order == 0:
-        return lambda point, batch: tall.compiled_row_logp(point, *batch)
-    remainder = compile_remainder(tall, order)
-    return lambda point, batch: remainder(point, reference.flat, *batch)
+        return partial(_plain, tall.compiled_row_logp)
+    return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
+
+
+def _plain(
+    row_logp: CompiledFunction, point: np.ndarray, batch: Sequence[np.ndarray]
+) -> np.ndarray:
+    return row_logp(point, *batch)
+
+
+def _less_taylor(
+    remainder: CompiledFunction,
+    reference: np.ndarray,
+    point: np.ndarray,
+    batch: Sequence[np.ndarray],
+) -> np.ndarray:
+    return remainder(point, reference, *batch)
 
 
 def _trial_points(reference: Reference, temperature: float) -> tuple[np.ndarray, np.ndarray]:

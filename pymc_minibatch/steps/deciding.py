@@ -34,6 +34,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -148,6 +149,8 @@ class Deciding:
         How uneven the rows are, where it is known.
     rows_read
         About how many rows a full-size move takes, where that is known.
+    sized
+        What rows are drawn by where they are in partitions.
     """
 
     acceptance: Acceptance
@@ -157,6 +160,7 @@ class Deciding:
     ball: Ball | None = None
     unevenness: Unevenness | None = None
     rows_read: float = 0.0
+    sized: SizedRows | None = None
 
 
 def settle(
@@ -187,6 +191,10 @@ def settle(
     if control is None or not (may or acceptance.first_batch == "tuned"):
         return Deciding(acceptance, "uniform", f"{reason}; rows uniformly")
     sizes, unevenness = row_sizes(tall, control)
+    if isinstance(sizes, SizedRows):
+        found = unevenness.by_size
+        why = f"{reason}; rows by size, gathered before: s² = 1 takes about {found:,.3g} rows"
+        return Deciding(acceptance, "size", why, None, None, unevenness, found, sizes)
     compared = (
         f"s² = 1 takes about {unevenness.by_size:,.3g} rows by size and {unevenness.uniform:,.3g} "
         "uniformly"
@@ -241,6 +249,13 @@ def _affordable(
 def _with_bounds(
     reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
 ) -> Deciding:
+    if isinstance(bounds.sizes, SizedRows):
+        sized = bounds.sizes
+        ball = Ball(reference.flat, bounds.whiten, bounds.radius, sized.total)
+        if not sized.total:  # no row is read
+            sized = SizedRows.alike(sized.partitions)
+        found = bounds.expected_rows
+        return Deciding(acceptance, "size", reason, None, ball, None, found, sized)
     none_needed = not bounds.sizes.any()
     sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
     total = 0.0 if none_needed else sizes.total
