@@ -1,6 +1,7 @@
 """Chains as tasks of a Dask cluster."""
 
 import pickle
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -92,12 +93,20 @@ def sample_on(
         client.cancel(futures, force=True)
 
 
+_one_at_a_time = Lock()
+"""Chains of a process take turns: PyTensor compiles in one thread at a time."""
+
+
 def _sample(job: bytes, rng: np.random.Generator) -> xr.DataTree:
     """Sample one chain."""
-    model, step, kwargs = pickle.loads(job)
-    options = {"progressbar": False, "compute_convergence_checks": False} | kwargs
-    with model:
-        return pm.sample(step=step, chains=1, cores=1, random_seed=rng, **options)
+    from distributed import secede
+
+    secede()  # or there would be no place for jobs that gather rows
+    with _one_at_a_time:
+        model, step, kwargs = pickle.loads(job)
+        options = {"progressbar": False, "compute_convergence_checks": False} | kwargs
+        with model:
+            return pm.sample(step=step, chains=1, cores=1, random_seed=rng, **options)
 
 
 def _together(results: list[xr.DataTree]) -> xr.DataTree:

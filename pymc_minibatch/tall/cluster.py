@@ -59,7 +59,7 @@ class Scheduler:
         if _is_worker():
             from distributed import worker_client
 
-            with worker_client() as client:  # this task leaves its place to those of the job
+            with worker_client(separate_thread=False) as client:
                 yield client
         elif os.getpid() == self._process:
             yield _active_client()
@@ -239,12 +239,10 @@ def _on_cluster(
 ) -> Any:
     from distributed import as_completed
 
-    results, parts = client.compute([list(tasks)])[0], []
-    if tasks[0] is not leaves[0]:
-        parts = client.compute(list(leaves))
-    for _ in as_completed(parts):
+    futures = client.compute(list(tasks))
+    for _ in as_completed(futures if tasks is leaves else client.compute(list(leaves))):
         advance()
-    return results.result()
+    return client.gather(futures)
 
 
 def _first_failing(
