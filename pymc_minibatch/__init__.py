@@ -21,6 +21,7 @@ from pymc_minibatch.bounds import (
     NoBoundError,
     StudentT,
 )
+from pymc_minibatch.chains import sample_on
 from pymc_minibatch.compare import compare
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
 from pymc_minibatch.proposals import (
@@ -42,7 +43,7 @@ from pymc_minibatch.steps import (
     MinibatchMH,
     Polynomial,
 )
-from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall import Columns, NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
@@ -57,6 +58,7 @@ __all__ = [
     "Bohning",
     "Bound",
     "BoundError",
+    "Columns",
     "CorrectedBarker",
     "Cyclical",
     "Exact",
@@ -86,4 +88,5 @@ __all__ = [
     "ksd",
     "multilevel_sgld",
     "plots",
+    "sample_on",
 ]

@@ -32,9 +32,16 @@ class Source(NamedTuple):
     base: int = 0
 
 
-def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
-    """Compile the parts of a target for the data; the addresses are good as long as it is alive."""
+def make_source(
+    tall: TallModel,
+    target: Target | GradientTarget,
+    data: tuple[np.ndarray, ...] | None = None,
+) -> Source:
+    """Compile the parts of a target for the data; the addresses are good as long as it is alive.
+
+    Rows are those of the model, or others of it that were gathered before.
+    """
     base, row, constants = target
-    point, data = tall.layout.empty(), tall.data
+    point, data = tall.layout.empty(), tall.data if data is None else data
     row_address = address_of(row, point, constants, batch_of_one(data))
     return Source(data, constants, row_address, address_of(base, point, constants))
