@@ -132,8 +132,8 @@ def test_rows_with_kinks_in_partitions():
     expected, found = (pmb.find_reference(tall=t) for t in (local, tall))
     assert found.has_kinks
     assert found.hessian.item() == 0
-    np.testing.assert_allclose(found.curvature, expected.curvature, rtol=0.1)
-    assert abs(found.flat - expected.flat) < 0.2 * np.sqrt(expected.covariance.item())
+    np.testing.assert_allclose(found.curvature, expected.curvature, rtol=0.3)
+    assert abs(found.flat - expected.flat) < 0.4 * np.sqrt(expected.covariance.item())
     control = ControlVariate(expected, 1, 1.0)
     (sizes, uneven), (sized, uneven_found) = (row_sizes(t, control) for t in (local, tall))
     np.testing.assert_allclose(
