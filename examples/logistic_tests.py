@@ -211,7 +211,7 @@ def table_line(test: str, trials: Trials, first: Trials) -> str:
     factor = rows.mean() / first.stats.sample_stats.batch_size.mean().item()
     return (
         f"| {test} | {rows.mean():,.1f}{spread} | {factor:.1f} "
-        f"| {stats.n_scanned.mean().item() / 2:,.0f} | {stats.accept.mean().item():.2f} "
+        f"| {stats.n_scanned.mean().item() / 2:,.0f} | {stats.acceptance_rate.mean().item():.2f} "
         f"| {100 * trials.accuracy[:, -1].mean():.1f} % |"
     )
 
@@ -230,7 +230,7 @@ def compare_step_sizes(experiment: Experiment, source: Source, folder: Path) -> 
         stats = trial.stats.sample_stats
         print(
             f"| {step_sd:g} | {stats.batch_size.mean().item():,.1f} "
-            f"| {stats.accept.mean().item():.2f} | {100 * trial.accuracy[0, -1]:.1f} % |",
+            f"| {stats.acceptance_rate.mean().item():.2f} | {100 * trial.accuracy[0, -1]:.1f} % |",
             flush=True,
         )
         runs[f"steps of {step_sd:g}"] = trial.stats

@@ -140,7 +140,7 @@ def run(model: pm.Model, setting: Setting, seconds: float, held_out: tuple) -> P
         spent += time.process_time() - began
         rows += stats["n_likelihood"]
         draws += 1
-        progress.n_accepted += STEPS_PER_DRAW * stats["accept"]
+        progress.n_accepted += STEPS_PER_DRAW * stats["acceptance_rate"]
         progress.batch_size += (stats["batch_size"] - progress.batch_size) / draws
         if rows >= wanted or spent >= seconds:
             wanted = SPACING * rows

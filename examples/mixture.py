@@ -82,7 +82,7 @@ def table(runs: dict[str, DataTree]) -> str:
         scanned = stats.n_scanned.mean().item() / 2
         lines.append(
             f"{name:13} {means.mean():9,.0f} {spread:<11} {scanned:16,.0f}"
-            f" {stats.accept.mean().item():14.2f} {PAPER[name]:9,}"
+            f" {stats.acceptance_rate.mean().item():14.2f} {PAPER[name]:9,}"
         )
     return "\n".join(lines)
 

@@ -86,8 +86,8 @@ def report_rows(stats: DataTree, n_rows: int) -> str:
     error = stats["test_error"].max().item()
     return (
         f"MinibatchMH read {rows:,.0f} of {n_rows:,} rows for a decision, in the mean "
-        f"({rows / n_rows:.1%}), and accepted {stats['accept'].mean().item():.0%} of its moves. No "
-        f"acceptance probability was off by more than {error:.0e} (estimated bound)."
+        f"({rows / n_rows:.1%}), and accepted {stats['acceptance_rate'].mean().item():.0%} of its "
+        f"moves. No acceptance probability was off by more than {error:.0e} (estimated bound)."
     )
 
 

@@ -23,7 +23,10 @@ from pymc_minibatch.bounds import (
 )
 from pymc_minibatch.chains import sample_on
 from pymc_minibatch.compare import compare
+from pymc_minibatch.loo import loo
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
+from pymc_minibatch.pointwise import log_likelihood
+from pymc_minibatch.prediction import NoPredictionError, predict
 from pymc_minibatch.proposals import (
     Laplace,
     RandomWalk,
@@ -31,6 +34,7 @@ from pymc_minibatch.proposals import (
     SurrogateLangevin,
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
+from pymc_minibatch.report import report
 from pymc_minibatch.running import RunningMean
 from pymc_minibatch.stein import SteinDiscrepancy, ksd
 from pymc_minibatch.steps import (
@@ -69,6 +73,7 @@ __all__ = [
     "MultilevelResult",
     "Naive",
     "NoBoundError",
+    "NoPredictionError",
     "NoReferenceError",
     "NotTallError",
     "Penalty",
@@ -86,7 +91,11 @@ __all__ = [
     "compare",
     "find_reference",
     "ksd",
+    "log_likelihood",
+    "loo",
     "multilevel_sgld",
     "plots",
+    "predict",
+    "report",
     "sample_on",
 ]

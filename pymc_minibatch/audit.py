@@ -22,11 +22,12 @@ from scipy.stats import chi2, norm
 
 from pymc_minibatch.acceptance import Exact, Penalty
 from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.draws import unconstrained
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
 from pymc_minibatch.kernels.audit import make_proposing, make_repeating
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.stein import choose_draws, unconstrained
+from pymc_minibatch.stein import choose_draws
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall.passes import sum_over_chunks
 

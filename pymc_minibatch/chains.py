@@ -113,7 +113,8 @@ def _together(results: list[xr.DataTree]) -> xr.DataTree:
     """Join the chains of the groups that have some; the others are those of the first result."""
     groups = {}
     for path, node in results[0].subtree_with_keys:
-        datasets = [result[path].to_dataset(inherit=False) for result in results]
+        nodes = [node, *(dict(result.subtree_with_keys)[path] for result in results[1:])]
+        datasets = [of_chain.to_dataset(inherit=False) for of_chain in nodes]
         if "chain" in datasets[0].dims:
             numbered = [
                 dataset.assign_coords(chain=[chain]) for chain, dataset in enumerate(datasets)

@@ -15,7 +15,7 @@ import pandas as pd
 import xarray as xr
 from scipy.stats import norm
 
-__all__ = ["compare"]
+__all__ = ["compare", "posterior_of", "rows_of_data", "rows_read", "stat_of"]
 
 FALSE_ALARMS = 1000
 """One of so many comparisons of a run with its equal is flagged."""
@@ -202,7 +202,7 @@ def _shared(
     return shared
 
 
-def _stat(run: xr.DataTree, name: str) -> np.ndarray | None:
+def stat_of(run: xr.DataTree, name: str) -> np.ndarray | None:
     """Return a sample stat as an array (chains, draws, steps), or None."""
     if "sample_stats" not in run.children or name not in run.sample_stats.data_vars:
         return None
@@ -213,7 +213,7 @@ def _stat(run: xr.DataTree, name: str) -> np.ndarray | None:
 def rows_of_data(runs: Mapping[str, xr.DataTree]) -> int | None:
     """Find the number of rows that the runs sampled, or None."""
     for run in runs.values():
-        if (recorded := _stat(run, "n_rows")) is not None:
+        if (recorded := stat_of(run, "n_rows")) is not None:
             return int(recorded.max())
     observed = [
         values.shape[0]
@@ -227,12 +227,12 @@ def rows_of_data(runs: Mapping[str, xr.DataTree]) -> int | None:
 
 def rows_read(run: xr.DataTree, n_rows: int | None) -> np.ndarray | None:
     """Count row evaluations at each draw, shape (chains, draws), or return None if not known."""
-    parts = [_stat(run, name) for name in ("n_likelihood", "n_gradient")]
+    parts = [stat_of(run, name) for name in ("n_likelihood", "n_gradient")]
     if known := [part.sum(axis=2) for part in parts if part is not None]:
-        scanned = _stat(run, "n_scanned")
+        scanned = stat_of(run, "n_scanned")
         both: np.ndarray = np.max(known, axis=0)
         return both if scanned is None else both + scanned.sum(axis=2)
-    gradients = [_stat(run, name) for name in GRADIENTS]
+    gradients = [stat_of(run, name) for name in GRADIENTS]
     n_steps = next((steps for steps in gradients if steps is not None), None)
     return None if n_steps is None or n_rows is None else n_steps.sum(axis=2) * n_rows
 
@@ -284,7 +284,7 @@ def labels(values: xr.DataArray) -> list[str]:
 def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]:
     posterior = run.posterior
     n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    recorded = _stat(run, "setup_seconds")
+    recorded = stat_of(run, "setup_seconds")
     setup = np.nan if recorded is None else float(recorded.max(axis=(0, 1)).sum())
     sampling = float(posterior.attrs.get("sampling_time", np.nan))
     read = rows_read(run, n_rows)

@@ -24,20 +24,18 @@ from typing import Any, Literal
 
 import numpy as np
 from pymc.model import Model
-from pymc.pytensorf import compile as pymc_compile
 from pymc.util import get_var_name
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.compare import posterior_of
+from pymc_minibatch.draws import checked_draws, unconstrained
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_control_variate, decide_control_variate
 from pymc_minibatch.reference.gradient import make_gradient_target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["SteinDiscrepancy", "choose_draws", "ksd", "unconstrained"]
+__all__ = ["SteinDiscrepancy", "choose_draws", "ksd"]
 
 DEFAULT_BATCH = 1000
 
@@ -252,28 +250,5 @@ def choose_draws(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np
     draws = {}
     for name in names:
         values = posterior[name].transpose("chain", "draw", ...).values
-        draws[name] = values.reshape(total, *values.shape[2:])[chosen]
-        if not np.isfinite(draws[name]).all():
-            raise ValueError(
-                f"{name} has draws that are not finite; those of a run that was interrupted are "
-                "nan: leave them out, with idata.isel(draw=slice(...))."
-            )
+        draws[name] = checked_draws(name, values.reshape(total, *values.shape[2:])[chosen])
     return draws, chains
-
-
-def unconstrained(draws: dict[str, np.ndarray], model: Model, tall: TallModel) -> np.ndarray:
-    """Return draws as flat points, shape (n, D)."""
-    inputs: dict[Variable, Variable] = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
-    values: dict[str, Variable] = {}
-    for rv in model.free_RVs:
-        transform = model.rvs_to_transforms[rv]
-        value = inputs[rv]
-        values[model.rvs_to_values[rv].name] = (
-            value if transform is None else transform.forward(value, *rv.owner.inputs)
-        )
-    ordered = graph_replace([values[name] for name in tall.layout.names], inputs, strict=False)
-    forward = pymc_compile(
-        list(inputs.values()), ordered, mode="FAST_COMPILE", on_unused_input="ignore"
-    )
-    points = [forward(*point) for point in zip(*draws.values(), strict=True)]
-    return np.array([np.concatenate([np.ravel(value) for value in point]) for point in points])

@@ -141,6 +141,7 @@ def _row_sizes(
 
 def _sized(tall: TallModel, sizer: Callable[..., np.ndarray]) -> SizedRows:
     """Sum sizes in the partitions."""
+    assert tall.partitions is not None
     found = size_rows(tall.partitions, sizer, title="Bounding the remainders")
     if not np.isfinite(found.totals).all():
         raise NoPredictorError(

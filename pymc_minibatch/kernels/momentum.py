@@ -15,14 +15,17 @@ sampling.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed
+from pymc_minibatch.kernels.gradient import diverges, make_estimate
+from pymc_minibatch.reference.source import Source
 
-__all__ = ["Momentum", "MomentumState", "kick", "learn_noise", "momentum_state", "move"]
+__all__ = ["Momentum", "MomentumState", "make_momentum", "momentum_state"]
 
 FORGETTING = 3.0
 """Estimate t of the noise has weight t² in the average, as batches have in Fisher scoring."""
@@ -90,6 +93,52 @@ def momentum_state(dim: int, columns: int) -> MomentumState:
         seen=np.zeros(1),
         limit=np.zeros(1),
     )
+
+
+def make_momentum(
+    ndims: Sequence[int], bath: Callable[..., float]
+) -> Callable[..., tuple[bool, float]]:
+    """Assemble the loop; its arguments and result are those of :func:`.sgfs.make_scoring`.
+
+    Parameters
+    ----------
+    ndims
+        Number of dimensions of each array of row data.
+    bath
+        ``(rng, epsilon, noisy, state, settings)`` is the friction and the noise of one step, on the
+        momentum in place; returns the share of the batch in them.
+    """
+    estimate = make_estimate(ndims)
+
+    @njit
+    def transitions(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        active: np.ndarray,
+        source: Source,
+        n_steps: int,
+        tuning: bool,
+        state: MomentumState,
+        settings: Momentum,
+    ) -> tuple[bool, float]:
+        dim = active.size
+        gradient, before = np.empty(dim), np.empty(dim)
+        rows = np.empty(settings.batch_size, np.int64)
+        noise = np.empty(dim if tuning else 0)
+        share = np.nan
+        for k in range(n_steps):
+            epsilon = state.size[0] * settings.sizes[k]
+            estimate(rng, point, active, source, rows, gradient, noise)
+            if tuning:
+                learn_noise(noise, state)
+            if diverges(kick(gradient, epsilon, state), dim, state.limit):
+                return True, 0.0
+            before[:] = state.momentum
+            share = bath(rng, epsilon, settings.noisy[k], state, settings)
+            move(point, active, epsilon, before, state)
+        return False, share
+
+    return transitions
 
 
 @njit

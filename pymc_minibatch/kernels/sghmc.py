@@ -21,50 +21,28 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.kernels.gradient import diverges, make_estimate
-from pymc_minibatch.kernels.momentum import Momentum, MomentumState, kick, learn_noise, move
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
 
 __all__ = ["make_hamiltonian"]
 
 
 def make_hamiltonian(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
-    """Assemble the loop; arguments and result are those of :func:`.sgfs.make_scoring`."""
-    estimate = make_estimate(ndims)
+    """Assemble the loop."""
+    return make_momentum(ndims, bath)
 
-    @njit
-    def transitions(
-        rng: np.random.Generator,
-        point: np.ndarray,
-        active: np.ndarray,
-        source: Source,
-        n_steps: int,
-        tuning: bool,
-        state: MomentumState,
-        settings: Momentum,
-    ) -> tuple[bool, float]:
-        dim, keep = active.size, 1.0 - settings.friction
-        farther = (1.0 - settings.friction / 2) ** 2
-        gradient, before = np.empty(dim), np.empty(dim)
-        rows = np.empty(settings.batch_size, np.int64)
-        noise = np.empty(dim if tuning else 0)
-        share = np.nan
-        for k in range(n_steps):
-            epsilon = state.size[0] * settings.sizes[k]
-            estimate(rng, point, active, source, rows, gradient, noise)
-            if tuning:
-                learn_noise(noise, state)
-            if diverges(kick(gradient, epsilon, state), dim, state.limit):
-                return True, 0.0
-            before[:] = state.momentum
-            share = 0.0
-            for j in range(dim):
-                wanted, batch = 1.0 - keep**2, farther * epsilon * state.noise[j]
-                share += batch / wanted / dim
-                state.momentum[j] *= keep
-                if settings.noisy[k] and batch < wanted:
-                    state.momentum[j] += math.sqrt(wanted - batch) * rng.standard_normal()
-            move(point, active, epsilon, before, state)
-        return False, share
 
-    return transitions
+@njit
+def bath(
+    rng: np.random.Generator, epsilon: float, noisy: bool, state: MomentumState, settings: Momentum
+) -> float:
+    """Take friction away, and add the noise that the batch has not brought."""
+    dim, keep = state.momentum.size, 1.0 - settings.friction
+    farther = (1.0 - settings.friction / 2) ** 2
+    share = 0.0
+    for j in range(dim):
+        wanted, batch = 1.0 - keep**2, farther * epsilon * state.noise[j]
+        share += batch / wanted / dim
+        state.momentum[j] *= keep
+        if noisy and batch < wanted:
+            state.momentum[j] += math.sqrt(wanted - batch) * rng.standard_normal()
+    return share

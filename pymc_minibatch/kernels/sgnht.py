@@ -25,9 +25,7 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.jit.triangular import squared_norm
-from pymc_minibatch.kernels.gradient import diverges, make_estimate
-from pymc_minibatch.kernels.momentum import Momentum, MomentumState, kick, learn_noise, move
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
 
 __all__ = ["make_thermostat"]
 
@@ -36,44 +34,22 @@ SMALL = 1e-8
 
 
 def make_thermostat(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
-    """Assemble the loop; arguments and result are those of :func:`.sgfs.make_scoring`."""
-    estimate = make_estimate(ndims)
+    """Assemble the loop."""
+    return make_momentum(ndims, bath)
 
-    @njit
-    def transitions(
-        rng: np.random.Generator,
-        point: np.ndarray,
-        active: np.ndarray,
-        source: Source,
-        n_steps: int,
-        tuning: bool,
-        state: MomentumState,
-        settings: Momentum,
-    ) -> tuple[bool, float]:
-        dim = active.size
-        gradient, before = np.empty(dim), np.empty(dim)
-        rows = np.empty(settings.batch_size, np.int64)
-        noise = np.empty(dim if tuning else 0)
-        share = np.nan
-        for k in range(n_steps):
-            epsilon = state.size[0] * settings.sizes[k]
-            h = math.sqrt(epsilon)
-            estimate(rng, point, active, source, rows, gradient, noise)
-            if tuning:
-                learn_noise(noise, state)
-            if diverges(kick(gradient, epsilon, state), dim, state.limit):
-                return True, 0.0
-            before[:] = state.momentum
-            state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
-            lost = state.thermostat[0] * h
-            time = 2.0 if abs(lost) < SMALL else (1.0 - math.exp(-2.0 * lost)) / lost
-            spread = math.sqrt(settings.friction * time)
-            for j in range(dim):
-                state.momentum[j] *= math.exp(-lost)
-                state.momentum[j] += spread * rng.standard_normal()
-            state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
-            move(point, active, epsilon, before, state)
-            share = 1.0 - settings.friction / lost if lost > settings.friction else 0.0
-        return False, share
 
-    return transitions
+@njit
+def bath(
+    rng: np.random.Generator, epsilon: float, noisy: bool, state: MomentumState, settings: Momentum
+) -> float:
+    """Move the thermostat by half a step, friction and noise by one, the thermostat by the rest."""
+    dim, h = state.momentum.size, math.sqrt(epsilon)
+    state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
+    lost = state.thermostat[0] * h
+    time = 2.0 if abs(lost) < SMALL else (1.0 - math.exp(-2.0 * lost)) / lost
+    spread = math.sqrt(settings.friction * time)
+    for j in range(dim):
+        state.momentum[j] *= math.exp(-lost)
+        state.momentum[j] += spread * rng.standard_normal()
+    state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
+    return 1.0 - settings.friction / lost if lost > settings.friction else 0.0

@@ -95,7 +95,8 @@ def has_kinks(
     sds = 1 / np.sqrt(np.diag(precision))
     for block in blocks:
         step, dim = np.zeros_like(theta), block.stop - block.start
-        step[block] = sds[block] * rng.standard_normal(dim)
+        direction = rng.standard_normal(dim)
+        step[block] = sds[block] * direction * math.sqrt(dim) / np.linalg.norm(direction)
         with np.errstate(all="ignore"):
             for _ in range(ROUNDS):
                 step *= math.sqrt(dim / max(1, dim, np.nan_to_num(about(step))))

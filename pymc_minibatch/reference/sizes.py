@@ -41,6 +41,9 @@ RANGE_SHARE = 0.05
 FLOOR = 0.03
 """No size is below this share of the mean, so that no row is starved."""
 
+ROUNDING = 1e-9
+"""A variance that is a smaller share of the squares it is the difference of is none."""
+
 
 class Unevenness(NamedTuple):
     """What rows of different sizes mean for batches.
@@ -186,12 +189,15 @@ def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float)
     """Compare the variance of r / p for both ways to draw, with r at points of their own."""
     n, size, squares, fourth = map(float, of_sizes)
     kurtosis = n * fourth / squares**2
-    if not np.isfinite(of_ratios).all():
-        return Unevenness(np.inf, np.inf, kurtosis)
     total, r_squares, scaled = of_ratios
-    uniform, by_size = n * r_squares - total**2, scaled * size - total**2
-    rows = [float(np.median(way)) / temperature**2 for way in (uniform, by_size)]
-    return Unevenness(rows[0], rows[1], kurtosis)
+    by_size = scaled * size - total**2
+    uniform = n * r_squares - total**2
+    with np.errstate(invalid="ignore"):
+        rounding = ROUNDING * n * r_squares
+        uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
+    possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
+    rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
+    return Unevenness(rows[0] / temperature**2, rows[1] / temperature**2, kurtosis)
 
 
 def _row_term(tall: TallModel, reference: Reference, order: int) -> Callable[..., np.ndarray]:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,11 @@ from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, r
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["TallStep", "TallStepState"]
+__all__ = ["TallStep", "TallStepState", "expansion"]
+
+
+MOST_NAMES = 8
+"""Names in a list that people read."""
 
 
 @dataclass_state
@@ -59,6 +64,9 @@ class WaitingStep(Sequence):
         checked_model(None)
         return [self._kind(*self._args, **self._kwargs)][i]
 
+    def __repr__(self) -> str:
+        return f"{self._kind.__name__}, which pm.sample makes for the model that it samples"
+
     def __getattr__(self, name: str) -> Any:
         """Say what to do where somebody takes it for the step itself."""
         kind = self._kind.__name__
@@ -87,6 +95,7 @@ class TallStep(BlockedStep):
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
         "n_rows": (np.int64, []),
         "setup_seconds": (np.float64, []),
+        "stand_in": (np.bool_, []),
     }
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
@@ -189,6 +198,7 @@ class TallStep(BlockedStep):
             self._verify_split(flat)
         stats = self._draw_or_nothing(flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
+        stats["stand_in"] = self.tall.is_bound
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat
@@ -226,7 +236,42 @@ class TallStep(BlockedStep):
             return {}
         return {name: copy.deepcopy(getattr(self, name)) for name in self.learns}
 
-    # --- Pickling and display -----------------------------------------------------------------
+    # --- Display ------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, str]:
+        """Say in a few words how the algorithm is set; nothing is computed for it."""
+        return {}
+
+    def _described(self) -> tuple[str, dict[str, str]]:
+        """Return a title and what there is to know, by topic."""
+        if "setup_seconds" not in self.__dict__:
+            return f"{type(self).__name__}, not ready", {}
+        source = "bound by data" if self.tall.is_bound else "of the model"
+        inputs = [f"{i.name} {i.values.dtype}" for i in self.tall.row_inputs.values()]
+        facts = {
+            "parameters": f"{self._active.size:,} in {_listed(self.var_names)}",
+            "data": f"{_listed(inputs)}, {source}",
+            **self._facts(),
+            "set-up": f"{self.setup_seconds:,.1f} s",
+        }
+        rows = f"{self.n_rows:,} rows of {' + '.join(self.tall.row_names)}"
+        return f"{type(self).__name__} on {rows}", facts
+
+    def __repr__(self) -> str:
+        title, facts = self._described()
+        width = max(map(len, facts), default=0)
+        return "\n".join([title, *(f"  {name:{width}}  {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._described()
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
+            f"<td style='text-align:left'>{escape(fact)}</td></tr>"
+            for name, fact in facts.items()
+        )
+        return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
+    # --- Pickling and progress -----------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain: the cached properties."""
@@ -287,6 +332,20 @@ def _continuous_value_vars(
                 "those in vars, and let another step, such as pm.Metropolis, sample the rest."
             )
     return chosen
+
+
+def expansion(control: ControlVariate | None) -> str:
+    """Say what is taken off the rows."""
+    if control is None or not control.order:
+        return "none"
+    found = control.reference
+    return f"order {control.order}, about a mode found in {found.passes:.1f} passes"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names, of many only the first."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:

@@ -135,7 +135,7 @@ class FlyMC(TallStep):
 
     Sample stats, for each draw:
 
-    - ``accept``: share of its updates of θ that were accepted.
+    - ``acceptance_rate``: share of its updates of θ that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
@@ -145,6 +145,8 @@ class FlyMC(TallStep):
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Rows whose bounds are loose where the posterior is, such as those of a category in which all
     outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
@@ -170,7 +172,7 @@ class FlyMC(TallStep):
 
     name = "flymc"
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "accept": (np.float64, []),
+        "acceptance_rate": (np.float64, []),
         "n_likelihood": (np.int64, []),
         "n_gradient": (np.int64, []),
         "n_bright": (np.float64, []),
@@ -180,7 +182,7 @@ class FlyMC(TallStep):
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
-        "accept": ("Accept", "0.2f"),
+        "acceptance_rate": ("Accept", "0.2f"),
         "n_bright": ("Bright", ",.0f"),
     }
     learns = ("tuning",)
@@ -297,6 +299,15 @@ class FlyMC(TallStep):
         self.__dict__.update(state)
         self.fireflies = stored
 
+    def _facts(self) -> dict[str, str]:
+        return {
+            "bound": repr(self.bound),
+            "always read": f"{self.target.always.size:,} rows with loose bounds",
+            "updates of θ": f"{self.kernel}, {self.theta_updates} for each of z",
+            "updates of z": self.z_update,
+            "draw": f"{self.steps_per_draw} iterations",
+        }
+
     # --- Sampling -----------------------------------------------------------------------------
 
     @property
@@ -383,7 +394,7 @@ class FlyMC(TallStep):
         n_always = self.target.always.size
         read_with_base = n_always * int(counts[4])
         return {
-            "accept": accept / (self.steps_per_draw * self.theta_updates),
+            "acceptance_rate": accept / (self.steps_per_draw * self.theta_updates),
             "n_likelihood": int(counts[0]) + read_with_base,
             "n_gradient": int(counts[1]) + (read_with_base if self._update.uses_gradient else 0),
             "n_bright": n_bright / self.steps_per_draw + n_always,

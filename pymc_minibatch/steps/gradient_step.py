@@ -34,7 +34,7 @@ from pymc_minibatch.reference.gradient import (
 )
 from pymc_minibatch.reference.source import Source, make_source
 from pymc_minibatch.reference.trial import Trial
-from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.warn import warn
 
 __all__ = ["GradientStep", "GradientStepState"]
@@ -165,6 +165,14 @@ class GradientStep(TallStep):
     def _check_ready(self) -> None:
         """Refuse to go on where tuning has not found what the step needs."""
 
+    def _facts(self) -> dict[str, str]:
+        return {
+            "batches": f"{self.batch_size:,} rows, with replacement",
+            "settings": ", ".join(str(o) for o in self.options if not isinstance(o, np.ndarray)),
+            "expansion": expansion(self.control),
+            "draw": f"{self.steps_per_draw} steps",
+        }
+
     @cached_property
     def _target(self) -> GradientTarget:
         return make_gradient_target(self.tall, self.control)
@@ -176,7 +184,7 @@ class GradientStep(TallStep):
     @cached_property
     def _kernel(self) -> Callable[..., tuple[bool, float]]:
         ndims = [values.ndim for values in self.tall.data]
-        return jit_kept(self._make_kernel(ndims), [repr(ndims)])
+        return jit_kept(self._make_kernel(ndims), [self.name, repr(ndims)])
 
     @property
     def _trial(self) -> Trial:

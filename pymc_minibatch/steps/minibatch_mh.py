@@ -52,7 +52,7 @@ from pymc_minibatch.reference.taylor import (
     compile_prior_gradient,
     make_target,
 )
-from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
     PROPOSALS,
     TESTS,
@@ -88,6 +88,9 @@ LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
 LEAST_RESIDENTS = 100_000
+
+KINDS = ("acceptance_rate_hyper", "acceptance_rate_dense", "acceptance_rate_groups")
+"""Stats of the kinds of moves of a model with effects."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -204,7 +207,7 @@ class MinibatchMH(TallStep):
 
     Sample stats, for each draw:
 
-    - ``accept``: share of its transitions that were accepted (at most about one half).
+    - ``acceptance_rate``: share of its transitions that were accepted (at most about one half).
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
     - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
       one row at the reference, towards one point, count 1.
@@ -216,13 +219,15 @@ class MinibatchMH(TallStep):
     - ``exact``: whether the test is exact, as Exact is.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
-    - ``accept_hyper``: where a model has effects, share of the moves of their scales that were
-      accepted; NaN elsewhere, as the next two.
-    - ``accept_dense``: the same for coefficients and effects that many rows share.
-    - ``accept_groups``: the same for effects of groups.
+    - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
+      were accepted; NaN elsewhere, as the next two.
+    - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
+    - ``acceptance_rate_groups``: the same for effects of groups.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
@@ -238,7 +243,7 @@ class MinibatchMH(TallStep):
 
     name = "minibatch_mh"
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "accept": (np.float64, []),
+        "acceptance_rate": (np.float64, []),
         "n_likelihood": (np.int64, []),
         "n_gradient": (np.int64, []),
         "n_scanned": (np.int64, []),
@@ -247,15 +252,13 @@ class MinibatchMH(TallStep):
         "test_error": (np.float64, []),
         "exact": (np.bool_, []),
         "scale": (np.float64, []),
-        "accept_hyper": (np.float64, []),
-        "accept_dense": (np.float64, []),
-        "accept_groups": (np.float64, []),
+        **dict.fromkeys(KINDS, (np.float64, [])),
         **TallStep.stats_dtypes_shapes,
         "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
-        "accept": ("Accept", "0.2f"),
+        "acceptance_rate": ("Accept", "0.2f"),
         "batch_size": ("Rows", ",.0f"),
     }
     learns = ("proposal_state", "batch_state")
@@ -505,6 +508,16 @@ class MinibatchMH(TallStep):
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
+    def _facts(self) -> dict[str, str]:
+        size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
+        facts = {"decides by": self.choice.removesuffix("."), "batches": f"{self.rows}, {size}"}
+        if self.latent is None:
+            facts["moves"] = repr(self.proposal)
+            facts["expansion"] = expansion(self.control)
+        if self.temperature != 1.0:
+            facts["temperature"] = f"{self.temperature:g}"
+        return facts | {"draw": f"{self.steps_per_draw} transitions"}
+
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.latent is not None:
             return self._draw_latent(flat)
@@ -538,7 +551,7 @@ class MinibatchMH(TallStep):
         n_decisions = max(counts.decisions, 1)
         kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
         return {
-            "accept": float(np.mean([a for seen in counts.accepted.values() for a in seen])),
+            "acceptance_rate": float(np.mean([a for k in counts.accepted.values() for a in k])),
             "n_likelihood": 2 * counts.n_evaluated,
             "n_gradient": 2 * counts.n_evaluated,
             "n_scanned": 0,
@@ -547,9 +560,9 @@ class MinibatchMH(TallStep):
             "test_error": counts.test_error,
             "exact": False,
             "scale": self.latent.scale(self.proposal_state),
-            "accept_hyper": kinds["hyper"],
-            "accept_dense": kinds["dense"],
-            "accept_groups": kinds["groups"],
+            "acceptance_rate_hyper": kinds["hyper"],
+            "acceptance_rate_dense": kinds["dense"],
+            "acceptance_rate_groups": kinds["groups"],
             "warning": None,
         }
 
@@ -684,7 +697,7 @@ class MinibatchMH(TallStep):
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)
         return {
-            "accept": totals.n_accepted / self.steps_per_draw,
+            "acceptance_rate": totals.n_accepted / self.steps_per_draw,
             "n_likelihood": 2 * totals.n_evaluated,
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "n_scanned": 2 * totals.n_scanned,
@@ -693,7 +706,7 @@ class MinibatchMH(TallStep):
             "test_error": totals.test_error + self._fixed_error(totals),
             "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
-            **dict.fromkeys(("accept_hyper", "accept_dense", "accept_groups"), np.nan),
+            **dict.fromkeys(KINDS, np.nan),
         }
 
     def _fixed_error(self, totals: Totals) -> float:

@@ -128,6 +128,8 @@ class SGFS(GradientStep):
       while the chain waits.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
       including those of a reference handed to it; the same for every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.

@@ -96,6 +96,8 @@ class SGHMC(MomentumStep):
       parameters.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
       including those of a reference handed to it; the same for every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Source: Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
     the updates is that of BAOAB, Leimkuhler and Matthews (2013); the start, the scale and the

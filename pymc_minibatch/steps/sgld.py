@@ -116,6 +116,8 @@ class SGLD(GradientStep):
       nothing makes up for it, so it should be small.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
       including those of a reference handed to it; the same for every draw.
+    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
+      ``constant_data`` of the result hold the model's stand-in for them.
 
     Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
     with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic

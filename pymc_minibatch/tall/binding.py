@@ -26,7 +26,7 @@ from pymc_minibatch.tall.survey import Limits, survey
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["bind_sources"]
+__all__ = ["bind_sources", "check_source", "extreme_rows"]
 
 
 def bind_sources(
@@ -60,7 +60,7 @@ def _check_bound(
         numbers, indices = _surveyed(list(bound.values()))
     else:
         rows = tall._rng.integers(0, n_bound, tall.n_rows)
-        numbers, indices = _extreme_rows(bound, "f"), _extreme_rows(bound, "iu")
+        numbers, indices = extreme_rows(bound, "f"), extreme_rows(bound, "iu")
     try:  # by itself, to say which rows are to blame
         extremes = np.concatenate([indices, numbers, rows[:2]])
         taken = [given.values for given in _taken(bound, extremes)]
@@ -90,7 +90,8 @@ def _bound_inputs(tall: "TallModel", sources: Mapping[str, Any], data: Any) -> d
     }
     bound, used = {}, {}
     for name, own in tall.row_inputs.items():
-        names = [n for n in (name, observed.get(own.leaf)) if n in sources]
+        known = (name, observed.get(own.leaf))
+        names = [n for n in known if n is not None and n in sources]
         if not names:
             unnamed = own.leaf.name is None and own.leaf not in observed
             advice = (
@@ -101,7 +102,7 @@ def _bound_inputs(tall: "TallModel", sources: Mapping[str, Any], data: Any) -> d
             raise ValueError(f"data has nothing for {name}. {advice}")
         source = sources[names[0]]
         given_as = data.get(names[0]) if isinstance(data, Mapping) else None
-        _check_source(names[0], source, own, given_as, tall.model)
+        check_source(names[0], source, own, given_as, tall.model)
         used[names[0]] = source.shape[own.axis]
         rows = _rows_first(names[0], source, own.axis)
         bound[name] = make_input(name, own.leaf, own.axis, rows)
@@ -132,8 +133,13 @@ def _rows_first(name: str, source: Any, axis: int) -> Any:
     return source
 
 
-def _check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
-    """Refuse a source whose shape, type or labels are not those of the model's own data."""
+def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
+    """Refuse a source whose shape, type or labels are not those of the model's own data.
+
+    Raises
+    ------
+    ValueError
+    """
     expected = list(leaf_value(own.leaf).shape)
     shape = list(source.shape)
     if len(shape) == len(expected):
@@ -195,7 +201,7 @@ def _surveyed(bound: list[RowInput]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows[True], dtype=np.int64), np.array(rows[False], dtype=np.int64)
 
 
-def _extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
+def extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:
     """Find the rows with the smallest and largest values, in arrays of these kinds of types.
 
     Integers may be indices out of range, and other numbers may lie where a branch is taken.

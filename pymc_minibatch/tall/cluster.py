@@ -152,20 +152,20 @@ def run(
     PartError
         Naming the first part that failed.
     """
-    import dask
+    from dask.delayed import delayed
 
     given = [()] * len(parts) if arguments is None else arguments
-    job = dask.delayed(_Job(function), pure=False, traverse=False)
+    job = delayed(_Job(function), pure=False, traverse=False)
     leaves = [
-        dask.delayed(_apply, pure=False)(job, task_of(part), *extra)
+        delayed(_apply, pure=False)(job, task_of(part), *extra)
         for part, extra in zip(parts, given, strict=True)
     ]
     tasks = leaves
     if combine is not None:
-        how = dask.delayed(_Job(combine), pure=False, traverse=False)
+        how = delayed(_Job(combine), pure=False, traverse=False)
         while len(tasks) > 1:
             groups = [tasks[i : i + FAN_IN] for i in range(0, len(tasks), FAN_IN)]
-            tasks = [dask.delayed(_combine, pure=False)(how, *group) for group in groups]
+            tasks = [delayed(_combine, pure=False)(how, *group) for group in groups]
     with (scheduler or Scheduler()).client() as client:
         compute = _on_threads if client is None else partial(_on_cluster, client)
         try:
@@ -183,11 +183,11 @@ def run(
 
 def task_of(part: Part) -> Any:
     """Return what loads a part, as a task."""
-    import dask
+    from dask.delayed import delayed
 
     if hasattr(part.load, "dask"):
         return part.load
-    return dask.delayed(_load, pure=False)(dask.delayed(part.load, traverse=False, pure=False))
+    return delayed(_load, pure=False)(delayed(part.load, traverse=False, pure=False))
 
 
 class _Job:
@@ -214,6 +214,7 @@ def _combine(how: _Job, *results: Any) -> Any:
 
 def _on_threads(tasks: Sequence[Any], leaves: Sequence[Any], advance: Callable[[], None]) -> Any:
     import dask
+    from dask.base import compute
     from dask.callbacks import Callback
 
     keys = {leaf.key for leaf in leaves}
@@ -231,7 +232,7 @@ def _on_threads(tasks: Sequence[Any], leaves: Sequence[Any], advance: Callable[[
         Callback(posttask=done),
     ):
         options = {} if is_chosen else {"scheduler": "threads", "pool": pool}
-        return list(dask.compute(*tasks, **options))
+        return list(compute(*tasks, **options))
 
 
 def _on_cluster(

@@ -143,7 +143,7 @@ class TallModel:
         self._check: SplitCheck | None
         self._check, points = self._split(observed_terms(self.model))
         if data is not None:
-            sources = open_sources(data, self._wanted(), rows_in_memory)
+            sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
             self._check, points = bind_sources(self, sources, data)
         self.watch.check()
         # Machine code last: where a graph reads beyond a batch, it would not notice.
@@ -420,19 +420,21 @@ class TallModel:
                 found.append(get_var_name(variable))
         return found
 
-    def _wanted(self) -> dict[str, Wanted]:
+    def wanted(self, inputs: Mapping[str, RowInput]) -> dict[str, Wanted]:
         """List the variables that need rows, by the names that columns may have for them."""
         observed = {
             data_leaves([self.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
             for rv in self.model.observed_RVs
         }
         wanted = {}
-        for name, own in self.row_inputs.items():
+        for name, own in inputs.items():
             names = tuple(n for n in (own.leaf.name, observed.get(own.leaf)) if n is not None)
             if not names:  # which is refused when data are bound
                 continue
+            dims: Sequence[str | None]
             dims = next((d for n in names if (d := self.model.named_vars_to_dims.get(n))), ())
-            labels = self.model.coords.get(dims[1]) if len(dims) == 2 and own.axis == 0 else None
+            second = dims[1] if len(dims) == 2 and own.axis == 0 else None
+            labels = None if second is None else self.model.coords.get(second)
             found = None if labels is None else tuple(map(str, labels))
             wanted[name] = Wanted(names, own.values.ndim, found)
         return wanted

@@ -32,6 +32,7 @@ def over_chunks[T](
     data: Sequence[Any],
     title: str | None = None,
     step: int | None = None,
+    numbered: bool = False,
 ) -> Iterator[tuple[int, T]]:
     """Apply a function to all rows, chunk by chunk, several at a time.
 
@@ -47,6 +48,8 @@ def over_chunks[T](
         Shown with a progress bar where there is much to read; None for no bar.
     step
         Rows of a chunk; if not given, so many that they stay in cache.
+    numbered
+        Whether the function takes the number of the first row of the chunk before all else.
 
     Yields
     ------
@@ -59,7 +62,8 @@ def over_chunks[T](
     length = step or _length(data)
 
     def apply(first: int) -> T:
-        return function(*[np.array(values[first : first + length]) for values in data])
+        batch = [np.array(values[first : first + length]) for values in data]
+        return function(first, *batch) if numbered else function(*batch)
 
     starts = range(0, len(data[0]), length)
     results = zip(starts, _in_order(apply, starts), strict=True)

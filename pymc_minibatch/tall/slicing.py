@@ -20,11 +20,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.basic import Alloc, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["data_leaves", "leaf_value", "slice_rows"]
+__all__ = ["batch_input", "data_leaves", "leaf_value", "rebuild_graph", "slice_rows"]
 
 
 def leaf_value(leaf: Variable) -> np.ndarray:
@@ -70,21 +71,22 @@ def slice_rows(
     batch_term
         The term over the rows of the inputs.
     """
-    inputs = [_batch_input(leaf, axis, (dtypes or {}).get(leaf)) for leaf, axis in row_axes.items()]
+    inputs = [batch_input(leaf, axis, (dtypes or {}).get(leaf)) for leaf, axis in row_axes.items()]
     replaced: dict[Variable, Variable] = {
         leaf: pt.cast(pt.moveaxis(batch, 0, axis), leaf.type.dtype)
         for (leaf, axis), batch in zip(row_axes.items(), inputs, strict=True)
     }
-    [batch_term] = _rebuild_graph([term], replaced, n_rows, inputs[0].shape[0])
+    [batch_term] = rebuild_graph([term], replaced, n_rows, inputs[0].shape[0])
     return inputs, batch_term
 
 
-def _rebuild_graph(
+def rebuild_graph(
     outputs: Sequence[Variable],
     replaced: dict[Variable, Variable],
     n_rows: int,
     n_batch: TensorVariable,
 ) -> list[Variable]:
+    """Rebuild graphs on what replaces some of their variables, and with another number of rows."""
     for node in io_toposort(list(replaced), outputs):
         rebuilt = _rebuild(node, [replaced.get(i, i) for i in node.inputs], n_rows, n_batch)
         if rebuilt is not None:
@@ -92,7 +94,8 @@ def _rebuild_graph(
     return [replaced.get(output, output) for output in outputs]
 
 
-def _batch_input(leaf: Variable, axis: int, dtype: np.dtype | None) -> TensorVariable:
+def batch_input(leaf: Variable, axis: int, dtype: np.dtype | None) -> TensorVariable:
+    """Make an input for a batch of what a leaf holds, with rows along the first axis."""
     shape = list(leaf.type.shape)
     del shape[axis]
     return pt.tensor(name=leaf.name, dtype=str(dtype or leaf.type.dtype), shape=(None, *shape))
@@ -112,6 +115,8 @@ def _rebuild(
         inputs = [inputs[0], *(_batch_length(n, n_rows, n_batch) for n in inputs[1:])]
     elif isinstance(node.op, MakeVector) and node.op.dtype == "int64":
         inputs = [_batch_length(n, n_rows, n_batch) for n in inputs]
+    elif isinstance(node.op, RandomVariable):
+        inputs = [inputs[0], _batch_shape(inputs[1], n_rows, n_batch), *inputs[2:]]
     elif isinstance(node.op, Reshape):
         inputs = [inputs[0], _batch_shape(inputs[1], n_rows, n_batch)]
     if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
@@ -119,7 +124,7 @@ def _rebuild(
     if isinstance(node.op, OpFromGraph):  # its inner graph has the static shapes of all rows
         inner = node.op.fgraph.unfreeze()
         bound = dict(zip(inner.inputs, inputs, strict=True))
-        return _rebuild_graph(inner.outputs, bound, n_rows, n_batch)
+        return rebuild_graph(inner.outputs, bound, n_rows, n_batch)
     return node.op.make_node(*inputs).outputs
 
 
@@ -138,6 +143,6 @@ def _batch_length(length: Variable, n_rows: int, n_batch: TensorVariable) -> Var
 
 
 def _batch_shape(shape: Variable, n_rows: int, n_batch: TensorVariable) -> Variable:
-    if not isinstance(shape, Constant) or n_rows not in shape.data:
+    if not isinstance(shape, Constant) or shape.data is None or n_rows not in shape.data:
         return shape
     return pt.stack([n_batch if n == n_rows else pt.constant(n) for n in shape.data])

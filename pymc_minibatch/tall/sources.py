@@ -161,8 +161,8 @@ def copied_parts(
 def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
     """Cut all sources along the rows as the first one that is stored in parts."""
     try:
-        import dask
         from dask import array
+        from dask.delayed import delayed
     except ImportError as error:
         raise ImportError(
             "Rows that are not copied to this machine are read through Dask: pip install "
@@ -185,7 +185,7 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
         values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1)).to_delayed().ravel()
         for values in arrays.values()
     ]
-    together = dask.delayed(_together, pure=False)
+    together = delayed(_together, pure=False)
     parts = [
         Part(f"partition {i} of {', '.join(arrays)}", together(*those), n)
         for i, (n, *those) in enumerate(zip(rows, *blocks, strict=True))

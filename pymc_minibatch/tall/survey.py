@@ -72,7 +72,8 @@ class _Look:
     limits: tuple[Limits | None, ...]
 
     def __call__(self, arrays: Sequence[np.ndarray], start: int) -> tuple[Any, list[Any]]:
-        bads, extremes = [], []
+        bads: list[tuple[Any, ...]] = []
+        extremes: list[Extremes | None] = []
         for values, limit in zip(arrays, self.limits, strict=True):
             if limit is None:
                 extremes.append(None)

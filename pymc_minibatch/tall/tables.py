@@ -65,11 +65,14 @@ class Wanted:
         Dimensions of its array.
     labels
         Of its second axis, if the model has them.
+    optional
+        Whether it may be missing.
     """
 
     names: tuple[str, ...]
     ndim: int
     labels: tuple[str, ...] | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,10 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
         of_name = columns[given[0]] if given else _by_name(table, want)
         is_one = isinstance(of_name, str)
         names = (of_name,) if is_one else tuple(of_name)
-        if missing := [n for n in names if n not in table.dtypes]:
+        missing = [n for n in names if n not in table.dtypes]
+        if missing and want.optional and not given:
+            continue
+        if missing:
             raise ValueError(
                 f"The table has no column {missing[0]!r} for {name}. Its columns are "
                 f"{list(table.dtypes)}; say which make up {name} with "
@@ -220,17 +226,16 @@ def read_columns(
 
 
 def _open_dask(frame: Any) -> Table:
-    import dask
+    from dask.delayed import delayed
 
     meta = frame._meta
     dtypes = {str(name): _number(meta[name].dtype) for name in meta.columns}
     parts = [
-        Part(f"partition {i}", delayed)
-        for i, delayed in enumerate(frame.to_delayed(optimize_graph=True))
+        Part(f"partition {i}", lazy) for i, lazy in enumerate(frame.to_delayed(optimize_graph=True))
     ]
 
     def read(part: Part, chosen: Chosen) -> Any:
-        return dask.delayed(_read_frame, pure=False)(part.load, chosen, part.label)
+        return delayed(_read_frame, pure=False)(part.load, chosen, part.label)
 
     return Table(dtypes, parts, read)
 
@@ -331,7 +336,8 @@ def _open_parquet(path: str) -> Table:
     ]
 
     def read(part: Part, chosen: Chosen) -> Any:
-        return RowGroup(*part.load, chosen, part.label)
+        filesystem, path, group = part.load
+        return RowGroup(filesystem, path, group, chosen, part.label)
 
     return Table(types, parts, read)
 

@@ -51,3 +51,13 @@ def test_a_step_that_waits_says_so():
         _ = step.vars
     with pytest.raises(TypeError, match="There is no model"):
         list(step)
+
+
+def test_log_likelihoods_are_bambis(frame):
+    model = new_model(frame)
+    idata = model.fit(step=pmb.MinibatchMH(steps_per_draw=5), progressbar=False, **OPTIONS)
+    with pytest.raises(ValueError, match=r"Pass the Bambi model itself"):
+        pmb.log_likelihood(idata, model=model.backend.model)
+    found = pmb.log_likelihood(idata, range(50), model=model, max_draws=20)
+    expected = model.compute_log_likelihood(idata, inplace=False).log_likelihood["yes"]
+    np.testing.assert_allclose(found["yes"], expected[:, ::20, :50], rtol=1e-6)

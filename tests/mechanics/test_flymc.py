@@ -74,7 +74,7 @@ def test_stats_are_those_of_the_docstring(result):
     for name in documented:
         assert stats[name].shape == (2, DRAWS)
         assert np.isfinite(stats[name]).all()
-    assert 0.5 < stats["accept"].mean() <= 1
+    assert 0.5 < stats["acceptance_rate"].mean() <= 1
     assert 0 <= stats["n_bright"].mean() < 0.05 * N_ROWS
     assert (stats["n_gradient"] <= stats["n_likelihood"]).all()
     assert 0 < stats["q"].min() <= stats["q"].max() <= 0.5

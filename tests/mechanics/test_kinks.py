@@ -94,6 +94,6 @@ def test_few_rows_are_read(median):
     for _ in range(200):
         point, [stats] = step.step(point)
         rows.append(stats["batch_size"])
-        accepted.append(stats["accept"])
+        accepted.append(stats["acceptance_rate"])
     assert np.mean(rows) < 0.1 * N_ROWS
     assert np.mean(accepted) > 0.3

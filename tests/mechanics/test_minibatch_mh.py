@@ -97,10 +97,12 @@ def test_stats_are_those_of_the_docstring(result):
     documented = re.findall(r"^ *- ``(\w+)``:", MinibatchMH.__doc__, flags=re.MULTILINE)
     assert set(result.sample_stats.data_vars) == set(documented)
     whole = ("n_likelihood", "n_gradient", "n_scanned", "n_rows")
-    of_effects = ("accept_hyper", "accept_dense", "accept_groups")  # which this model has not
+    of_effects = [f"acceptance_rate_{kind}" for kind in ("hyper", "dense", "groups")]  # none here
     for name in documented:
         stat = result.sample_stats[name]
-        expected = bool if name == "exact" else np.int64 if name in whole else np.float64
+        expected = (
+            bool if name in ("exact", "stand_in") else np.int64 if name in whole else np.float64
+        )
         assert stat.dtype == expected
         assert stat.shape == (2, 60)
         assert np.isnan(stat).all() if name in of_effects else np.isfinite(stat).all()
@@ -108,9 +110,10 @@ def test_stats_are_those_of_the_docstring(result):
 
 def test_stats_lie_in_their_range(result):
     stats = result.sample_stats
-    np.testing.assert_allclose(3 * stats["accept"], np.round(3 * stats["accept"]), atol=1e-12)
-    assert stats["accept"].min() >= 0
-    assert 0 < stats["accept"].mean() < 0.5
+    rate = stats["acceptance_rate"]
+    np.testing.assert_allclose(3 * rate, np.round(3 * rate), atol=1e-12)
+    assert rate.min() >= 0
+    assert 0 < rate.mean() < 0.5
     assert stats["batch_size"].min() >= 50
     assert stats["batch_size"].max() <= N_ROWS
     assert 0 <= stats["log_ratio_var"].min() <= stats["log_ratio_var"].max() < 1
@@ -176,7 +179,7 @@ def test_whole_batches_make_barkers_test(grouped, names, temperature):
         delta += (likelihood(candidate) - likelihood(point)) / temperature
         accepted = bool(rng.random() < 1 / (1 + np.exp(-delta)))
         new_point, [stats] = step.step(point)
-        assert stats["accept"] == accepted
+        assert stats["acceptance_rate"] == accepted
         for name, value in (candidate if accepted else point).items():
             np.testing.assert_allclose(new_point[name], value, rtol=1e-12)
         outcomes.add(accepted)
@@ -206,7 +209,9 @@ def test_a_draw_makes_steps_per_draw_transitions(normal):
     points_six, stats_six = walk(six, 10)
     np.testing.assert_array_equal(points_six, points[5::6])
     grouped_stats = {name: stat.reshape(10, 6) for name, stat in stats.items()}
-    np.testing.assert_allclose(stats_six["accept"], grouped_stats["accept"].mean(axis=1))
+    np.testing.assert_allclose(
+        stats_six["acceptance_rate"], grouped_stats["acceptance_rate"].mean(axis=1)
+    )
     np.testing.assert_allclose(stats_six["batch_size"], grouped_stats["batch_size"].mean(axis=1))
     np.testing.assert_array_equal(
         stats_six["n_likelihood"], grouped_stats["n_likelihood"].sum(axis=1)

@@ -111,15 +111,19 @@ def test_an_interrupt(logistic, monkeypatch):
     """It ends the threads, and leaves all fit for another run."""
     mode, add = logistic["reference"].mode["beta"], Level.add
 
+    interrupt = threading.Thread(target=signal.raise_signal, args=[signal.SIGINT])
+
     def interrupted(level, differences):
         add(level, differences)
-        threading.Thread(target=signal.raise_signal, args=[signal.SIGINT]).start()
+        if interrupt.ident is None:  # once: a second one would interrupt the end of the first
+            interrupt.start()
 
     arguments = {"f": lambda beta: ((beta - mode) ** 2).sum(), **logistic}
     before = threading.active_count()
     monkeypatch.setattr(Level, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         multilevel_sgld(rtol=0.001, **arguments)
+    interrupt.join()
     assert threading.active_count() <= before + 1
     monkeypatch.undo()
     assert multilevel_sgld(rtol=0.2, **arguments).converged

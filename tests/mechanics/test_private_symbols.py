@@ -1,0 +1,129 @@
+"""Every part of another library that is used and not public, so that an upgrade can be judged.
+
+If a test here fails after a change of the package, use something public instead, or add the symbol
+with where it comes from. If it fails after an upgrade, the symbol is gone or has moved.
+"""
+
+import ast
+import re
+import tomllib
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import pymc_minibatch
+
+PACKAGE = Path(pymc_minibatch.__file__).parent
+ROOT = PACKAGE.parent
+
+INTERNALS = ("pytensor.link", "numba.core", "numba.extending", "numba.np", "pymc.logprob.utils")
+"""Modules whose names are not part of what their library promises."""
+
+IMPORTED = {
+    "numba.core": {"caching", "cgutils", "typing"},
+    "numba.core.imputils": {"impl_ret_new_ref"},
+    "numba.extending": {"intrinsic", "overload"},
+    "pymc.logprob.utils": {"CheckParameterValue"},
+    "pytensor.link.numba.cache": {
+        "CACHED_SRC_FUNCTIONS",
+        "NUMBA_CACHE_PATH",
+        "compile_numba_function_src",
+    },
+    "pytensor.link.numba.dispatch.basic": {
+        "numba_njit",
+        "register_funcify_and_cache_key",
+        "register_funcify_default_op_cache_key",
+    },
+    "pytensor.link.numba.dispatch.scalar": {"scalar_op_cache_key"},
+}
+
+READ = {
+    "_cache_path": "numba.core.caching: where a function is kept",
+    "_in_memory": "xarray.Variable: whether a lazy array has been read",
+    "_index_path": "numba.core.caching: where a function is kept",
+    "_mmap": "numpy.memmap: the map behind an array",
+    "_print_name": "PyMC's distributions: the name for people",
+    "_re_center_intercept": "bambi.Model: undoes what Bambi does to the intercept",
+}
+"""Attributes with an underscore that belong to objects of others."""
+
+OVERRIDDEN = {"_make_progressbar_update_functions", "_progressbar_config", "_state_class"}
+"""What PyMC asks of a step, under private names."""
+
+
+@cache
+def all_nodes():
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+    return [node for tree in trees for node in ast.walk(tree)]
+
+
+def nodes(*kinds):
+    return [node for node in all_nodes() if isinstance(node, kinds)]
+
+
+def own_names():
+    names = {node.name for node in nodes(ast.FunctionDef, ast.ClassDef)}
+    names |= {node.attr for node in nodes(ast.Attribute) if isinstance(node.ctx, ast.Store)}
+    return names | {node.id for node in nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
+
+
+def test_imports_from_internal_modules():
+    found = {}
+    for node in nodes(ast.ImportFrom):
+        hidden = any(part.startswith("_") for part in node.module.split("."))
+        if node.module.startswith(INTERNALS) or hidden:
+            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
+    assert found == IMPORTED
+
+
+def test_no_private_name_is_imported():
+    from_others = [n for n in nodes(ast.ImportFrom) if not n.module.startswith("pymc_minibatch")]
+    names = {alias.name for node in from_others for alias in node.names}
+    assert {name for name in names if name.startswith("_")} == {"__version__"}
+
+
+def test_private_attributes_of_others():
+    own = own_names()
+    read = {node.attr for node in nodes(ast.Attribute)} - own
+    for call in nodes(ast.Call):
+        if getattr(call.func, "id", "") in ("getattr", "hasattr"):
+            read |= {arg.value for arg in call.args[1:2] if isinstance(arg, ast.Constant)}
+    assert {name for name in read if re.match("_[a-z]", str(name))} == set(READ)
+
+
+@pytest.mark.parametrize("module", IMPORTED)
+def test_they_are_there(module):
+    for name in IMPORTED[module]:
+        assert hasattr(import_module(module), name)
+
+
+def test_steps_override_what_pymc_has():
+    from pymc.step_methods.compound import BlockedStep
+    from pymc.step_methods.metropolis import Metropolis
+
+    for name in OVERRIDDEN:
+        assert hasattr(BlockedStep, name) or hasattr(Metropolis, name)
+        assert hasattr(pymc_minibatch.MinibatchMH, name)
+
+
+def test_versions_are_bounded_above():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for library in ("numba", "pytensor", "pymc", "arviz"):
+        [needed] = [text for text in project["dependencies"] if re.match(rf"{library}\b", text)]
+        assert "<" in needed
+
+
+def test_the_recipe_needs_what_the_package_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = (ROOT / "conda" / "recipe.yaml").read_text()
+    run = recipe.partition("  run:\n")[2].partition("\ntests:")[0]
+    listed = {line.strip(" -").replace(" ", "") for line in run.splitlines() if line.strip()}
+    assert listed == {*project["dependencies"], f"python{project['requires-python']}"}
+    for text in (recipe, (ROOT / "CITATION.cff").read_text()):
+        assert project["version"] in text
+
+
+def test_types_travel_with_the_package():
+    assert (PACKAGE / "py.typed").exists()
