@@ -132,7 +132,6 @@ class MoveCounts:
     variance: float = 0.0
     test_error: float = 0.0
     n_grown: int = 0
-    n_tested: int = 0
     accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     impossible_row: int = -1
 
@@ -165,8 +164,7 @@ class LatentMoves:
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Blocks],
     ) -> None:
-        self.surrogate, self.reference = reference.surrogate, reference
-        self.field = reference.surrogate.field
+        self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
         self.source, self.rows, self.parameters = source, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
@@ -244,7 +242,6 @@ class LatentMoves:
         counts.variance += variance
         counts.test_error = max(counts.test_error, error)
         counts.n_grown += grown
-        counts.n_tested += 1
         counts.impossible_row = max(counts.impossible_row, impossible)
         return bool(accepted)
 
@@ -312,7 +309,7 @@ class LatentMoves:
                 point[:] = proposed
         if tuning:
             walks.n_moves[i] += 1
-            rate = math.exp(min(log_ratio, 0.0)) if log_ratio == log_ratio else 0.0
+            rate = 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0))
             walks.log_length[i] += (rate - ONE_AT_A_TIME) / walks.n_moves[i] ** 0.6
 
     def move_dense(
@@ -375,7 +372,6 @@ class LatentMoves:
             rng,
             self.surrogate.seen_by_rows(readings[0], cubic),
             self.surrogate.seen_by_rows(after, cubic),
-            np.zeros(first.size - 1),
             grouping,
             self.source,
             self.group_parameters,

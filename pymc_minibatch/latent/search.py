@@ -161,13 +161,12 @@ class _Search:
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the third order by groups reads no row; what is left is averaged for the dense part.
         """
-        tilt = np.zeros(surrogate.expansion.at.size)
+        none = tilt = np.zeros(surrogate.expansion.at.size)
         for _ in range(TILT_TURNS if surrogate.cubics else 0):
-            tilt = self._slope_of_third_order(self._with_tilt(surrogate, tilt, tilt * 0))
-        surrogate = self._with_tilt(surrogate, tilt, tilt * 0)
-        rest = self._slope_of_rest(surrogate)
+            tilt = self._slope_of_third_order(self._with_tilt(surrogate, tilt, none))
+        rest = self._slope_of_rest(self._with_tilt(surrogate, tilt, none))
         if not np.isfinite(rest + tilt).all():
-            return self._with_tilt(surrogate, tilt * 0, tilt * 0)
+            return surrogate
         return self._with_tilt(surrogate, tilt + rest, rest)
 
     def _with_tilt(self, surrogate: Surrogate, tilt: np.ndarray, rest: np.ndarray) -> Surrogate:
