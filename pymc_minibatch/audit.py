@@ -301,7 +301,8 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
     if step.sized is not None:  # rows of its own, each of which serves again
         residents = Residents.gather(step.sized, step.n_residents, rng, once=False)
         n_rows, numbers = step.n_residents, residents.numbers
-        rows, source = row_workspace(n_rows, residents.table), source._replace(data=residents.data)
+        rows = row_workspace(n_rows, residents.table)
+        source = source._replace(data=residents.data, drawn=residents.drawn)
     scale = n_rows / step.temperature
 
     def repeat(

@@ -8,7 +8,7 @@ M, with s² the variance of an estimate from b of them, which is the same at eve
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,11 +67,14 @@ class Residents:
         The rows themselves, from each array.
     numbers : ndarray of int64, shape (M,)
         Their numbers among all rows.
+    noise : ndarray, shape (1,)
+        The largest variance of a sum over all of them since it was last looked at.
     """
 
     table: ResidentTable
     data: tuple[np.ndarray, ...]
     numbers: np.ndarray
+    noise: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
     @classmethod
     def gather(cls, sized: SizedRows, n: int, rng: np.random.Generator, once: bool) -> "Residents":
@@ -94,14 +97,23 @@ class Residents:
         """Whether no row has served yet."""
         return self.table.turn[0] == 0
 
-    def fixed_error(self, log_ratio_var: float, batch_size: float, slope: float) -> float:
+    @property
+    def drawn(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what :class:`.Source` holds of them."""
+        return (np.empty(0) if self.table.turn[1] else self.table.weights), self.noise
+
+    def fixed_error(
+        self, log_ratio_var: float, batch_size: float, slope: float, temperature: float = 1.0
+    ) -> float:
         """Return how far an acceptance probability is off, since rows serve again.
 
-        One standard deviation of the log ratio's error, times the steepest slope of the test.
+        One standard deviation of the log ratio's error, times the steepest slope of the test. It
+        counts the decisions since the last call by which all of the rows were read.
         """
         if self.table.turn[1]:
             return 0.0
-        return slope * math.sqrt(log_ratio_var * batch_size / self.numbers.size)
+        of_sums, self.noise[0] = self.noise[0] / temperature**2, 0.0
+        return slope * math.sqrt(max(log_ratio_var * batch_size / self.numbers.size, of_sums))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle large arrays by reference to files, so that processes share them."""

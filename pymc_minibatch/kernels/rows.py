@@ -206,6 +206,25 @@ def make_readers(
         return total, -1
 
     @njit
+    def sum_drawn(current: np.ndarray, proposed: np.ndarray, source: Source) -> tuple[float, int]:
+        weights, noise = source.drawn
+        n_rows = weights.size
+        if n_rows == 0:
+            return -np.inf, OUT_OF_ROWS
+        log_ratios = np.empty(CHUNK_ROWS)
+        mean = squares = 0.0
+        for first in range(0, n_rows, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_rows)
+            batch = copy(source.data, first, last)
+            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            values = log_ratios[: last - first] * weights[first:last]
+            if bad >= 0 or values.min() == -np.inf:
+                return -np.inf, first + bad if bad >= 0 else -1
+            mean, squares = extend_moments(first, mean, squares, values)
+        noise[0] = max(noise[0], squares)
+        return n_rows * mean, -1
+
+    @njit
     def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, source: Source) -> Scan:
         n_rows = source.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)
@@ -223,17 +242,9 @@ def make_readers(
         return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
 
     if by_size == "residents":
-        return draw_log_ratios_by_size, all_rows_are_elsewhere, scan_log_ratios
+        return draw_log_ratios_by_size, sum_drawn, scan_log_ratios
     drawing = draw_log_ratios_by_size if by_size else draw_log_ratios
     return drawing, sum_log_ratios, scan_log_ratios
-
-
-@njit
-def all_rows_are_elsewhere(
-    current: np.ndarray, proposed: np.ndarray, source: Source
-) -> tuple[float, int]:
-    """Stand for the sum over all rows where only some are on this machine."""
-    return -np.inf, OUT_OF_ROWS
 
 
 @njit

@@ -24,12 +24,16 @@ class Source(NamedTuple):
     row, base
         Addresses of the compiled functions; see
         :class:`~pymc_minibatch.reference.taylor.Target`.
+    drawn
+        Of rows that were drawn and gathered before: the weights by which they stand for all, empty
+        where each serves once, and an array of one number; see :mod:`.kernels.residents`.
     """
 
     data: tuple[np.ndarray, ...]
     constants: tuple[np.ndarray, ...]
     row: int = 0
     base: int = 0
+    drawn: tuple[np.ndarray, ...] = ()
 
 
 def make_source(

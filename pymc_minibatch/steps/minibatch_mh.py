@@ -34,7 +34,7 @@ from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
-from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
@@ -317,7 +317,6 @@ class MinibatchMH(TallStep):
         self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
         free = reference is None and moves is None and control_variate in ("auto", 2)
-        free = free and self.tall.partitions is None
         self.latent = self._latent_sampler(is_open, rows) if free else None
         if self.latent is None:
             rows_read = self._set_up_plainly(is_open, moves, reference, control_variate, rows)
@@ -337,6 +336,9 @@ class MinibatchMH(TallStep):
         acceptance = Penalty() if is_open else self.acceptance
         if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
             return None
+        if self.tall.partitions is not None:
+            self._warn_of_effects()
+            return None
         try:
             sampler = make_latent_sampler(
                 self.tall, acceptance, self.temperature, by_size=rows != "uniform"
@@ -348,6 +350,17 @@ class MinibatchMH(TallStep):
         self.rows = "uniform" if rows == "uniform" else "size"
         self.choice = f"{type(self.acceptance).__name__}: {sampler.describe()}."
         return sampler
+
+    def _warn_of_effects(self) -> None:
+        """Say what effects lose where rows are in partitions."""
+        if self.tall.structure is not None and has_effects(self.tall, self.tall.structure):
+            size = self.tall.row_bytes * self.n_rows
+            warn(
+                "This model has effects, and their own moves need all rows on this machine. As "
+                "rows stay in partitions, all variables are moved at once, which mixes slowly if "
+                f"there are many effects. Set rows_in_memory=np.inf to copy the {size / 1e9:,.1f} "
+                "GB of rows to this machine."
+            )
 
     def _set_up_plainly(
         self,
@@ -444,6 +457,12 @@ class MinibatchMH(TallStep):
             self._active.size, variance, self._approximation
         )
 
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain start near the mode if only rows that tell there are on this machine."""
+        if self.residents is not None and self.n_draws == 0:
+            return {**point, **self._near_mode(point)}
+        return super()._start(point)
+
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.latent is not None:
             flat = self.tall.layout.flatten(point)
@@ -478,8 +497,10 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _source(self) -> Source:
-        data = None if self.residents is None else self.residents.data
-        return make_source(self.tall, self._target, data)
+        if self.residents is None:
+            return make_source(self.tall, self._target)
+        source = make_source(self.tall, self._target, self.residents.data)
+        return source._replace(drawn=self.residents.drawn)
 
     @cached_property
     def _rows(self) -> Rows:
@@ -610,7 +631,7 @@ class MinibatchMH(TallStep):
         self.residents = residents
         self.__dict__.pop("_rows", None)
         if "_source" in self.__dict__:
-            self._source = self._source._replace(data=residents.data)
+            self._source = self._source._replace(data=residents.data, drawn=residents.drawn)
 
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
@@ -622,8 +643,8 @@ class MinibatchMH(TallStep):
         if row == OUT_OF_ROWS:
             raise SamplingError(
                 f"A decision needs more than the {self.n_residents:,} rows that are gathered at a "
-                "time, or all of them. Set rows_in_memory to more bytes; np.inf copies all rows to "
-                "this machine."
+                "time, or all of them, as it does far from the mode. Set rows_in_memory to more "
+                "bytes, or to np.inf, which copies all rows to this machine."
             )
         if row >= 0:
             number = row if numbers is None else int(numbers[row])
@@ -703,7 +724,7 @@ class MinibatchMH(TallStep):
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
-            "test_error": totals.test_error + self._fixed_error(totals),
+            "test_error": min(1.0, totals.test_error + self._fixed_error(totals)),
             "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
             **dict.fromkeys(KINDS, np.nan),
@@ -715,7 +736,9 @@ class MinibatchMH(TallStep):
             return 0.0
         n = max(totals.n_decisions, 1)
         slope = 0.25 if self.acceptance.most_accepted < 1 else 1.0
-        return self.residents.fixed_error(totals.log_ratio_var / n, totals.batch_rows / n, slope)
+        return self.residents.fixed_error(
+            totals.log_ratio_var / n, totals.batch_rows / n, slope, self.temperature
+        )
 
 
 def _check_target(proposal: Proposal, acceptance: Acceptance) -> None:

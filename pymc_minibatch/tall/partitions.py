@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc_minibatch.tall.cluster import Scheduler, run
 from pymc_minibatch.tall.tables import Part
-from pymc_minibatch.tall.temporary import new_array, reopened
+from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
 __all__ = ["PartitionedArray", "Partitions"]
 
@@ -145,6 +145,7 @@ class Partitions:
         OSError
             If there is not enough space for the files.
         """
+        announce_copy(self.n_rows * self.row_bytes)
         copies = [
             new_array((self.n_rows, *shape), dtype)
             for shape, dtype in zip(self.trailing, self.dtypes, strict=True)

@@ -27,7 +27,7 @@ from pymc_minibatch.tall.mapped import RowFile
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.tables import Columns, Part, Wanted, choose, is_table, open_table
-from pymc_minibatch.tall.temporary import new_array, reopened
+from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
 __all__ = [
     "ROWS_IN_MEMORY",
@@ -73,8 +73,10 @@ def open_sources(
             f"table with such columns; got {type(data).__name__}."
         )
     sources = {str(name): _unwrapped(str(name), source) for name, source in data.items()}
-    if sum(_bytes(source) for source in sources.values()) > rows_in_memory:
+    stored = sum(_bytes(source) for source in sources.values())
+    if stored > rows_in_memory:
         return _stay(sources)
+    announce_copy(stored)
     return {name: open_source(name, source) for name, source in sources.items()}
 
 
@@ -131,7 +133,9 @@ def _of_table(
     trailing = [(len(names),) if is_matrix else () for names, _, is_matrix in chosen.values()]
     if all(part.n_rows is not None and not hasattr(part.load, "dask") for part in parts):
         row_bytes = sum(d.itemsize * int(np.prod(t)) for d, t in zip(dtypes, trailing, strict=True))
-        if sum(part.n_rows or 0 for part in parts) * row_bytes <= rows_in_memory:
+        stored = sum(part.n_rows or 0 for part in parts) * row_bytes
+        if stored <= rows_in_memory:
+            announce_copy(stored)
             return dict(zip(chosen, copied_parts(parts, dtypes, trailing), strict=True))
     partitions = Partitions(list(chosen), parts, dtypes, trailing)
     if partitions.n_rows * partitions.row_bytes <= rows_in_memory:

@@ -412,9 +412,9 @@ def _check_indices(tall: "TallModel", structure: RowStructure) -> None:
     ends = pt.stack([end for index in graphs for end in (index.min(), index.max())])
     read = set(ancestors([ends]))
     batch = [b for b in structure.batch if b in read]
-    data = [v for b, v in zip(structure.batch, tall.data, strict=True) if b in read]
-    if tall.partitions is not None:
-        raise NoStructureError("indices are not compared with their ranges where rows stay apart")
+    # Where rows are in partitions nothing is read by way of the structure: a sample will do.
+    rows = tall.data if tall.partitions is None else tall.batch(tall.partitions.kept_rows())
+    data = [v for b, v in zip(structure.batch, rows, strict=True) if b in read]
     evaluate, lock = compile_python(batch, [ends]), Lock()
 
     def one_at_a_time(*chunk: np.ndarray) -> np.ndarray:

@@ -10,10 +10,13 @@ import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.multilevel import sgld
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import row_sizes
-from pymc_minibatch.steps import minibatch_mh
+from pymc_minibatch.steps import common, minibatch_mh
 from pymc_minibatch.steps.deciding import settle
+from pymc_minibatch.tall import temporary
 from pymc_minibatch.tall.cluster import PartError
 
 dask = pytest.importorskip("dask", reason="dask is an extra")
@@ -198,13 +201,102 @@ def test_chains_in_processes_gather_for_themselves(model):
     np.testing.assert_array_equal(*draws)
 
 
-def test_other_steps_copy_all_rows(model):
-    for step in (
-        pmb.FlyMC(model=model, data=in_partitions()),
-        pmb.MinibatchMH(model=model, data=in_partitions(), control_variate=0, rows_in_memory=0),
+class AskedForAModel(Exception):
+    """Made in place of a model."""
+
+
+@pytest.mark.parametrize(
+    ("make", "stays"),
+    [
+        (pmb.MinibatchMH, True),
+        (partial(pmb.MinibatchMH, rows="uniform"), False),
+        (partial(pmb.MinibatchMH, control_variate=0), False),
+        (partial(pmb.MinibatchMH, acceptance="austere"), False),
+        (pmb.FlyMC, False),
+        (pmb.SGFS, False),
+        (pmb.SGLD, False),
+        (pmb.SGHMC, False),
+        (pmb.SGNHT, False),
+        (partial(pmb.multilevel_sgld, lambda beta: beta[0]), False),
+    ],
+)
+def test_which_steps_leave_rows_where_they_are(model, monkeypatch, make, stays):
+    """The others ask for all rows on this machine, whatever their number."""
+
+    def asked(model, *, data, rows_in_memory):
+        raise AskedForAModel(rows_in_memory)
+
+    for module in (common, sgld):
+        monkeypatch.setattr(module, "TallModel", asked)
+    with model, pytest.raises(AskedForAModel) as error:
+        make(data={})
+    assert (error.value.args[0] < np.inf) == stays
+
+
+def test_a_large_copy_is_announced(model, whole, monkeypatch):
+    monkeypatch.setattr(temporary, "LARGE_COPY", 1e5)
+    with pytest.warns(
+        UserWarning, match=r"0\.0 GB of rows are copied to temporary files in .*FlyMC"
     ):
-        assert step.tall.partitions is None
-        assert step.n_rows == N_ROWS
+        tall = pmb.TallModel(model, data=in_partitions(), rows_in_memory=np.inf)
+    assert tall.partitions is None
+    np.testing.assert_array_equal(tall.batch(np.array([2501]))[0], whole["X"][[2501]])
+    tall = pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
+    with pytest.warns(UserWarning, match="of rows are copied to temporary files"):
+        copied = tall.copied()
+    assert copied.partitions is None
+    np.testing.assert_array_equal(copied.batch(np.array([2501]))[0], whole["X"][[2501]])
+
+
+def with_effects(n, n_groups):
+    with pm.Model() as model:
+        group = pm.Data("group", np.arange(n) % n_groups)
+        sd = pm.HalfNormal("sd", 1)
+        effect = pm.Normal("effect", 0, sd, shape=n_groups)
+        pm.Normal("y", effect[group], 1.0, observed=np.zeros(n))
+    return model
+
+
+def test_effects_are_moved_with_a_warning():
+    """The structure is found where rows are in partitions; the moves of effects need all rows."""
+    n, n_groups = 4000, 30
+    rng = np.random.default_rng(2)
+    group = rng.integers(0, n_groups, n)
+    data = {"group": group, "y": rng.normal(size=n)}
+    parts = {name: da.from_array(values, chunks=900) for name, values in data.items()}
+    model = with_effects(60, n_groups)
+    tall = pmb.TallModel(model, data=parts, rows_in_memory=0)
+    assert tall.structure is not None
+    assert tall.structure.describe(["group"]) == pmb.TallModel(model, data=data).structure.describe(
+        ["group"]
+    )
+    with pytest.warns(
+        UserWarning, match=r"has effects.*rows_in_memory=np\.inf to copy the 0\.0 GB"
+    ):
+        step = pmb.MinibatchMH(model=model, data=parts, rows_in_memory=0)
+    assert step.latent is None
+    assert step.sized is not None
+    assert pmb.MinibatchMH(model=model, data=parts, rows_in_memory=np.inf).latent is not None
+
+
+def test_all_gathered_rows_stand_for_all(model, expected, whole):
+    """The sum over them is right within what its variance says, which test_error includes."""
+    step = pmb.MinibatchMH(
+        model=model, data=in_partitions(), acceptance="penalty", rows_in_memory=0
+    )
+    local = pmb.TallModel(model, data=whole)
+    residents, here, there = step.residents, expected.flat, expected.flat + 0.5
+    _, total, _ = make_readers([2, 1], "residents")
+    found, bad = total(here, there, step._source)
+    assert bad == -1
+    base, _, constants = step._target
+    found += base(there, constants) - base(here, constants)
+    right = local.logp({"beta": there}) - local.logp({"beta": here})
+    noise = float(residents.noise[0])
+    assert 0 < noise < (0.1 * right) ** 2
+    assert abs(found - right) < 5 * np.sqrt(noise)
+    assert residents.fixed_error(0.0, 100, slope=0.25) == pytest.approx(0.25 * np.sqrt(noise))
+    assert residents.fixed_error(0.0, 100, slope=0.25) == 0
 
 
 # --- What goes wrong --------------------------------------------------------------------------
