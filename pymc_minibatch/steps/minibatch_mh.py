@@ -336,8 +336,8 @@ class MinibatchMH(TallStep):
         acceptance = Penalty() if is_open else self.acceptance
         if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
             return None
+        self._copy_for_effects()
         if self.tall.partitions is not None:
-            self._warn_of_effects()
             return None
         try:
             sampler = make_latent_sampler(
@@ -351,16 +351,20 @@ class MinibatchMH(TallStep):
         self.choice = f"{type(self.acceptance).__name__}: {sampler.describe()}."
         return sampler
 
-    def _warn_of_effects(self) -> None:
-        """Say what effects lose where rows are in partitions."""
-        if self.tall.structure is not None and has_effects(self.tall, self.tall.structure):
+    def _copy_for_effects(self) -> None:
+        """Copy rows in partitions to this machine where the model has effects, and say so."""
+        structure = self.tall.structure
+        if self.tall.partitions is None or structure is None:
+            return
+        if has_effects(self.tall, structure):
             size = self.tall.row_bytes * self.n_rows
             warn(
-                "This model has effects, and their own moves need all rows on this machine. As "
-                "rows stay in partitions, all variables are moved at once, which mixes slowly if "
-                f"there are many effects. Set rows_in_memory=np.inf to copy the {size / 1e9:,.1f} "
-                "GB of rows to this machine."
+                "This model has effects, and their moves read any row at any time: its "
+                f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
+                "or a reference= of your own all variables are moved at once, and rows stay where "
+                "they are."
             )
+            self.tall = self.tall.copied()
 
     def _set_up_plainly(
         self,

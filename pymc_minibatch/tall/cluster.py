@@ -241,7 +241,8 @@ def _on_cluster(
     from distributed import as_completed
 
     futures = client.compute(list(tasks))
-    for _ in as_completed(futures if tasks is leaves else client.compute(list(leaves))):
+    watched = futures if tasks is leaves else client.compute(list(leaves))
+    for _ in as_completed(watched, loop=client.loop):
         advance()
     return client.gather(futures)
 

@@ -70,6 +70,18 @@ def tall(model):
     return pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
 
 
+@pytest.fixture(scope="module")
+def exact_step(model):
+    return pmb.MinibatchMH(model=model, data=in_partitions(), acceptance="exact", rows_in_memory=0)
+
+
+@pytest.fixture(scope="module")
+def barker_step(model):
+    return pmb.MinibatchMH(
+        model=model, data=in_partitions(), acceptance="corrected_barker", rows_in_memory=0
+    )
+
+
 def assert_alike(found, expected):
     for name in ("gradient", "hessian", "prior_hessian"):
         scale = np.abs(getattr(expected, name)).max() + np.abs(expected.hessian).max()
@@ -102,21 +114,19 @@ def test_blocks_of_other_lengths_are_aligned(model, whole):
         np.testing.assert_array_equal(found, source[rows])
 
 
-@pytest.mark.parametrize("acceptance", ["exact", "corrected_barker", "penalty"])
-def test_chains_read_gathered_rows(model, expected, acceptance):
+@pytest.mark.parametrize("kind", ["exact_step", "barker_step"])
+def test_chains_read_gathered_rows(model, expected, request, kind):
     """Far fewer than all rows are gathered; the posterior is nearly the Gaussian at the mode."""
-    step = pmb.MinibatchMH(
-        model=model, data=in_partitions(), acceptance=acceptance, rows_in_memory=0
-    )
+    step = request.getfixturevalue(kind)
     with model:
         found = pm.sample(500, tune=300, step=step, chains=2, cores=1, random_seed=1, **QUIET)
-    assert (found.sample_stats["exact"] == (acceptance == "exact")).all()
+    assert (found.sample_stats["exact"] == (kind == "exact_step")).all()
     mean = found.posterior["beta"].mean(("chain", "draw")).values
     sd = np.sqrt(np.diag(expected.covariance))
     np.testing.assert_allclose(mean, expected.flat, atol=0.4 * sd.max())
     assert abs(found.posterior["beta"].std(("chain", "draw")).values / sd - 1).max() < 0.25
     error = found.sample_stats["test_error"]
-    assert (error == 0).all() if acceptance == "exact" else (error > 0).all()
+    assert (error == 0).all() if kind == "exact_step" else (error > 0).all()
 
 
 def test_rows_with_kinks_in_partitions():
@@ -155,10 +165,9 @@ def test_the_cheaper_test_is_chosen_in_partitions(tall, expected):
     assert "by size, gathered before" in settled.reason
 
 
-def test_no_row_of_the_exact_test_serves_twice(model, monkeypatch):
-    monkeypatch.setattr(minibatch_mh, "LEAST_RESIDENTS", 400)
-    monkeypatch.setattr(minibatch_mh, "LASTING", 1)
-    step = pmb.MinibatchMH(model=model, data=in_partitions(), acceptance="exact", rows_in_memory=0)
+def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):
+    step = exact_step
+    monkeypatch.setattr(step, "n_residents", 60)
     served, gathered = [], []
     kernel, gather = step._kernel, step._gather
 
@@ -170,9 +179,9 @@ def test_no_row_of_the_exact_test_serves_twice(model, monkeypatch):
         return found
 
     monkeypatch.setattr(step, "_gather", lambda: (gathered.append(1), gather()))
-    step._kernel = watched
+    monkeypatch.setattr(step, "_kernel", watched)
     with model:
-        found = pm.sample(200, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
+        found = pm.sample(1000, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
     assert len(gathered) > 5
     evaluated = int(found.sample_stats["n_likelihood"].sum()) // 2
     last = {}
@@ -180,19 +189,18 @@ def test_no_row_of_the_exact_test_serves_twice(model, monkeypatch):
         # A call begins where one has ended, or where it is made again from its start.
         assert before <= last.get(id(residents), before) <= after
         last[id(residents)] = after
-    assert evaluated <= len(gathered) * 400
+    assert evaluated <= len(gathered) * 60
 
 
-def test_a_decision_that_needs_too_many_rows(model, monkeypatch):
-    monkeypatch.setattr(minibatch_mh, "LEAST_RESIDENTS", 2)
-    monkeypatch.setattr(minibatch_mh, "LASTING", 0)
-    step = pmb.MinibatchMH(model=model, data=in_partitions(), acceptance="exact", rows_in_memory=0)
+def test_a_decision_that_needs_too_many_rows(model, exact_step, monkeypatch):
+    step = exact_step
+    monkeypatch.setattr(step, "n_residents", 2)
     with model, pytest.raises(Exception, match="A decision needs more than the 2 rows"):
         pm.sample(50, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
 
 
-def test_chains_in_processes_gather_for_themselves(model):
-    step = pmb.MinibatchMH(model=model, data=in_partitions(), acceptance="exact", rows_in_memory=0)
+def test_chains_in_processes_gather_for_themselves(model, exact_step):
+    step = exact_step
     draws = []
     for cores in (1, 2):
         with model:
@@ -201,7 +209,7 @@ def test_chains_in_processes_gather_for_themselves(model):
     np.testing.assert_array_equal(*draws)
 
 
-class AskedForAModel(Exception):
+class AskedForAModelError(Exception):
     """Made in place of a model."""
 
 
@@ -224,11 +232,11 @@ def test_which_steps_leave_rows_where_they_are(model, monkeypatch, make, stays):
     """The others ask for all rows on this machine, whatever their number."""
 
     def asked(model, *, data, rows_in_memory):
-        raise AskedForAModel(rows_in_memory)
+        raise AskedForAModelError(rows_in_memory)
 
     for module in (common, sgld):
         monkeypatch.setattr(module, "TallModel", asked)
-    with model, pytest.raises(AskedForAModel) as error:
+    with model, pytest.raises(AskedForAModelError) as error:
         make(data={})
     assert (error.value.args[0] < np.inf) == stays
 
@@ -257,33 +265,33 @@ def with_effects(n, n_groups):
     return model
 
 
-def test_effects_are_moved_with_a_warning():
+def test_rows_of_models_with_effects_are_copied(monkeypatch):
     """The structure is found where rows are in partitions; the moves of effects need all rows."""
     n, n_groups = 4000, 30
     rng = np.random.default_rng(2)
-    group = rng.integers(0, n_groups, n)
-    data = {"group": group, "y": rng.normal(size=n)}
+    data = {"group": rng.integers(0, n_groups, n), "y": rng.normal(size=n)}
     parts = {name: da.from_array(values, chunks=900) for name, values in data.items()}
     model = with_effects(60, n_groups)
     tall = pmb.TallModel(model, data=parts, rows_in_memory=0)
-    assert tall.structure is not None
-    assert tall.structure.describe(["group"]) == pmb.TallModel(model, data=data).structure.describe(
-        ["group"]
-    )
-    with pytest.warns(
-        UserWarning, match=r"has effects.*rows_in_memory=np\.inf to copy the 0\.0 GB"
+    names = ["group", "y"]
+    expected = pmb.TallModel(model, data=data).structure.describe(names)
+    assert tall.structure.describe(names) == expected
+
+    def asked(tall, *args, **kwargs):
+        raise AskedForAModelError(tall.partitions)
+
+    monkeypatch.setattr(minibatch_mh, "make_latent_sampler", asked)
+    with (
+        pytest.warns(UserWarning, match=r"has effects.*0\.0 GB of rows are copied.*'exact'"),
+        pytest.raises(AskedForAModelError) as error,
     ):
-        step = pmb.MinibatchMH(model=model, data=parts, rows_in_memory=0)
-    assert step.latent is None
-    assert step.sized is not None
-    assert pmb.MinibatchMH(model=model, data=parts, rows_in_memory=np.inf).latent is not None
+        pmb.MinibatchMH(model=model, data=parts, rows_in_memory=0)
+    assert error.value.args[0] is None
 
 
-def test_all_gathered_rows_stand_for_all(model, expected, whole):
+def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     """The sum over them is right within what its variance says, which test_error includes."""
-    step = pmb.MinibatchMH(
-        model=model, data=in_partitions(), acceptance="penalty", rows_in_memory=0
-    )
+    step = barker_step
     local = pmb.TallModel(model, data=whole)
     residents, here, there = step.residents, expected.flat, expected.flat + 0.5
     _, total, _ = make_readers([2, 1], "residents")

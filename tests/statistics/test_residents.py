@@ -39,7 +39,7 @@ def test_the_exact_test_is_exact_with_few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(step, "_gather", lambda: (gathered.append(1), gather()))
     with model:
         found = pm.sample(
-            3000,
+            2000,
             tune=0,
             step=step,
             chains=2,
