@@ -4,8 +4,8 @@ Rows are made on the fly by the partitions of Dask arrays, 10 float32 columns an
 nothing of their size is ever stored. Two workers with 2 GB each run the passes; chains run in the
 main process on rows that were gathered.
 
-    python benchmarks/billion.py --rows 1e7
-    python benchmarks/billion.py --rows 1e9 --workers 2
+    python benchmarks/billion_rows.py --rows 1e7
+    python benchmarks/billion_rows.py --rows 1e9 --workers 2
 """
 
 import argparse
@@ -18,6 +18,7 @@ import numpy as np
 
 N_COLUMNS = 10
 PART_ROWS = 500_000
+ROWS_IN_MEMORY = 2e7
 BETA = np.linspace(-0.5, 0.5, N_COLUMNS)
 
 
@@ -106,7 +107,9 @@ def main() -> None:
         beta = pm.Normal("beta", 0, 1, shape=N_COLUMNS)
         pm.Bernoulli("y", logit_p=pm.Data("X", stand_in) @ beta, observed=np.arange(50) % 2)
         sent, start = loopback_bytes(), time.perf_counter()
-        step = pmb.MinibatchMH(data=rows_of(int(options.rows)), acceptance="exact")
+        step = pmb.MinibatchMH(
+            data=rows_of(int(options.rows)), acceptance="exact", rows_in_memory=ROWS_IN_MEMORY
+        )
         ready = time.perf_counter()
         runs = [
             pm.sample(

@@ -172,7 +172,7 @@ def run(
             with _bar(title, len(parts)) as advance:
                 results = compute(tasks, leaves, advance)
         except Exception as error:
-            failed = _first_failing(leaves, parts, compute)
+            failed = _first_failing(error, leaves, parts, compute)
             if failed is None:
                 raise
             label, cause = failed
@@ -242,20 +242,30 @@ def _on_cluster(
 
     futures = client.compute(list(tasks))
     watched = futures if tasks is leaves else client.compute(list(leaves))
-    for _ in as_completed(watched, loop=client.loop):
+    for future in as_completed(watched, loop=client.loop):
+        if future.status == "error":
+            client.cancel([*futures, *watched])
+            raise _LeafError(watched.index(future), future.exception())
         advance()
     return client.gather(futures)
 
 
+class _LeafError(Exception):
+    """A leaf of a job failed; its arguments are its number and why."""
+
+
 def _first_failing(
-    leaves: Sequence[Any], parts: Sequence[Part], compute: Callable[..., Any]
+    error: Exception, leaves: Sequence[Any], parts: Sequence[Part], compute: Callable[..., Any]
 ) -> tuple[str, Exception] | None:
     """Find the first part that fails, by trying them again; None if all are well."""
+    if isinstance(error, _LeafError):  # which knows
+        number, cause = error.args
+        return parts[number].label, cause
     for leaf, part in zip(leaves, parts, strict=True):
         try:
             compute([leaf], [leaf], lambda: None)
-        except Exception as error:
-            return part.label, error
+        except Exception as again:
+            return part.label, again
     return None
 
 

@@ -7,7 +7,7 @@ is read.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,14 @@ class Table:
         Each loads, once `columns` are settled, ``read(columns)``.
     read
         ``(part, columns) -> load`` of a :class:`Part`; `columns` as in :func:`read_columns`.
+    odd
+        Of columns that hold numbers in some files only, the first file in which they do not.
     """
 
     dtypes: Mapping[str, np.dtype | None]
     parts: Sequence[Part]
     read: Callable[[Part, "Chosen"], Any]
+    odd: Mapping[str, str] = field(default_factory=dict)
 
     def chosen(self, columns: "Chosen") -> list[Part]:
         """Return the parts with what loads these columns."""
@@ -176,9 +179,10 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
         for n in names:
             dtype = table.dtypes[n]
             if dtype is None:
+                where = f" in {table.odd[n]}" if n in table.odd else ""
                 raise ValueError(
-                    f"Column {n!r} holds no numbers. Code labels as integers before sampling, and "
-                    "give numbers a numeric type."
+                    f"Column {n!r} holds no numbers{where}. Code labels as integers before "
+                    "sampling, and give numbers a numeric type."
                 )
             found.append(dtype)
         chosen[name] = (names, np.result_type(*found), want.ndim > 1 or not is_one)
@@ -325,9 +329,13 @@ def _open_parquet(path: str) -> Table:
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         footers = list(pool.map(lambda path: _footer(filesystem, path), paths))
     first, types = paths[0], footers[0][0]
+    odd: dict[str, str] = {}
     for path, (found, _) in zip(paths, footers, strict=True):
         if missing := sorted(set(types) - set(found)):
             raise ValueError(f"Column {missing[0]!r} of {first} is missing in {path}.")
+        for name, dtype in types.items():
+            if dtype is not None and found[name] is None:
+                odd[name] = path
         types = {name: _wider(dtype, found[name]) for name, dtype in types.items()}
     parts = [
         Part(f"row group {group} of {path}", (filesystem, path, group), n)
@@ -339,7 +347,7 @@ def _open_parquet(path: str) -> Table:
         filesystem, path, group = part.load
         return RowGroup(filesystem, path, group, chosen, part.label)
 
-    return Table(types, parts, read)
+    return Table(types, parts, read, odd)
 
 
 def _files(path: str) -> tuple[Any, list[str]]:

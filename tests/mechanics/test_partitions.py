@@ -392,6 +392,12 @@ def test_passes_on_a_cluster_where_a_worker_dies(step_on_cluster, expected):
     assert_alike(step_on_cluster[0].reference, expected)
 
 
+def test_a_bad_partition_is_named_on_a_cluster(model, client):
+    data = in_partitions(partial(spoilt, change=fails))
+    with pytest.raises(PartError, match=r"partition 4 of X, y: OSError: the disk is gone"):
+        pmb.TallModel(model, data=data, rows_in_memory=0)
+
+
 def test_a_worker_dies_during_the_gather(model, step_on_cluster, expected):
     step, crash = step_on_cluster
     crash.touch()

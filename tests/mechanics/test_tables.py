@@ -145,6 +145,25 @@ def test_strings_are_refused(model, frame, folder):
             pmb.TallModel(model, data=pmb.Columns(source, {"X": ["a", "name"], "y": "bought"}))
 
 
+def test_strings_in_one_file_are_named(model, frame, folder):
+    frame[4500:].astype({"b": str}).to_parquet(folder / "part2.parquet")
+    with pytest.raises(ValueError, match=r"Column 'b' holds no numbers in .*part2\.parquet"):
+        pmb.TallModel(model, data=pmb.Columns(folder, COLUMNS))
+
+
+def test_strings_in_one_partition_are_named(model, frame):
+    """Dask has been told that all partitions hold numbers."""
+    dd = pytest.importorskip("dask.dataframe", reason="dask.dataframe is an extra")
+
+    def spoilt(piece, partition_info=None):
+        return piece.astype({"b": str}) if partition_info["number"] == 2 else piece
+
+    lazy = dd.from_pandas(frame, npartitions=4).map_partitions(spoilt, meta=frame[:0])
+    for rows_in_memory in (1e9, 0):
+        with pytest.raises(Exception, match=r"Column 'b' .*partition 2 .*no numbers"):
+            pmb.TallModel(model, data=pmb.Columns(lazy, COLUMNS), rows_in_memory=rows_in_memory)
+
+
 def test_a_column_missing_in_one_file(model, frame, folder):
     frame.drop(columns="b").to_parquet(folder / "part3.parquet")
     with pytest.raises(ValueError, match=r"'b' of .*part0.parquet is missing in .*part3.parquet"):
