@@ -157,7 +157,7 @@ def run(
     given = [()] * len(parts) if arguments is None else arguments
     job = delayed(_Job(function), pure=False, traverse=False)
     leaves = [
-        delayed(_apply, pure=False)(job, task_of(part), *extra)
+        delayed(_apply, pure=False)(job, _loading(part), *extra)
         for part, extra in zip(parts, given, strict=True)
     ]
     tasks = leaves
@@ -181,13 +181,12 @@ def run(
     return results if combine is None else results[0]
 
 
-def task_of(part: Part) -> Any:
-    """Return what loads a part, as a task."""
-    from dask.delayed import delayed
+def _loading(part: Part) -> Any:
+    """Return what loads a part: a task, or a function that is called where it is wanted.
 
-    if hasattr(part.load, "dask"):
-        return part.load
-    return delayed(_load, pure=False)(delayed(part.load, traverse=False, pure=False))
+    Results of a task can be sent to another worker; what a function returns cannot.
+    """
+    return part.load if hasattr(part.load, "dask") else _Job(part.load)
 
 
 class _Job:
@@ -197,12 +196,8 @@ class _Job:
         self.function = function
 
 
-def _load(load: Callable[[], Any]) -> Any:
-    return load()
-
-
 def _apply(job: _Job, arrays: Any, *extra: Any) -> Any:
-    return job.function(arrays, *extra)
+    return job.function(arrays.function() if isinstance(arrays, _Job) else arrays, *extra)
 
 
 def _combine(how: _Job, *results: Any) -> Any:
@@ -244,8 +239,9 @@ def _on_cluster(
     watched = futures if tasks is leaves else client.compute(list(leaves))
     for future in as_completed(watched, loop=client.loop):
         if future.status == "error":
+            number, cause = watched.index(future), future.exception()
             client.cancel([*futures, *watched])
-            raise _LeafError(watched.index(future), future.exception())
+            raise _LeafError(number, cause)
         advance()
     return client.gather(futures)
 

@@ -26,7 +26,15 @@ from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.tall.mapped import RowFile
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.tables import Columns, Part, Wanted, choose, is_table, open_table
+from pymc_minibatch.tall.tables import (
+    Columns,
+    Part,
+    Wanted,
+    choose,
+    is_table,
+    loads_of,
+    open_table,
+)
 from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
 __all__ = [
@@ -166,7 +174,6 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
     """Cut all sources along the rows as the first one that is stored in parts."""
     try:
         from dask import array
-        from dask.delayed import delayed
     except ImportError as error:
         raise ImportError(
             "Rows that are not copied to this machine are read through Dask: pip install "
@@ -189,19 +196,14 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
         values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1)).to_delayed().ravel()
         for values in arrays.values()
     ]
-    together = delayed(_together, pure=False)
     parts = [
-        Part(f"partition {i} of {', '.join(arrays)}", together(*those), n)
-        for i, (n, *those) in enumerate(zip(rows, *blocks, strict=True))
+        Part(f"partition {i} of {', '.join(arrays)}", load, n)
+        for i, (n, load) in enumerate(zip(rows, loads_of(blocks), strict=True))
     ]
     dtypes = [values.dtype for values in arrays.values()]
     return Partitions(
         list(arrays), parts, dtypes, [values.shape[1:] for values in arrays.values()]
     ).arrays()
-
-
-def _together(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    return arrays
 
 
 def open_source(name: str, source: Any) -> np.ndarray:

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Columns", "Part", "Table", "Wanted", "choose", "is_table", "open_table", "read_columns"]
+__all__ = [
+    "Columns",
+    "Part",
+    "Table",
+    "Wanted",
+    "choose",
+    "is_table",
+    "loads_of",
+    "open_table",
+    "read_columns",
+]
 
 type Arrays = tuple[np.ndarray, ...]
 
@@ -229,17 +239,65 @@ def read_columns(
 # --- DataFrames -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Block:
+    """Blocks of Dask collections, computed where they are wanted as one task.
+
+    The tasks of a graph can be moved from worker to worker, and rows with them.
+    """
+
+    graph: Mapping[Any, Any]
+    keys: tuple[Any, ...]
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Compute them in this thread."""
+        from dask.local import get_sync
+
+        return tuple(get_sync(dict(self.graph), list(self.keys)))
+
+
+def loads_of(delayed: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return what loads each part, given the blocks of each source as Delayed objects.
+
+    Where a cluster holds what a block is made of it must be a task of that cluster: a Delayed.
+    """
+    from dask.delayed import delayed as lazily
+    from dask.optimization import cull
+    from dask.utils import ensure_dict
+
+    graphs = [ensure_dict(blocks[0].__dask_graph__()) for blocks in delayed]
+    together = lazily(_together, pure=False)
+    found: list[Any] = []
+    for blocks in zip(*delayed, strict=True):
+        culled = [cull(graph, [b.key])[0] for graph, b in zip(graphs, blocks, strict=True)]
+        needed = {key: task for graph in culled for key, task in graph.items()}
+        held = any(_is_on_cluster(task) for task in needed.values())
+        keys = tuple(block.key for block in blocks)
+        found.append(together(*blocks) if held else Block(needed, keys))
+    return found
+
+
+def _together(*arrays: Any) -> tuple[Any, ...]:
+    return arrays
+
+
+def _is_on_cluster(task: Any) -> bool:
+    held = getattr(task, "value", task)
+    return type(held).__module__.startswith("distributed")
+
+
 def _open_dask(frame: Any) -> Table:
     from dask.delayed import delayed
 
     meta = frame._meta
     dtypes = {str(name): _number(meta[name].dtype) for name in meta.columns}
-    parts = [
-        Part(f"partition {i}", lazy) for i, lazy in enumerate(frame.to_delayed(optimize_graph=True))
-    ]
+    loads = loads_of([frame.to_delayed(optimize_graph=True)])
+    parts = [Part(f"partition {i}", load) for i, load in enumerate(loads)]
 
     def read(part: Part, chosen: Chosen) -> Any:
-        return delayed(_read_frame, pure=False)(part.load, chosen, part.label)
+        if isinstance(part.load, Block):
+            return FrameBlock(part.load, chosen, part.label)
+        return delayed(_read_held, pure=False)(part.load, chosen, part.label)
 
     return Table(dtypes, parts, read)
 
@@ -251,6 +309,23 @@ def _in_memory(frame: Any) -> Table:
         return lambda: _read_frame(frame, chosen, part.label)
 
     return Table(dtypes, [Part("the table", None, len(frame))], read)
+
+
+@dataclass(frozen=True)
+class FrameBlock:
+    """A partition of a Dask DataFrame."""
+
+    block: Block
+    chosen: Chosen
+    label: str
+
+    def __call__(self) -> Arrays:
+        """Compute it, and read its columns."""
+        return _read_held(self.block(), self.chosen, self.label)
+
+
+def _read_held(frames: Sequence[Any], chosen: Chosen, label: str) -> Arrays:
+    return _read_frame(frames[0], chosen, label)
 
 
 def _read_frame(frame: Any, chosen: Chosen, label: str) -> Arrays:
