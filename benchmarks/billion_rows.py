@@ -13,6 +13,7 @@ import json
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,11 @@ def loopback_bytes() -> int:
     return int(fields[9])
 
 
+def bytes_from_workers(dask_worker: Any) -> int:
+    """Bytes that a worker has got from other workers."""
+    return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
+
+
 def peak_memory() -> int:
     """Peak memory of this process, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -125,6 +131,7 @@ def main() -> None:
         ]
         done = time.perf_counter()
         peaks = client.run(peak_memory)
+        between = sum(client.run(bytes_from_workers).values())
         sent = loopback_bytes() - sent
     sd = np.sqrt(np.diag(step.reference.covariance))
     means = [run.posterior["beta"].mean(("chain", "draw")).values for run in runs]
@@ -135,6 +142,7 @@ def main() -> None:
         "seconds_set_up": round(ready - start, 1),
         "seconds_of_two_runs": round(done - ready, 1),
         "seconds_by_job": [(title, n, round(seconds, 1)) for title, n, seconds in jobs],
+        "megabytes_between_workers": round(between / 1e6, 3),
         "megabytes_between_processes": round(sent / 1e6, 1),
         "peak_memory_MB": {
             "main": round(peak_memory() / 1e6),

@@ -192,10 +192,12 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
         raise ValueError(f"The sources must have the same number of rows; got {lengths}.")
     first = next(name for name, source in sources.items() if _is_lazy(source))
     rows = arrays[first].chunks[0]
-    blocks = [
-        values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1)).to_delayed().ravel()
+    aligned = [
+        values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1))
         for values in arrays.values()
     ]
+    # Where results are held on a cluster, optimisation leaves out the references to them.
+    blocks = [values.to_delayed(optimize_graph=False).ravel() for values in aligned]
     parts = [
         Part(f"partition {i} of {', '.join(arrays)}", load, n)
         for i, (n, load) in enumerate(zip(rows, loads_of(blocks), strict=True))

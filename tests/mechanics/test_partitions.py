@@ -392,6 +392,30 @@ def test_passes_on_a_cluster_where_a_worker_dies(step_on_cluster, expected):
     assert_alike(step_on_cluster[0].reference, expected)
 
 
+def bytes_from_workers(dask_worker):
+    return sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
+
+
+def test_rows_stay_on_their_workers(model, client, whole):
+    """Results are combined in a tree; no worker gets rows from another."""
+    before = sum(client.run(bytes_from_workers).values())
+    tall = pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
+    for _ in range(3):
+        tall.logp({"beta": np.zeros(N_COLUMNS)})
+    sent = sum(client.run(bytes_from_workers).values()) - before
+    assert sent < whole["y"].nbytes
+
+
+def test_results_that_workers_hold(model, client, expected):
+    """Blocks of a persisted collection are read where they are held."""
+    data = dict(zip(("X", "y"), dask.persist(*in_partitions().values()), strict=True))
+    tall = pmb.TallModel(model, data=data, rows_in_memory=0)
+    assert hasattr(tall.partitions.parts[0].load, "dask")
+    flat = {"beta": expected.flat}
+    local = pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
+    assert tall.logp(flat) == pytest.approx(local.logp(flat), rel=1e-9)
+
+
 def test_a_bad_partition_is_named_on_a_cluster(model, client):
     data = in_partitions(partial(spoilt, change=fails))
     with pytest.raises(PartError, match=r"partition 4 of X, y: OSError: the disk is gone"):
