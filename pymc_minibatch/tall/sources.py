@@ -60,11 +60,13 @@ ROWS_IN_MEMORY = 2.0**30
 
 
 def open_sources(
-    data: Any, wanted: Mapping[str, Wanted], rows_in_memory: float = ROWS_IN_MEMORY
+    data: Any,
+    wanted: Mapping[str, Wanted] | None = None,
+    rows_in_memory: float = ROWS_IN_MEMORY,
 ) -> Mapping[str, np.ndarray | PartitionedArray]:
     """Open what the user passed as ``data=``: sources by name, a Dataset, or a table.
 
-    `wanted` are the variables of the model that need rows.
+    `wanted` are the variables of the model that need rows, which tables are searched for.
 
     Raises
     ------
@@ -74,7 +76,7 @@ def open_sources(
     if _is_zarr_path(data):
         data = _open_zarr("data", data)
     if isinstance(data, Columns) or is_table(data):
-        return _of_table(data, wanted, rows_in_memory)
+        return _of_table(data, wanted or {}, rows_in_memory)
     if not isinstance(data, Mapping):
         raise ValueError(
             "data must map names of the model's pm.Data and observed variables to arrays, or be a "

@@ -147,7 +147,7 @@ def open_table(source: Any) -> Table:
         return _open_parquet(str(source))
     if hasattr(source, "to_delayed"):
         return _open_dask(source)
-    return _in_memory(source)
+    return _open_frame(source)
 
 
 def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted]) -> Any:
@@ -289,8 +289,7 @@ def _is_on_cluster(task: Any) -> bool:
 def _open_dask(frame: Any) -> Table:
     from dask.delayed import delayed
 
-    meta = frame._meta
-    dtypes = {str(name): _number(meta[name].dtype) for name in meta.columns}
+    dtypes = {str(name): _number(dtype) for name, dtype in frame.dtypes.items()}
     loads = loads_of([frame.to_delayed(optimize_graph=True)])
     parts = [Part(f"partition {i}", load) for i, load in enumerate(loads)]
 
@@ -302,7 +301,7 @@ def _open_dask(frame: Any) -> Table:
     return Table(dtypes, parts, read)
 
 
-def _in_memory(frame: Any) -> Table:
+def _open_frame(frame: Any) -> Table:
     dtypes = {str(name): _number_of(frame[name]) for name in frame.columns}
 
     def read(part: Part, chosen: Chosen) -> Any:
