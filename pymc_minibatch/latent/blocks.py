@@ -81,7 +81,7 @@ def choose_blocks(
             chunk
             for _, chunk in over_chunks(
                 lambda *batch, seen=seen: (
-                    remainder(seen[1], at, *batch) - remainder(seen[0], at, *batch)
+                    remainder(seen[1], at, batch) - remainder(seen[0], at, batch)
                 ),
                 surrogate.tall.data,
                 "Looking at groups",

@@ -26,21 +26,15 @@ beyond the second matters where effects are many.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations_with_replacement
-from typing import Any, NamedTuple
 
 import numpy as np
-import pytensor.tensor as pt
-from pytensor.gradient import grad
-from pytensor.graph.replace import graph_replace
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.arrow import multiply_blocks
-from pymc_minibatch.latent.expansion import stacked_entries
+from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Cubic", "CubicTerms", "cubic_of", "cubic_terms", "row_cubic"]
+__all__ = ["Cubic", "cubic_of"]
 
 LEAST_CURVATURE = 1e-6
 """Directions with less curvature than this share of the largest are left to the remainders."""
@@ -120,99 +114,8 @@ def cubes(tensor: np.ndarray, u: np.ndarray) -> np.ndarray:
     return values
 
 
-class CubicTerms(NamedTuple):
-    """Third derivatives of the rows of a batch by local inputs that read groups, or a scalar.
-
-    Attributes
-    ----------
-    evaluate
-        ``(phi, *batch)`` gives third derivatives, gathered entries and weights, and the weights of
-        scalars.
-    triples
-        The local inputs by which each third derivative is taken, in increasing order.
-    local, scalar_local
-        For each gathered term and each scalar its local input.
-    scalars : ndarray of int64, shape (m,)
-        Positions of the scalars in φ.
-    """
-
-    evaluate: CompiledFunction
-    triples: list[tuple[int, int, int]]
-    local: np.ndarray
-    scalar_local: np.ndarray
-    scalars: np.ndarray
-
-
-def cubic_terms(structure: RowStructure) -> CubicTerms:
-    """Compile what :func:`cubic_of` sums."""
-    phi = pt.dvector("phi")
-    gathered = [term for term in structure.terms if term.columns is None]
-    scalars = _scalar_terms(structure)
-    third = _third_derivatives(structure)
-    here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
-    replaced: list[Any] = graph_replace([*third.values()], here, strict=False)
-    n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
-    ones = pt.ones((n_rows,), dtype="float64")
-    columns: list[Any] = [pt.zeros((n_rows, 0), dtype="float64"), *(t.columns for t in scalars)]
-    weights = pt.cast(pt.concatenate(columns, axis=1), "float64")
-    outputs = [*(value * ones for value in replaced), *stacked_entries(gathered, n_rows), weights]
-    return CubicTerms(
-        compile_numba([phi, *structure.batch], outputs),
-        list(third),
-        np.array([t.local for t in gathered], np.int64),
-        np.array([t.local for t in scalars], np.int64),
-        np.array([t.block.start for t in scalars], np.int64),
-    )
-
-
-def _scalar_terms(structure: RowStructure) -> list[Any]:
-    """List the terms of one entry of φ that are a local input by themselves."""
-    locals_ = [term.local for term in structure.terms]
-    return [
-        term
-        for term in structure.terms
-        if term.columns is not None
-        and term.block.stop - term.block.start == 1
-        and locals_.count(term.local) == 1
-    ]
-
-
-def _third_derivatives(structure: RowStructure) -> dict[tuple[int, int, int], Any]:
-    """Derive the rows by all triples of local inputs that read gathered entries or a scalar."""
-    scalars = [term.local for term in _scalar_terms(structure)]
-    gathered = [term.local for term in structure.terms if term.columns is None]
-    read = sorted({*gathered, *scalars})
-    derivatives: dict[tuple[int, ...], Any] = {(): structure.row}
-    for order in (1, 2, 3):
-        for key in combinations_with_replacement(read, order):
-            below = pt.sum(derivatives[key[:-1]])
-            local = structure.locals[key[-1]]
-            if order < 3 or set(key) & set(gathered):
-                derivatives[key] = grad(below, local, disconnected_inputs="ignore")
-    return {key: value for key, value in derivatives.items() if len(key) == 3}
-
-
-def row_cubic(structure: RowStructure, moved: Any) -> Any:
-    """Build the share of each row in C as a graph of its local inputs at φ̂ and of u.
-
-    `moved` holds u in the positions of its entries of φ and of the scalars, and zeros elsewhere.
-    """
-    with_u: list[Any] = structure.local_graphs(moved)
-    without: list[Any] = structure.local_graphs(pt.zeros_like(moved))
-    change = [a - b for a, b in zip(with_u, without, strict=True)]
-    total: Any = 0.0
-    for triple, third in _third_derivatives(structure).items():
-        i, j, k = triple
-        total = total + _orderings(triple) / 6 * third * change[i] * change[j] * change[k]
-    return total
-
-
-def _orderings(triple: tuple[int, int, int]) -> int:
-    return {1: 1, 2: 3, 3: 6}[len(set(triple))]
-
-
 def cubic_of(
-    terms: CubicTerms,
+    rows: RowFunctions,
     data: Sequence[np.ndarray],
     phi: np.ndarray,
     entries: np.ndarray,
@@ -223,8 +126,8 @@ def cubic_of(
 
     Parameters
     ----------
-    terms
-        What is summed.
+    rows
+        What the rows read.
     data
         All rows.
     phi : ndarray, shape (P,)
@@ -239,25 +142,27 @@ def cubic_of(
     n_groups, width = entries.shape
     place = np.full(phi.size, -1, dtype=np.int64)
     place[entries.ravel()] = np.arange(entries.size)
-    locals_ = np.concatenate([terms.local, terms.scalar_local])
+    reads = rows.reads
+    locals_ = np.concatenate([reads.local, reads.scalar_local])
     order = np.full((locals_.size,) * 3, -1, dtype=np.int64)
-    number = {triple: i for i, triple in enumerate(terms.triples)}
+    number = {triple: i for i, triple in enumerate(rows.triples)}
     for index in np.ndindex(order.shape):
         i, j, k = sorted(int(locals_[s]) for s in index)
         order[index] = number.get((i, j, k), -1)
-    tensor = np.zeros((n_groups, *(width + terms.scalars.size,) * 3))
+    tensor = np.zeros((n_groups, *(width + reads.scalars.size,) * 3))
 
     def add(*batch: np.ndarray) -> np.ndarray:
-        *third, read, weights, of_scalars = terms.evaluate.jitted(phi, *batch)
+        third = rows.third(rows.local_inputs(phi, *batch), batch)
+        columns, read, weights = rows.arrays.jitted(*batch)
         mine = np.zeros_like(tensor)
-        both = np.concatenate([weights, of_scalars], axis=1)
-        add_cubes(np.array(third), order, place[read], both, width, mine)
+        both = np.concatenate([weights, columns[:, reads.scalar_column]], axis=1)
+        add_cubes(third, order, place[read], both, width, mine)
         return mine
 
     for _, part in over_chunks(add, data, "Third order"):
         tensor += part
     blocks, coupling = curvature
-    return Cubic(entries, terms.scalars, _inverse(blocks), coupling, tensor / temperature)
+    return Cubic(entries, reads.scalars, _inverse(blocks), coupling, tensor / temperature)
 
 
 @partial(jit_kept, nogil=True)

@@ -8,26 +8,21 @@ With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 the dense columns by BLAS, the gathered entries by group.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
-import pytensor.tensor as pt
-from pytensor.gradient import grad
-from pytensor.graph.replace import graph_replace
 from threadpoolctl import threadpool_limits
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.tall.structure import RowStructure
+from pymc_minibatch.latent.rows import Reads, RowFunctions, second_order
 
-__all__ = ["Expansion", "RowTerms", "expand", "row_derivatives", "row_terms", "stacked_entries"]
+__all__ = ["Expansion", "expand"]
 
 CHUNK_ROWS = 2**12
 PARTS = 8
@@ -68,90 +63,8 @@ class Expansion:
     raised: np.ndarray
 
 
-class RowTerms(NamedTuple):
-    """Derivatives and sparse Jacobians of the rows of a batch.
-
-    Attributes
-    ----------
-    evaluate
-        ``(phi, *batch)`` gives the log-likelihoods (b,), for each local input the derivative, for
-        each pair of them the second one, then dense columns, gathered entries and weights.
-    n_locals
-        Number of local inputs, k.
-    dense, dense_local
-        For each dense column its entry of φ and its local input.
-    gathered_local
-        For each gathered entry its local input.
-    """
-
-    evaluate: CompiledFunction
-    n_locals: int
-    dense: np.ndarray
-    dense_local: np.ndarray
-    gathered_local: np.ndarray
-
-
-def row_derivatives(structure: RowStructure) -> tuple[list[Any], list[list[Any]]]:
-    """Build first and second derivatives of the rows by their local inputs, each of shape (b,)."""
-    locals_: list[Any] = structure.locals
-    first = [grad(pt.sum(structure.row), v, disconnected_inputs="ignore") for v in locals_]
-    second = [
-        [grad(pt.sum(f), v, disconnected_inputs="ignore") for v in locals_[: i + 1]]
-        for i, f in enumerate(first)
-    ]
-    return first, second
-
-
-def row_terms(structure: RowStructure) -> RowTerms:
-    """Compile what :func:`expand` sums."""
-    phi = pt.dvector("phi")
-    first, second = row_derivatives(structure)
-    outputs: list[Any] = [structure.row, *first, *(s for row in second for s in row)]
-    here = dict(zip(structure.locals, structure.local_graphs(phi), strict=True))
-    replaced: list[Any] = graph_replace(outputs, here, strict=False)
-    n_rows: Any = structure.batch[0].shape[0]  # type: ignore[attr-defined]
-    ones = pt.ones((n_rows,), dtype="float64")
-    dense = [t for t in structure.terms if t.columns is not None]
-    gathered = [t for t in structure.terms if t.columns is None]
-    columns = (
-        pt.concatenate([pt.cast(t.columns, "float64") for t in dense], axis=1)
-        if dense
-        else pt.zeros((n_rows, 0), dtype="float64")
-    )
-    replaced = [value * ones for value in replaced]
-    read = stacked_entries(gathered, n_rows)
-    return RowTerms(
-        evaluate=compile_numba([phi, *structure.batch], [*replaced, columns, *read]),
-        n_locals=len(structure.locals),
-        dense=np.concatenate([_range(t.block) for t in dense] or [np.empty(0, np.int64)]),
-        dense_local=np.repeat(
-            np.array([t.local for t in dense], np.int64),
-            np.array([t.block.stop - t.block.start for t in dense], np.int64),
-        ),
-        gathered_local=np.array([t.local for t in gathered], np.int64),
-    )
-
-
-def stacked_entries(gathered: Sequence[Any], n_rows: Any) -> tuple[Any, Any]:
-    """Build which entries of φ gathered terms read, and with which weights; each has (b, k)."""
-    ones = pt.ones((n_rows,), dtype="float64")
-    entries = [pt.cast(term.index, "int64") + term.block.start for term in gathered]
-    weights = [ones if term.weight is None else term.weight for term in gathered]
-    return _stacked(entries, n_rows, "int64"), _stacked(weights, n_rows, "float64")
-
-
-def _stacked(vectors: list[Any], n_rows: Any, dtype: str) -> Any:
-    if not vectors:
-        return pt.zeros((n_rows, 0), dtype=dtype)
-    return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
-
-
-def _range(block: slice) -> np.ndarray:
-    return np.arange(block.start, block.stop)
-
-
 def expand(
-    terms: RowTerms,
+    rows: RowFunctions,
     data: tuple[np.ndarray, ...],
     phi: np.ndarray,
     layout: ArrowLayout,
@@ -161,7 +74,7 @@ def expand(
     place = np.zeros(phi.size, dtype=np.int64)  # dense entries 0 to p - 1, then the groups
     place[layout.dense] = np.arange(layout.dense.size)
     place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
-    n_rows, k = len(data[0]), terms.n_locals
+    n_rows, k, reads = len(data[0]), rows.n_locals, rows.reads
 
     def part(bounds: tuple[int, int]) -> tuple[float, np.ndarray, Arrow]:
         value, slope = 0.0, np.zeros(phi.size)
@@ -169,21 +82,22 @@ def expand(
         for start in range(bounds[0], bounds[1], CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
-            logp, *rest = terms.evaluate.jitted(phi, *batch)
-            first, second = rest[:k], rest[k:-3]
-            columns, entries, weights = rest[-3:]
+            local_inputs = rows.local_inputs(phi, *batch)
+            logp, *rest = rows.derivatives(local_inputs, *batch)
+            first, second = rest[:k], rest[k:]
+            columns, entries, weights = rows.arrays.jitted(*batch)
             value += float(np.sum(logp))
-            _add_dense(terms, columns, first, second, place, slope, curvature.dense)
+            _add_dense(reads, columns, first, second, place, slope, curvature.dense)
             if entries.shape[1]:
                 pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
                 add_gathered(
                     columns,
-                    place[terms.dense],
-                    terms.dense_local,
+                    place[reads.dense],
+                    reads.dense_local,
                     entries,
                     place[entries],
                     weights,
-                    terms.gathered_local,
+                    reads.local,
                     np.array(first),
                     pairs.reshape(k, k, -1),
                     slope,
@@ -222,12 +136,11 @@ def _semidefinite(blocks: np.ndarray) -> np.ndarray:
 
 def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:
     """Return the second derivative by local inputs i and j from the lower triangle."""
-    i, j = max(i, j), min(i, j)
-    return second[i * (i + 1) // 2 + j]
+    return second[second_order(max(i, j), min(i, j))]
 
 
 def _add_dense(
-    terms: RowTerms,
+    reads: Reads,
     columns: np.ndarray,
     first: list[np.ndarray],
     second: list[np.ndarray],
@@ -236,18 +149,18 @@ def _add_dense(
     curvature: np.ndarray,
 ) -> None:
     """Add what dense columns give."""
-    for i in range(terms.n_locals):
-        own = np.flatnonzero(terms.dense_local == i)
+    for i in range(len(first)):
+        own = np.flatnonzero(reads.dense_local == i)
         if not own.size:
             continue
         mine = columns[:, own]
-        np.add.at(slope, terms.dense[own], mine.T @ first[i])
+        np.add.at(slope, reads.dense[own], mine.T @ first[i])
         for j in range(i + 1):
-            others = np.flatnonzero(terms.dense_local == j)
+            others = np.flatnonzero(reads.dense_local == j)
             if not others.size:
                 continue
             block = mine.T @ (_full(second, i, j)[:, None] * columns[:, others])
-            rows, cols = place[terms.dense[own]], place[terms.dense[others]]
+            rows, cols = place[reads.dense[own]], place[reads.dense[others]]
             np.subtract.at(curvature, np.ix_(rows, cols), block)
             if i != j:
                 np.subtract.at(curvature, np.ix_(cols, rows), block.T)

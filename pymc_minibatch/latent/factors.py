@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.expansion import RowTerms
+from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Factor", "find_factors"]
 
@@ -61,18 +60,16 @@ def sort_by_level(levels: np.ndarray, n_levels: int, rows: np.ndarray) -> np.nda
     return starts
 
 
-def find_factors(
-    structure: RowStructure, terms: RowTerms, data: Sequence[np.ndarray], phi: np.ndarray
-) -> list[Factor]:
+def find_factors(rows: RowFunctions, data: Sequence[np.ndarray]) -> list[Factor]:
     """Find the grouping factors, the one with most levels first."""
-    gathered = [term for term in structure.terms if term.columns is None]
+    gathered = [term for term in rows.structure.terms if term.columns is None]
     if not gathered:
         return []
     entries = np.concatenate(
         [
             chunk
             for _, chunk in over_chunks(
-                lambda *batch: terms.evaluate.jitted(phi, *batch)[-2].astype(np.int32), data
+                lambda *batch: rows.arrays.jitted(*batch)[1].astype(np.int32), data
             )
         ]
     ).T

@@ -15,23 +15,21 @@ from threadpoolctl import ThreadpoolController
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.jit.cache import class_key
-from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.sweep import make_sweep
 from pymc_minibatch.latent.blocks import Blocks, choose_blocks
 from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.expansion import row_terms
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, Walks, settle
-from pymc_minibatch.latent.remainder import compile_remainder
+from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.source import Source
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
 
@@ -100,14 +98,14 @@ class LatentSampler:
         tall: TallModel,
         reference: LatentReference,
         factors: Sequence[Factor],
-        remainder: CompiledFunction,
+        rows: RowFunctions,
         acceptance: CorrectedBarker | Penalty,
         temperature: float,
         by_size: bool,
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
         self.temperature = temperature
-        self._remainder = remainder
+        self.rows, remainder = rows, rows.remainder
         surrogate, hyper = reference.surrogate, reference.hyper
         main = surrogate.cubics[0] if surrogate.cubics else None
         sizes = _sizes(reference, remainder, main) if by_size else np.ones(tall.n_rows)
@@ -142,20 +140,13 @@ class LatentSampler:
         )
 
     @cached_property
-    def _remainder(self) -> CompiledFunction:
-        structure = self.tall.structure
-        assert structure is not None
-        return _compile_remainder(structure, self.reference)
-
-    @cached_property
     def _row(self) -> Callable[..., np.ndarray]:
-        compiled = self._remainder
-        remainder = compiled.jitted
+        remainder = self.rows.remainder
 
-        def row(phi: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
-            return remainder(phi, constants[0], *batch)[0]
+        def row(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
+            return remainder(reading, constants[0], batch)
 
-        return jit_kept(row, [compiled.cache_key])
+        return jit_kept(row, self.rows.keys)
 
     @cached_property
     def _source(self) -> Source:
@@ -311,32 +302,26 @@ def make_latent_sampler(
     assert isinstance(acceptance, CorrectedBarker | Penalty)
     if not has_effects(tall, structure):
         raise NoFieldError("No variable depends on others, and there are few effects.")
-    terms = row_terms(structure)
-    n_phi = sum(block.stop - block.start for block in structure.blocks.values())
-    factors = find_factors(structure, terms, tall.data, np.zeros(n_phi))
+    rows = RowFunctions(structure)
+    factors = find_factors(rows, tall.data)
     entries = [factor.entries for factor in factors]
     field = find_field(tall, structure, entries)
-    reference = search(tall, field, terms, factors, temperature)
+    reference = search(tall, field, rows, factors, temperature)
     tall.verify_at(reference.surrogate.center)
     swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
     return LatentSampler(
         tall,
         reference,
         swept,
-        _compile_remainder(structure, reference),
+        rows,
         acceptance,
         temperature,
         by_size,
     )
 
 
-def _compile_remainder(structure: RowStructure, reference: LatentReference) -> CompiledFunction:
-    surrogate = reference.surrogate
-    return compile_remainder(structure, surrogate.expansion.at.size, bool(surrogate.cubics))
-
-
 def _sizes(
-    reference: LatentReference, remainder: CompiledFunction, cubic: Cubic | None
+    reference: LatentReference, remainder: Callable[..., np.ndarray], cubic: Cubic | None
 ) -> np.ndarray:
     """Say how far the remainder of each row varies over posterior points, in one pass."""
     surrogate, field = reference.surrogate, reference.surrogate.field
@@ -356,7 +341,7 @@ def _sizes(
             seen.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
 
     def spread(*batch: np.ndarray) -> np.ndarray:
-        values = np.array([remainder(each, surrogate.expansion.at, *batch) for each in seen])
+        values = np.array([remainder(each, surrogate.expansion.at, batch) for each in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import minimize
 
-from pymc_minibatch.latent.cubic import cubic_of, cubic_terms
-from pymc_minibatch.latent.expansion import RowTerms, expand
+from pymc_minibatch.latent.cubic import cubic_of
+from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
+from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentReference", "search"]
 
@@ -82,16 +82,19 @@ class LatentReference:
 
 class _Search:
     def __init__(
-        self, tall: TallModel, field: LatentField, terms: RowTerms, temperature: float
+        self, tall: TallModel, field: LatentField, rows: RowFunctions, temperature: float
     ) -> None:
-        self.tall, self.field, self.terms, self.temperature = tall, field, terms, temperature
+        self.tall, self.field, self.rows, self.temperature = tall, field, rows, temperature
         self.rows_read = 0
 
     def expand(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> Surrogate:
-        """Expand the rows, or some that stand for all, about a point."""
-        share = len(data[0]) / self.tall.n_rows
+        """Expand the rows, or some of them, about a point.
+
+        Some do not count for more than they are: repeated, the few rows that a group has among them
+        would say that groups differ as much as single rows do.
+        """
         phi = self.field.derivatives.phi(point)
-        expansion = expand(self.terms, data, phi, self.field.rows, self.temperature * share)
+        expansion = expand(self.rows, data, phi, self.field.rows, self.temperature)
         self.rows_read += len(data[0])
         if not (np.isfinite(expansion.value) and np.isfinite(expansion.slope).all()):
             expansion = replace(expansion, value=-np.inf)
@@ -207,14 +210,12 @@ class _Search:
         rest[own] = np.mean(slopes, axis=0)
         return rest
 
-    def with_third_order(
-        self, surrogate: Surrogate, structure: RowStructure, factors: Sequence[Factor]
-    ) -> Surrogate:
+    def with_third_order(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add the third order by each grouping factor."""
         if not factors:
             return surrogate
-        terms, at = cubic_terms(structure), surrogate.expansion.at
-        widths = [factor.entries.shape[1] + terms.scalars.size for factor in factors]
+        scalars, at = self.rows.reads.scalars, surrogate.expansion.at
+        widths = [factor.entries.shape[1] + scalars.size for factor in factors]
         few = [
             factor.entries
             for factor, width in zip(factors, widths, strict=True)
@@ -223,13 +224,13 @@ class _Search:
         layout, curvature = self.field.rows, surrogate.expansion.curvature
         cubics = [
             cubic_of(
-                terms,
+                self.rows,
                 self.tall.data,
                 at,
                 entries,
                 (
                     curvature.blocks_of(layout, entries),
-                    curvature.columns_of(layout, entries, terms.scalars),
+                    curvature.columns_of(layout, entries, scalars),
                 ),
                 self.temperature,
             )
@@ -241,7 +242,7 @@ class _Search:
 def search(
     tall: TallModel,
     field: LatentField,
-    terms: RowTerms,
+    rows: RowFunctions,
     factors: Sequence[Factor],
     temperature: float = 1.0,
     start: np.ndarray | None = None,
@@ -254,12 +255,12 @@ def search(
         If there is no such mode.
     """
     started = time.perf_counter()
-    run = _Search(tall, field, terms, temperature)
+    run = _Search(tall, field, rows, temperature)
     point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
     stages = [tall.data]
     if tall.n_rows > 2 * SUBSAMPLE:
-        rows = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))
-        stages.insert(0, tuple(values[rows] for values in tall.data))
+        some = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))
+        stages.insert(0, tuple(values[some] for values in tall.data))
     try:
         for data in stages:
             surrogate = run.climb_field(run.expand(point, data), data)
@@ -270,9 +271,7 @@ def search(
             point = surrogate.center
         hyper = point[field.hyper]
         cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
-        surrogate = run.tilted(
-            run.with_third_order(surrogate, field.derivatives.structure, factors)
-        )
+        surrogate = run.tilted(run.with_third_order(surrogate, factors))
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     return LatentReference(

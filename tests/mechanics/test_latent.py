@@ -12,11 +12,11 @@ import pytest
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent.arrow import Arrow
-from pymc_minibatch.latent.expansion import expand, row_terms
+from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.latent.remainder import compile_remainder
+from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.tall import TallModel
@@ -94,7 +94,7 @@ def tall() -> TallModel:
 def field(tall: TallModel) -> LatentField:
     structure = tall.structure
     assert structure is not None
-    factors = find_factors(structure, row_terms(structure), tall.data, np.zeros(2 * G + 4))
+    factors = find_factors(RowFunctions(structure), tall.data)
     return find_field(tall, structure, [factor.entries for factor in factors])
 
 
@@ -111,7 +111,7 @@ def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField)
     structure = tall.structure
     assert structure is not None
     phi = np.random.default_rng(3).normal(0, 0.3, field.rows.dense.size + field.rows.groups.size)
-    found = expand(row_terms(structure), tall.data, phi, field.rows, 2.0)
+    found = expand(RowFunctions(structure), tall.data, phi, field.rows, 2.0)
     symbolic = pytensor.tensor.dvector("phi")
     inputs = structure.local_graphs(symbolic)
     [row] = pytensor.graph.replace.graph_replace(
@@ -135,10 +135,10 @@ def test_remainders_are_of_third_order(tall: TallModel) -> None:
     assert structure is not None
     rng = np.random.default_rng(4)
     at = rng.normal(0, 0.3, 2 * G + 4)
-    remainder = compile_remainder(structure, at.size, cubic=False)
+    remainder = RowFunctions(structure).remainder
     direction = rng.normal(size=at.size)
     small, large = (
-        np.abs(remainder(at + h * direction, at, *tall.data)).max() for h in (1e-3, 1e-2)
+        np.abs(remainder(at + h * direction, at, tall.data)).max() for h in (1e-3, 1e-2)
     )
     assert large / small == pytest.approx(1000.0, rel=0.1)
 
@@ -170,21 +170,21 @@ def test_third_order_by_groups(intercepts: LatentSampler) -> None:
     structure = tall.structure
     assert structure is not None
     varied, direction[cubic.scalars] = direction[cubic.scalars].copy(), 0.0
-    quadratic = compile_remainder(structure, at.size, cubic=False)
+    remainder = intercepts.rows.remainder
 
     def read(h: float) -> Reading:
         return Reading(at + h * direction, surrogate.bend(h * direction), 0.0)
 
     def left(h: float) -> float:
         seen = surrogate.seen_by_rows(read(h), cubic)
-        return float(np.abs(intercepts._remainder(seen, at, *tall.data)).max())
+        return float(np.abs(remainder(seen, at, tall.data)).max())
 
     assert left(2e-2) / left(2e-3) == pytest.approx(1e4, rel=0.1)
     direction[cubic.scalars] = varied
     # The shares of all rows are what the surrogate adds.
     reading = read(0.1)
     seen = surrogate.seen_by_rows(reading, cubic)
-    shares = quadratic(reading.phi, at, *tall.data) - intercepts._remainder(seen, at, *tall.data)
+    shares = remainder(reading.phi, at, tall.data) - remainder(seen, at, tall.data)
     u = cubic.coordinates(reading.phi - at, reading.bent)
     assert cubic.total(u) == pytest.approx(float(shares.sum()), rel=1e-9)
 
@@ -357,7 +357,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     structure = tall.structure
     assert structure is not None
     [cubic] = surrogate.cubics
-    remainder = compile_remainder(structure, expansion.at.size, cubic=True)
+    remainder = RowFunctions(structure).remainder
     rng = np.random.default_rng(21)
 
     def log_posterior(point: np.ndarray) -> float:
@@ -365,7 +365,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
         return tall.prior_logp(values) / 2 + tall.logp(values) / 2
 
     def log_remainders(reading: Reading) -> np.ndarray:
-        return remainder(surrogate.seen_by_rows(reading, cubic), expansion.at, *tall.data) / 2.0
+        return remainder(surrogate.seen_by_rows(reading, cubic), expansion.at, tall.data) / 2.0
 
     differences = []
     for _ in range(4):

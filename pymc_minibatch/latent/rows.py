@@ -1,0 +1,257 @@
+"""What is compiled for the rows of a model: the log-likelihood of a row and two derivatives.
+
+A row reads φ through k local inputs vₙ = Jₙ φ. All that the surrogate and its decisions take from a
+row is made of four functions of a batch: vₙ at some φ, what Jₙ consists of, f(vₙ), and f with its
+first and second derivatives. PyTensor takes long to differentiate and to simplify a graph, and
+third derivatives of a likelihood are large; so these are differences of second ones,
+
+    f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h.
+
+An error in them costs nothing but a little efficiency: the third order C of the surrogate and the
+shares that rows subtract from it are made of the same numbers.
+
+The remainder of a row is what the surrogate does not say of it,
+
+    rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv − cₙ(u),   Δv = vₙ − v̂ₙ,
+
+with cₙ its share in C (:mod:`.cubic`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from numba import njit
+from pytensor.gradient import grad
+from pytensor.graph.replace import graph_replace
+
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.tall.structure import RowStructure
+
+__all__ = ["Reads", "RowFunctions", "second_order"]
+
+DIFFERENCE, LEAST_INPUT = 1e-4, 0.01
+"""Step of differences, relative to a local input, which counts as this large at least."""
+
+
+@njit(inline="always")
+def second_order(i: int, j: int) -> int:
+    """Return where the second derivative by local inputs i ≥ j lies among all."""
+    return i * (i + 1) // 2 + j
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Which entries of φ local inputs read.
+
+    Attributes
+    ----------
+    dense, dense_local : ndarray of int64
+        For each dense column its entry of φ and its local input.
+    local : ndarray of int64
+        For each gathered entry its local input.
+    scalars, scalar_local : ndarray of int64
+        Entries of φ that are a local input by themselves, and these inputs.
+    scalar_column : ndarray of int64
+        Their dense columns.
+    """
+
+    dense: np.ndarray
+    dense_local: np.ndarray
+    local: np.ndarray
+    scalars: np.ndarray
+    scalar_local: np.ndarray
+    scalar_column: np.ndarray
+
+
+class RowFunctions:
+    """Compiled functions of a batch of rows.
+
+    Parameters
+    ----------
+    structure
+        What the rows read.
+
+    Attributes
+    ----------
+    n_locals : int
+        Number of local inputs, k.
+    """
+
+    def __init__(self, structure: RowStructure) -> None:
+        self.structure = structure
+        self.n_locals = len(structure.locals)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave compiled functions out; they are rebuilt where they are needed."""
+        return {"structure": self.structure, "n_locals": self.n_locals}
+
+    @cached_property
+    def reads(self) -> Reads:
+        """Which local inputs read what."""
+        terms = self.structure.terms
+        dense = [t for t in terms if t.columns is not None]
+        sizes = [t.block.stop - t.block.start for t in dense]
+        locals_ = [t.local for t in terms]
+        alone = [
+            i
+            for i, (t, size) in enumerate(zip(dense, sizes, strict=True))
+            if size == 1 and locals_.count(t.local) == 1
+        ]
+        none = np.empty(0, np.int64)
+        starts = np.cumsum([0, *sizes])
+        return Reads(
+            dense=np.concatenate([none, *(np.arange(t.block.start, t.block.stop) for t in dense)]),
+            dense_local=np.repeat(
+                np.array([t.local for t in dense], np.int64), np.array(sizes, np.int64)
+            ),
+            local=np.array([t.local for t in terms if t.columns is None], np.int64),
+            scalars=np.array([dense[i].block.start for i in alone], np.int64),
+            scalar_local=np.array([dense[i].local for i in alone], np.int64),
+            scalar_column=starts[alone].astype(np.int64),
+        )
+
+    @cached_property
+    def triples(self) -> list[tuple[int, int, int]]:
+        """Local inputs by which third derivatives are taken, in increasing order.
+
+        These read gathered entries or are scalars, and one of them is gathered.
+        """
+        gathered = {int(i) for i in self.reads.local}
+        read = sorted({*gathered, *(int(i) for i in self.reads.scalar_local)})
+        return [t for t in combinations_with_replacement(read, 3) if gathered.intersection(t)]
+
+    @cached_property
+    def local_inputs(self) -> CompiledFunction:
+        """``(phi, *batch) -> v``, shape (k, b)."""
+        phi = pt.dvector("phi")
+        graphs = self.structure.local_graphs(phi)
+        return compile_numba([phi, *self.structure.batch], [self._stacked(graphs)])
+
+    @cached_property
+    def arrays(self) -> CompiledFunction:
+        """``(*batch)`` gives dense columns, gathered entries of φ and weights, shape (b, ·)."""
+        terms = self.structure.terms
+        dense = [pt.cast(t.columns, "float64") for t in terms if t.columns is not None]
+        gathered = [t for t in terms if t.columns is None]
+        entries = [pt.cast(t.index, "int64") + t.block.start for t in gathered]
+        weights = [self._ones if t.weight is None else t.weight for t in gathered]
+        nothing = pt.zeros((self._ones.shape[0], 0), dtype="float64")
+        outputs = [
+            pt.concatenate([nothing, *dense], axis=1),
+            self._columns(entries, "int64"),
+            self._columns(weights, "float64"),
+        ]
+        return compile_numba(self.structure.batch, outputs)
+
+    @cached_property
+    def row(self) -> CompiledFunction:
+        """``(v, *batch) -> f``, shape (b,)."""
+        [value] = self._of_inputs([self.structure.row])
+        return compile_numba([self._v, *self.structure.batch], [value * self._ones])
+
+    @cached_property
+    def derivatives(self) -> CompiledFunction:
+        """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b)."""
+        locals_: list[Any] = self.structure.locals
+        row: Any = self.structure.row
+        first = [grad(pt.sum(row), v, disconnected_inputs="ignore") for v in locals_]
+        second = [
+            grad(pt.sum(f), v, disconnected_inputs="ignore")
+            for i, f in enumerate(first)
+            for v in locals_[: i + 1]
+        ]
+        graphs = self._of_inputs([row, *first, *second])
+        return compile_numba([self._v, *self.structure.batch], [self._stacked(graphs)])
+
+    @cached_property
+    def third(self) -> Callable[..., np.ndarray]:
+        """``(v, batch)`` gives the third derivative by each of the triples, shape (triples, b)."""
+        derivatives, k = self.derivatives.jitted, self.n_locals
+        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+
+        def third(v: np.ndarray, batch: Any) -> np.ndarray:
+            found = np.zeros((len(triples), v.shape[1]))
+            for last in range(k):
+                if not np.any(triples[:, 2] == last):
+                    continue
+                step = DIFFERENCE * np.maximum(np.abs(v[last]), LEAST_INPUT)
+                moved = v.copy()
+                moved[last] = v[last] + step
+                above = derivatives(moved, *batch)[0]
+                moved[last] = v[last] - step
+                below = derivatives(moved, *batch)[0]
+                for t in range(len(triples)):
+                    if triples[t, 2] == last:
+                        at = 1 + k + second_order(triples[t, 1], triples[t, 0])
+                        change = (above[at] - below[at]) / (2.0 * step)
+                        found[t] = np.where(np.isfinite(change), change, 0.0)
+            return found
+
+        return jit_kept(third, self.keys, nogil=True)
+
+    @cached_property
+    def remainder(self) -> Callable[..., np.ndarray]:
+        """``(reading, at, batch)`` gives the remainders of a batch, shape (b,).
+
+        A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
+        then the third order is subtracted.
+        """
+        local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
+        row, third, k = self.row.jitted, self.third, self.n_locals
+        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+        orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
+
+        def remainder(reading: np.ndarray, at: np.ndarray, batch: Any) -> np.ndarray:
+            there = local_inputs(at, *batch)[0]
+            here = local_inputs(reading[: at.size], *batch)[0]
+            taylor = derivatives(there, *batch)[0]
+            rest = row(here, *batch)[0] - taylor[0]
+            delta = here - there
+            for i in range(k):
+                rest -= taylor[1 + i] * delta[i]
+                for j in range(i + 1):
+                    share = 0.5 if i == j else 1.0
+                    rest -= share * taylor[1 + k + second_order(i, j)] * delta[i] * delta[j]
+            if reading.size > at.size:
+                u = local_inputs(reading[at.size :], *batch)[0]
+                u -= local_inputs(np.zeros(at.size), *batch)[0]
+                cubes = third(there, batch)
+                for t in range(len(triples)):
+                    a, b, c = triples[t]
+                    rest -= orderings[t] * cubes[t] * u[a] * u[b] * u[c]
+            return rest
+
+        return jit_kept(remainder, self.keys, nogil=True)
+
+    @property
+    def keys(self) -> list[str | None]:
+        """What identifies the compiled functions on disk."""
+        functions = self.local_inputs, self.row, self.derivatives
+        return [*(f.cache_key for f in functions), repr(self.n_locals), repr(self.triples)]
+
+    @cached_property
+    def _v(self) -> Any:
+        return pt.dmatrix("v")
+
+    @cached_property
+    def _ones(self) -> Any:
+        first: Any = self.structure.batch[0]
+        return pt.ones((first.shape[0],), dtype="float64")
+
+    def _of_inputs(self, graphs: Sequence[Any]) -> list[Any]:
+        rows = {v: self._v[i] for i, v in enumerate(self.structure.locals)}
+        replaced: list[Any] = graph_replace(list(graphs), rows, strict=False)
+        return replaced
+
+    def _stacked(self, vectors: Sequence[Any]) -> Any:
+        return pt.stack([pt.cast(v * self._ones, "float64") for v in vectors], axis=0)
+
+    def _columns(self, vectors: Sequence[Any], dtype: str) -> Any:
+        if not vectors:
+            return pt.zeros((self._ones.shape[0], 0), dtype=dtype)
+        return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
