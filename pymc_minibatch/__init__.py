@@ -21,6 +21,7 @@ from pymc_minibatch.bounds import (
     NoBoundError,
     StudentT,
 )
+from pymc_minibatch.chains import sample_on
 from pymc_minibatch.compare import compare
 from pymc_minibatch.loo import loo
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
@@ -46,7 +47,7 @@ from pymc_minibatch.steps import (
     MinibatchMH,
     Polynomial,
 )
-from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall import Columns, NotTallError, TallModel
 
 __version__ = version("pymc-minibatch")
 
@@ -61,6 +62,7 @@ __all__ = [
     "Bohning",
     "Bound",
     "BoundError",
+    "Columns",
     "CorrectedBarker",
     "Cyclical",
     "Exact",
@@ -95,4 +97,5 @@ __all__ = [
     "plots",
     "predict",
     "report",
+    "sample_on",
 ]

@@ -12,23 +12,24 @@ is left for it, it must accept the move e^r times as often as the move back.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from pymc.exceptions import SamplingError
 from scipy.stats import chi2, norm
 
 from pymc_minibatch.acceptance import Exact, Penalty
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.draws import unconstrained
 from pymc_minibatch.jit.cache import class_key
-from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
 from pymc_minibatch.kernels.audit import make_proposing, make_repeating
+from pymc_minibatch.kernels.residents import Residents
 from pymc_minibatch.stein import choose_draws
 from pymc_minibatch.steps import MinibatchMH
-from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.passes import sum_over_chunks
 
 __all__ = ["Audit", "audit"]
 
@@ -265,16 +266,9 @@ def _log_ratios(step: MinibatchMH, points: np.ndarray, proposed: np.ndarray) -> 
     """Read all rows for the log ratios of the target, by the model alone."""
     row_logp = step.tall.compiled_row_logp
 
-    def sums(*batch: np.ndarray) -> np.ndarray:
-        return np.array(
-            [
-                (row_logp(there, *batch) - row_logp(here, *batch)).sum()
-                for here, there in zip(points, proposed, strict=True)
-            ]
-        )
-
-    chunks = over_chunks(sums, step.tall.data, "Auditing the decisions")
-    rows = np.sum([part for _, part in chunks], axis=0) / step.temperature
+    sums = partial(_sums, row_logp, points, proposed)
+    [total] = sum_over_chunks(sums, step.tall.data, "Auditing the decisions")
+    rows = total / step.temperature
     prior = step.tall.compiled_prior_logp
     priors = [
         float(prior(there)) - float(prior(here))
@@ -283,20 +277,33 @@ def _log_ratios(step: MinibatchMH, points: np.ndarray, proposed: np.ndarray) -> 
     return rows + np.array(priors)
 
 
+def _sums(
+    row_logp: CompiledFunction, points: np.ndarray, proposed: np.ndarray, *batch: np.ndarray
+) -> list[np.ndarray]:
+    """Sum the log ratios of a chunk for each move."""
+    moves = zip(points, proposed, strict=True)
+    ratios = [(row_logp(there, *batch) - row_logp(here, *batch)).sum() for here, there in moves]
+    return [np.array(ratios)]
+
+
 def _base(step: MinibatchMH, here: np.ndarray, there: np.ndarray) -> float:
     base, _, constants = step._target
     return base(there, constants) - base(here, constants)
 
 
 def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Repeated]:
-    by_size = step.row_sizes is not None
     ndims = [values.ndim for values in step.tall.data]
-    loop = make_repeating(ndims, step.acceptance.build, by_size)
-    kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(by_size)])
+    loop = make_repeating(ndims, step.acceptance.build, step.drawing)
+    kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]
     first = int(np.clip(step._first_batch[0], 2, max(2, step.n_rows // 2)))
-    rows = row_workspace(step.n_rows, () if step.row_sizes is None else step.row_sizes.table)
-    scale = step.n_rows / step.temperature
+    rows, source, n_rows, numbers = step._rows, step._source, step.n_rows, None
+    if step.sized is not None:  # rows of its own, each of which serves again
+        residents = Residents.gather(step.sized, step.n_residents, rng, once=False)
+        n_rows, numbers = step.n_residents, residents.numbers
+        rows = row_workspace(n_rows, residents.table)
+        source = source._replace(data=residents.data, drawn=residents.drawn)
+    scale = n_rows / step.temperature
 
     def repeat(
         here: np.ndarray, there: np.ndarray, psi: np.ndarray, left: float | None
@@ -307,7 +314,7 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
             rng,
             here,
             there,
-            step._source,
+            source,
             rows,
             step._parameters,
             accepted,
@@ -315,8 +322,7 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
             means,
             variances,
         )
-        if bad_row >= 0:
-            raise SamplingError(step.complaint(bad_row, here))
+        step.refuse_impossible(bad_row, here, numbers)
         if left is None:
             return _Repeated(accepted, sizes, np.empty(0))
         with np.errstate(divide="ignore", invalid="ignore"):

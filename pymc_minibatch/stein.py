@@ -18,6 +18,7 @@ Mackey (2017), Measuring sample quality with kernels, for the inverse multiquadr
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -158,9 +159,9 @@ def ksd(
     base, row, constants = make_gradient_target(tall, control)
     rng = np.random.default_rng(random_seed)
     scores = np.empty_like(points)
-    for point, score in zip(points, scores, strict=True):
-        rows = rng.integers(0, tall.n_rows, n)
-        gradients = row(point, constants, tall.batch(rows))
+    batches = _batches(tall, rng, len(points), n)
+    for point, score, batch in zip(points, scores, batches, strict=True):
+        gradients = row(point, constants, batch)
         score[:] = base(point, constants) + tall.n_rows * gradients.mean(axis=0)
     covariance = np.cov(points.T).reshape(2 * points.shape[1:])
     lower = np.linalg.cholesky(covariance if reference is None else reference.covariance)
@@ -173,6 +174,19 @@ def ksd(
         n_draws=len(points),
         n_gradient=len(points) * n * (1 + (0 if control is None else control.order)),
     )
+
+
+def _batches(
+    tall: TallModel, rng: np.random.Generator, n_batches: int, n: int
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Draw batches one after the other; rows in partitions are gathered in one job."""
+    if tall.partitions is None:
+        for _ in range(n_batches):
+            yield tall.batch(rng.integers(0, tall.n_rows, n))
+        return
+    gathered = tall.batch(rng.integers(0, tall.n_rows, n_batches * n))
+    for first in range(0, n_batches * n, n):
+        yield tuple(values[first : first + n] for values in gathered)
 
 
 def discrepancy(z: np.ndarray, scores: np.ndarray, chains: int) -> tuple[float, float]:

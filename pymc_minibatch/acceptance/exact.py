@@ -161,7 +161,7 @@ class Exact:
             for first in range(0, n, min(CHUNK_ROWS, rows.drawn.size)):
                 size = min(n - first, CHUNK_ROWS, rows.drawn.size)
                 bad = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), size)
-                if bad >= 0:
+                if bad != -1:
                     return rejected(n, False, bad, 0)
                 for i in range(size):
                     v = rows.log_ratios[i] * n_rows / (ball.total * factor)

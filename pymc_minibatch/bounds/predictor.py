@@ -23,7 +23,7 @@ from pytensor.tensor.shape import shape as shape_of
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["NoPredictorError", "Predictor", "find_predictor"]
+__all__ = ["NoPredictorError", "Predictor", "find_predictor", "linearised"]
 
 TRIAL_ROWS = 64
 TOLERANCE = 1e-8
@@ -77,14 +77,21 @@ class Predictor:
     def linearised(
         self, point: np.ndarray, batch: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return η at a point and its Jacobian (b × D), by differences, which are exact."""
-        eta = self.compiled_eta(point, *batch)
-        jacobian = np.empty((eta.size, point.size))
-        for i in range(point.size):
-            moved = point.copy()
-            moved[i] += 1.0
-            jacobian[:, i] = (self.compiled_eta(moved, *batch) - eta) / (moved[i] - point[i])
-        return eta, jacobian
+        """Return η at a point and its Jacobian; see :func:`linearised`."""
+        return linearised(self.compiled_eta, point, batch)
+
+
+def linearised(
+    compiled_eta: CompiledFunction, point: np.ndarray, batch: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return η at a point and its Jacobian (b × D), by differences, which are exact."""
+    eta = compiled_eta(point, *batch)
+    jacobian = np.empty((eta.size, point.size))
+    for i in range(point.size):
+        moved = point.copy()
+        moved[i] += 1.0
+        jacobian[:, i] = (compiled_eta(moved, *batch) - eta) / (moved[i] - point[i])
+    return eta, jacobian
 
 
 def find_predictor(tall: TallModel) -> Predictor:
@@ -145,15 +152,16 @@ def _per_row(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
     lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in kept])])
     start = tall.layout.flatten(tall.model.initial_point())
     grows = np.ones(len(kept), bool)
+    first = tall.batch(np.arange(3))
     for n in (2, 3):
-        grows &= lengths(start, *[np.ascontiguousarray(values[:n]) for values in tall.data]) == n
+        grows &= lengths(start, *[values[:n] for values in first]) == n
     return [v for v, wanted in zip(kept, grows, strict=True) if wanted]
 
 
 def _is_affine(tall: TallModel, predictor: Predictor) -> bool:
     rng = np.random.default_rng(20240719)
-    rows = np.sort(rng.integers(0, tall.n_rows, min(TRIAL_ROWS, tall.n_rows)))
-    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
+    batch = tall.batch(rows)
     start = tall.layout.flatten(tall.model.initial_point())
     with np.errstate(all="ignore"):
         for spread in (0.1, 1.0, 10.0):

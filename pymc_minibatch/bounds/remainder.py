@@ -3,25 +3,32 @@
 See :mod:`pymc_minibatch.acceptance.exact` for the inequality.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.bounds.predictor import NoPredictorError, Predictor, find_predictor
+from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor, linearised
 from pymc_minibatch.bounds.third import Third, find_third
+from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.weighted import SizedRows, size_rows
 
 __all__ = ["RemainderBounds", "bound_remainders"]
 
 BEYOND = 6.0
 """Bounds hold up to |z| = √D + 6: a Gaussian chain leaves that ball with probability exp(−18)."""
+
+FAR_BEYOND = 12.0
+"""The same where rows are in partitions, beyond which no chain comes (probability exp(−72)): there
+all of them would have to be read. With so many rows it makes bounds hardly larger."""
 
 PAIRS = 2000
 """Pairs of Gaussian points over which the expected number of rows is averaged."""
@@ -40,8 +47,8 @@ class RemainderBounds:
 
     Attributes
     ----------
-    sizes : ndarray of float32, shape (N,)
-        c_n, rounded up.
+    sizes : ndarray of float32, shape (N,), or SizedRows
+        c_n, rounded up; where rows are in partitions, how they are computed and their sums.
     whiten : ndarray, shape (D, D)
         Lᵀ, with LLᵀ the precision of the Gaussian approximation.
     radius : float
@@ -50,7 +57,7 @@ class RemainderBounds:
         Rows of a decision on independent draws from the Gaussian approximation, on average.
     """
 
-    sizes: np.ndarray
+    sizes: np.ndarray | SizedRows
     whiten: np.ndarray
     radius: float
     expected_rows: float
@@ -74,37 +81,73 @@ def bound_remainders(
     reference, _, temperature = control
     predictor = find_predictor(tall)
     lower = np.linalg.cholesky(reference.precision_at(temperature))
-    radius = float(np.sqrt(reference.flat.size) + BEYOND)
+    beyond = BEYOND if tall.partitions is None else FAR_BEYOND
+    radius = float(np.sqrt(reference.flat.size) + beyond)
     brought = None if third is None else _brought(third, tall.n_rows)
+    if tall.partitions is not None and np.ndim(third):
+        raise ValueError(
+            "Exact(third=...) takes one number where rows are in partitions, not one for each row."
+        )
     known = find_third(tall, predictor, reference.flat) if brought is None else None
     _ = predictor.compiled_eta  # before threads ask for it
-
-    def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return _lengths_and_bounds(predictor, reference.flat, lower, radius, known, batch)
-
+    look = partial(
+        _lengths_and_bounds, predictor.compiled_eta, reference.flat, lower, radius, known
+    )
     per_size = _mean_factor(reference.flat.size) / temperature
     if known is not None and np.isfinite(most_rows):
-        rows = np.sort(np.random.default_rng(0).integers(0, tall.n_rows, SOME_ROWS))
+        rows = np.sort(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
         some_lengths, some_bounds = look(*tall.batch(rows))
         expected = tall.n_rows * float(np.mean(some_bounds * some_lengths**3)) * per_size
         if expected > TOO_MANY * most_rows:
             raise NoPredictorError(f"Exact would take about {expected:,.3g} rows in a decision")
-    parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
-    lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
-    sizes = (bounds if brought is None else brought) * lengths**3
-    if not np.isfinite(sizes).all():
-        row = int(np.argmin(np.isfinite(sizes)))
-        raise NoPredictorError(
-            f"the third derivative of row {row} of {' + '.join(tall.row_names)} is not finite "
-            "within the posterior"
-        )
+    sizes: np.ndarray | SizedRows
+    if tall.partitions is not None:
+        sizes = _sized(tall, partial(_row_sizes, look, brought))
+        total = sizes.total
+    else:
+        parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
+        lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
+        exact = (bounds if brought is None else brought) * lengths**3
+        if not np.isfinite(exact).all():
+            row = int(np.argmin(np.isfinite(exact)))
+            raise NoPredictorError(
+                f"the third derivative of row {row} of {' + '.join(tall.row_names)} is not finite "
+                "within the posterior"
+            )
+        sizes, total = _rounded_up(exact), float(exact.sum())
     found = RemainderBounds(
-        np.nextafter(sizes.astype(np.float32), np.float32(np.inf)) * (sizes > 0),
+        sizes,
         np.ascontiguousarray(lower.T),
         radius if brought is None else np.inf,
-        float(sizes.sum()) * per_size,
+        total * per_size,
     )
     _verify(tall, reference, found, brought is not None)
+    return found
+
+
+def _rounded_up(sizes: np.ndarray) -> np.ndarray:
+    return np.nextafter(sizes.astype(np.float32), np.float32(np.inf)) * (sizes > 0)
+
+
+def _row_sizes(
+    look: Callable[..., tuple[np.ndarray, np.ndarray]],
+    brought: np.ndarray | None,
+    *batch: np.ndarray,
+) -> np.ndarray:
+    """Return c_n of the rows of a batch; `brought` is the same for all of them."""
+    lengths, bounds = look(*batch)
+    return _rounded_up((bounds if brought is None else brought.flat[0]) * lengths**3)
+
+
+def _sized(tall: TallModel, sizer: Callable[..., np.ndarray]) -> SizedRows:
+    """Sum sizes in the partitions."""
+    assert tall.partitions is not None
+    found = size_rows(tall.partitions, sizer, title="Bounding the remainders")
+    if not np.isfinite(found.totals).all():
+        raise NoPredictorError(
+            f"the third derivative of a row of {' + '.join(tall.row_names)} is not finite within "
+            "the posterior"
+        )
     return found
 
 
@@ -119,15 +162,15 @@ def _brought(third: Any, n_rows: int) -> np.ndarray:
 
 
 def _lengths_and_bounds(
-    predictor: Predictor,
+    eta_of: CompiledFunction,
     reference: np.ndarray,
     lower: np.ndarray,
     radius: float,
     third: Third | None,
-    batch: Sequence[np.ndarray],
+    *batch: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the posterior sd of the predictors, and the bounds on the third derivative."""
-    eta, jacobian = predictor.linearised(reference, batch)
+    eta, jacobian = linearised(eta_of, reference, batch)
     lengths = np.linalg.norm(solve_triangular(lower, jacobian.T, lower=True), axis=0)
     if third is None:
         return lengths, np.zeros_like(lengths)
@@ -145,8 +188,10 @@ def _mean_factor(dim: int) -> float:
 def _verify(tall: TallModel, reference: Reference, bounds: RemainderBounds, brought: bool) -> None:
     """Compare bounds with remainders of random rows, near the reference and far from it."""
     rng = np.random.default_rng(20240719)
-    rows = np.sort(rng.integers(0, tall.n_rows, min(TRIAL_ROWS, tall.n_rows)))
+    rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
     batch = tall.batch(rows)
+    of_all = bounds.sizes
+    sizes = of_all.sizer(*batch) if isinstance(of_all, SizedRows) else of_all[rows]
     remainder = compile_remainder(tall, 2)
     dim = reference.flat.size
     for spread in (0.3, 1.0, 3.0, 10.0) if brought else (0.3, 1.0):
@@ -155,7 +200,7 @@ def _verify(tall: TallModel, reference: Reference, bounds: RemainderBounds, brou
         here, there = reference.flat + np.linalg.solve(bounds.whiten, z.T).T
         terms = [remainder(point, reference.flat, *batch) for point in (here, there)]
         factor = np.linalg.norm(z[1] - z[0]) * ((z**2).sum() + z[0] @ z[1]) / 6
-        allowed = bounds.sizes[rows] * factor + ROUNDING * (1 + np.abs(terms[0]))
+        allowed = sizes * factor + ROUNDING * (1 + np.abs(terms[0]))
         excess = np.abs(terms[1] - terms[0]) - allowed
         if not excess.max() <= 0:
             row = int(rows[np.argmax(np.nan_to_num(excess, nan=np.inf))])

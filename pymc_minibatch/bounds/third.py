@@ -68,10 +68,10 @@ def find_third(tall: TallModel, predictor: Predictor, reference: np.ndarray) -> 
         If no bound is known.
     """
     rng = np.random.default_rng(20240719)
-    rows = np.sort(rng.integers(0, tall.n_rows, min(TRIAL_ROWS, tall.n_rows)))
-    batch = [np.ascontiguousarray(values[rows]) for values in tall.data]
+    rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
+    batch = tall.batch(rows)
     eta = predictor.compiled_eta(reference, *batch)
-    derivatives = predictor.compiled_derivatives.jitted
+    derivatives = predictor.compiled_derivatives.outputs
     families: Sequence[Callable[..., Third | None]] = (
         _normal,
         _exponential,
@@ -205,7 +205,7 @@ def _student_t(
     point = tall.layout.flatten(tall.model.initial_point())
 
     def parts(batch: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        y, nu, sigma = parameters.jitted(point, *batch)
+        y, nu, sigma = parameters.outputs(point, *batch)
         return y, nu, sigma * np.sqrt(nu)
 
     y, nu, width = parts(batch)

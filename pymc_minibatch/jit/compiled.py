@@ -5,9 +5,12 @@ has a key under which PyTensor keeps the machine code on disk. :func:`jit_kept` 
 to our own kernels: a second process on the same model starts warm.
 """
 
+import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from inspect import signature
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,14 +45,39 @@ class CompiledFunction:
         The Numba dispatcher; takes arrays and returns a tuple of arrays.
     cache_key
         Identifies the graph on disk; None if PyTensor cannot cache one of its operations.
+    graph
+        Inputs and outputs. A function is pickled as its graph, and compiled once in each process.
     """
 
     jitted: Callable[..., tuple[np.ndarray, ...]]
     cache_key: str | None
+    graph: tuple[list[Variable], list[Variable]] = field(repr=False, compare=False)
 
     def __call__(self, *args: np.ndarray) -> np.ndarray:
         """Evaluate the first output."""
         return self.jitted(*args)[0]
+
+    def outputs(self, *args: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Evaluate all outputs."""
+        return self.jitted(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the graph."""
+        return _restored, (pickle.dumps(self.graph),)
+
+
+_restoring = Lock()
+"""PyTensor compiles in one thread at a time."""
+
+
+def _restored(graph: bytes) -> CompiledFunction:
+    with _restoring:
+        return _compiled_once(graph)
+
+
+@lru_cache(maxsize=64)
+def _compiled_once(graph: bytes) -> CompiledFunction:
+    return compile_numba(*pickle.loads(graph))
 
 
 def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> CompiledFunction:
@@ -65,7 +93,8 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
     jitted = function.vm.jit_fn
     jitted.targetoptions["nogil"] = True  # so that passes over all rows can use all cores
-    return CompiledFunction(jitted, CACHED_SRC_FUNCTIONS.get(jitted.py_func))
+    key = CACHED_SRC_FUNCTIONS.get(jitted.py_func)
+    return CompiledFunction(jitted, key, (list(inputs), list(outputs)))
 
 
 def compile_python(

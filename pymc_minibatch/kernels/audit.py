@@ -10,7 +10,7 @@ from pymc_minibatch.acceptance.decision import Decision, Rows, batch_variance
 from pymc_minibatch.acceptance.growing import moments
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.metropolis import put
-from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place
 from pymc_minibatch.reference.source import Source
 
@@ -42,7 +42,7 @@ def make_proposing(propose: Callable[..., float]) -> Callable[..., float]:
 
 
 def make_repeating(
-    ndims: Sequence[int], build_decide: Callable[..., Callable[..., Decision]], by_size: bool
+    ndims: Sequence[int], build_decide: Callable[..., Callable[..., Decision]], by_size: Drawing
 ) -> Callable[..., tuple[float, int]]:
     """Make a function that repeats decisions and estimates.
 
@@ -79,7 +79,7 @@ def make_repeating(
             shift = base + psi[i]
             decision = decide(rng, shift, current, proposed, source, rows, parameters)
             psi[i], sizes[i] = decision.accepted, decision.batch_size
-            if decision.impossible_row >= 0:
+            if decision.impossible_row != -1:
                 impossible = decision.impossible_row
         return base, impossible
 

@@ -10,11 +10,11 @@ from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_scalar
-from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place, Proposal
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["Totals", "compile_transitions"]
+__all__ = ["Totals", "compile_transitions", "summed"]
 
 
 class Totals(NamedTuple):
@@ -35,7 +35,8 @@ class Totals(NamedTuple):
     test_error
         Largest bound on the error of the acceptance probability.
     impossible_row
-        A row whose log-likelihood at the current point is not finite, or -1.
+        A row whose log-likelihood at the current point is not finite, or -1; or, where rows were
+        gathered before and too few are left, :data:`.residents.OUT_OF_ROWS`.
     n_scanned
         Rows read at both points only to learn what the test presupposes.
     """
@@ -56,7 +57,7 @@ def make_transitions(
     build_decide: Callable[..., Callable[..., Decision]],
     propose: Callable[..., float],
     adapt: Callable[..., None],
-    by_size: bool = False,
+    by_size: Drawing = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """Assemble the loop from jitted parts.
 
@@ -121,7 +122,7 @@ def make_transitions(
                 batch_rows += decision.batch_size
                 log_ratio_var += decision.log_ratio_var
                 test_error = max(test_error, decision.test_error)
-                if decision.impossible_row >= 0:
+                if decision.impossible_row != -1:
                     impossible_row = decision.impossible_row
                     break
             if accepted:
@@ -147,12 +148,20 @@ def make_transitions(
 
 
 def compile_transitions(
-    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal, by_size: bool
+    ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal, by_size: Drawing
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile the loop with this test and this proposal."""
     loop = make_transitions(ndims, acceptance.build, *proposal.build(), by_size)
     parts = [class_key(acceptance), class_key(proposal), repr(proposal.jit_options)]
     return jit_kept(loop, [*parts, repr(ndims), repr(by_size)])
+
+
+def summed(parts: Sequence[Totals]) -> Totals:
+    """Add up what happened in several calls."""
+    added = {name: sum(getattr(part, name) for part in parts) for name in Totals._fields}
+    added["test_error"] = max(part.test_error for part in parts)
+    added["impossible_row"] = parts[-1].impossible_row
+    return Totals(**added)
 
 
 @njit

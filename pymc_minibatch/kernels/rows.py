@@ -4,7 +4,7 @@ Batches are drawn uniformly without replacement, or by size with replacement (:m
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numba import njit
@@ -12,10 +12,13 @@ from numba import njit
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_array
-from pymc_minibatch.kernels.by_size import draw_by_size
+from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
+from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["make_readers"]
+__all__ = ["Drawing", "make_readers"]
+
+type Drawing = bool | Literal["residents"]
 
 CHUNK_ROWS = 2048
 """Rows evaluated at once, so that what is computed from them stays in cache."""
@@ -105,7 +108,7 @@ def forget(rows: Rows) -> None:
 
 
 def make_readers(
-    ndims: Sequence[int], by_size: bool = False
+    ndims: Sequence[int], by_size: Drawing = False
 ) -> tuple[Callable[..., int], Callable[..., tuple[float, int]], Callable[..., Scan]]:
     """Make the functions that read the data for an acceptance test.
 
@@ -114,7 +117,8 @@ def make_readers(
     ndims
         Number of dimensions of each array of row data.
     by_size
-        Whether batches are drawn by size, from the table in `rows`.
+        Whether batches are drawn by size, from the table in `rows`; or "residents", where all the
+        rows there are were drawn by size before.
 
     Returns
     -------
@@ -131,9 +135,11 @@ def make_readers(
     Notes
     -----
     All return the number of a row that is impossible at the current point (its log-likelihood is
-    not finite), or -1. A row that is impossible at the proposal has log ratio -inf.
+    not finite), or -1; or :data:`.residents.OUT_OF_ROWS`. A row that is impossible at the proposal
+    has log ratio -inf.
     """
     take, copy = make_take(ndims), make_copy(len(ndims))
+    draw = draw_residents if by_size == "residents" else draw_from_table
 
     @njit
     def draw_log_ratios(
@@ -170,7 +176,8 @@ def make_readers(
             last = min(first + CHUNK_ROWS, n)
             drawn, log_ratios = rows.drawn[first:last], rows.log_ratios[first:last]
             weights = np.empty(last - first)
-            draw_by_size(rng, rows.table, drawn, weights)
+            if not draw(rng, rows.table, drawn, weights):
+                return OUT_OF_ROWS
             batch = take(source.data, drawn)
             bad = log_ratios_of(current, proposed, source, batch, log_ratios)
             if bad >= 0:
@@ -199,6 +206,25 @@ def make_readers(
         return total, -1
 
     @njit
+    def sum_drawn(current: np.ndarray, proposed: np.ndarray, source: Source) -> tuple[float, int]:
+        weights, noise = source.drawn
+        n_rows = weights.size
+        if n_rows == 0:
+            return -np.inf, OUT_OF_ROWS
+        log_ratios = np.empty(CHUNK_ROWS)
+        mean = squares = 0.0
+        for first in range(0, n_rows, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_rows)
+            batch = copy(source.data, first, last)
+            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            values = log_ratios[: last - first] * weights[first:last]
+            if bad >= 0 or values.min() == -np.inf:
+                return -np.inf, first + bad if bad >= 0 else -1
+            mean, squares = extend_moments(first, mean, squares, values)
+        noise[0] = max(noise[0], squares)
+        return n_rows * mean, -1
+
+    @njit
     def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, source: Source) -> Scan:
         n_rows = source.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)
@@ -215,8 +241,19 @@ def make_readers(
             lowest, highest = min(lowest, values.min()), max(highest, values.max())
         return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
 
-    draw = draw_log_ratios_by_size if by_size else draw_log_ratios
-    return draw, sum_log_ratios, scan_log_ratios
+    if by_size == "residents":
+        return draw_log_ratios_by_size, sum_drawn, scan_log_ratios
+    drawing = draw_log_ratios_by_size if by_size else draw_log_ratios
+    return drawing, sum_log_ratios, scan_log_ratios
+
+
+@njit
+def draw_from_table(
+    rng: np.random.Generator, table: SizeTable, drawn: np.ndarray, weights: np.ndarray
+) -> bool:
+    """Draw by size; there are always enough rows."""
+    draw_by_size(rng, table, drawn, weights)
+    return True
 
 
 @njit

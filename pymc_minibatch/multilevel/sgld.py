@@ -175,7 +175,7 @@ def multilevel_sgld(
     model = modelcontext(model)
     if discrete := [variable.name for variable in model.discrete_value_vars]:
         raise ValueError(f"Langevin dynamics needs gradients, and {discrete} are discrete.")
-    tall = TallModel(model, data=data)
+    tall = TallModel(model, data=data, rows_in_memory=math.inf)
     reference = find_reference(tall=tall) if reference is None else reference
     decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
     estimand = make_estimand(f, tall, reference.flat)

@@ -230,7 +230,7 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
 
 
 def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    return tall.batch(rng.integers(0, tall.n_rows, TRIAL_ROWS))
+    return tall.batch(tall.random_rows(rng, TRIAL_ROWS))
 
 
 def _term(
@@ -338,5 +338,5 @@ def nearer_start(
 
 def _log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
     """Log-density of the posterior at a temperature; -inf where it is not a number."""
-    value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.logp(point) / temperature
+    value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.trial_logp(point) / temperature
     return value if np.isfinite(value) else -math.inf

@@ -10,10 +10,10 @@ second derivatives tell nothing, and gradients at the scale of the posterior tak
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -27,10 +27,10 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_tri
 from scipy.optimize import minimize
 
 from pymc_minibatch.arguments import checked_temperature, checked_type
-from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = ["NoReferenceError", "Reference", "find_reference", "search"]
@@ -399,6 +399,8 @@ def _sample(tall: TallModel, size: int, rng: np.random.Generator) -> _Rows | Non
     """Take some rows at random; None where that would be all of them."""
     if size >= tall.n_rows:
         return None
+    if tall.partitions is not None:
+        return tall.batch(np.sort(tall.random_rows(rng, size)))
     rows = np.sort(rng.choice(tall.n_rows, size, replace=False))
     return [values[rows] for values in tall.data]
 
@@ -451,7 +453,7 @@ class _Density:
         self.tall, self.temperature, self.progressbar = tall, temperature, progressbar
         [flat, *batch], [term] = tall.batch_graph
         self._rows = _value_gradient_product(pt.sum(term), flat, batch)
-        self._prior = _value_gradient_product(tall.prior_graph, tall.flat, [])
+        self._prior = _value_gradient_product(tall.prior_graph, tall.flat, []).jitted
         self.rows_read = 0
         self.dim = tall.layout.size
         self.kinked = False
@@ -463,15 +465,10 @@ class _Density:
 
         Where some rows are given the sums are estimated from them.
         """
-
-        def sums(*batch: np.ndarray) -> list[np.ndarray]:
-            parts = [self._rows(theta, vector, *batch) for vector in vectors]
-            return [parts[0][0], parts[0][1], np.array([product for *_, product in parts])]
-
         data = self.tall.data if rows is None else rows
         title = "Finding the posterior mode" if rows is None and self.progressbar else None
-        chunks = (chunk for _, chunk in over_chunks(sums, data, title))
-        value, gradient, products = reduce(_add, chunks)
+        sums = partial(_row_sums, self._rows, theta, vectors)
+        value, gradient, products = sum_over_chunks(sums, data, title)
         self.rows_read += len(data[0])
         scale = self.tall.n_rows / len(data[0])
         return scale * float(value), scale * gradient, scale * products
@@ -673,15 +670,19 @@ class _Density:
         return theta, precision
 
 
-def _add(first: list[np.ndarray], second: list[np.ndarray]) -> list[np.ndarray]:
-    return [a + b for a, b in zip(first, second, strict=True)]
+def _row_sums(
+    rows: CompiledFunction, theta: np.ndarray, vectors: np.ndarray, *batch: np.ndarray
+) -> list[np.ndarray]:
+    """Sum value, gradient and Hessian-vector products over a chunk."""
+    parts = [rows.jitted(theta, vector, *batch) for vector in vectors]
+    return [parts[0][0], parts[0][1], np.array([product for *_, product in parts])]
 
 
 def _value_gradient_product(
     total: Variable, flat: Variable, batch: list[Variable]
-) -> Callable[..., tuple[np.ndarray, ...]]:
+) -> CompiledFunction:
     """Compile ``(point, vector, *batch) -> (value, gradient, Hessian-vector product)``."""
     vector = pt.dvector("vector")
     gradient: Any = grad(total, flat, disconnected_inputs="ignore")
     product: Any = grad(pt.sum(gradient * vector), flat, disconnected_inputs="ignore")
-    return compile_numba([flat, vector, *batch], [total, gradient, product]).jitted
+    return compile_numba([flat, vector, *batch], [total, gradient, product])

@@ -5,17 +5,20 @@ to the root mean square of what row n adds to the log ratio. Where few rows hold
 category, an outlying predictor), uniform batches miss them, and cannot know that they do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
+from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.passes import in_chunks, over_chunks
+from pymc_minibatch.tall.weighted import SizedRows
 
 __all__ = ["Unevenness", "row_sizes"]
 
@@ -60,7 +63,9 @@ class Unevenness(NamedTuple):
     kurtosis: float
 
 
-def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Unevenness]:
+def row_sizes(
+    tall: TallModel, control: ControlVariate
+) -> tuple[np.ndarray | SizedRows, Unevenness]:
     """Find in one pass how far the term of each row varies over the posterior.
 
     The size of a row is the range of its term, the remainder where there is a control variate, over
@@ -71,8 +76,9 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
 
     Returns
     -------
-    sizes : ndarray of float32, shape (N,)
-        Positive; all the same where no row varies.
+    sizes : ndarray of float32, shape (N,), or SizedRows
+        Positive; all the same where no row varies. Where rows are in partitions, how they are
+        computed and their sums.
     unevenness : Unevenness
         How much they are worth, measured at other points.
     """
@@ -81,65 +87,139 @@ def row_sizes(tall: TallModel, control: ControlVariate) -> tuple[np.ndarray, Une
     axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
     points, pairs = _trial_points(reference, temperature, *axes)
     term = _row_term(tall, reference, order)
-
-    def look(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        at_mode = term(reference.flat, batch)
-        lowest = highest = at_mode
-        distance = np.zeros_like(at_mode)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for point in points:
-                terms = term(point, batch)
-                finite = np.isfinite(terms)
-                lowest = np.where(finite, np.minimum(lowest, terms), lowest)
-                highest = np.where(finite, np.maximum(highest, terms), highest)
-                if kinked:
-                    distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
-            ranges = np.nan_to_num(highest - lowest)
-            if kinked:
-                ranges = distance + RANGE_SHARE * ranges
-            ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
-            return ranges.astype(np.float32), _sums(ranges, np.array(ratios))
-
-    parts = [part for _, part in over_chunks(look, tall.data, "Sizing the rows")]
+    look = partial(_look, term, reference.flat, points, pairs, kinked)
+    if tall.partitions is not None:
+        return _in_partitions(tall, look, temperature)
+    sums = partial(_ranges_and_sums, look)
+    parts = [part for _, part in over_chunks(sums, tall.data, "Sizing the rows")]
     ranges = np.concatenate([part for part, _ in parts])
     mean = ranges.mean(dtype=float)
     if not mean > 0:
         return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
-    sums = np.sum([part for _, part in parts], axis=0)
-    return sizes, _unevenness(sizes, sums, temperature)
+    of_ratios = np.sum([part for _, part in parts], axis=0)
+    return sizes, _unevenness(_size_sums(sizes), of_ratios, temperature)
 
 
-def _sums(ranges: np.ndarray, ratios: np.ndarray) -> np.ndarray:
-    """Sum r, r² and r²/c over the rows of a chunk, for the log ratios r of each pair."""
-    floor = max(FLOOR * float(ranges.mean()), float(np.finfo(np.float32).tiny))
-    squares = ratios**2
-    of_squares = (squares / np.maximum(ranges, floor)).sum(axis=1)
-    return np.array([ratios.sum(axis=1), squares.sum(axis=1), of_squares])
+def _look(
+    term: Callable[..., np.ndarray],
+    reference: np.ndarray,
+    points: np.ndarray,
+    pairs: np.ndarray,
+    kinked: bool,
+    *batch: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far the terms of rows vary over points, and their log ratios for each pair."""
+    at_mode = term(reference, batch)
+    lowest = highest = at_mode
+    distance = np.zeros_like(at_mode)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for point in points:
+            terms = term(point, batch)
+            finite = np.isfinite(terms)
+            lowest = np.where(finite, np.minimum(lowest, terms), lowest)
+            highest = np.where(finite, np.maximum(highest, terms), highest)
+            if kinked:
+                distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
+        ranges = highest - lowest
+        if kinked:
+            ranges = distance + RANGE_SHARE * ranges
+        ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
+        return np.nan_to_num(ranges.astype(np.float32)), np.array(ratios, dtype=float)
 
 
-def _unevenness(sizes: np.ndarray, sums: np.ndarray, temperature: float) -> Unevenness:
+type _Look = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def _ranges_and_sums(look: _Look, *batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranges of a chunk, and sums of its log ratios for sizes with a floor of its own.
+
+    The mean of all rows is not known yet, and to keep the log ratios until it is takes memory.
+    """
+    ranges, ratios = look(*batch)
+    floor = max(FLOOR * float(ranges.mean(dtype=float)), float(np.finfo(np.float32).tiny))
+    return ranges, _ratio_sums(np.maximum(ranges, floor), ratios)
+
+
+def _in_partitions(
+    tall: TallModel, look: _Look, temperature: float
+) -> tuple[SizedRows, Unevenness]:
+    """Do the same where the rows are; the mean comes from a sample of them."""
+    partitions = tall.partitions
+    assert partitions is not None
+    mean = float(look(*tall.batch(partitions.kept_rows()))[0].mean(dtype=float))
+    floor = FLOOR * mean if mean > 0 else 1.0
+    sums = partitions.run(partial(_sums_of_part, look, floor), title="Sizing the rows")
+    of_sizes, of_ratios = map(np.array, zip(*sums, strict=True))
+    sized = SizedRows(partitions, partial(_sizes, look, floor), of_sizes[:, 1])
+    return sized, _unevenness(of_sizes.sum(axis=0), of_ratios.sum(axis=0), temperature)
+
+
+def _sizes(look: _Look, floor: float, *batch: np.ndarray) -> np.ndarray:
+    return np.maximum(look(*batch)[0], np.float32(floor))
+
+
+def _sums_of_part(
+    look: _Look, floor: float, arrays: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    def sums(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ranges, ratios = look(*batch)
+        sizes = np.maximum(ranges, np.float32(floor))
+        return _size_sums(sizes), _ratio_sums(sizes, ratios)
+
+    of_sizes, of_ratios = zip(*(part for _, part in in_chunks(sums, arrays)), strict=True)
+    return np.sum(of_sizes, axis=0), np.sum(of_ratios, axis=0)
+
+
+def _size_sums(sizes: np.ndarray) -> np.ndarray:
+    """Sum 1, c, c² and c⁴ over rows with sizes c."""
+    c = sizes.astype(float)
+    with np.errstate(over="ignore"):
+        return np.array([c.size, c.sum(), (c**2).sum(), (c**4).sum()])
+
+
+def _ratio_sums(sizes: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """Sum r, r² and r²/c over rows with sizes c, for the log ratios r of each pair."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = ratios**2
+        return np.array([ratios.sum(axis=1), squares.sum(axis=1), (squares / sizes).sum(axis=1)])
+
+
+def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float) -> Unevenness:
     """Compare the variance of r / p for both ways to draw, with r at points of their own."""
-    fourth = float(np.sum(sizes.astype(float) ** 4))
-    kurtosis = sizes.size * fourth / float(np.sum(sizes.astype(float) ** 2)) ** 2
-    total, squares, of_squares = sums
-    by_size = of_squares * float(sizes.sum(dtype=float)) - total**2
-    uniform = sizes.size * squares - total**2
+    n, size, squares, fourth = map(float, of_sizes)
+    kurtosis = n * fourth / squares**2
+    total, r_squares, scaled = of_ratios
+    by_size = scaled * size - total**2
+    uniform = n * r_squares - total**2
     with np.errstate(invalid="ignore"):
-        rounding = ROUNDING * sizes.size * squares
+        rounding = ROUNDING * n * r_squares
         uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
     possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
     rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
     return Unevenness(rows[0] / temperature**2, rows[1] / temperature**2, kurtosis)
 
 
-def _row_term(
-    tall: TallModel, reference: Reference, order: int
-) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], np.ndarray]:
+def _row_term(tall: TallModel, reference: Reference, order: int) -> Callable[..., np.ndarray]:
+    """Return ``(point, batch) -> terms``, which can be pickled."""
     if order == 0:
-        return lambda point, batch: tall.compiled_row_logp(point, *batch)
-    remainder = compile_remainder(tall, order)
-    return lambda point, batch: remainder(point, reference.flat, *batch)
+        return partial(_plain, tall.compiled_row_logp)
+    return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
+
+
+def _plain(
+    row_logp: CompiledFunction, point: np.ndarray, batch: Sequence[np.ndarray]
+) -> np.ndarray:
+    return row_logp(point, *batch)
+
+
+def _less_taylor(
+    remainder: CompiledFunction,
+    reference: np.ndarray,
+    point: np.ndarray,
+    batch: Sequence[np.ndarray],
+) -> np.ndarray:
+    return remainder(point, reference, *batch)
 
 
 def _trial_points(

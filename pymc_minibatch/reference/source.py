@@ -24,17 +24,28 @@ class Source(NamedTuple):
     row, base
         Addresses of the compiled functions; see
         :class:`~pymc_minibatch.reference.taylor.Target`.
+    drawn
+        Of rows that were drawn and gathered before: the weights by which they stand for all, empty
+        where each serves once, and an array of one number; see :mod:`.kernels.residents`.
     """
 
     data: tuple[np.ndarray, ...]
     constants: tuple[np.ndarray, ...]
     row: int = 0
     base: int = 0
+    drawn: tuple[np.ndarray, ...] = ()
 
 
-def make_source(tall: TallModel, target: Target | GradientTarget) -> Source:
-    """Compile the parts of a target for the data; the addresses are good as long as it is alive."""
+def make_source(
+    tall: TallModel,
+    target: Target | GradientTarget,
+    data: tuple[np.ndarray, ...] | None = None,
+) -> Source:
+    """Compile the parts of a target for the data; the addresses are good as long as it is alive.
+
+    Rows are those of the model, or others of it that were gathered before.
+    """
     base, row, constants = target
-    point, data = tall.layout.empty(), tall.data
+    point, data = tall.layout.empty(), tall.data if data is None else data
     row_address = address_of(row, point, constants, batch_of_one(data))
     return Source(data, constants, row_address, address_of(base, point, constants))

@@ -40,7 +40,7 @@ class Trial(NamedTuple):
 
     def gradients(self, flat: np.ndarray) -> np.ndarray:
         """Gradients of the terms of the rows, shape (n, d)."""
-        rows = np.random.default_rng(0).integers(0, self.tall.n_rows, ROWS)
+        rows = self.tall.random_rows(np.random.default_rng(0), ROWS)
         batch = self.tall.batch(rows)
         return self.target.row(flat, self.target.constants, batch)[:, self.active]
 

@@ -1,6 +1,7 @@
 """What steps share: everything between PyMC and the draws of an algorithm."""
 
 import copy
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -115,12 +116,13 @@ class TallStep(BlockedStep):
         steps_per_draw: int,
         model: Model | None,
         rng: RandomGenerator,
+        rows_in_memory: float = math.inf,
     ) -> None:
         model = checked_model(model)
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
-        self.tall = TallModel(model, data=data)
+        self.tall = TallModel(model, data=data, rows_in_memory=rows_in_memory)
         self.n_rows = self.tall.n_rows
         self._active = _positions(self.tall, self.var_names)
         self._left = left_to_others(self.tall, self.var_names)

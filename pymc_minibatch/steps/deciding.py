@@ -34,6 +34,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -155,6 +156,8 @@ class Deciding:
         How uneven the rows are, where it is known.
     rows_read
         About how many rows a full-size move takes, where that is known.
+    sized
+        What rows are drawn by where they are in partitions.
     """
 
     acceptance: Acceptance
@@ -164,6 +167,7 @@ class Deciding:
     ball: Ball | None = None
     unevenness: Unevenness | None = None
     rows_read: float = 0.0
+    sized: SizedRows | None = None
 
 
 def settle(
@@ -195,19 +199,27 @@ def settle(
     if control is None or not (may or test.first_batch == "tuned"):
         return Deciding(test, "uniform", f"{reason}; rows uniformly")
     sizes, unevenness = row_sizes(tall, control)
-    by_size = may and (rows == "size" or unevenness.by_size < WORTH * unevenness.uniform)
+    in_memory = None if isinstance(sizes, SizedRows) else sizes
+    worth = unevenness.by_size < WORTH * unevenness.uniform
+    by_size = in_memory is None or (may and (rows == "size" or worth))
     variance = unevenness.by_size if by_size else unevenness.uniform
     if len(tests) > 1:
         test, found = _cheapest(tests, tall, control, variance)
         reason = f"{reason}; {found}"
     how = "by size" if by_size else "uniformly"
+    how = f"{how}, gathered before" if in_memory is None else how
     reason = (
         f"{reason}; rows {how}: s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
         f"{unevenness.uniform:,.3g} uniformly"
     )
-    sized = RowSizes.of(sizes) if by_size else None
     return Deciding(
-        test, "size" if by_size else "uniform", reason, sized, None, unevenness, variance
+        test,
+        "size" if by_size else "uniform",
+        reason,
+        unevenness=unevenness,
+        rows_read=variance,
+        row_sizes=RowSizes.of(in_memory) if by_size and in_memory is not None else None,
+        sized=sizes if isinstance(sizes, SizedRows) else None,
     )
 
 
@@ -280,6 +292,13 @@ def _cheapest(
 def _with_bounds(
     reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
 ) -> Deciding:
+    if isinstance(bounds.sizes, SizedRows):
+        sized = bounds.sizes
+        ball = Ball(reference.flat, bounds.whiten, bounds.radius, sized.total)
+        if not sized.total:  # no row is read
+            sized = SizedRows.alike(sized.partitions)
+        found = bounds.expected_rows
+        return Deciding(acceptance, "size", reason, None, ball, None, found, sized)
     none_needed = not bounds.sizes.any()
     sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
     total = 0.0 if none_needed else sizes.total

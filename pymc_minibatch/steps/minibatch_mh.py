@@ -1,10 +1,13 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
+import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,8 +31,10 @@ from pymc_minibatch.acceptance.growing import (
 from pymc_minibatch.arguments import checked_count, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import RowSizes
-from pymc_minibatch.kernels.metropolis import Totals, compile_transitions
-from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
+from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
+from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
@@ -57,6 +62,8 @@ from pymc_minibatch.steps.deciding import (
     settle,
     steps_of_draw,
 )
+from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
+from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
@@ -76,6 +83,11 @@ DEARER = 2.5
 
 STEPS_WITH_DETERMINISTICS = 4
 """Transitions of a draw at which PyMC evaluates as many numbers as there are rows."""
+
+LASTING = 1e5
+"""Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
+
+LEAST_RESIDENTS = 100_000
 
 KINDS = ("acceptance_rate_hyper", "acceptance_rate_dense", "acceptance_rate_groups")
 """Stats of the kinds of moves of a model with effects."""
@@ -145,6 +157,12 @@ class MinibatchMH(TallStep):
         reference point and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
+    rows_in_memory : float, default 2**30
+        Bytes of rows that may be copied to this machine. Of stores with more (Dask, Parquet, zarr)
+        only rows that were drawn by size are, as many as are needed: Exact takes each of them once,
+        and gathers others when they run out; other tests use them again and again, and their
+        ``test_error`` has the error that comes with it. Steps that need all rows copy them: where
+        rows are drawn uniformly or there is no control variate.
     steps_per_draw : int or "auto", default "auto"
         Transitions for each draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
@@ -259,6 +277,7 @@ class MinibatchMH(TallStep):
         batch_size: int | None = None,
         rows: RowChoice = "auto",
         temperature: float = 1.0,
+        rows_in_memory: float = ROWS_IN_MEMORY,
         steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
@@ -271,7 +290,17 @@ class MinibatchMH(TallStep):
             raise ValueError(f"rows must be 'auto', 'size' or 'uniform'; got {rows!r}.")
         self.temperature = checked_temperature(temperature)
         check_control_variate(reference, control_variate)
-        super().__init__(vars, data, 1 if steps_per_draw == "auto" else steps_per_draw, model, rng)
+        by_size = test is None or test.draws_by_size
+        may_stay = by_size and rows != "uniform" and control_variate != 0
+        super().__init__(
+            vars,
+            data,
+            1 if steps_per_draw == "auto" else steps_per_draw,
+            model,
+            rng,
+            rows_in_memory if may_stay else math.inf,
+        )
+        self.rows_in_memory = rows_in_memory
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
@@ -284,6 +313,8 @@ class MinibatchMH(TallStep):
         self.proposal_options = ()
         self.rows: str = "uniform"
         self.row_sizes: RowSizes | None = None
+        self.sized: SizedRows | None = None
+        self.residents: Residents | None = None
         self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
         free = reference is None and moves is None and control_variate in ("auto", 2)
@@ -306,6 +337,9 @@ class MinibatchMH(TallStep):
         acceptance = Penalty() if is_open else self.acceptance
         if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
             return None
+        self._copy_for_effects()
+        if self.tall.partitions is not None:
+            return None
         try:
             sampler = make_latent_sampler(
                 self.tall, acceptance, self.temperature, by_size=rows != "uniform"
@@ -317,6 +351,21 @@ class MinibatchMH(TallStep):
         self.rows = "uniform" if rows == "uniform" else "size"
         self.choice = f"{type(self.acceptance).__name__}: {sampler.describe()}."
         return sampler
+
+    def _copy_for_effects(self) -> None:
+        """Copy rows in partitions to this machine where the model has effects, and say so."""
+        structure = self.tall.structure
+        if self.tall.partitions is None or structure is None:
+            return
+        if has_effects(self.tall, structure):
+            size = self.tall.row_bytes * self.n_rows
+            warn(
+                "This model has effects, and their moves read any row at any time: its "
+                f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
+                "or a reference= of your own all variables are moved at once, and rows stay where "
+                "they are."
+            )
+            self.tall = self.tall.copied()
 
     def _set_up_plainly(
         self,
@@ -332,6 +381,8 @@ class MinibatchMH(TallStep):
         self.control = decide_control_variate(
             self.tall, reference, control_variate, self.temperature
         )
+        if self.tall.partitions is not None and not self.control_variate:
+            self.tall = self.tall.copied()
         self.proposal = self._default_proposal() if proposal is None else proposal
         rows_read = self._settle_decisions(is_open, rows)
         _check_target(self.proposal, self.acceptance)
@@ -346,6 +397,9 @@ class MinibatchMH(TallStep):
         settled = settle(self.tall, self.control, test, rows)
         self.acceptance, self.rows = settled.acceptance, settled.rows
         self.row_sizes, self.ball = settled.row_sizes, settled.ball
+        self.sized = settled.sized
+        if self.sized is not None:
+            self.residents = self._first_residents(self.sized, settled.rows_read)
         self.choice = f"{type(self.acceptance).__name__}: {settled.reason}."
         uneven = settled.unevenness
         if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
@@ -354,6 +408,19 @@ class MinibatchMH(TallStep):
             )
         # Without a control variate a random walk needs a constant share of the rows.
         return settled.rows_read if self.control_variate else float(self.n_rows)
+
+    def _first_residents(self, sized: SizedRows, rows_read: float) -> Residents:
+        """Gather rows by size; for the exact test, each chain gathers its own when it needs them.
+
+        For the exact test they are to last for many decisions; where rows serve again, the error
+        that is left is small if they are many times the rows at which s² = 1.
+        """
+        most = max(LEAST_RESIDENTS, int(self.rows_in_memory / self.tall.row_bytes))
+        n = np.clip(LASTING * rows_read, LEAST_RESIDENTS, most)
+        self.n_residents = int(n)
+        if self.ball is not None:
+            return Residents.none(sized)
+        return Residents.gather(sized, self.n_residents, np.random.default_rng(0), once=False)
 
     def _default_proposal(self) -> Proposal:
         if self.control is None or not self.control.order:
@@ -378,6 +445,12 @@ class MinibatchMH(TallStep):
         """Rows of a first batch before tuning."""
         return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
 
+    def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
+        """Prepare for a chain; rows that served another one do not serve this one."""
+        super().setup_chain(rng, tune, draws)
+        if self.sized is not None and self.ball is not None:
+            self._put_in_place(Residents.none(self.sized))
+
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
         self._read, self._cost_is_checked = np.zeros(2), False
@@ -388,6 +461,12 @@ class MinibatchMH(TallStep):
         self.proposal_state = self.proposal.initial_state(
             self._active.size, variance, self._approximation
         )
+
+    def _start(self, point: PointType) -> PointType:
+        """Let a chain start near the mode if only rows that tell there are on this machine."""
+        if self.residents is not None and self.n_draws == 0:
+            return {**point, **self._near_mode(point)}
+        return super()._start(point)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         if self.latent is not None:
@@ -414,16 +493,24 @@ class MinibatchMH(TallStep):
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
         ndims = [values.ndim for values in self.tall.data]
-        return compile_transitions(
-            ndims, self.acceptance, self.proposal, self.row_sizes is not None
-        )
+        return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
+
+    @property
+    def drawing(self) -> Drawing:
+        """How kernels draw rows; see :func:`.kernels.rows.make_readers`."""
+        return "residents" if self.residents is not None else self.row_sizes is not None
 
     @cached_property
     def _source(self) -> Source:
-        return make_source(self.tall, self._target)
+        if self.residents is None:
+            return make_source(self.tall, self._target)
+        source = make_source(self.tall, self._target, self.residents.data)
+        return source._replace(drawn=self.residents.drawn)
 
     @cached_property
     def _rows(self) -> Rows:
+        if self.residents is not None:
+            return row_workspace(self.residents.numbers.size, self.residents.table)
         return row_workspace(self.n_rows, () if self.row_sizes is None else self.row_sizes.table)
 
     @cached_property
@@ -460,8 +547,13 @@ class MinibatchMH(TallStep):
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.latent is not None:
             return self._draw_latent(flat)
+        before = self._snapshot(flat)
         totals = self._transitions(flat, self.steps_per_draw)
-        self._refuse_impossible(totals.impossible_row, flat)
+        if totals.impossible_row == OUT_OF_ROWS:
+            self._restore(flat, before)
+            totals = self._one_by_one(flat)
+        numbers = None if self.residents is None else self.residents.numbers
+        self.refuse_impossible(totals.impossible_row, flat, numbers)
         if self.tune:
             self.proposal.end_draw(self.proposal_state)
             self._tune_batch(totals.n_grown, totals.n_decisions)
@@ -479,7 +571,7 @@ class MinibatchMH(TallStep):
             self.proposal_state,
             int(self.batch_state.size[0]),
         )
-        self._refuse_impossible(counts.impossible_row, flat)
+        self.refuse_impossible(counts.impossible_row, flat)
         if self.tune:
             self._tune_batch(counts.n_grown, counts.decisions)
         n_decisions = max(counts.decisions, 1)
@@ -500,9 +592,68 @@ class MinibatchMH(TallStep):
             "warning": None,
         }
 
-    def _refuse_impossible(self, row: int, flat: np.ndarray) -> None:
+    def _snapshot(self, flat: np.ndarray) -> tuple[Any, ...]:
+        """Copy what transitions change, where they may run out of rows."""
+        if self.residents is None:
+            return ()
+        turn, state = self.residents.table.turn.copy(), copy.deepcopy(self.proposal_state)
+        return flat.copy(), self.rng.bit_generator.state, state, turn
+
+    def _restore(self, flat: np.ndarray, before: tuple[Any, ...]) -> None:
+        assert self.residents is not None
+        flat[:], self.rng.bit_generator.state, self.proposal_state, turn = before
+        self.residents.table.turn[:] = turn
+
+    def _one_by_one(self, flat: np.ndarray) -> Totals:
+        """Make the transitions of a draw one by one, and gather rows where they run out.
+
+        A decision that runs out is made again with the same random numbers, and so with the same
+        number of rows: that they had run out tells nothing of the rows, and the test stays exact.
+        """
+        made = []
+        for _ in range(self.steps_per_draw):
+            before = self._snapshot(flat)
+            totals = self._transitions(flat, 1)
+            if totals.impossible_row == OUT_OF_ROWS:
+                self._restore(flat, before)
+                self._gather()
+                totals = self._transitions(flat, 1)
+            made.append(totals)
+            if totals.impossible_row != -1:
+                break
+        return summed(made)
+
+    def _gather(self) -> None:
+        """Gather rows for the exact test, drawn by a generator of their own."""
+        if self.ball is None:
+            return
+        assert self.sized is not None
+        digest = sha256(repr(self.rng.bit_generator.state).encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest))
+        self._put_in_place(Residents.gather(self.sized, self.n_residents, rng, once=True))
+
+    def _put_in_place(self, residents: Residents) -> None:
+        self.residents = residents
+        self.__dict__.pop("_rows", None)
+        if "_source" in self.__dict__:
+            self._source = self._source._replace(data=residents.data, drawn=residents.drawn)
+
+    def refuse_impossible(
+        self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
+    ) -> None:
+        """Raise where a kernel has stopped at a row, or for want of rows.
+
+        `numbers` are those of the rows that it reads, if they are not all rows.
+        """
+        if row == OUT_OF_ROWS:
+            raise SamplingError(
+                f"A decision needs more than the {self.n_residents:,} rows that are gathered at a "
+                "time, or all of them, as it does far from the mode. Set rows_in_memory to more "
+                "bytes, or to np.inf, which copies all rows to this machine."
+            )
         if row >= 0:
-            raise SamplingError(self.complaint(row, flat))
+            number = row if numbers is None else int(numbers[row])
+            raise SamplingError(self.complaint(number, flat))
 
     def complaint(self, row: int, flat: np.ndarray) -> str:
         """Say what is wrong with a row at which the kernel has stopped."""
@@ -578,11 +729,21 @@ class MinibatchMH(TallStep):
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
-            "test_error": totals.test_error,
+            "test_error": min(1.0, totals.test_error + self._fixed_error(totals)),
             "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
             **dict.fromkeys(KINDS, np.nan),
         }
+
+    def _fixed_error(self, totals: Totals) -> float:
+        """Return what acceptance probabilities are off by since gathered rows serve again."""
+        if self.residents is None or self.ball is not None:
+            return 0.0
+        n = max(totals.n_decisions, 1)
+        slope = 0.25 if self.acceptance.most_accepted < 1 else 1.0
+        return self.residents.fixed_error(
+            totals.log_ratio_var / n, totals.batch_rows / n, slope, self.temperature
+        )
 
 
 def _check_target(proposal: Proposal, acceptance: Acceptance) -> None:

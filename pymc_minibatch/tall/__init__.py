@@ -3,5 +3,6 @@
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.row_input import RowInput
+from pymc_minibatch.tall.tables import Columns
 
-__all__ = ["NotTallError", "RowInput", "TallModel"]
+__all__ = ["Columns", "NotTallError", "RowInput", "TallModel"]

@@ -1,6 +1,7 @@
 """Other data in place of the model's own: matched by name, and put through both graphs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from pymc.util import get_var_name
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.check import FAILURES, EvaluatedPoint, Graph, SplitCheck
+from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.refusals import (
     NotTallError,
 )
@@ -19,6 +21,7 @@ from pymc_minibatch.tall.sources import (
     check_range,
     chunks,
 )
+from pymc_minibatch.tall.survey import Limits, survey
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
@@ -27,7 +30,7 @@ __all__ = ["bind_sources", "check_source", "extreme_rows"]
 
 
 def bind_sources(
-    tall: "TallModel", sources: dict[str, np.ndarray], data: Any
+    tall: "TallModel", sources: Mapping[str, Any], data: Any
 ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
     """Put other data in place of the model's, and compare both graphs on some of their rows."""
     bound = _bound_inputs(tall, sources, data)
@@ -51,11 +54,16 @@ def _check_bound(
 ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
     """Compare the graphs on some rows of other data, which are put through both."""
     n_bound = len(next(iter(bound.values())).values)
-    rows = tall._rng.integers(0, n_bound, tall.n_rows)
-    numbers, indices = extreme_rows(bound, "f"), extreme_rows(bound, "iu")
+    values = next(iter(bound.values())).values
+    if isinstance(values, PartitionedArray):
+        rows = values.partitions.random_rows(tall._rng, tall.n_rows)
+        numbers, indices = _surveyed(list(bound.values()))
+    else:
+        rows = tall._rng.integers(0, n_bound, tall.n_rows)
+        numbers, indices = extreme_rows(bound, "f"), extreme_rows(bound, "iu")
     try:  # by itself, to say which rows are to blame
         extremes = np.concatenate([indices, numbers, rows[:2]])
-        taken = [given.taken(extremes).values for given in bound.values()]
+        taken = [given.values for given in _taken(bound, extremes)]
         compile_python(*graph)(tall.start, *taken)
     except FAILURES as error:
         raise ValueError(
@@ -64,7 +72,7 @@ def _check_bound(
     # Few with extreme numbers, at which log-likelihoods may overflow.
     chosen = np.concatenate([indices, numbers[: tall.n_rows // 4]])[: tall.n_rows]
     rows[: chosen.size] = chosen
-    sample = [given.taken(rows) for given in bound.values()]
+    sample = _taken(bound, rows)
     arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
     full, points = tall._full_graph([i.leaf for i in sample], arrays)
     check = SplitCheck(full, arrays, [i.axis for i in sample], tall._rng)
@@ -74,9 +82,7 @@ def _check_bound(
     return check, points
 
 
-def _bound_inputs(
-    tall: "TallModel", sources: dict[str, np.ndarray], data: Any
-) -> dict[str, RowInput]:
+def _bound_inputs(tall: "TallModel", sources: Mapping[str, Any], data: Any) -> dict[str, RowInput]:
     """Match sources to row inputs by name, shape and dtype."""
     observed = {
         data_leaves([tall.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
@@ -84,7 +90,8 @@ def _bound_inputs(
     }
     bound, used = {}, {}
     for name, own in tall.row_inputs.items():
-        names = [n for n in (name, observed.get(own.leaf)) if n in sources]
+        known = (name, observed.get(own.leaf))
+        names = [n for n in known if n is not None and n in sources]
         if not names:
             unnamed = own.leaf.name is None and own.leaf not in observed
             advice = (
@@ -94,9 +101,10 @@ def _bound_inputs(
             )
             raise ValueError(f"data has nothing for {name}. {advice}")
         source = sources[names[0]]
-        check_source(names[0], source, own, data[names[0]], tall.model)
+        given_as = data.get(names[0]) if isinstance(data, Mapping) else None
+        check_source(names[0], source, own, given_as, tall.model)
         used[names[0]] = source.shape[own.axis]
-        rows = np.moveaxis(source, own.axis, 0)
+        rows = _rows_first(names[0], source, own.axis)
         bound[name] = make_input(name, own.leaf, own.axis, rows)
     if unknown := set(sources) - set(used):
         raise ValueError(
@@ -105,11 +113,24 @@ def _bound_inputs(
         )
     if len(set(used.values())) > 1 or min(used.values()) < 2:
         raise ValueError(f"The sources must have the same number of rows, at least 2; got {used}.")
-    for name, given in bound.items():
-        like = leaf_value(given.leaf)
-        check_finite(name, given.values, infinite=bool(np.isinf(like).any()))
-        check_range(name, given.values, np.dtype(given.leaf.type.dtype))
+    if not isinstance(source, PartitionedArray):  # of which one pass looks at everything
+        for name, given in bound.items():
+            like = leaf_value(given.leaf)
+            check_finite(name, given.values, infinite=bool(np.isinf(like).any()))
+            check_range(name, given.values, np.dtype(given.leaf.type.dtype))
     return bound
+
+
+def _rows_first(name: str, source: Any, axis: int) -> Any:
+    if not isinstance(source, PartitionedArray):
+        return np.moveaxis(source, axis, 0)
+    if axis:
+        raise ValueError(
+            f"{name} has its rows along axis {axis}; rows in partitions must lie along the first. "
+            "Transpose it in the model, or let it be copied to this machine with "
+            "rows_in_memory=np.inf."
+        )
+    return source
 
 
 def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model: Model) -> None:
@@ -148,6 +169,36 @@ def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model
                 f"data[{name!r}] has the labels {found[:5]} along {dim!r}, where the model has "
                 f"{ours[:5]}. Reorder the source, or build the model with its labels."
             )
+
+
+def _taken(bound: Mapping[str, RowInput], rows: np.ndarray) -> list[RowInput]:
+    """Return some rows of all inputs; those in partitions are gathered in one job."""
+    values = [given.values for given in bound.values()]
+    if isinstance(values[0], PartitionedArray):
+        gathered: Any = values[0].partitions.take_of(values, rows)
+    else:
+        gathered = [of_source[rows] for of_source in values]
+    return [replace(g, values=v, file=None) for g, v in zip(bound.values(), gathered, strict=True)]
+
+
+def _surveyed(bound: list[RowInput]) -> tuple[np.ndarray, np.ndarray]:
+    """Check all values in partitions, in one pass; return rows with extreme numbers and indices."""
+    partitions = bound[0].values.partitions
+    limits: list[Limits | None] = [None] * len(partitions.names)
+    for given in bound:
+        dtype, own = np.dtype(given.leaf.type.dtype), given.values.dtype
+        least, most = -np.inf, np.inf
+        if own.kind in "iu" and not np.can_cast(own, dtype, "safe"):
+            least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        infinite = bool(np.isinf(leaf_value(given.leaf)).any())
+        limits[given.values.position] = Limits(given.name, infinite, least, most)
+    found = survey(partitions, limits)
+    rows: dict[bool, list[int]] = {True: [], False: []}
+    for given in bound:
+        extremes = found[given.values.position]
+        if extremes is not None:
+            rows[given.values.dtype.kind == "f"].extend(extremes.rows.ravel().tolist())
+    return np.array(rows[True], dtype=np.int64), np.array(rows[False], dtype=np.int64)
 
 
 def extreme_rows(bound: Mapping[str, RowInput], kinds: str) -> np.ndarray:

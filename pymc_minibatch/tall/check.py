@@ -18,6 +18,7 @@ graphs are compared again at the mode, and machine code evaluates all rows in tw
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from pytensor.graph.basic import Variable
@@ -209,19 +210,22 @@ def compare_orders(
     Machine code evaluates all rows twice: a chunk as a whole, then every other row by itself, so
     that neighbours, totals and lengths are others.
     """
-
-    def first_change(*chunk: np.ndarray) -> int | None:
-        expected = row_logp(point, *chunk)
-        for half in range(min(2, len(expected))):
-            part = [np.ascontiguousarray(values[half::2]) for values in chunk]
-            worst = _difference(row_logp(point, *part), expected[half::2], ORDERS_TOLERANCE)
-            if worst is not None:
-                return half + 2 * worst
-        return None
-
-    for first, changed in over_chunks(first_change, data, "Verifying that rows are independent"):
+    look = partial(_first_change, row_logp, point)
+    for first, changed in over_chunks(look, data, "Verifying that rows are independent"):
         if changed is not None:
             return f"row {first + changed} changes with the rows that it is evaluated with"
+    return None
+
+
+def _first_change(
+    row_logp: Callable[..., np.ndarray], point: np.ndarray, *chunk: np.ndarray
+) -> int | None:
+    expected = row_logp(point, *chunk)
+    for half in range(min(2, len(expected))):
+        part = [np.ascontiguousarray(values[half::2]) for values in chunk]
+        worst = _difference(row_logp(point, *part), expected[half::2], ORDERS_TOLERANCE)
+        if worst is not None:
+            return half + 2 * worst
     return None
 
 

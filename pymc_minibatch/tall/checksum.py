@@ -5,6 +5,7 @@ from zlib import crc32
 
 import numpy as np
 
+from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["checksum"]
@@ -16,10 +17,18 @@ CHUNK_ENTRIES = 2**17
 def checksum(data: Sequence[np.ndarray]) -> int:
     """Take a checksum of values and order of the rows of all arrays, in one pass.
 
-    Equal values give the same one whatever their type is.
+    Equal values give the same one whatever their type is; those in partitions, if partitions are
+    the same.
     """
-    parts = [part for values in data for part in _chunk_sums(values)]
+    if isinstance(data[0], PartitionedArray):
+        parts = data[0].partitions.run(_part_sum, title="Taking a checksum")
+    else:
+        parts = [part for values in data for part in _chunk_sums(values)]
     return crc32(np.array([len(data[0]), *parts], dtype=np.int64))
+
+
+def _part_sum(arrays: Sequence[np.ndarray]) -> int:
+    return checksum(arrays)
 
 
 def _chunk_sums(values: np.ndarray) -> list[int]:

@@ -133,7 +133,7 @@ class RowGraph:
         found = []
         for size in PROBE_ROWS:
             rows = np.arange(size) % self.tall.n_rows
-            found.append(evaluate(point, *[np.ascontiguousarray(v[rows]) for v in self.tall.data]))
+            found.append(evaluate(point, *self.tall.batch(rows)))
         few, more = PROBE_ROWS
         table: dict[Variable, Lengths] = {}
         for variable, a, b in zip(variables, *found, strict=True):

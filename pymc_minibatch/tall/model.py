@@ -9,7 +9,8 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +40,8 @@ from pymc_minibatch.tall.checksum import checksum
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
-from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
+from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
 from pymc_minibatch.tall.refusals import (
     NotTallError,
     dependent_rows,
@@ -51,10 +53,12 @@ from pymc_minibatch.tall.refusals import (
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.sources import (
+    ROWS_IN_MEMORY,
     check_finite,
     open_sources,
 )
 from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
+from pymc_minibatch.tall.tables import Wanted
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
@@ -76,8 +80,13 @@ class TallModel:
         variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
         path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
         these. Types must convert safely, such as float32 to float64; they are converted batch by
-        batch. What is stored in chunks is copied once to a temporary file. Files that are mapped
-        must stay as they are.
+        batch. A table does as well: a path, glob or URL of Parquet files, or a DataFrame of pandas,
+        polars or Dask, whose columns have the names of the variables; see :class:`Columns` for
+        others. What is stored in parts is copied once to a temporary file, or stays where it is.
+        Files that are mapped must stay as they are.
+    rows_in_memory : float, default 2**30
+        Bytes of rows that are copied to this machine. Stores with more (Dask, Parquet, zarr) stay
+        where they are: passes over all rows are jobs of Dask's active scheduler.
 
     Attributes
     ----------
@@ -115,8 +124,13 @@ class TallModel:
     array([-0.919, -2.919])
     """
 
-    def __init__(self, model: Model | None = None, *, data: Any = None) -> None:
-        sources = None if data is None else open_sources(data)
+    def __init__(
+        self,
+        model: Model | None = None,
+        *,
+        data: Any = None,
+        rows_in_memory: float = ROWS_IN_MEMORY,
+    ) -> None:
         self.model = checked_model(model)
         start = self.model.initial_point()
         self.layout = PointLayout.of(
@@ -125,10 +139,11 @@ class TallModel:
         self.start = self.layout.flatten(start)
         self.flat = pt.vector("point", dtype="float64")
         self._rng = np.random.default_rng(20170709)
-        self.is_bound = sources is not None
+        self.is_bound = data is not None
         self._check: SplitCheck | None
         self._check, points = self._split(observed_terms(self.model))
-        if sources is not None:
+        if data is not None:
+            sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
             self._check, points = bind_sources(self, sources, data)
         self.watch.check()
         # Machine code last: where a graph reads beyond a batch, it would not notice.
@@ -139,7 +154,7 @@ class TallModel:
                 f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly "
                 f"({reason}). Sample this model with NUTS."
             )
-        if sources is not None:  # of which Python has seen some rows only
+        if data is not None:  # of which Python has seen some rows only
             self._refuse_if(compare_orders(compiled, points[-1][0], self.data))
 
     @cached_property
@@ -197,6 +212,26 @@ class TallModel:
         """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
         return tuple(row_input.values for row_input in self.row_inputs.values())
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all arrays."""
+        return sum(values.nbytes for values in self.data) // self.n_rows
+
+    @property
+    def partitions(self) -> Partitions | None:
+        """Where the rows are if they are not on this machine; None if they are."""
+        first = self.data[0]
+        return first.partitions if isinstance(first, PartitionedArray) else None
+
+    def random_rows(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw row numbers for a trial, with replacement.
+
+        Where rows are in partitions they come from a sample that is gathered once.
+        """
+        if self.partitions is not None:
+            return self.partitions.random_rows(rng, size)
+        return rng.integers(0, self.n_rows, size)
+
     @cached_property
     def checksum(self) -> int:
         """Checksum of the values of all rows, in their order; the first time it takes a pass."""
@@ -209,6 +244,12 @@ class TallModel:
         inputs = list(self.row_inputs.values())
         [n_rows] = {leaf_value(i.leaf).shape[i.axis] for i in inputs}
         return {i.leaf: i.axis for i in inputs}, {i.leaf: i.values.dtype for i in inputs}, n_rows
+
+    def copied(self) -> "TallModel":
+        """Return the model with its rows copied to this machine, if they are elsewhere."""
+        if self.partitions is None:
+            return self
+        return TallModel(self.model, data=self.partitions.copied())
 
     def row_logp(
         self, point: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray
@@ -236,6 +277,8 @@ class TallModel:
 
     def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Gather rows of the data, as compiled functions of a batch take them."""
+        if self.partitions is not None:  # all of them in one job
+            return self.partitions.take_of(self.data, rows)
         return tuple(np.ascontiguousarray(values[rows]) for values in self.data)
 
     def prior_logp(self, point: Mapping[str, np.ndarray]) -> float:
@@ -245,8 +288,16 @@ class TallModel:
     def logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of the model: the prior part plus all rows, in chunks."""
         flat, row_logp = checked_point(self.layout, point), self.compiled_row_logp
-        sums = over_chunks(lambda *batch: float(row_logp(flat, *batch).sum()), self.data)
-        return self.prior_logp(point) + sum(chunk for _, chunk in sums)
+        [total] = sum_over_chunks(_Evaluated(row_logp, flat, np.sum), self.data)
+        return self.prior_logp(point) + float(total)
+
+    def trial_logp(self, point: Mapping[str, np.ndarray]) -> float:
+        """Log-density of the model for a trial: where rows are in partitions, from a sample."""
+        if self.partitions is None:
+            return self.logp(point)
+        rows = self.partitions.kept_rows()
+        scale = self.n_rows / rows.size
+        return self.prior_logp(point) + scale * float(self.row_logp(point, rows).sum())
 
     def verify_at(self, *points: np.ndarray) -> None:
         """Verify the split again at flat points where it is used, such as the mode.
@@ -267,6 +318,8 @@ class TallModel:
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
 
+        Where rows are in partitions it reads those of a sample that is kept in memory.
+
         Raises
         ------
         ValueError
@@ -281,16 +334,17 @@ class TallModel:
             )
         flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
 
-        def first_bad(*batch: np.ndarray) -> tuple[int, float] | None:
-            logps = row_logp(flat, *batch)
-            bad = np.flatnonzero(~np.isfinite(logps))
-            return (int(bad[0]), float(logps[bad[0]])) if bad.size else None
-
-        for first, found in over_chunks(first_bad, self.data, "Checking the starting point"):
+        look = _Evaluated(row_logp, flat, _first_bad)
+        data, numbers = self.data, None
+        if self.partitions is not None:
+            numbers = self.partitions.kept_rows()
+            data = self.batch(numbers)
+        for first, [found] in over_chunks(look, data, "Checking the starting point"):
             if found is not None:
                 row, value = found
+                at = first + row if numbers is None else numbers[first + row]
                 raise ValueError(
-                    f"Row {first + row} of {' + '.join(self.row_names)} has log-likelihood "
+                    f"Row {at} of {' + '.join(self.row_names)} has log-likelihood "
                     f"{value} at the starting point. Look at this row of the data, or "
                     "start elsewhere: pass initvals to pm.sample."
                 )
@@ -324,7 +378,7 @@ class TallModel:
             if rv.name not in self.row_names
         ]
         prior += [f"potential {get_var_name(potential)}" for potential in self.model.potentials]
-        row_bytes = sum(values.nbytes for values in self.data) // self.n_rows
+        row_bytes = self.row_bytes
         lines = [
             f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
             *(
@@ -365,6 +419,25 @@ class TallModel:
             if self.n_rows in shape:
                 found.append(get_var_name(variable))
         return found
+
+    def wanted(self, inputs: Mapping[str, RowInput]) -> dict[str, Wanted]:
+        """List the variables that need rows, by the names that columns may have for them."""
+        observed = {
+            data_leaves([self.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
+            for rv in self.model.observed_RVs
+        }
+        wanted = {}
+        for name, own in inputs.items():
+            names = tuple(n for n in (own.leaf.name, observed.get(own.leaf)) if n is not None)
+            if not names:  # which is refused when data are bound
+                continue
+            dims: Sequence[str | None]
+            dims = next((d for n in names if (d := self.model.named_vars_to_dims.get(n))), ())
+            second = dims[1] if len(dims) == 2 and own.axis == 0 else None
+            labels = None if second is None else self.model.coords.get(second)
+            found = None if labels is None else tuple(map(str, labels))
+            wanted[name] = Wanted(names, own.values.ndim, found)
+        return wanted
 
     def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
@@ -509,6 +582,23 @@ class TallModel:
         }
         [bound] = graph_replace([term], replacements | dict(replace), strict=False)
         return bound
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """What is made of the log-likelihoods of a chunk at a point; it can be sent to workers."""
+
+    row_logp: CompiledFunction
+    flat: np.ndarray
+    made: Callable[[np.ndarray], Any]
+
+    def __call__(self, *batch: np.ndarray) -> list[Any]:
+        return [self.made(self.row_logp(self.flat, *batch))]
+
+
+def _first_bad(logps: np.ndarray) -> tuple[int, float] | None:
+    bad = np.flatnonzero(~np.isfinite(logps))
+    return (int(bad[0]), float(logps[bad[0]])) if bad.size else None
 
 
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:

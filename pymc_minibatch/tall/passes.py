@@ -1,16 +1,23 @@
-"""Passes over all rows: in chunks, on all cores, with a progress bar where they take long."""
+"""Passes over all rows: in chunks, on all cores, with a progress bar where they take long.
+
+Where rows lie in partitions a pass is a job of Dask: each partition is cut into chunks where it is.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import numpy as np
 from rich.progress import track
 from threadpoolctl import threadpool_limits
 
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.tall.partitions import PartitionedArray
 
-__all__ = ["over_chunks"]
+__all__ = ["in_chunks", "over_chunks", "sum_over_chunks"]
 
 CHUNK_ROWS = 2**14
 CHUNK_BYTES = 2**22
@@ -22,7 +29,7 @@ SHOWN_BYTES = 2**29
 
 def over_chunks[T](
     function: Callable[..., T],
-    data: Sequence[np.ndarray],
+    data: Sequence[Any],
     title: str | None = None,
     step: int | None = None,
     numbered: bool = False,
@@ -33,7 +40,8 @@ def over_chunks[T](
     ----------
     function
         Takes a chunk of each array, writable and contiguous. It runs in threads, so what it calls
-        should let go of the interpreter's lock; functions of `compile_numba` do.
+        should let go of the interpreter's lock; functions of `compile_numba` do. Where rows lie in
+        partitions it is pickled for workers, with the least that it needs.
     data
         Arrays with rows along the first axis.
     title
@@ -49,8 +57,9 @@ def over_chunks[T](
         First row and result of each chunk, in the order of the rows, so that sums of them do not
         depend on the number of cores.
     """
-    row_bytes = max(1, sum(values[:1].nbytes for values in data))
-    length = step or max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+    if isinstance(data[0], PartitionedArray):
+        return _over_partitions(function, data, title, step)
+    length = step or _length(data)
 
     def apply(first: int) -> T:
         batch = [np.array(values[first : first + length]) for values in data]
@@ -61,6 +70,73 @@ def over_chunks[T](
     if title is None or sum(values.nbytes for values in data) < SHOWN_BYTES:
         return results
     return iter(track(results, title, total=len(starts), transient=True))
+
+
+def sum_over_chunks(
+    function: Callable[..., Sequence[Any]], data: Sequence[Any], title: str | None = None
+) -> Sequence[Any]:
+    """Add up what a function gives for the chunks, a sequence of numbers or arrays.
+
+    Where rows lie in partitions sums are taken there, and added in a tree.
+    """
+    if not isinstance(data[0], PartitionedArray):
+        return reduce(_added, (part for _, part in over_chunks(function, data, title)))
+    partitions = data[0].partitions
+    look = _Summed(function, _positions(data))
+    return partitions.run(look, combine=_added, title=title)
+
+
+def _over_partitions[T](
+    function: Callable[..., T], data: Sequence[Any], title: str | None, step: int | None
+) -> Iterator[tuple[int, T]]:
+    partitions = data[0].partitions
+    results = partitions.run(_InChunks(function, _positions(data), step), title=title)
+    for start, found in zip(partitions.starts, results, strict=False):
+        for first, result in found:
+            yield int(start) + first, result
+
+
+def _positions(data: Sequence[PartitionedArray]) -> tuple[int, ...]:
+    return tuple(values.position for values in data)
+
+
+def in_chunks[T](
+    function: Callable[..., T], data: Sequence[np.ndarray], step: int | None = None
+) -> Iterator[tuple[int, T]]:
+    """Do what :func:`over_chunks` does with arrays in this thread."""
+    length = step or _length(data)
+    for first in range(0, len(data[0]), length):
+        yield first, function(*[np.array(values[first : first + length]) for values in data])
+
+
+@dataclass(frozen=True)
+class _InChunks:
+    """Applies a function to a part, chunk by chunk."""
+
+    function: Callable[..., Any]
+    positions: tuple[int, ...]
+    step: int | None = None
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[tuple[int, Any]]:
+        data = [arrays[position] for position in self.positions]
+        return list(in_chunks(self.function, data, self.step))
+
+
+class _Summed(_InChunks):
+    """The same, summed."""
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> Any:
+        return reduce(_added, (result for _, result in super().__call__(arrays)))
+
+
+def _added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _length(data: Sequence[np.ndarray]) -> int:
+    """Rows of a chunk that stays in cache."""
+    row_bytes = max(1, sum(values[:1].nbytes for values in data))
+    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
 
 def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:

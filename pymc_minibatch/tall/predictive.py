@@ -5,7 +5,9 @@ become the flat point, row data inputs of any length. Random generators are inpu
 batches can be drawn in any order and in threads.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -76,6 +78,12 @@ class Predictive:
         self._inputs_of = {leaf: given.name for leaf, given in found.items() if given is not None}
         names = set(self._inputs_of.values())
         reads = [given for name, given in tall.row_inputs.items() if name in names]
+        if data is None and tall.partitions is not None:
+            raise NoPredictionError(
+                "The rows of the model are in partitions and are not copied to this machine. Pass "
+                "the rows to predict as new_rows, which are, or split the model with "
+                "rows_in_memory=np.inf."
+            )
         if data is None:
             self.inputs: list[RowInput] = reads
             self.observed: np.ndarray | None = self._own.values
@@ -179,7 +187,10 @@ class Predictive:
 
     def _opened(self, reads: list[RowInput], data: Any) -> tuple[list[RowInput], np.ndarray | None]:
         """Match new rows to what is read, by name, shape, type and range."""
-        sources = open_sources(data)
+        wanted = self._tall.wanted({given.name: given for given in reads})
+        of_observed = self._tall.wanted({self._own.name: self._own})
+        optional = {name: replace(want, optional=True) for name, want in of_observed.items()}
+        sources: Mapping[str, Any] = open_sources(data, optional | wanted, math.inf)
         found = [self._matched(given, given.name, sources, data) for given in reads]
         observed = None
         names = {i.name for i in reads} | {self.name, self._own.name}
@@ -205,7 +216,8 @@ class Predictive:
             advice = "" if own.leaf.name else " It has no name in the model: make it a pm.Data."
             raise ValueError(f"data has nothing for {name}, from which rows are predicted.{advice}")
         source = sources[name]
-        check_source(name, source, own, data[name], self._tall.model)
+        given_as = data.get(name) if isinstance(data, Mapping) else None
+        check_source(name, source, own, given_as, self._tall.model)
         given = make_input(name, own.leaf, own.axis, np.moveaxis(source, own.axis, 0))
         check_finite(name, given.values)
         check_range(name, given.values, np.dtype(own.leaf.type.dtype))

@@ -7,6 +7,7 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.sources import share
 
 __all__ = ["RowInput", "make_input"]
@@ -25,7 +26,8 @@ class RowInput:
     axis
         The axis of the model's array along which the rows lie.
     values
-        The data with rows along the first axis.
+        The data with rows along the first axis: an array, or where the rows stay elsewhere a
+        ``PartitionedArray``.
     file
         Where they lie and what the file was when they were bound; None for arrays in memory.
     """
@@ -33,7 +35,7 @@ class RowInput:
     name: str
     leaf: Variable
     axis: int
-    values: np.ndarray
+    values: Any
     file: RowFile | None = None
 
     def taken(self, rows: np.ndarray) -> "RowInput":
@@ -42,11 +44,15 @@ class RowInput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle large arrays by reference to a file, so that processes share them."""
+        if isinstance(self.values, PartitionedArray):
+            return RowInput, (self.name, self.leaf, self.axis, self.values)
         return _restored_input, (self.name, self.leaf, self.axis, self.file or share(self.values))
 
 
-def make_input(name: str, leaf: Variable, axis: int, values: np.ndarray) -> RowInput:
-    """Take an array as row data, by reference where it lies in a file."""
+def make_input(name: str, leaf: Variable, axis: int, values: Any) -> RowInput:
+    """Take an array as row data, by reference where it lies in a file or in partitions."""
+    if isinstance(values, PartitionedArray):
+        return RowInput(name, leaf, axis, values)
     return RowInput(name, leaf, axis, _read_only(values), RowFile.of(values))
 
 

@@ -1,27 +1,52 @@
-"""Where rows live: arrays, memory maps, files, chunked stores.
+"""Where rows live: arrays, memory maps, files, chunked stores, tables.
 
-Every source becomes one array that can be read at random: what is in memory or in a memory map is
-used as it is, without a copy, and what is stored in compressed chunks (zarr, dask, lazy xarray) is
-copied once, chunk by chunk, to a memory map of a temporary file. So rows are drawn from all sources
-by the same code, uniformly and independently of the chain.
+What is in memory or in a memory map is used as it is, without a copy. What is stored in parts
+(Parquet, zarr, Dask, lazy xarray) is copied once, part by part, to a memory map of a temporary file
+if it is not too large for that, and else stays where it is (:mod:`.partitions`). So rows are drawn
+from all sources by the same code, uniformly and independently of the chain.
 
 Processes share rows: an array that belongs to a file is pickled as a reference to it, and one in
 memory is written to a temporary file the first time it is pickled.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import track
 
+from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.temporary import new_array, reopened
+from pymc_minibatch.tall.tables import (
+    Columns,
+    Part,
+    Wanted,
+    choose,
+    is_table,
+    loads_of,
+    open_table,
+)
+from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
-__all__ = ["check_finite", "check_range", "chunks", "open_sources", "share"]
+__all__ = [
+    "ROWS_IN_MEMORY",
+    "by_value",
+    "check_dtype",
+    "check_finite",
+    "check_range",
+    "chunks",
+    "open_sources",
+    "share",
+]
 
 CHUNK_BYTES = 2**25
 """Copied at once."""
@@ -30,20 +55,159 @@ SHARED_BYTES = 2**16
 """Smaller arrays are pickled as they are."""
 
 
-def open_sources(data: Any) -> dict[str, np.ndarray]:
-    """Open what the user passed as ``data=``: a mapping of names to sources, or a Dataset.
+ROWS_IN_MEMORY = 2.0**30
+"""Bytes of rows that are copied to this machine; stores of more stay where they are."""
+
+
+def open_sources(
+    data: Any,
+    wanted: Mapping[str, Wanted] | None = None,
+    rows_in_memory: float = ROWS_IN_MEMORY,
+) -> Mapping[str, np.ndarray | PartitionedArray]:
+    """Open what the user passed as ``data=``: sources by name, a Dataset, or a table.
+
+    `wanted` are the variables of the model that need rows, which tables are searched for.
 
     Raises
     ------
     ValueError
-        If `data` is not a mapping, or a source is none of those that are known.
+        If `data` is neither, or a source is none of those that are known.
     """
+    if _is_zarr_path(data):
+        data = _open_zarr("data", data)
+    if isinstance(data, Columns) or is_table(data):
+        return _of_table(data, wanted or {}, rows_in_memory)
     if not isinstance(data, Mapping):
         raise ValueError(
-            "data must map names of the model's pm.Data and observed variables to arrays; got "
-            f"{type(data).__name__}."
+            "data must map names of the model's pm.Data and observed variables to arrays, or be a "
+            f"table with such columns; got {type(data).__name__}."
         )
-    return {str(name): open_source(str(name), source) for name, source in data.items()}
+    sources = {str(name): _unwrapped(str(name), source) for name, source in data.items()}
+    stored = sum(_bytes(source) for source in sources.values())
+    if stored > rows_in_memory:
+        return _stay(sources)
+    announce_copy(stored)
+    return {name: open_source(name, source) for name, source in sources.items()}
+
+
+def _unwrapped(name: str, source: Any) -> Any:
+    """Return a store of arrays as what can be cut into parts."""
+    if _is_zarr_path(source):
+        return _open_zarr(name, source)
+    if hasattr(source, "to_dask_array"):  # a Dask DataFrame or Series
+        return source.to_dask_array(lengths=True)
+    if _is_lazy(source) and any(n != n for n in source.shape):  # nan: Dask does not know it
+        return copy(source).compute_chunk_sizes()
+    return source
+
+
+def _is_zarr_path(source: Any) -> bool:
+    return isinstance(source, str | Path) and str(source).rstrip("/").endswith(".zarr")
+
+
+def _open_zarr(name: str, path: str | Path) -> Any:
+    try:
+        import zarr
+    except ImportError as error:
+        raise ImportError(f"{path} is read through zarr: pip install zarr.") from error
+    try:
+        found = zarr.open(str(path), mode="r")
+    except Exception as error:  # of many kinds, by version and store
+        raise ValueError(f"{name}: {path} cannot be opened ({error}).") from error
+    if name != "data":
+        return found
+    if not hasattr(found, "arrays"):
+        raise ValueError(
+            f"{path} holds one array; pass it by the name of its variable, as in data={{'X': ...}}."
+        )
+    return dict(found.arrays())
+
+
+def _bytes(source: Any) -> int:
+    """Bytes of a source that is stored in parts; nothing of others."""
+    if not _is_lazy(source):
+        return 0
+    return int(np.prod(source.shape, dtype=float)) * source.dtype.itemsize
+
+
+def _of_table(
+    data: Any, wanted: Mapping[str, Wanted], rows_in_memory: float
+) -> Mapping[str, np.ndarray | PartitionedArray]:
+    source, columns = (data.source, data.columns) if isinstance(data, Columns) else (data, {})
+    table = open_table(source)
+    chosen = choose(table, columns, wanted)
+    for name, (_, dtype, _) in chosen.items():
+        check_dtype(f"data[{name!r}]", dtype)
+    parts = table.chosen(tuple(chosen.values()))
+    dtypes = [dtype for _, dtype, _ in chosen.values()]
+    trailing = [(len(names),) if is_matrix else () for names, _, is_matrix in chosen.values()]
+    if all(part.n_rows is not None and not hasattr(part.load, "dask") for part in parts):
+        row_bytes = sum(d.itemsize * int(np.prod(t)) for d, t in zip(dtypes, trailing, strict=True))
+        stored = sum(part.n_rows or 0 for part in parts) * row_bytes
+        if stored <= rows_in_memory:
+            announce_copy(stored)
+            return dict(zip(chosen, copied_parts(parts, dtypes, trailing), strict=True))
+    partitions = Partitions(list(chosen), parts, dtypes, trailing)
+    if partitions.n_rows * partitions.row_bytes <= rows_in_memory:
+        return partitions.copied()
+    return partitions.arrays()
+
+
+def copied_parts(
+    parts: Sequence[Part], dtypes: Sequence[np.dtype], trailing: Sequence[tuple[int, ...]]
+) -> list[np.ndarray]:
+    """Copy parts of known length to memory maps, several at a time."""
+    ends = list(itertools.accumulate(part.n_rows or 0 for part in parts))
+    copies = [
+        new_array((ends[-1], *shape), dtype) for shape, dtype in zip(trailing, dtypes, strict=True)
+    ]
+
+    def read(part: Part, end: int) -> None:
+        for values, of_part in zip(copies, part.load(), strict=True):
+            values[end - len(of_part) : end] = of_part
+
+    with ThreadPoolExecutor(n_cores()) as pool:
+        reading = list(pool.map(read, parts, ends))
+    assert len(reading) == len(parts)
+    return [reopened(values) for values in copies]
+
+
+def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
+    """Cut all sources along the rows as the first one that is stored in parts."""
+    try:
+        from dask import array
+    except ImportError as error:
+        raise ImportError(
+            "Rows that are not copied to this machine are read through Dask: pip install "
+            "'pymc-minibatch[dask]', or let them be copied with rows_in_memory=np.inf."
+        ) from error
+    arrays: dict[str, Any] = {}
+    for name, source in sources.items():
+        if hasattr(source, "variable"):
+            source = source.chunk().data if _is_lazy(source) else source
+        elif not _is_lazy(source):
+            source = open_source(name, source)
+        check_dtype(f"data[{name!r}]", source.dtype)
+        arrays[name] = source if hasattr(source, "to_delayed") else array.asarray(source)
+    lengths = {name: len(values) for name, values in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The sources must have the same number of rows; got {lengths}.")
+    first = next(name for name, source in sources.items() if _is_lazy(source))
+    rows = arrays[first].chunks[0]
+    aligned = [
+        values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1))
+        for values in arrays.values()
+    ]
+    # Where results are held on a cluster, optimisation leaves out the references to them.
+    blocks = [values.to_delayed(optimize_graph=False).ravel() for values in aligned]
+    parts = [
+        Part(f"partition {i} of {', '.join(arrays)}", load, n)
+        for i, (n, load) in enumerate(zip(rows, loads_of(blocks), strict=True))
+    ]
+    dtypes = [values.dtype for values in arrays.values()]
+    return Partitions(
+        list(arrays), parts, dtypes, [values.shape[1:] for values in arrays.values()]
+    ).arrays()
 
 
 def open_source(name: str, source: Any) -> np.ndarray:
@@ -51,8 +215,10 @@ def open_source(name: str, source: Any) -> np.ndarray:
     if isinstance(source, str | Path):
         if Path(source).suffix != ".npy":
             raise ValueError(
-                f"data[{name!r}] is the path {source}; paths must end in .npy. Open other files "
-                "with their library and pass what it returns."
+                f"data[{name!r}] is the path {source}; paths by name must end in .npy or .zarr. "
+                "Pass Parquet files as the data itself, as in "
+                f"data=pmb.Columns(path, {{{name!r}: [...]}}), and other files as what their "
+                "library returns."
             )
         return _open_npy(name, source)
     if _is_lazy(source):
@@ -63,7 +229,7 @@ def open_source(name: str, source: Any) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise ValueError(
             f"data[{name!r}] is a {type(source).__name__}. Pass a NumPy array or memory map, the "
-            "path of a .npy file, or a zarr, dask, xarray, pandas or polars object."
+            "path of a .npy or .zarr file, or a zarr, dask, xarray, pandas or polars object."
         )
     check_dtype(f"data[{name!r}]", array.dtype)
     return array
@@ -131,20 +297,22 @@ def _copied_to_file(name: str, source: Any) -> np.ndarray:
         known = reference()
         if known is not None and _holds(known, source, step):
             return known
-    copy = new_array(tuple(source.shape), source.dtype)
-    for rows in chunks(copy, step, description=f"Copying {name} to {copy.filename}"):
-        copy[rows] = np.asarray(source[rows])
-    opened = reopened(copy)
+    written = new_array(tuple(source.shape), source.dtype)
+    for rows in chunks(written, step, description=f"Copying {name} to {written.filename}"):
+        written[rows] = np.asarray(source[rows])
+    opened = reopened(written)
     _copies[str(opened.filename)] = weakref.ref(opened)
     weakref.finalize(opened, _copies.pop, str(opened.filename), None)
     return opened
 
 
-def _holds(copy: np.ndarray, source: Any, step: int) -> bool:
+def _holds(known: np.ndarray, source: Any, step: int) -> bool:
     """Whether a copy holds what is stored now, which may have changed since."""
-    if copy.shape != tuple(source.shape) or copy.dtype != source.dtype:
+    if known.shape != tuple(source.shape) or known.dtype != source.dtype:
         return False
-    return all(np.array_equal(copy[rows], np.asarray(source[rows])) for rows in chunks(copy, step))
+    return all(
+        np.array_equal(known[rows], np.asarray(source[rows])) for rows in chunks(known, step)
+    )
 
 
 def chunks(array: np.ndarray, step: int = 0, description: str | None = None) -> Iterator[slice]:
@@ -217,6 +385,19 @@ def _refuse(
             raise ValueError(f"{name} has {value} in row {first + row}. {advice}")
 
 
+_by_value: ContextVar[bool] = ContextVar("by_value", default=False)
+
+
+@contextmanager
+def by_value() -> Iterator[None]:
+    """Pickle arrays in memory as they are, for machines that do not see files of this one."""
+    token = _by_value.set(True)
+    try:
+        yield
+    finally:
+        _by_value.reset(token)
+
+
 _shared: dict[int, np.memmap] = {}
 """Copies in files of arrays in memory, by the number of the array that Python knows it by."""
 
@@ -231,13 +412,13 @@ def share(values: np.ndarray) -> "np.ndarray | RowFile":
     OSError
         If there is not enough space for the file.
     """
-    if values.nbytes < SHARED_BYTES:
+    if values.nbytes < SHARED_BYTES or _by_value.get():
         return values
     if id(values) not in _shared:
-        copy = new_array(values.shape, values.dtype)
+        written = new_array(values.shape, values.dtype)
         for rows in chunks(values):
-            copy[rows] = values[rows]
-        _shared[id(values)] = reopened(copy)
+            written[rows] = values[rows]
+        _shared[id(values)] = reopened(written)
         weakref.finalize(values, _shared.pop, id(values), None)
     found = RowFile.of(_shared[id(values)])
     assert found is not None

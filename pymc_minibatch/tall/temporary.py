@@ -15,18 +15,33 @@ from pathlib import Path
 
 import numpy as np
 
+from pymc_minibatch.warn import warn
+
 try:
     import fcntl
 except ImportError:  # Windows, where folders of killed processes are left
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["new_array", "reopened"]
+__all__ = ["announce_copy", "new_array", "reopened"]
+
+LARGE_COPY = 2.0**30
+"""Copies of more bytes are announced."""
 
 PREFIX = "pymc_minibatch_"
 LOCK = "lock"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a file system says when there is no space, or not for this user, or not for one file."""
+
+
+def announce_copy(n_bytes: float) -> None:
+    """Warn before many rows are copied to this machine."""
+    if n_bytes > LARGE_COPY:
+        warn(
+            f"{n_bytes / 1e9:,.1f} GB of rows are copied to temporary files in {_folder().parent}: "
+            "FlyMC, steps by gradients, multilevel_sgld, rows='uniform' and control_variate=0 read "
+            "any row at any time. MinibatchMH leaves rows in partitions otherwise."
+        )
 
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:

@@ -41,11 +41,13 @@ IMPORTED = {
 
 READ = {
     "_cache_path": "numba.core.caching: where a function is kept",
+    "_fields": "named tuples: a part of their interface",
     "_in_memory": "xarray.Variable: whether a lazy array has been read",
     "_index_path": "numba.core.caching: where a function is kept",
     "_mmap": "numpy.memmap: the map behind an array",
     "_print_name": "PyMC's distributions: the name for people",
     "_re_center_intercept": "bambi.Model: undoes what Bambi does to the intercept",
+    "_replace": "named tuples: a part of their interface",
 }
 """Attributes with an underscore that belong to objects of others."""
 

@@ -224,7 +224,7 @@ def in_one_process(model, data):
         ({"group": np.zeros(N_ROWS)}, "does not convert safely to int"),
         ({"group": np.full(N_ROWS, 2**40)}, rf"group has {2**40} in row 0\. It does not fit"),
         ({"y": ["a"] * N_ROWS}, "is a list"),
-        ({"y": "rows.csv"}, r"paths must end in \.npy"),
+        ({"y": "rows.csv"}, r"paths by name must end in \.npy or \.zarr"),
         ({"y": np.full(N_ROWS, "a")}, "rows must be numbers"),
     ],
 )

@@ -1,0 +1,125 @@
+"""Chains as tasks of a Dask cluster."""
+
+import pickle
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from pymc.model import Model
+from pymc.util import RandomState, get_random_generator
+
+from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.tall.sources import by_value
+
+__all__ = ["sample_on"]
+
+
+def sample_on(
+    client: Any,
+    model: Model | None = None,
+    *,
+    step: Any,
+    draws: int = 1000,
+    tune: int = 1000,
+    chains: int = 4,
+    random_seed: RandomState = None,
+    **kwargs: Any,
+) -> xr.DataTree:
+    """Sample chains on a Dask cluster, each of them as a task.
+
+    Workers get the step with what it has gathered. Where a worker dies Dask runs its chain again
+    elsewhere, with the same seed.
+
+    Parameters
+    ----------
+    client : dask.distributed.Client
+        The cluster.
+    model : pymc.Model, optional
+        The model; taken from the context if not given.
+    step : MinibatchMH or another step, or a list of steps
+        As for ``pm.sample``.
+    draws, tune : int, default 1000
+        As for ``pm.sample``.
+    chains : int, default 4
+        Number of chains.
+    random_seed : int, sequence of int, or numpy.random.Generator, optional
+        Chains get seeds that are spawned from it, so that the same one gives the same draws
+        whatever workers there are.
+    **kwargs
+        Further arguments of ``pm.sample``, such as ``initvals`` or ``var_names``.
+
+    Returns
+    -------
+    DataTree
+        What ``pm.sample`` returns, of all chains.
+
+    Raises
+    ------
+    TypeError
+        If `client` is no client of a cluster.
+    ValueError
+        If an argument belongs to one machine (``cores``, ``mp_ctx``, ``trace``).
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> from dask.distributed import Client  # doctest: +SKIP
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pmb.sample_on(Client(), step=pmb.MinibatchMH(), chains=8)  # doctest: +SKIP
+    """
+    if not hasattr(client, "submit"):
+        raise TypeError(
+            f"sample_on takes a dask.distributed.Client; got {type(client).__name__}. On one "
+            "machine use pm.sample."
+        )
+    if own := sorted({"cores", "mp_ctx", "trace", "return_inferencedata"} & set(kwargs)):
+        raise ValueError(f"{own[0]} is for chains on one machine: leave it out, or use pm.sample.")
+    import cloudpickle
+
+    model = checked_model(model)
+    kwargs |= {"draws": checked_count("draws", draws, 1), "tune": checked_count("tune", tune, 0)}
+    with by_value():
+        job = cloudpickle.dumps((model, step, kwargs))
+    rngs = get_random_generator(random_seed).spawn(checked_count("chains", chains, 1))
+    [shipped] = client.scatter([job], broadcast=True, hash=False)
+    futures = [client.submit(_sample, shipped, rng, pure=False) for rng in rngs]
+    try:
+        return _together(client.gather(futures))
+    finally:
+        client.cancel(futures, force=True)
+
+
+_one_at_a_time = Lock()
+"""Chains of a process take turns: PyTensor compiles in one thread at a time."""
+
+
+def _sample(job: bytes, rng: np.random.Generator) -> xr.DataTree:
+    """Sample one chain."""
+    from distributed import secede
+
+    secede()  # or there would be no place for jobs that gather rows
+    with _one_at_a_time:
+        model, step, kwargs = pickle.loads(job)
+        options = {"progressbar": False, "compute_convergence_checks": False} | kwargs
+        with model:
+            return pm.sample(step=step, chains=1, cores=1, random_seed=rng, **options)
+
+
+def _together(results: list[xr.DataTree]) -> xr.DataTree:
+    """Join the chains of the groups that have some; the others are those of the first result."""
+    groups = {}
+    for path, node in results[0].subtree_with_keys:
+        nodes = [node, *(dict(result.subtree_with_keys)[path] for result in results[1:])]
+        datasets = [of_chain.to_dataset(inherit=False) for of_chain in nodes]
+        if "chain" in datasets[0].dims:
+            numbered = [
+                dataset.assign_coords(chain=[chain]) for chain, dataset in enumerate(datasets)
+            ]
+            groups[path] = xr.concat(numbered, "chain", combine_attrs="override")
+        else:
+            groups[path] = node.to_dataset(inherit=False)
+    return xr.DataTree.from_dict(groups)
