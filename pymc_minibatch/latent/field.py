@@ -445,18 +445,29 @@ class LatentField:
             moved[self.latent.dense] /= scale
             log_jacobian -= float(np.sum(np.log(np.abs(scale))))
             if self._fixed_map is None:
-                with np.errstate(all="ignore"):
-                    before = np.linalg.slogdet(here.blocks)[1]
-                    after = np.linalg.slogdet(there.blocks)[1]
-                    log_jacobian += float(np.sum(before - after))
-                    moved[self.latent.groups] = 0.0
-                    left = (phi - self.derivatives.phi(moved))[self.rows.groups]
-                    if not np.isfinite(log_jacobian):
-                        return None
-                    solved = np.linalg.solve(there.blocks, left[:, :, None])
-                    moved[self.latent.groups] = solved[:, :, 0]
+                log_jacobian += self._hold_groups(moved, phi, here.blocks, there.blocks)
+                if not np.isfinite(log_jacobian):
+                    return None
         close = np.allclose(self.derivatives.phi(moved), phi, rtol=1e-9, atol=1e-9)
         return (moved, log_jacobian) if close else None
+
+    def _hold_groups(
+        self, moved: np.ndarray, phi: np.ndarray, here: np.ndarray, there: np.ndarray
+    ) -> float:
+        """Put groups where rows read φ, in place; return log |∂z'/∂z|, not finite if impossible."""
+        with np.errstate(all="ignore"):
+            if here.shape[1] == here.shape[2]:
+                log_jacobian = np.linalg.slogdet(here)[1] - np.linalg.slogdet(there)[1]
+                moved[self.latent.groups] = 0.0
+                left = (phi - self.derivatives.phi(moved))[self.rows.groups]
+                if np.isfinite(log_jacobian).all():
+                    solved = np.linalg.solve(there, left[:, :, None])
+                    moved[self.latent.groups] = solved[:, :, 0]
+            else:  # rows read more of a level than it has variables of its own
+                scale = np.sum(here * there, axis=1) / np.sum(here**2, axis=1)
+                moved[self.latent.groups] /= scale
+                log_jacobian = -np.log(np.abs(scale))
+        return float(np.sum(log_jacobian))
 
 
 def _column_scales(here: Any, there: Any) -> np.ndarray:
