@@ -439,7 +439,7 @@ class LatentField:
         here, there = self.map_at(point), self.map_at(moved)
         log_jacobian = 0.0
         if here is not there:
-            scale = _column_scales(here.dense, there.dense)
+            scale = _column_scales(here, there)
             if not (np.isfinite(scale).all() and np.all(scale)):
                 return None
             moved[self.latent.dense] /= scale
@@ -470,10 +470,12 @@ class LatentField:
         return float(np.sum(log_jacobian))
 
 
-def _column_scales(here: Any, there: Any) -> np.ndarray:
-    """Return how much larger each column of a matrix is than that of another."""
-    own = np.asarray((here * here).sum(axis=0)).ravel()
-    both = np.asarray((here * there).sum(axis=0)).ravel()
+def _column_scales(here: LatentMap, there: LatentMap) -> np.ndarray:
+    """Return how much larger each column by the dense part is than that of another map."""
+    own = np.asarray((here.dense * here.dense).sum(axis=0)).ravel()
+    both = np.asarray((here.dense * there.dense).sum(axis=0)).ravel()
+    own[here.columns] += np.sum(here.cross**2, axis=(0, 1))
+    both[here.columns] += np.sum(here.cross * there.cross, axis=(0, 1))
     return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
 
 

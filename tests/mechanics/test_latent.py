@@ -203,10 +203,10 @@ def test_slope_of_the_third_order(intercepts: LatentSampler) -> None:
     assert slope @ step == pytest.approx(difference, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["intercepts", "slopes", "walk"])
+@pytest.mark.parametrize("name", ["intercepts", "slopes", "walk", "areas"])
 def test_hyperparameters_move_with_effects_held(name: str, intercepts: LatentSampler) -> None:
     """Rows read the same, and the Jacobian is that of differences."""
-    makers = {"slopes": slopes_model, "walk": walk_model}
+    makers = {"slopes": slopes_model, "walk": walk_model, "areas": areas_model}
     field = sampler_of(makers[name]()).field if name in makers else intercepts.field
     tall = field.derivatives.tall
     rng = np.random.default_rng(33)
@@ -241,6 +241,20 @@ def walk_model() -> pm.Model:
     with pm.Model() as model:
         level = pm.math.cumsum(pm.HalfNormal("s", 0.2) * pm.Normal("z", shape=40))
         pm.Poisson("y", pm.math.exp(pm.Normal("a") + level[day]), observed=y)
+    return model
+
+
+def areas_model() -> pm.Model:
+    """Areas with an effect like their neighbours' and one of their own."""
+    rng = np.random.default_rng(36)
+    area, ring = rng.integers(0, 40, N), np.arange(40)
+    joined = np.zeros((40, 40))
+    joined[ring, (ring + 1) % 40] = joined[(ring + 1) % 40, ring] = 1.0
+    y = rng.poisson(np.exp(0.2 + 0.4 * np.sin(ring / 6.4)[area]))
+    with pm.Model() as model:
+        smooth = pm.HalfNormal("s") * pm.ICAR("neighbours", W=joined)
+        own = pm.HalfNormal("t") * pm.Normal("own", shape=40)
+        pm.Poisson("y", pm.math.exp(pm.Normal("a") + smooth[area] + own[area]), observed=y)
     return model
 
 
