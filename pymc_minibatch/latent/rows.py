@@ -182,7 +182,10 @@ class RowFunctions:
         (triples + singles, b).
         """
         derivatives, k = self.derivatives.jitted, self.n_locals
-        triples, singles = np.array(self.triples, np.int64).reshape(-1, 3), np.array(self.singles)
+        triples, singles = (
+            np.array(self.triples, np.int64).reshape(-1, 3),
+            np.array(self.singles, np.int64),
+        )
 
         def higher(v: np.ndarray, taylor: np.ndarray, batch: Any) -> np.ndarray:
             found = np.zeros((len(triples) + len(singles), v.shape[1]))
@@ -217,7 +220,10 @@ class RowFunctions:
         """
         local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
         row, higher, k = self.row.jitted, self.higher, self.n_locals
-        triples, singles = np.array(self.triples, np.int64).reshape(-1, 3), np.array(self.singles)
+        triples, singles = (
+            np.array(self.triples, np.int64).reshape(-1, 3),
+            np.array(self.singles, np.int64),
+        )
         orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
 
         def remainder(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
