@@ -36,7 +36,7 @@ def _evaluate_in_python(monkeypatch):
 def compile_for_tests(inputs, outputs):
     mode = Mode(linker="py", optimizer="fast_compile")
     function = pymc_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore")
-    return CompiledFunction(lambda *args: tuple(function(*args)), None)
+    return CompiledFunction(lambda *args: tuple(function(*args)), None, (inputs, outputs))
 
 
 def coefficients():

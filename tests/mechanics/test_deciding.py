@@ -105,7 +105,7 @@ def test_tests_and_proposals_by_name(normal):
         ({"proposal": "nuts"}, "proposal must be one of 'laplace', .*; got 'nuts'"),
         ({"acceptance": "exact", "rows": "uniform"}, "Exact draws rows by the size"),
         ({"acceptance": "exact", "control_variate": 1}, "Exact needs a control variate of order 2"),
-        ({"acceptance": "exact", "batch_size": 20}, "Exact finds the size of its batches"),
+        ({"acceptance": "exact", "batch_size": 20}, "Exact chooses the size of its batches"),
         ({"acceptance": "exact"}, "Exact cannot be used: the rows of y depend on mu, sigma_log__"),
     ],
 )
