@@ -140,7 +140,7 @@ def cubic_of(
     curvature: tuple[np.ndarray, np.ndarray, np.ndarray],
     temperature: float,
 ) -> Cubic:
-    """Sum the third order by the levels of a factor at φ, in one pass.
+    """Sum third and fourth order by the levels of a factor at φ, in one pass.
 
     Parameters
     ----------

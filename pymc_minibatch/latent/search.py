@@ -43,7 +43,7 @@ TILT_PAIRS = 2
 """Opposite points of the field over which the slope of the remainders is averaged."""
 
 CUBIC_PAIRS, TILT_TURNS = 20, 2
-"""Those over which that of the third order is, and how often, since it moves the points."""
+"""Those over which that of the higher orders is, and how often, since it moves the points."""
 
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
@@ -162,11 +162,11 @@ class _Search:
 
         Remainders of the effects of many groups add up: to third order, their slope by coefficients
         that all groups share is a sum of squares, which moves these by standard deviations. That of
-        the third order by groups reads no row; what is left is averaged for the dense part.
+        the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
         none = tilt = np.zeros(surrogate.expansion.at.size)
         for _ in range(TILT_TURNS if surrogate.cubics else 0):
-            tilt = self._slope_of_third_order(self._with_tilt(surrogate, tilt, none))
+            tilt = self._slope_of_higher_orders(self._with_tilt(surrogate, tilt, none))
         rest = self._slope_of_rest(self._with_tilt(surrogate, tilt, none))
         if not np.isfinite(rest + tilt).all():
             return surrogate
@@ -190,11 +190,11 @@ class _Search:
                 )
                 yield point
 
-    def _slope_of_third_order(self, surrogate: Surrogate) -> np.ndarray:
+    def _slope_of_higher_orders(self, surrogate: Surrogate) -> np.ndarray:
         slopes = []
         for point in self._points(surrogate, CUBIC_PAIRS):
             delta = self.field.derivatives.phi(point) - surrogate.expansion.at
-            slopes.append(surrogate.slope_of_third_order(delta, surrogate.bend(delta)))
+            slopes.append(surrogate.slope_of_higher_orders(delta, surrogate.bend(delta)))
         return np.mean(slopes, axis=0)
 
     def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
@@ -204,14 +204,14 @@ class _Search:
             there = self.expand(point, self.tall.data).expansion
             delta = there.at - expansion.at
             bent = surrogate.bend(delta)
-            third = surrogate.slope_of_third_order(delta, bent)
-            slopes.append((there.slope - expansion.slope + bent - third)[own])
+            higher = surrogate.slope_of_higher_orders(delta, bent)
+            slopes.append((there.slope - expansion.slope + bent - higher)[own])
         rest = np.zeros(expansion.at.size)
         rest[own] = np.mean(slopes, axis=0)
         return rest
 
-    def with_third_order(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
-        """Add the third order by each grouping factor."""
+    def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
+        """Add third and fourth order by each grouping factor."""
         if not factors:
             return surrogate
         scalars, at = self.rows.reads.scalars, surrogate.expansion.at
@@ -248,7 +248,7 @@ def search(
     temperature: float = 1.0,
     start: np.ndarray | None = None,
 ) -> LatentReference:
-    """Find the mode, first on some rows, then on all; add the third order by grouping factors.
+    """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def search(
             point = surrogate.center
         hyper = point[field.hyper]
         cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
-        surrogate = run.tilted(run.with_third_order(surrogate, factors))
+        surrogate = run.tilted(run.with_higher_orders(surrogate, factors))
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     return LatentReference(

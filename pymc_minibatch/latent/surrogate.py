@@ -2,7 +2,7 @@
 
     log π̃(θ) = log p₀(θ) + Gᵀδ + ½ δᵀ H δ + C(φ(θ)),   δ = φ(θ) − φ̂
 
-with the third order C by groups (:mod:`.cubic`), where there are any. Its geometry is the
+with third and fourth order C by groups (:mod:`.cubic`), where there are any. Its geometry is the
 posterior's, with ridges and funnels, and it reads no row. Given the hyperparameters h the latent
 field z is nearly Gaussian under it: without C and with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ and m the
 mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each by as
@@ -103,7 +103,7 @@ class Surrogate:
     center : ndarray, shape (D,)
         A point; its latent part is where the curvature of a prior that is not Gaussian is taken.
     cubics
-        The third order by each grouping factor; that of the first is part of the density.
+        Third and fourth order by each grouping factor; that of the first is part of the density.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Surrogate:
             log_density += self.cubics[0].total(self.cubics[0].coordinates(delta, bent))
         return Reading(phi, bent, float(log_density))
 
-    def slope_of_third_order(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
+    def slope_of_higher_orders(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return ∇C given δ and Kδ, all of shape (P,)."""
         slope = np.zeros(bent.size)
         for cubic in self.cubics[:1]:
@@ -227,7 +227,7 @@ class Surrogate:
         """Return the log ratio of each level beside its remainders, from a point to another.
 
         The proposal is the Gaussian of the levels given all else; what it leaves out of the density
-        is the third order, priors beyond their second order about the center, and what was added to
+        is the higher orders, priors beyond their second order about the center, and what was added to
         slope and curvature.
         """
         before, after = readings
@@ -246,7 +246,7 @@ class Surrogate:
         return ratios
 
     def cubic(self, levels: Levels) -> Cubic | None:
-        """Return the third order of a factor."""
+        """Return third and fourth order of a factor."""
         return next((cubic for cubic in self.cubics if cubic.entries is levels.rows), None)
 
     def _quadratic_prior(

@@ -189,7 +189,7 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
     assert cubic.total(u) == pytest.approx(float(shares.sum()), rel=1e-9)
 
 
-def test_slope_of_the_third_order(intercepts: LatentSampler) -> None:
+def test_slope_of_the_higher_orders(intercepts: LatentSampler) -> None:
     surrogate = intercepts.reference.surrogate
     cubic = surrogate.cubics[0]
     rng = np.random.default_rng(32)
@@ -198,7 +198,7 @@ def test_slope_of_the_third_order(intercepts: LatentSampler) -> None:
     def value(delta: np.ndarray) -> float:
         return cubic.total(cubic.coordinates(delta, surrogate.bend(delta)))
 
-    slope = surrogate.slope_of_third_order(delta, surrogate.bend(delta))
+    slope = surrogate.slope_of_higher_orders(delta, surrogate.bend(delta))
     difference = (value(delta + 1e-4 * step) - value(delta - 1e-4 * step)) / 2e-4
     assert slope @ step == pytest.approx(difference, rel=1e-5)
 
