@@ -47,8 +47,8 @@ class Expansion:
         The slope, on average over the posterior, of all that is not of second order. Proposals are
         centered with it.
     rest : ndarray, shape (P,)
-        The part of it that is not of third or fourth order either; the surrogate density has it, and
-        decisions subtract it again.
+        The part of it that is not of third or fourth order either; the surrogate density has it,
+        and decisions subtract it again.
     raised : ndarray, shape (G, q', q')
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.

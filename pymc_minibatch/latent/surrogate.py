@@ -90,7 +90,7 @@ class Reading(NamedTuple):
 
 
 class Surrogate:
-    """Prior and likelihood to second order about a point, and in part to third.
+    """Prior and likelihood to second order about a point, and in part to fourth.
 
     Parameters
     ----------
@@ -227,8 +227,8 @@ class Surrogate:
         """Return the log ratio of each level beside its remainders, from a point to another.
 
         The proposal is the Gaussian of the levels given all else; what it leaves out of the density
-        is the higher orders, priors beyond their second order about the center, and what was added to
-        slope and curvature.
+        is the higher orders, priors beyond their second order about the center, and what was added
+        to slope and curvature.
         """
         before, after = readings
         ratios = -np.sum((self.expansion.tilt * (after.phi - before.phi))[levels.rows], axis=1)
