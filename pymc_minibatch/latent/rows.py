@@ -182,10 +182,7 @@ class RowFunctions:
         (triples + singles, b).
         """
         derivatives, k = self.derivatives.jitted, self.n_locals
-        triples, singles = (
-            np.array(self.triples, np.int64).reshape(-1, 3),
-            np.array(self.singles, np.int64),
-        )
+        triples, singles = self._orders
 
         def higher(v: np.ndarray, taylor: np.ndarray, batch: Any) -> np.ndarray:
             found = np.zeros((len(triples) + len(singles), v.shape[1]))
@@ -220,10 +217,7 @@ class RowFunctions:
         """
         local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
         row, higher, k = self.row.jitted, self.higher, self.n_locals
-        triples, singles = (
-            np.array(self.triples, np.int64).reshape(-1, 3),
-            np.array(self.singles, np.int64),
-        )
+        triples, singles = self._orders
         orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
 
         def remainder(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
@@ -250,6 +244,12 @@ class RowFunctions:
             return rest
 
         return jit_kept(remainder, self.keys, nogil=True)
+
+    @property
+    def _orders(self) -> tuple[np.ndarray, np.ndarray]:
+        """The triples and the singles, as kernels take them."""
+        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+        return triples, np.array(self.singles, np.int64)
 
     @property
     def keys(self) -> list[str | None]:
