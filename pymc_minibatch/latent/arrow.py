@@ -8,7 +8,9 @@ between different groups are zero,
 
 is factored by eliminating the groups first, which fills nothing in: with C_g C_gᵀ = D_g and
 W_g = C_g⁻¹ B_g, what is left for the dense part is S = A − Σ W_gᵀ W_g. Time is O(G(q³ + qp²) + p³)
-and memory O(Gq(q + p)); nothing of the size of the whole is made.
+and memory O(Gq(q + p)); nothing of the size of the whole is made. Where the dense part holds the
+levels of other factors, of which each group meets few, B and W are sparse, and time and memory are
+those of the entries that are not zero.
 
 Reference
 ---------
@@ -26,10 +28,12 @@ from scipy.linalg.lapack import dpotrf, dtrtrs
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.layout import ArrowLayout
 
-__all__ = ["Arrow", "ArrowFactor"]
+__all__ = ["Arrow", "ArrowFactor", "Matrix", "compact"]
 
-SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.1
-"""From what size and below what share of entries that are not zero a product is made sparse."""
+Matrix = np.ndarray | sparse.csr_array
+
+SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
+"""From what size and below what share of entries that are not zero a matrix is kept sparse."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,15 @@ class Arrow:
     ----------
     dense : ndarray, shape (p, p)
         The block of the dense part.
-    cross : ndarray, shape (G, q, p)
-        The blocks of each group with the dense part.
+    cross : ndarray or sparse array, shape (G q, p)
+        The blocks B of the groups with the dense part, one below the other.
     blocks : ndarray, shape (G, q, q)
         The block of each group.
     """
 
     dense: np.ndarray
-    cross: np.ndarray
+    cross: Matrix
     blocks: np.ndarray
-
-    @classmethod
-    def zeros(cls, n_dense: int, n_groups: int, width: int) -> "Arrow":
-        """Return a matrix of zeros."""
-        return cls(
-            np.zeros((n_dense, n_dense)),
-            np.zeros((n_groups, width, n_dense)),
-            np.zeros((n_groups, width, width)),
-        )
 
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
@@ -76,7 +71,7 @@ class Arrow:
         """Return what is between positions in one part, (G, q), and (m,) of the dense part."""
         column = np.searchsorted(layout.dense, dense)
         if positions is layout.groups:
-            return self.cross[:, :, column]
+            return _whole(self.cross[:, column]).reshape(*positions.shape, dense.size)
         return self.dense[np.searchsorted(layout.dense, positions)][:, :, column]
 
     def damped(self, damping: float) -> "Arrow":
@@ -90,11 +85,9 @@ class Arrow:
 
     def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""
-        n_groups, width, n_dense = self.cross.shape
-        flat = self.cross.reshape(n_groups * width, n_dense)
-        of_groups = (flat @ dense).reshape(n_groups, width)
+        of_groups = (self.cross @ dense).reshape(groups.shape)
         of_groups += multiply_blocks(self.blocks, groups)
-        return self.dense @ dense + flat.T @ groups.ravel(), of_groups
+        return self.dense @ dense + self.cross.T @ groups.ravel(), of_groups
 
     def factor(self) -> "ArrowFactor":
         """Factor the matrix.
@@ -104,13 +97,12 @@ class Arrow:
         LinAlgError
             If it is not positive definite.
         """
-        n_groups, width, n_dense = self.cross.shape
         cholesky = np.empty_like(self.blocks)
         if not factor_blocks(self.blocks, cholesky):
             raise LinAlgError("The block of a group is not positive definite.")
-        reduced = solve_blocks(cholesky, self.cross)
-        flat = reduced.reshape(n_groups * width, n_dense)
-        schur, failed = dpotrf(self.dense - _gram(flat), lower=1, clean=1)
+        reduced = _solve_each(cholesky, self.cross)
+        rest = _minus_gram(self.dense, reduced)
+        schur, failed = dpotrf(rest, lower=1, clean=1, overwrite_a=1)
         if failed:
             raise LinAlgError("The dense part is not positive definite.")
         return ArrowFactor(schur, reduced, cholesky)
@@ -124,20 +116,15 @@ class ArrowFactor:
     ----------
     schur : ndarray, shape (p, p)
         Lower factor of what elimination of the groups leaves for the dense part.
-    reduced : ndarray, shape (G, q, p)
-        ``W_g = C_g⁻¹ B_g``.
+    reduced : ndarray or sparse array, shape (G q, p)
+        ``W_g = C_g⁻¹ B_g``, one below the other.
     cholesky : ndarray, shape (G, q, q)
         Lower factors C_g of the groups' blocks.
     """
 
     schur: np.ndarray
-    reduced: np.ndarray
+    reduced: Matrix
     cholesky: np.ndarray
-
-    @property
-    def _flat(self) -> np.ndarray:
-        n_groups, width, n_dense = self.reduced.shape
-        return self.reduced.reshape(n_groups * width, n_dense)
 
     def log_determinant(self) -> float:
         """Return log |L|, half the log-determinant of the matrix."""
@@ -150,29 +137,84 @@ class ArrowFactor:
 
     def color_groups(self, z_dense: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Return the groups' part of ``L⁻ᵀ η`` where the dense part of the result is known."""
-        rest = groups - (self._flat @ z_dense).reshape(groups.shape)
+        rest = groups - (self.reduced @ z_dense).reshape(groups.shape)
         return solve_blocks_transposed(self.cholesky, rest)
 
     def whiten(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Undo :meth:`color`: return ``Lᵀ z``."""
         of_groups = multiply_transposed(self.cholesky, groups)
-        of_groups += (self._flat @ dense).reshape(groups.shape)
+        of_groups += (self.reduced @ dense).reshape(groups.shape)
         return self.schur.T @ dense, of_groups
 
     def solve(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Solve for the vector whose product with the matrix is given."""
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
-        rest = dense - self._flat.T @ halfway.ravel()
+        rest = dense - self.reduced.T @ halfway.ravel()
         below = dtrtrs(self.schur, rest, lower=1)[0] if dense.size else dense
         return self.color(below, halfway)
 
 
-def _gram(flat: np.ndarray) -> np.ndarray:
-    """Return ``WᵀW``; levels of crossed factors meet in few rows, so that W may be mostly zeros."""
-    if flat.size > SPARSE_SIZE and np.count_nonzero(flat) < SPARSE_SHARE * flat.size:
-        few = sparse.csr_array(flat)
-        return (few.T @ few).toarray()
-    return flat.T @ flat
+def compact(matrix: Matrix) -> Matrix:
+    """Return a matrix as a sparse one if it is large and mostly zero, else as an array."""
+    size = math.prod(matrix.shape)
+    if size < SPARSE_SIZE:
+        return _whole(matrix)
+    n_entries = matrix.nnz if sparse.issparse(matrix) else np.count_nonzero(matrix)
+    return sparse.csr_array(matrix) if n_entries < SPARSE_SHARE * size else _whole(matrix)
+
+
+def _whole(matrix: Matrix) -> np.ndarray:
+    return matrix.toarray() if sparse.issparse(matrix) else matrix
+
+
+def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
+    n_groups, height, width = blocks.shape
+    columns = np.arange(n_groups * width).reshape(n_groups, 1, width)
+    starts = np.arange(0, blocks.size + 1, width)
+    every = np.broadcast_to(columns, blocks.shape).ravel()
+    shape = (n_groups * height, n_groups * width)
+    return sparse.csr_array((blocks.ravel(), every, starts), shape)
+
+
+def multiply_each(blocks: np.ndarray, matrix: Matrix) -> Matrix:
+    """Multiply each group's block, (G, m, q), with its rows of a matrix, (G q, n)."""
+    if sparse.issparse(matrix):
+        return _block_diagonal(blocks) @ matrix
+    n_groups, height, width = blocks.shape
+    parts = matrix.reshape(n_groups, width, matrix.shape[1])
+    return multiply_matrices(blocks, parts).reshape(n_groups * height, matrix.shape[1])
+
+
+def _solve_each(cholesky: np.ndarray, matrix: Matrix) -> Matrix:
+    """Solve ``C_g X_g = B_g`` for each group's rows B_g of a matrix, (G q, n)."""
+    if sparse.issparse(matrix):
+        identity = np.broadcast_to(np.eye(cholesky.shape[1]), cholesky.shape)
+        return _block_diagonal(solve_blocks(cholesky, identity)) @ matrix
+    parts = matrix.reshape(*cholesky.shape[:2], matrix.shape[1])
+    return solve_blocks(cholesky, parts).reshape(matrix.shape)
+
+
+def _minus_gram(dense: np.ndarray, reduced: Matrix) -> np.ndarray:
+    """Return ``A − WᵀW`` by columns; of a sparse W, in the lower triangle only."""
+    if not sparse.issparse(reduced):
+        return np.asfortranarray(dense - reduced.T @ reduced)
+    rest = dense.copy()
+    subtract_gram(reduced.indptr, reduced.indices, reduced.data, rest)
+    return rest.T
+
+
+@jit_kept
+def subtract_gram(
+    starts: np.ndarray, columns: np.ndarray, entries: np.ndarray, dense: np.ndarray
+) -> None:
+    """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix."""
+    for row in range(starts.size - 1):
+        for k in range(starts[row], starts[row + 1]):
+            i, entry = columns[k], entries[k]
+            for m in range(starts[row], starts[row + 1]):
+                j = columns[m]
+                if j >= i:
+                    dense[i, j] -= entry * entries[m]
 
 
 @jit_kept
@@ -240,18 +282,19 @@ def multiply_transposed(cholesky: np.ndarray, vectors: np.ndarray) -> np.ndarray
 
 @jit_kept
 def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Return ``D_g z_g`` for vectors z_g, shape (G, q)."""
+    """Return ``M_g z_g`` for vectors z_g, shape (G, q)."""
     n_groups, width = vectors.shape
-    product = np.zeros((n_groups, width))
+    height = blocks.shape[1]
+    product = np.zeros((n_groups, height))
     for g in range(n_groups):
-        for i in range(width):
+        for i in range(height):
             for j in range(width):
                 product[g, i] += blocks[g, i, j] * vectors[g, j]
     return product
 
 
 @jit_kept
-def multiply_each(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def multiply_matrices(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Multiply the matrices of each group, shapes (G, m, q) and (G, q, n)."""
     n_groups, m, width = left.shape
     n = right.shape[2]

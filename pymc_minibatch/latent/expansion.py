@@ -8,17 +8,19 @@ With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 the dense columns by BLAS, the gathered entries by group.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass, fields
+from functools import partial, reduce
+from itertools import pairwise, permutations
 
 import numpy as np
+from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores
-from pymc_minibatch.latent.arrow import Arrow
+from pymc_minibatch.latent.arrow import Arrow, Matrix, compact
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.rows import Reads, RowFunctions, second_order
 
@@ -76,9 +78,9 @@ def expand(
     place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
     n_rows, k, reads = len(data[0]), rows.n_locals, rows.reads
 
-    def part(bounds: tuple[int, int]) -> tuple[float, np.ndarray, Arrow]:
-        value, slope = 0.0, np.zeros(phi.size)
-        curvature = Arrow.zeros(layout.dense.size, *layout.groups.shape)
+    def part(bounds: tuple[int, int]) -> _Sums:
+        sums = _Sums.zeros(layout, reads)
+        meetings = []
         for start in range(bounds[0], bounds[1], CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
@@ -86,40 +88,101 @@ def expand(
             logp, *rest = rows.derivatives(local_inputs, *batch)
             first, second = rest[:k], rest[k:]
             columns, entries, weights = rows.arrays.jitted(*batch)
-            value += float(np.sum(logp))
-            _add_dense(reads, columns, first, second, place, slope, curvature.dense)
+            sums.value += float(np.sum(logp))
+            _add_dense(reads, columns, first, second, place, sums.slope, sums.dense)
             if entries.shape[1]:
                 pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
+                pairs = pairs.reshape(k, k, -1)
+                places = place[entries]
+                meetings += _meetings(places, weights, reads.local, pairs, layout.dense.size)
                 add_gathered(
                     columns,
                     place[reads.dense],
                     reads.dense_local,
                     entries,
-                    place[entries],
+                    places,
                     weights,
                     reads.local,
                     np.array(first),
-                    pairs.reshape(k, k, -1),
-                    slope,
-                    curvature.dense,
-                    curvature.cross,
-                    curvature.blocks,
+                    pairs,
+                    sums.slope,
+                    sums.dense,
+                    sums.columns,
+                    sums.blocks,
                 )
-        return value, slope, curvature
+        if meetings:
+            values, at, others = (np.concatenate(parts) for parts in zip(*meetings, strict=True))
+            sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
+        return sums
 
     edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_cores()) as pool:
-        results = pool.map(part, bounds)
-        value, slope, curvature = next(results)
-        for more, more_slope, more_curvature in results:
-            value, slope, curvature = value + more, slope + more_slope, curvature + more_curvature
-    t = temperature
-    blocks = (curvature.blocks + curvature.blocks.transpose(0, 2, 1)) / (2 * t)
-    scaled = Arrow((curvature.dense + curvature.dense.T) / (2 * t), curvature.cross / t, blocks)
+        total = reduce(_Sums.__add__, pool.map(part, bounds))
+    t, none = temperature, np.zeros(phi.size)
+    blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
+    cross = total.cross(place[reads.dense]) / t
+    curvature = Arrow((total.dense + total.dense.T) / (2 * t), cross, blocks)
     raised = _semidefinite(blocks) - blocks
-    none = np.zeros(phi.size)
-    return Expansion(phi.copy(), value / t, slope / t, scaled, none, none, raised)
+    return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, raised)
+
+
+@dataclass
+class _Sums:
+    """Sums over rows; the groups' curvature with the dense part in two parts.
+
+    Attributes
+    ----------
+    columns : ndarray, shape (G q', C)
+        With each dense column of the data.
+    meetings : sparse array, shape (G q', P_dense)
+        With gathered entries, those of other factors.
+    """
+
+    value: float
+    slope: np.ndarray
+    dense: np.ndarray
+    columns: np.ndarray
+    meetings: sparse.csr_array
+    blocks: np.ndarray
+
+    @classmethod
+    def zeros(cls, layout: ArrowLayout, reads: Reads) -> "_Sums":
+        n_dense, (n_groups, width) = layout.dense.size, layout.groups.shape
+        return cls(
+            0.0,
+            np.zeros(n_dense + layout.groups.size),
+            np.zeros((n_dense, n_dense)),
+            np.zeros((layout.groups.size, reads.dense.size)),
+            sparse.csr_array((layout.groups.size, n_dense)),
+            np.zeros((n_groups, width, width)),
+        )
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def cross(self, places: np.ndarray) -> Matrix:
+        """Join both parts; `places` are those of the columns in the dense part."""
+        n_columns = places.size
+        shape = n_columns, self.dense.shape[0]
+        onto = sparse.csr_array((np.ones(n_columns), (np.arange(n_columns), places)), shape)
+        return compact(sparse.csr_array(self.columns) @ onto + self.meetings)
+
+
+def _meetings(
+    places: np.ndarray,
+    weights: np.ndarray,
+    local: np.ndarray,
+    second: np.ndarray,
+    n_dense: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """List what rows add to minus the curvature of an entry in a group by a gathered dense one."""
+    in_group = places >= n_dense
+    for s, t in permutations(range(places.shape[1]), 2):
+        own = np.flatnonzero(in_group[:, s] & ~in_group[:, t])
+        if own.size:
+            values = weights[own, s] * weights[own, t] * second[local[s], local[t], own]
+            yield -values, places[own, s] - n_dense, places[own, t]
 
 
 def _semidefinite(blocks: np.ndarray) -> np.ndarray:
@@ -179,10 +242,10 @@ def add_gathered(
     second: np.ndarray,
     slope: np.ndarray,
     dense: np.ndarray,
-    cross: np.ndarray,
+    by_columns: np.ndarray,
     blocks: np.ndarray,
 ) -> None:
-    """Add what gathered entries give, among themselves and with the dense columns."""
+    """Add what gathered entries give with the dense columns, and among those of one part."""
     p, width = dense.shape[0], blocks.shape[1]
     for n in range(entries.shape[0]):
         for s in range(entries.shape[1]):
@@ -194,7 +257,7 @@ def add_gathered(
             for c in range(column_place.size):
                 value = ws * second[ls, column_local[c], n] * columns[n, c]
                 if in_group:
-                    cross[g, slot, column_place[c]] -= value
+                    by_columns[ps - p, c] -= value
                 else:
                     dense[ps, column_place[c]] -= value
                     dense[column_place[c], ps] -= value
@@ -203,7 +266,5 @@ def add_gathered(
                 value = ws * weights[n, t] * second[ls, entry_local[t], n]
                 if in_group and pt_ >= p:
                     blocks[g, slot, (pt_ - p) % width] -= value
-                elif in_group:
-                    cross[g, slot, pt_] -= value
-                elif pt_ < p:
+                elif not in_group and pt_ < p:
                     dense[ps, pt_] -= value

@@ -34,7 +34,14 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
-from pymc_minibatch.latent.arrow import Arrow, multiply_each
+from pymc_minibatch.latent.arrow import (
+    Arrow,
+    Matrix,
+    compact,
+    multiply_blocks,
+    multiply_each,
+    multiply_matrices,
+)
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
@@ -52,9 +59,6 @@ MOST_DENSE = 1500
 
 MOST_HYPER = 30
 """More hyperparameters than this are too many for moves of all at once."""
-
-DENSE_SHARE, SMALL = 0.2, 10_000
-"""A matrix with a larger share of entries that are not zero is kept whole, as are small ones."""
 
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
@@ -117,54 +121,40 @@ class LatentMap:
 
     Attributes
     ----------
-    dense : sparse array, shape (P_dense, p)
+    dense : ndarray or sparse array, shape (P_dense, p)
         What the dense part of φ takes from the dense part of z.
-    cross : ndarray, shape (G, q', c)
-        What each group of φ takes from those dense z that enter groups.
-    columns : ndarray, shape (c,)
-        Which these are.
+    cross : sparse array, shape (G q', p)
+        What the groups of φ take from the dense part of z.
     blocks : ndarray, shape (G, q', q)
         What each group of φ takes from its own z.
     """
 
-    dense: Any
-    cross: np.ndarray
-    columns: np.ndarray
+    dense: Matrix
+    cross: sparse.csr_array
     blocks: np.ndarray
 
     def pull_back(self, curvature: Arrow) -> Arrow:
         """Return ``Aᵀ K A``."""
-        n_groups = self.blocks.shape[0]
-        a, p = self.dense, self.dense.shape[1]
+        a, c = self.dense, self.cross
         dense = np.asarray(a.T @ (a.T @ curvature.dense).T)
-        rows, columns = curvature.cross.shape[1], curvature.cross.shape[2]
-        flat = curvature.cross.reshape(n_groups * rows, columns)
-        through = np.asarray((a.T @ flat.T).T).reshape(n_groups, rows, p)  # K_gd A_dd
-        if self.columns.size:
-            onto = self.cross.reshape(n_groups * rows, -1)
-            mixed = onto.T @ through.reshape(n_groups * rows, p)
-            dense[self.columns] += mixed
-            dense[:, self.columns] += mixed.T
-            carried = multiply_each(curvature.blocks, self.cross)
-            dense[np.ix_(self.columns, self.columns)] += onto.T @ carried.reshape(
-                n_groups * rows, -1
-            )
-            through[:, :, self.columns] += carried
+        through = curvature.cross @ a  # K_gd A_dd
+        if c.nnz:
+            mixed = c.T @ through
+            carried = multiply_each(curvature.blocks, c)
+            dense = dense + mixed + mixed.T + c.T @ carried
+            through = through + carried
         transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
         return Arrow(
             dense,
-            multiply_each(transposed, through),
-            multiply_each(transposed, multiply_each(curvature.blocks, self.blocks)),
+            multiply_each(transposed, compact(through)),
+            multiply_matrices(transposed, multiply_matrices(curvature.blocks, self.blocks)),
         )
 
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
-        of_dense = np.asarray(self.dense.T @ dense)
-        if self.columns.size:
-            flat = self.cross.reshape(groups.size, self.columns.size)
-            of_dense[self.columns] += flat.T @ groups.ravel()
+        of_dense = self.dense.T @ dense + self.cross.T @ groups.ravel()
         transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
-        return of_dense, multiply_each(transposed, groups[:, :, None])[:, :, 0]
+        return of_dense, multiply_blocks(transposed, groups)
 
 
 class _Columns:
@@ -186,36 +176,65 @@ class _Columns:
     ) -> None:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, rows
-        seen = np.zeros((len(points), rows.size, positions.size))
-        for k, point in enumerate(points):
-            for j, position in enumerate(positions):
+        self.row, self.column, seen = self._probe(points)
+        scale = np.abs(seen).max(initial=0.0) or 1.0
+        changes = np.zeros(positions.size, dtype=np.bool_)
+        moved = (np.abs(seen - seen[0]) > TOLERANCE * scale).any(axis=0)
+        changes[self.column[moved]] = True
+        self.base = seen[0]
+        self.starts = np.searchsorted(self.row, np.arange(rows.size + 1))
+        self.moving = np.flatnonzero(changes)
+        self.changing = bool(changes.any())
+        own = changes[self.column]
+        shape = rows.size, positions.size
+        pattern = sparse.csc_array((own[own], (self.row[own], self.column[own])), shape)
+        self.color = np.full(positions.size, -1)
+        self.color[changes] = _colored(pattern[:, self.moving])
+        self.unscale: np.ndarray | None = None
+        if self.color.max(initial=-1) > 0:
+            self.read, place = np.unique(self.row[own], return_inverse=True)
+            slot = np.searchsorted(self.moving, self.column[own])
+            whole = np.zeros((len(points), self.read.size, self.moving.size))
+            whole[:, place, slot] = seen[:, own]
+            self.unscale = _scaled_columns(whole)
+
+    def _probe(self, points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where entries are not zero at some of the points, by rows, and these entries."""
+        at, columns, entries = [], [], []
+        for j, position in enumerate(self.positions):
+            derivatives = []
+            for point in points:
                 seed = np.zeros(point.size)
                 seed[position] = 1.0
-                seen[k, :, j] = self.along(point, seed)
-        scale = np.abs(seen).max(initial=0.0) or 1.0
-        changes = (np.abs(seen - seen[0]).max(axis=0) > TOLERANCE * scale).any(axis=0)
-        pattern = (seen != 0.0).any(axis=0)
-        self.row, self.column = np.nonzero(pattern)
-        self.base = seen[0][pattern]
-        self.color = np.full(positions.size, -1)
-        self.color[changes] = _colored(pattern[:, changes])
-        self.changing = bool(changes.any())
-        self.moving = np.flatnonzero(changes)
-        self.unscale = _scaled_columns(seen[:, :, changes]) if self.color.max() > 0 else None
+                derivatives.append(self.along(point, seed))
+            column = np.array(derivatives)
+            own = np.flatnonzero(column.any(axis=0))
+            at.append(own)
+            columns.append(np.full(own.size, j))
+            entries.append(column[:, own])
+        none = np.empty(0, dtype=np.int64)
+        row, column = np.concatenate([none, *at]), np.concatenate([none, *columns])
+        order = np.lexsort((column, row))
+        seen = np.concatenate([np.empty((len(points), 0)), *entries], axis=1)
+        return row[order], column[order], seen[:, order]
 
     def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
         """Return the derivative along a direction."""
         return getattr(self.derivatives, self.name)(point, seed)[self.rows]
 
-    def at(self, point: np.ndarray) -> np.ndarray:
-        """Return the entries at a point, shape (K,)."""
+    def at(self, point: np.ndarray) -> sparse.csr_array:
+        """Return the matrix at a point."""
+        shape = self.rows.size, self.positions.size
+        return sparse.csr_array((self._entries(point), self.column, self.starts), shape)
+
+    def _entries(self, point: np.ndarray) -> np.ndarray:
         if not self.changing:
             return self.base
         entries = self.base.copy()
         if self.unscale is not None:
             seed, scale = np.zeros(point.size), np.ones(self.positions.size)
             seed[self.positions[self.moving]] = 1.0
-            scale[self.moving] = self.unscale @ self.along(point, seed)
+            scale[self.moving] = self.unscale @ self.along(point, seed)[self.read]
             return entries * scale[self.column]
         of_entry = self.color[self.column]
         for color in range(self.color.max() + 1):
@@ -243,19 +262,18 @@ def _scaled_columns(seen: np.ndarray) -> np.ndarray | None:
     return np.linalg.pinv(first) if singular[-1] > LEAST_SINGULAR * singular[0] else None
 
 
-def _colored(pattern: np.ndarray) -> np.ndarray:
+def _colored(pattern: sparse.csc_array) -> np.ndarray:
     """Give columns that share a row different colors, greedily."""
-    colors = np.zeros(pattern.shape[1], dtype=np.int64)
+    n_rows, n_columns = pattern.shape
+    colors = np.zeros(n_columns, dtype=np.int64)
     taken: list[np.ndarray] = []
-    for j in range(pattern.shape[1]):
-        for color, rows in enumerate(taken):
-            if not (rows & pattern[:, j]).any():
-                colors[j] = color
-                rows |= pattern[:, j]
-                break
-        else:
-            colors[j] = len(taken)
-            taken.append(pattern[:, j].copy())
+    for j in range(n_columns):
+        own = pattern.indices[pattern.indptr[j] : pattern.indptr[j + 1]]
+        color = next((c for c, rows in enumerate(taken) if not rows[own].any()), len(taken))
+        if color == len(taken):
+            taken.append(np.zeros(n_rows, dtype=np.bool_))
+        colors[j] = color
+        taken[color][own] = True
     return colors
 
 
@@ -356,10 +374,6 @@ class LatentField:
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map) else None
         self._fixed_prior = group_prior[0] if _alike(group_prior) else None
-        n = rows.dense.size
-        self._below = int(np.searchsorted(self._map.row, n))
-        entering = self._map.column[self._below :]
-        self._entering, self._slot = np.unique(entering, return_inverse=True)
         self._fixed: dict[str, Any] = {}
 
     def _group_blocks(
@@ -377,24 +391,11 @@ class LatentField:
         """Return A(h) at the hyperparameters of a point."""
         if "map" in self._fixed:
             return self._fixed["map"]
-        entries, below = self._map.at(point), self._below
-        n, (n_groups, width) = self.rows.dense.size, self.rows.groups.shape
         blocks = self._fixed_map
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
-        cross = np.zeros((n_groups * width, self._entering.size))
-        cross[self._map.row[below:] - n, self._slot] = entries[below:]
-        shape = n, self.latent.dense.size
-        dense: Any
-        if n * shape[1] < SMALL or below > DENSE_SHARE * n * shape[1]:
-            dense = np.zeros(shape)
-            dense[self._map.row[:below], self._map.column[:below]] = entries[:below]
-        else:
-            starts = np.searchsorted(self._map.row[:below], np.arange(n + 1))
-            place = self._map.column[:below], starts
-            dense = sparse.csr_array((entries[:below], *place), shape)
-        cross = cross.reshape(n_groups, width, self._entering.size)
-        found = LatentMap(dense, cross, self._entering, blocks)
+        n, columns = self.rows.dense.size, self._map.at(point)
+        found = LatentMap(compact(columns[:n]), columns[n:], blocks)
         if not self._map.changing and self._fixed_map is not None:
             self._fixed["map"] = found
         return found
@@ -403,14 +404,12 @@ class LatentField:
         """Return P, minus the Hessian of the log prior by z, at a point."""
         if "prior" in self._fixed:
             return self._fixed["prior"]
-        n, (n_groups, width) = self.latent.dense.size, self.latent.groups.shape
-        columns = np.zeros((n + n_groups * width, n))
-        columns[self._prior.row, self._prior.column] = self._prior.at(point)
         blocks = self._fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
-        cross = columns[n:].reshape(n_groups, width, n)
-        found = Arrow(-(columns[:n] + columns[:n].T) / 2, -cross, -blocks)
+        n, columns = self.latent.dense.size, self._prior.at(point)
+        dense = columns[:n].toarray()
+        found = Arrow(-(dense + dense.T) / 2, compact(-columns[n:]), -blocks)
         if not self._prior.changing and self._fixed_prior is not None:
             self._fixed["prior"] = found
         return found
@@ -474,8 +473,8 @@ def _column_scales(here: LatentMap, there: LatentMap) -> np.ndarray:
     """Return how much larger each column by the dense part is than that of another map."""
     own = np.asarray((here.dense * here.dense).sum(axis=0)).ravel()
     both = np.asarray((here.dense * there.dense).sum(axis=0)).ravel()
-    own[here.columns] += np.sum(here.cross**2, axis=(0, 1))
-    both[here.columns] += np.sum(here.cross * there.cross, axis=(0, 1))
+    own += (here.cross * here.cross).sum(axis=0)
+    both += (here.cross * there.cross).sum(axis=0)
     return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
 
 

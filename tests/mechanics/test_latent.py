@@ -8,10 +8,12 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+from scipy import sparse
+from scipy.linalg import block_diag
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
-from pymc_minibatch.latent.arrow import Arrow
+from pymc_minibatch.latent.arrow import Arrow, compact
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
@@ -25,26 +27,25 @@ N, G = 4000, 30
 
 
 def whole(arrow: Arrow) -> np.ndarray:
-    n_groups, width, p = arrow.cross.shape
-    matrix = np.zeros((p + n_groups * width,) * 2)
-    matrix[:p, :p] = arrow.dense
-    for g in range(n_groups):
-        own = slice(p + g * width, p + (g + 1) * width)
-        matrix[own, own] = arrow.blocks[g]
-        matrix[own, :p] = arrow.cross[g]
-        matrix[:p, own] = arrow.cross[g].T
-    return matrix
+    cross = arrow.cross.toarray() if sparse.issparse(arrow.cross) else arrow.cross
+    blocks = block_diag(*arrow.blocks)[-len(cross) :] if len(cross) else np.zeros((0, 0))
+    return np.block([[arrow.dense, cross.T], [cross, blocks]])
 
 
-@pytest.mark.parametrize(("p", "n_groups", "width"), [(3, 5, 2), (4, 7, 1), (3, 0, 1), (0, 6, 3)])
-def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("p", "n_groups", "width", "share"),
+    [(3, 5, 2, 1.0), (4, 7, 1, 1.0), (3, 0, 1, 1.0), (0, 6, 3, 1.0), (300, 200, 2, 0.02)],
+)
+def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int, share: float) -> None:
     rng = np.random.default_rng(1)
     blocks = rng.normal(size=(n_groups, width, width))
+    cross = rng.normal(size=(n_groups * width, p)) * (rng.random((n_groups * width, p)) < share)
     arrow = Arrow(
         20 * np.eye(p),
-        rng.normal(size=(n_groups, width, p)),
+        compact(cross),
         blocks @ blocks.transpose(0, 2, 1) + 3 * np.eye(width),
     )
+    assert sparse.issparse(arrow.cross) == (share < 1.0)
     matrix, factor = whole(arrow), arrow.factor()
     dense, groups = rng.normal(size=p), rng.normal(size=(n_groups, width))
     vector = np.concatenate([dense, groups.ravel()])
@@ -52,7 +53,7 @@ def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int) ->
     def joined(parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         return np.concatenate([parts[0], parts[1].ravel()])
 
-    np.testing.assert_allclose(joined(arrow.product(dense, groups)), matrix @ vector)
+    np.testing.assert_allclose(joined(arrow.product(dense, groups)), matrix @ vector, atol=1e-12)
     np.testing.assert_allclose(joined(factor.solve(dense, groups)), np.linalg.solve(matrix, vector))
     np.testing.assert_allclose(joined(factor.color(*factor.whiten(dense, groups))), vector)
     whitened = joined(factor.whiten(dense, groups))
@@ -62,9 +63,9 @@ def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int) ->
 
 def test_an_arrow_that_is_not_positive_definite_is_refused() -> None:
     with pytest.raises(np.linalg.LinAlgError, match="dense part"):
-        Arrow(np.eye(2), np.full((3, 1, 2), 2.0), np.ones((3, 1, 1))).factor()
+        Arrow(np.eye(2), np.full((3, 2), 2.0), np.ones((3, 1, 1))).factor()
     with pytest.raises(np.linalg.LinAlgError, match="block of a group"):
-        Arrow(np.eye(2), np.zeros((3, 1, 2)), -np.ones((3, 1, 1))).factor()
+        Arrow(np.eye(2), np.zeros((3, 2)), -np.ones((3, 1, 1))).factor()
 
 
 def slopes_model() -> pm.Model:
@@ -289,7 +290,7 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
     width = field.latent.groups.shape[1]
     curvature = Arrow(
         np.eye(field.rows.dense.size) * 2.0,
-        rng.normal(size=(G, width, field.rows.dense.size)),
+        rng.normal(size=(G * width, field.rows.dense.size)),
         np.tile(np.eye(width) * 3.0, (G, 1, 1)),
     )
     pulled = field.map_at(point).pull_back(curvature)
