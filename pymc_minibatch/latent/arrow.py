@@ -19,6 +19,7 @@ Rue and Held (2005), Gaussian Markov Random Fields, section 2.4.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -30,7 +31,8 @@ from pymc_minibatch.latent.layout import ArrowLayout
 
 __all__ = ["Arrow", "ArrowFactor", "Matrix", "compact"]
 
-Matrix = np.ndarray | sparse.csr_array
+Matrix = Any
+"""An array, or a sparse array of SciPy, which says nothing of types."""
 
 SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 """From what size and below what share of entries that are not zero a matrix is kept sparse."""
@@ -42,15 +44,15 @@ class Arrow:
 
     Attributes
     ----------
-    dense : ndarray, shape (p, p)
-        The block of the dense part.
+    dense : ndarray or sparse array, shape (p, p)
+        The block A of the dense part.
     cross : ndarray or sparse array, shape (G q, p)
         The blocks B of the groups with the dense part, one below the other.
     blocks : ndarray, shape (G, q, q)
         The block of each group.
     """
 
-    dense: np.ndarray
+    dense: Matrix
     cross: Matrix
     blocks: np.ndarray
 
@@ -63,7 +65,7 @@ class Arrow:
         if positions is layout.groups:
             return self.blocks
         place = np.searchsorted(layout.dense, positions)
-        return self.dense[place[:, :, None], place[:, None, :]]
+        return _entries(self.dense, place[:, :, None], place[:, None, :])
 
     def columns_of(
         self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
@@ -72,13 +74,15 @@ class Arrow:
         column = np.searchsorted(layout.dense, dense)
         if positions is layout.groups:
             return _whole(self.cross[:, column]).reshape(*positions.shape, dense.size)
-        return self.dense[np.searchsorted(layout.dense, positions)][:, :, column]
+        return _entries(
+            self.dense, np.searchsorted(layout.dense, positions)[:, :, None], column[None, None]
+        )
 
     def damped(self, damping: float) -> "Arrow":
         """Raise the diagonal by a share of its absolute value."""
         diagonal = np.abs(np.einsum("gqq->gq", self.blocks))
         return Arrow(
-            self.dense + damping * np.diag(np.abs(np.diagonal(self.dense))),
+            self.dense + damping * np.diag(np.abs(self.dense.diagonal())),
             self.cross,
             self.blocks + damping * diagonal[:, :, None] * np.eye(self.blocks.shape[1]),
         )
@@ -167,6 +171,12 @@ def _whole(matrix: Matrix) -> np.ndarray:
     return matrix.toarray() if sparse.issparse(matrix) else matrix
 
 
+def _entries(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return entries of a matrix, of the shape that rows and columns have together."""
+    rows, columns = np.broadcast_arrays(rows, columns)
+    return matrix[rows.ravel(), columns.ravel()].reshape(rows.shape)
+
+
 def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
     n_groups, height, width = blocks.shape
     columns = np.arange(n_groups * width).reshape(n_groups, 1, width)
@@ -194,11 +204,11 @@ def _solve_each(cholesky: np.ndarray, matrix: Matrix) -> Matrix:
     return solve_blocks(cholesky, parts).reshape(matrix.shape)
 
 
-def _minus_gram(dense: np.ndarray, reduced: Matrix) -> np.ndarray:
+def _minus_gram(dense: Matrix, reduced: Matrix) -> np.ndarray:
     """Return ``A − WᵀW`` by columns; of a sparse W, in the lower triangle only."""
     if not sparse.issparse(reduced):
-        return np.asfortranarray(dense - reduced.T @ reduced)
-    rest = dense.copy()
+        return np.asfortranarray(_whole(dense) - reduced.T @ reduced)
+    rest = dense.toarray() if sparse.issparse(dense) else dense.copy()
     subtract_gram(reduced.indptr, reduced.indices, reduced.data, rest)
     return rest.T
 

@@ -80,7 +80,7 @@ def expand(
 
     def part(bounds: tuple[int, int]) -> _Sums:
         sums = _Sums.zeros(layout, reads)
-        meetings = []
+        meetings: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for start in range(bounds[0], bounds[1], CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
@@ -122,7 +122,7 @@ def expand(
     t, none = temperature, np.zeros(phi.size)
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
     cross = total.cross(place[reads.dense]) / t
-    curvature = Arrow((total.dense + total.dense.T) / (2 * t), cross, blocks)
+    curvature = Arrow(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
     raised = _semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, raised)
 

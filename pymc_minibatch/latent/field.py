@@ -136,7 +136,7 @@ class LatentMap:
     def pull_back(self, curvature: Arrow) -> Arrow:
         """Return ``Aᵀ K A``."""
         a, c = self.dense, self.cross
-        dense = np.asarray(a.T @ (a.T @ curvature.dense).T)
+        dense = a.T @ curvature.dense @ a
         through = curvature.cross @ a  # K_gd A_dd
         if c.nnz:
             mixed = c.T @ through
@@ -145,7 +145,7 @@ class LatentMap:
             through = through + carried
         transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
         return Arrow(
-            dense,
+            compact(dense),
             multiply_each(transposed, compact(through)),
             multiply_matrices(transposed, multiply_matrices(curvature.blocks, self.blocks)),
         )
@@ -408,8 +408,8 @@ class LatentField:
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         n, columns = self.latent.dense.size, self._prior.at(point)
-        dense = columns[:n].toarray()
-        found = Arrow(-(dense + dense.T) / 2, compact(-columns[n:]), -blocks)
+        dense = columns[:n]
+        found = Arrow(compact(-(dense + dense.T) / 2), compact(-columns[n:]), -blocks)
         if not self._prior.changing and self._fixed_prior is not None:
             self._fixed["prior"] = found
         return found

@@ -34,7 +34,16 @@ from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "Walks", "settle"]
+__all__ = [
+    "ANGLES",
+    "COSTLY_DENSE",
+    "KINDS",
+    "LatentMoves",
+    "MoveCounts",
+    "Turns",
+    "Walks",
+    "settle",
+]
 
 KINDS = ("hyper", "dense", "groups")
 """Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""

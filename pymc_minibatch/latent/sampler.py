@@ -24,7 +24,16 @@ from pymc_minibatch.latent.blocks import Blocks, choose_blocks
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
-from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, Walks, settle
+from pymc_minibatch.latent.moves import (
+    ANGLES,
+    COSTLY_DENSE,
+    KINDS,
+    LatentMoves,
+    MoveCounts,
+    Turns,
+    Walks,
+    settle,
+)
 from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.source import Source
@@ -122,6 +131,11 @@ class LatentSampler:
     def field(self) -> LatentField:
         """The hyperparameters and the latent variables."""
         return self.reference.surrogate.field
+
+    @property
+    def costly(self) -> bool:
+        """Whether a round costs more than an evaluation of all rows."""
+        return self.field.latent.dense.size > COSTLY_DENSE
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""

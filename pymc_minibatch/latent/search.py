@@ -231,7 +231,7 @@ class _Search:
                 (
                     curvature.blocks_of(layout, entries),
                     curvature.columns_of(layout, entries, scalars),
-                    np.diagonal(curvature.dense)[np.searchsorted(layout.dense, scalars)],
+                    curvature.dense.diagonal()[np.searchsorted(layout.dense, scalars)],
                 ),
                 self.temperature,
             )

@@ -168,7 +168,7 @@ class MinibatchMH(TallStep):
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
         one where a transition reads many rows. Of a model with effects a transition moves all of
         them, and "auto" takes one, or four where PyMC evaluates all rows at each draw for a
-        Deterministic.
+        Deterministic and the moves cost less than that.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
@@ -325,7 +325,11 @@ class MinibatchMH(TallStep):
                 self.steps_per_draw = steps_of_draw(
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
-        elif steps_per_draw == "auto" and self.tall.deterministics_of_rows():
+        elif (
+            steps_per_draw == "auto"
+            and not self.latent.costly
+            and self.tall.deterministics_of_rows()
+        ):
             self.steps_per_draw = STEPS_WITH_DETERMINISTICS
         _log.info(self.choice)
         self._warn_of_other_temperatures()
