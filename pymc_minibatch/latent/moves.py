@@ -51,8 +51,8 @@ KINDS = ("hyper", "dense", "groups")
 ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
 
-OVERHEAD = 3000.0
-"""What a move costs besides reading rows, in rows."""
+OVERHEAD, CUBED = 3000.0, 1 / 12_000
+"""What a move costs besides reading rows, in rows: always, and by the cube of a dense part."""
 
 EXPLORE = 0.15
 MEMORY = 0.99
@@ -68,7 +68,13 @@ HYPER_MOVES = 3
 """Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
 
 COSTLY_DENSE = 400
-"""With a larger dense part, whose matrix each of them factors, there is one."""
+"""With a larger dense part, whose matrix each h asks to be factored, there is one."""
+
+DENSE_MOVES = 2
+"""Moves of a dense part of that size in a round: these factor nothing."""
+
+HELD_SHARE = 0.25
+"""Share of rounds with moves of h with effects held, where h is costly."""
 
 HELD_MOVES = 5
 """Moves of single hyperparameters with the effects held, in a round."""
@@ -179,6 +185,7 @@ class LatentMoves:
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: tuple[bytes, Conditional] | None = None
         self.here: tuple[bytes, Reading] | None = None
+        self.overhead = OVERHEAD + CUBED * self.field.latent.dense.size**3
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last one from memory."""
@@ -198,14 +205,16 @@ class LatentMoves:
         counts: MoveCounts,
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
-        n_dense = self.field.latent.dense.size
-        few = 1 if n_dense > COSTLY_DENSE else HYPER_MOVES
-        for _ in range(few if self.field.hyper.size else 0):
+        n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
+        costly = n_dense > COSTLY_DENSE
+        for _ in range((1 if costly else HYPER_MOVES) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
-        for i in rng.permutation(self.field.hyper.size)[:HELD_MOVES]:
-            self.move_held(rng, point, tuning, int(i), walks)
-        if n_dense and counts.impossible_row < 0:
-            self.move_dense(rng, point, tuning, turns[1], counts)
+        if not costly or rng.random() < HELD_SHARE:
+            for i in rng.permutation(n_hyper)[:HELD_MOVES]:
+                self.move_held(rng, point, tuning, int(i), walks)
+        for _ in range((DENSE_MOVES if costly else 1) if n_dense else 0):
+            if counts.impossible_row < 0:
+                self.move_dense(rng, point, tuning, turns[1], counts)
         for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
@@ -298,7 +307,8 @@ class LatentMoves:
             self.here = point.tobytes(), after
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
-            cost = OVERHEAD + self.field.latent.groups.shape[0] + counts.n_evaluated - evaluated
+            read = counts.n_evaluated - evaluated
+            cost = self.overhead + self.field.latent.groups.shape[0] + read
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_held(
@@ -343,7 +353,7 @@ class LatentMoves:
             self.here = point.tobytes(), after
         counts.accepted["dense"].append(float(accepted))
         if tuning and usual:
-            cost = OVERHEAD + groups.shape[0] / 10 + counts.n_evaluated - evaluated
+            cost = self.overhead + groups.shape[0] / 10 + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
     def move_levels(

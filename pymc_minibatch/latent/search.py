@@ -45,6 +45,9 @@ TILT_PAIRS = 2
 CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the higher orders is, and how often, since it moves the points."""
 
+CENTERINGS, FAR = 2, 1.0
+"""How often the mean of the field is taken for its mode, and from how many standard deviations."""
+
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
 
@@ -157,17 +160,45 @@ class _Search:
         n_latent = self.field.latent.dense.size + self.field.latent.groups.size
         return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
 
-    def tilted(self, surrogate: Surrogate) -> Surrogate:
+    def centered(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
+        """Add higher orders; expand anew about the mean of the field if its mode is far from it.
+
+        That of the scale of the rows is: at the mode, many effects fit the rows too well.
+        """
+        surrogate = self.tilted(self.with_higher_orders(surrogate, factors))
+        for _ in range(CENTERINGS):
+            mean = surrogate.conditional(surrogate.center[self.field.hyper])
+            moved = self.field.latent.split(mean.point - surrogate.center)
+            dense, _ = mean.factor.whiten(*moved)
+            if np.abs(dense).max(initial=0.0) < FAR:
+                break
+            try:
+                surrogate = self._expanded_at(mean.point, surrogate, factors)
+            except np.linalg.LinAlgError:  # not concave there
+                break
+        return surrogate
+
+    def _expanded_at(
+        self, point: np.ndarray, surrogate: Surrogate, factors: Sequence[Factor]
+    ) -> Surrogate:
+        there = self.expand(point, self.tall.data)
+        start = _slope_at(surrogate, there) - there.expansion.slope
+        return self.tilted(self.with_higher_orders(there, factors), start)
+
+    def tilted(self, surrogate: Surrogate, start: np.ndarray | None = None) -> Surrogate:
         """Find the slope of what is not of second order, averaged over the field given h.
 
+        It moves the field over which it is averaged, hence a guess to start from, or some turns.
         Remainders of the effects of many groups add up: to third order, their slope by coefficients
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
-        none = tilt = np.zeros(surrogate.expansion.at.size)
-        for _ in range(TILT_TURNS if surrogate.cubics else 0):
-            tilt = self._slope_of_higher_orders(self._with_tilt(surrogate, tilt, none))
-        rest = self._slope_of_rest(self._with_tilt(surrogate, tilt, none))
+        none = np.zeros(surrogate.expansion.at.size)
+        about = none if start is None else start
+        for _ in range(TILT_TURNS if start is None else 0):
+            about = self._slope_of_higher_orders(self._with_tilt(surrogate, about, none))
+        guess = self._with_tilt(surrogate, about, none)
+        tilt, rest = self._slope_of_higher_orders(guess), self._slope_of_rest(guess)
         if not np.isfinite(rest + tilt).all():
             return surrogate
         return self._with_tilt(surrogate, tilt + rest, rest)
@@ -191,6 +222,8 @@ class _Search:
                 yield point
 
     def _slope_of_higher_orders(self, surrogate: Surrogate) -> np.ndarray:
+        if not surrogate.cubics:
+            return np.zeros(surrogate.expansion.at.size)
         slopes = []
         for point in self._points(surrogate, CUBIC_PAIRS):
             delta = self.field.derivatives.phi(point) - surrogate.expansion.at
@@ -272,7 +305,7 @@ def search(
             point = surrogate.center
         hyper = point[field.hyper]
         cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
-        surrogate = run.tilted(run.with_higher_orders(surrogate, factors))
+        surrogate = run.centered(surrogate, factors)
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     return LatentReference(
@@ -282,6 +315,12 @@ def search(
         run.rows_read / tall.n_rows,
         time.perf_counter() - started,
     )
+
+
+def _slope_at(surrogate: Surrogate, other: Surrogate) -> np.ndarray:
+    """Return the averaged slope of one expansion's log-likelihood where another one is made."""
+    expansion = surrogate.expansion
+    return expansion.slope + expansion.tilt - surrogate.bend(other.expansion.at - expansion.at)
 
 
 def _damped_conditional(surrogate: Surrogate, hyper: np.ndarray) -> Conditional:
