@@ -34,7 +34,7 @@ from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.reference.source import Source
 
-__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "Walks", "settle"]
+__all__ = ["ANGLES", "KINDS", "LatentMoves", "MoveCounts", "Turns", "Walks", "take_best"]
 
 KINDS = ("hyper", "dense", "groups")
 """Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""
@@ -111,10 +111,10 @@ def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> 
     elif untried.size:
         turns.current[0] = untried[0]
     else:
-        settle(turns)
+        take_best(turns)
 
 
-def settle(turns: Turns) -> None:
+def take_best(turns: Turns) -> None:
     """Take the setting with the largest jumps for their cost."""
     tried = turns.costs > 0
     if tried.any():

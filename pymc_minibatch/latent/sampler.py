@@ -24,7 +24,15 @@ from pymc_minibatch.latent.blocks import Blocks, choose_blocks
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
-from pymc_minibatch.latent.moves import ANGLES, KINDS, LatentMoves, MoveCounts, Turns, Walks, settle
+from pymc_minibatch.latent.moves import (
+    ANGLES,
+    KINDS,
+    LatentMoves,
+    MoveCounts,
+    Turns,
+    Walks,
+    take_best,
+)
 from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.source import Source
@@ -235,7 +243,7 @@ class LatentSampler:
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
         for turns in state.turns:
-            settle(turns)
+            take_best(turns)
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off."""

@@ -141,7 +141,7 @@ class MinibatchMH(TallStep):
         Order of the Taylor expansion about the reference that is subtracted from the row terms, so
         that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the
         remainder varies less than the log-likelihood at points about the mode, and 0 where it does
-        not, where there is no mode or several are seen, or where the model has discrete variables.
+        not, where there is no mode or several are seen, or where the rows read discrete variables.
         Not every other mode is seen: where you know of one set 0, since moves about one rarely
         reach another.
     batch_size : int, optional
@@ -425,6 +425,8 @@ class MinibatchMH(TallStep):
     def _default_proposal(self) -> Proposal:
         if self.control is None or not self.control.order:
             return RandomWalk()
+        if self.tall.layout.discrete:  # the prior changes with them
+            return SurrogateHamiltonian()
         fit = gaussian_acceptance(self.tall, self.control)
         return Laplace() if fit > NEARLY_GAUSSIAN else SurrogateHamiltonian()
 
@@ -530,7 +532,7 @@ class MinibatchMH(TallStep):
             self._transitions(start, n_steps=0)
 
     def stop_tuning(self) -> None:
-        """Settle on what tuning has found."""
+        """Fix what tuning has found."""
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
