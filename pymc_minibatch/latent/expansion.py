@@ -14,10 +14,9 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.latent.arrow import Arrow
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.rows import Reads, RowFunctions, second_order
@@ -109,7 +108,7 @@ def expand(
 
     edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_cores()) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
         results = pool.map(part, bounds)
         value, slope, curvature = next(results)
         for more, more_slope, more_curvature in results:
