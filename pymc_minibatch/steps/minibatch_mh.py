@@ -54,6 +54,7 @@ from pymc_minibatch.reference.taylor import (
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
+    DEFAULT_BATCH,
     PROPOSALS,
     TESTS,
     RowChoice,
@@ -69,8 +70,6 @@ from pymc_minibatch.warn import warn
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 _log = logging.getLogger("pymc_minibatch")
-
-DEFAULT_BATCH = 100
 
 CHECKED_DECISIONS = 50
 """Decisions after tuning before their cost is compared with that of the trial."""
