@@ -28,7 +28,7 @@ def test_a_category_of_28_rows(acceptance):
 def test_one_extreme_predictor():
     """Its row cuts the posterior off at zero, and is flat at the mode and at most pairs of points.
 
-    Uniform batches do not see it: the mean was a third of a standard deviation off without a warning.
+    Uniform batches do not see it: the mean was a third of an sd off without a warning.
     """
     rng = np.random.default_rng(1)
     x = rng.normal(size=50_000)
