@@ -1,10 +1,26 @@
-"""The cores that this process may use."""
+"""The cores that this process may use, and who uses them."""
 
 import os
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
 
-__all__ = ["n_cores"]
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["n_cores", "one_blas_thread"]
 
 
 def n_cores() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Keep BLAS from starting threads of its own, where there are as many as cores already."""
+    return _libraries().limit(limits=1, user_api="blas")
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Look for the libraries once, which takes 5 ms, as long as a pass over few rows."""
+    return ThreadpoolController()

@@ -16,10 +16,9 @@ from itertools import pairwise, permutations
 
 import numpy as np
 from scipy import sparse
-from threadpoolctl import threadpool_limits
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.latent.arrow import Arrow, Matrix, compact
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.rows import Reads, RowFunctions, second_order
@@ -117,7 +116,7 @@ def expand(
 
     edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_cores()) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
         total = reduce(_Sums.__add__, pool.map(part, bounds))
     t, none = temperature, np.zeros(phi.size)
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)

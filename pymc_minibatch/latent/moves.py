@@ -42,7 +42,7 @@ __all__ = [
     "MoveCounts",
     "Turns",
     "Walks",
-    "settle",
+    "take_best",
 ]
 
 KINDS = ("hyper", "dense", "groups")
@@ -126,10 +126,10 @@ def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> 
     elif untried.size:
         turns.current[0] = untried[0]
     else:
-        settle(turns)
+        take_best(turns)
 
 
-def settle(turns: Turns) -> None:
+def take_best(turns: Turns) -> None:
     """Take the setting with the largest jumps for their cost."""
     tried = turns.costs > 0
     if tried.any():

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.decide import make_decision
@@ -32,7 +32,7 @@ from pymc_minibatch.latent.moves import (
     MoveCounts,
     Turns,
     Walks,
-    settle,
+    take_best,
 )
 from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
@@ -160,10 +160,6 @@ class LatentSampler:
         return Source(data, (at,), address)
 
     @cached_property
-    def _blas(self) -> ThreadpoolController:
-        return ThreadpoolController()
-
-    @cached_property
     def _moves(self) -> LatentMoves:
         ndims = [values.ndim for values in self.tall.data]
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
@@ -207,7 +203,7 @@ class LatentSampler:
         """Move a point in place by rounds of all moves; tune."""
         moves, counts = self._moves, MoveCounts()
         self._first_batch[0] = first_batch
-        with self._blas.limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             for _ in range(n_rounds):
                 scale = state.mean, state.cholesky
                 walks = Walks(state.log_length, state.n_moves)
@@ -249,7 +245,7 @@ class LatentSampler:
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
         for turns in state.turns:
-            settle(turns)
+            take_best(turns)
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off."""
@@ -308,7 +304,7 @@ def make_latent_sampler(
         raise NoFieldError("No variable depends on others, and there are few effects.")
     rows = RowFunctions(structure)
     # Threads of BLAS cost more than they save on matrices of this size.
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         factors = find_factors(rows, tall.data)
         entries = [factor.entries for factor in factors]
         field = find_field(tall, structure, entries)

@@ -10,7 +10,12 @@ import numpy as np
 from pymc_minibatch.arguments import checked_type
 from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.find import NoReferenceError, Reference, search
+from pymc_minibatch.reference.find import (
+    NoReferenceError,
+    Reference,
+    discrete_in_rows,
+    search,
+)
 from pymc_minibatch.reference.taylor import compile_remainder
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
@@ -85,20 +90,20 @@ def decide_control_variate(
     check_control_variate(reference, control_variate)
     if reference is not None:
         reference.check_fits(tall)
-    discrete = [var.name for var in tall.model.discrete_value_vars]
+    discrete = discrete_in_rows(tall)
     if discrete and control_variate == "auto":
         warn(
-            f"No control variate, since {discrete} are discrete and the log-density cannot be "
-            "expanded about a mode in them. Batches will be large, up to all rows, and moves "
-            "short. Where it can be done, sum the discrete variables out of the model; "
-            "control_variate=0 silences this warning."
+            f"No control variate, since the rows read {discrete}, which are discrete: an expansion "
+            "about one of their values says nothing of the rows at another. Batches will be large, "
+            "up to all rows, and moves short. Where it can be done, sum the discrete variables out "
+            "of the model; control_variate=0 silences this warning."
         )
     if control_variate == 0 or (control_variate == "auto" and discrete):
         return None if reference is None else ControlVariate(reference, 0, temperature)
     if discrete:
         raise ValueError(
-            f"A control variate differentiates by all variables, and {discrete} are discrete. Set "
-            "control_variate=0."
+            f"A control variate differentiates the rows by all that they read, and {discrete} are "
+            "discrete. Set control_variate=0."
         )
     try:
         reference = reference or _search_one_mode(tall, temperature, control_variate)

@@ -23,6 +23,7 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
@@ -33,7 +34,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.warn import warn
 
-__all__ = ["NoReferenceError", "Reference", "find_reference", "search"]
+__all__ = ["NoReferenceError", "Reference", "discrete_in_rows", "find_reference", "search"]
 
 SUBSAMPLE = 20_000
 SEARCH_STEPS = 100
@@ -66,6 +67,9 @@ LEAST_DENSITY = 10.0
 COMPARED_ROWS = 20
 """The likelihood of a reference is told from others by so many rows."""
 
+HELD = 1e-6
+"""Precision in place of that of discrete variables, which are held; rows tell nothing of them."""
+
 VERIFIED_AT = 2.0
 """The split is verified again so many standard deviations to either side of the mode."""
 
@@ -97,7 +101,8 @@ class Reference:
         The same, averaged over the scale of the posterior where rows have kinks, which `hessian`
         does not see (Laplace errors, quantile regression); equal to it elsewhere.
     prior_hessian : ndarray, shape (D, D)
-        Hessian of the prior part at the mode.
+        Hessian of the prior part at the mode. Discrete variables, which only the prior part may
+        read, are held where the search started, and have a negligible number here.
     row_logps : ndarray, shape (at most 20,)
         Log-likelihoods at the mode of rows at equal distances, by which another likelihood is
         noticed.
@@ -266,7 +271,7 @@ def find_reference(
     start : dict of str to ndarray, or Reference, optional
         Where the search starts: values of some or all value variables, as ``model.initial_point()``
         names them, or another reference, such as one of yesterday's data; the model's initial point
-        if not given. Of several modes it finds one near there.
+        if not given. Of several modes it finds one near there. Discrete variables stay there.
     random_seed : int, default 0
         Chooses the subsample on which the search starts.
     progressbar : bool, default True
@@ -280,7 +285,7 @@ def find_reference(
     ------
     NoReferenceError
         If the search runs away (separation under a flat prior, say), or ends where the log-density
-        is not concave.
+        is not concave, or the rows read discrete variables.
     TypeError, ValueError
         If an argument is of the wrong type or out of range, or `start` is not of this model.
 
@@ -345,8 +350,15 @@ def search(
 ) -> Reference:
     """Do what :func:`find_reference` does, without the warning, from a flat point."""
     started = time.perf_counter()
+    if discrete := discrete_in_rows(tall):
+        raise NoReferenceError(
+            f"the rows read {discrete}, which are discrete, and an expansion about one of their "
+            "values says nothing of the rows at another"
+        )
+    initial = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    held = initial.copy()
     try:
-        density = _Density(tall, temperature, progressbar)
+        density = _Density(tall, temperature, progressbar, held)
     except (NotImplementedError, NullTypeGradError) as error:
         raise NoReferenceError(
             f"the log-density cannot be differentiated twice: {error}"
@@ -354,13 +366,13 @@ def search(
     rng = np.random.default_rng(random_seed)
     sample = _sample(tall, SUBSAMPLE, rng)
     # The jitter leaves saddle points, on which symmetric models start.
-    initial = tall.layout.flatten(tall.model.initial_point()) if start is None else start
     initial = initial + SMALL * rng.standard_normal(initial.size)
     density.look_for_kinks(initial, sample)
     theta = density.maximise(initial, sample)
     if not density.kinked:
         density.look_for_kinks(theta, sample)
     theta, precision = density.polish(theta, sample)
+    theta = np.where(tall.layout.is_continuous, theta, held)
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
     curvature = -(precision + prior_hessian) * temperature if density.kinked else hessian
@@ -386,6 +398,11 @@ def search(
     return reference
 
 
+def discrete_in_rows(tall: TallModel) -> list[str]:
+    """Name the discrete variables that the rows read."""
+    return [name for name in tall.row_parameters if name in tall.layout.discrete]
+
+
 def _some_row_logps(tall: TallModel, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of some rows, and their log-likelihoods."""
     rows = np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
@@ -399,10 +416,9 @@ def _sample(tall: TallModel, size: int, rng: np.random.Generator) -> _Rows | Non
     """Take some rows at random; None where that would be all of them."""
     if size >= tall.n_rows:
         return None
-    if tall.partitions is not None:
-        return tall.batch(np.sort(tall.random_rows(rng, size)))
-    rows = np.sort(rng.choice(tall.n_rows, size, replace=False))
-    return [values[rows] for values in tall.data]
+    if tall.partitions is None:
+        return tall.batch(np.sort(rng.choice(tall.n_rows, size, replace=False)))
+    return tall.batch(np.sort(tall.random_rows(rng, size)))
 
 
 def _has_other_mode(
@@ -449,11 +465,14 @@ def _has_other_mode(
 class _Density:
     """Value, gradient and Hessian of the log-density, with rows read in chunks."""
 
-    def __init__(self, tall: TallModel, temperature: float, progressbar: bool) -> None:
+    def __init__(
+        self, tall: TallModel, temperature: float, progressbar: bool, held: np.ndarray
+    ) -> None:
         self.tall, self.temperature, self.progressbar = tall, temperature, progressbar
         [flat, *batch], [term] = tall.batch_graph
         self._rows = _value_gradient_product(pt.sum(term), flat, batch)
-        self._prior = _value_gradient_product(tall.prior_graph, tall.flat, []).jitted
+        prior = _prior_given(tall, held)
+        self._prior = _value_gradient_product(prior, tall.flat, []).jitted
         self.rows_read = 0
         self.dim = tall.layout.size
         self.kinked = False
@@ -676,6 +695,21 @@ def _row_sums(
     """Sum value, gradient and Hessian-vector products over a chunk."""
     parts = [rows.jitted(theta, vector, *batch) for vector in vectors]
     return [parts[0][0], parts[0][1], np.array([product for *_, product in parts])]
+
+
+def _prior_given(tall: TallModel, held: np.ndarray) -> Variable:
+    """Build the prior part with the discrete variables held at their values in a flat point.
+
+    A wide Gaussian takes their place, so that they are coordinates like the others of a search.
+    """
+    discrete = np.flatnonzero(~tall.layout.is_continuous)
+    if not discrete.size:
+        return tall.prior_graph
+    flat: Any = tall.flat
+    fixed: dict[Variable, Variable] = {flat: pt.set_subtensor(flat[discrete], held[discrete])}
+    prior: Any
+    [prior] = graph_replace([tall.prior_graph], fixed, strict=False)
+    return prior - HELD / 2 * pt.sum((flat[discrete] - held[discrete]) ** 2)
 
 
 def _value_gradient_product(

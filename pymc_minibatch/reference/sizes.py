@@ -56,11 +56,15 @@ class Unevenness(NamedTuple):
     kurtosis
         N Σ c⁴ / (Σ c²)² of the sizes c: a uniform batch of fewer rows than this is expected to hold
         less than one that tells.
+    most
+        s² of one row drawn uniformly if the log ratios of all rows were as large as their sizes, as
+        they hardly are for most pairs, and may be for some.
     """
 
     uniform: float
     by_size: float
     kurtosis: float
+    most: float
 
 
 def row_sizes(
@@ -95,7 +99,7 @@ def row_sizes(
     ranges = np.concatenate([part for part, _ in parts])
     mean = ranges.mean(dtype=float)
     if not mean > 0:
-        return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0)
+        return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0, 0.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
     of_ratios = np.sum([part for _, part in parts], axis=0)
     return sizes, _unevenness(_size_sums(sizes), of_ratios, temperature)
@@ -197,7 +201,8 @@ def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float)
         uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
     possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
     rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
-    return Unevenness(rows[0] / temperature**2, rows[1] / temperature**2, kurtosis)
+    t2 = temperature**2
+    return Unevenness(rows[0] / t2, rows[1] / t2, kurtosis, n * squares / t2)
 
 
 def _row_term(tall: TallModel, reference: Reference, order: int) -> Callable[..., np.ndarray]:

@@ -38,6 +38,7 @@ from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
 __all__ = [
+    "DEFAULT_BATCH",
     "PROPOSALS",
     "TESTS",
     "Deciding",
@@ -92,6 +93,8 @@ HARMLESS = 1e-4
 """With a smaller s² of one row it does not matter which rows are seen: by Cauchy and Schwarz, the
 log ratios of all rows together are below its root."""
 
+DEFAULT_BATCH = 100
+"""Rows of a first batch before tuning."""
 
 MOST_STEPS = 50
 """Transitions of a draw that are never exceeded by the automatic choice."""
@@ -200,7 +203,9 @@ def settle(
         return Deciding(test, "uniform", f"{reason}; rows uniformly")
     sizes, unevenness = row_sizes(tall, control)
     in_memory = None if isinstance(sizes, SizedRows) else sizes
-    worth = unevenness.by_size < WORTH * unevenness.uniform
+    worth = unevenness.by_size < WORTH * unevenness.uniform or (
+        _may_miss_rows(unevenness, DEFAULT_BATCH) and np.isfinite(unevenness.by_size)
+    )
     by_size = in_memory is None or (may and (rows == "size" or worth))
     variance = unevenness.by_size if by_size else unevenness.uniform
     if len(tests) > 1:
@@ -327,9 +332,9 @@ def least_uniform_batch(
     Where few rows hold the variance of the log ratio, a uniform batch without them can know neither
     it nor the error of the test.
     """
-    kurtosis = unevenness.kurtosis
-    if unevenness.uniform < HARMLESS or size >= SEEN_SHARE * kurtosis:
+    if not _may_miss_rows(unevenness, size):
         return LEAST_BATCH
+    kurtosis = unevenness.kurtosis
     telling = max(1, round(n_rows / kurtosis))
     least = min(n_rows, math.ceil(SEEN_WANTED * kurtosis))
     remedy = (
@@ -343,3 +348,13 @@ def least_uniform_batch(
         f"or category, say); {remedy} With rows='size' few rows suffice."
     )
     return least
+
+
+def _may_miss_rows(unevenness: Unevenness, size: int) -> bool:
+    """Whether a uniform batch can be without rows that matter, and not know it.
+
+    A row may matter for few pairs of points only, such as one that is flat on one side of the mode:
+    what counts is its size, not what it adds to the log ratio of most pairs.
+    """
+    most = max(unevenness.uniform, unevenness.most)
+    return most >= HARMLESS and size < SEEN_SHARE * unevenness.kurtosis

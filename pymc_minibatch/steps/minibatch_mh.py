@@ -54,6 +54,7 @@ from pymc_minibatch.reference.taylor import (
 )
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
+    DEFAULT_BATCH,
     PROPOSALS,
     TESTS,
     RowChoice,
@@ -69,8 +70,6 @@ from pymc_minibatch.warn import warn
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 _log = logging.getLogger("pymc_minibatch")
-
-DEFAULT_BATCH = 100
 
 CHECKED_DECISIONS = 50
 """Decisions after tuning before their cost is compared with that of the trial."""
@@ -141,7 +140,7 @@ class MinibatchMH(TallStep):
         Order of the Taylor expansion about the reference that is subtracted from the row terms, so
         that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the
         remainder varies less than the log-likelihood at points about the mode, and 0 where it does
-        not, where there is no mode or several are seen, or where the model has discrete variables.
+        not, where there is no mode or several are seen, or where the rows read discrete variables.
         Not every other mode is seen: where you know of one set 0, since moves about one rarely
         reach another.
     batch_size : int, optional
@@ -429,6 +428,8 @@ class MinibatchMH(TallStep):
     def _default_proposal(self) -> Proposal:
         if self.control is None or not self.control.order:
             return RandomWalk()
+        if self.tall.layout.discrete:  # the prior changes with them
+            return SurrogateHamiltonian()
         fit = gaussian_acceptance(self.tall, self.control)
         return Laplace() if fit > NEARLY_GAUSSIAN else SurrogateHamiltonian()
 
@@ -534,7 +535,7 @@ class MinibatchMH(TallStep):
             self._transitions(start, n_steps=0)
 
     def stop_tuning(self) -> None:
-        """Settle on what tuning has found."""
+        """Fix what tuning has found."""
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 

@@ -30,7 +30,7 @@ DEFAULT_SHARE = 0.2
 LONGEST = 0.25
 """The default step is no longer, in units of the inverse curvature."""
 
-SETTLES = {25 * 2**k for k in range(20)}
+SCALED_AT = {25 * 2**k for k in range(20)}
 """Draws before which a chain that tunes finds its scale anew."""
 
 TINY = 1e-300
@@ -117,12 +117,12 @@ class MomentumStep(GradientStep):
     # --- The start ----------------------------------------------------------------------------
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Start a chain, and settle the scale there."""
+        """Start a chain, and find the scale there."""
         flat = self.tall.layout.flatten(super()._near_mode(point))
-        self._settle(flat)
+        self._find_scale(flat)
         return self.tall.layout.unflatten(flat)
 
-    def _settle(self, flat: np.ndarray) -> None:
+    def _find_scale(self, flat: np.ndarray) -> None:
         """Find the scale and the step size where the chain is; start with fresh momentum."""
         dim, state = self._active.size, self.tuned
         wanted = max(BATCHES, BATCHES_PER_PARAMETER * dim if self.preconditioner == "fisher" else 0)
@@ -187,9 +187,9 @@ class MomentumStep(GradientStep):
     # --- Draws --------------------------------------------------------------------------------
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
-        """Settle again while the chain tunes, ever more rarely; shorten steps that are too hot."""
-        if self.tune and self.n_draws in SETTLES:
-            self._settle(flat)
+        """Find it again while the chain tunes, ever more rarely; shorten steps that are too hot."""
+        if self.tune and self.n_draws in SCALED_AT:
+            self._find_scale(flat)
         stats = super()._draw(flat)
         if self.tune and self.step_size is None:
             self.tuned.size[:] = min(self.tuned.size[0], self._longest(self.tuned.noise.max()))

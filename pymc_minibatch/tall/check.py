@@ -86,16 +86,10 @@ class FullGraph:
         The start itself is one of them; at the others no parameter keeps its value, which may be a
         zero that hides what the parameter multiplies.
         """
-        continuous = np.concatenate(
-            [
-                np.full(size, np.issubdtype(dtype, np.floating))
-                for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
-            ]
-        )
         points: list[EvaluatedPoint] = []
         for attempt in range(4 * N_POINTS):
             jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
-            point = start + jitter * continuous
+            point = start + jitter * layout.is_continuous
             rows = self(point, arrays)
             if np.isfinite(rows).mean() > 0.5:
                 points.append((point, rows))

@@ -55,6 +55,23 @@ class PointLayout:
         ends = itertools.pairwise(starts)
         return {name: slice(*pair) for name, pair in zip(self.names, ends, strict=True)}
 
+    @cached_property
+    def discrete(self) -> dict[str, slice]:
+        """Where the discrete variables lie in it."""
+        return {
+            name: where
+            for (name, where), dtype in zip(self.slices.items(), self.dtypes, strict=True)
+            if not np.issubdtype(dtype, np.floating)
+        }
+
+    @cached_property
+    def is_continuous(self) -> np.ndarray:
+        """Whether an element of the flat vector belongs to a continuous variable."""
+        found = np.ones(self.size, dtype=bool)
+        for where in self.discrete.values():
+            found[where] = False
+        return found
+
     def name_of(self, position: int) -> str:
         """Name the variable at a position of the flat vector."""
         [name] = [n for n, s in self.slices.items() if s.start <= position < s.stop]

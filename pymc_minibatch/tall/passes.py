@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 from rich.progress import track
-from threadpoolctl import threadpool_limits
 
-from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.tall.partitions import PartitionedArray
 
 __all__ = ["in_chunks", "over_chunks", "sum_over_chunks"]
@@ -150,7 +149,7 @@ def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
         yield from map(apply, starts)
         return
     waiting: deque[Future[T]] = deque()
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(n_threads) as pool:
         for first in starts:
             waiting.append(pool.submit(apply, first))
             if len(waiting) > 2 * n_threads:

@@ -44,6 +44,17 @@ def test_where_the_log_density_is_not_concave():
         pmb.find_reference(model)
 
 
+def test_second_derivatives_that_are_not_finite():
+    """SciPy's own message about infs and NaNs names neither the model nor a remedy."""
+    y = np.random.default_rng(7).normal(-1.0, 1.0, 500)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", initval=1.0)
+        pm.Potential("edge", -(pm.math.maximum(mu, 0.0) ** 1.5))  # 0 / 0 in its second derivative
+        pm.Normal("y", mu, 1.0, observed=y)
+    with pytest.raises(pmb.NoReferenceError, match=r"second derivatives .* not finite .* by mu"):
+        pmb.find_reference(model)
+
+
 def test_a_step_too_far_is_not_the_end_of_the_search():
     """All rows but one, which a subsample misses, tell nothing of the rate."""
     n_rows = 60_000
@@ -86,14 +97,33 @@ def test_a_start_for_the_search():
         pmb.find_reference(tall=other, start=reference)
 
 
-def test_discrete_variables():
+def test_discrete_variables_that_rows_read():
     y = np.random.default_rng(5).normal(size=500)
     with pm.Model() as model:
         switch = pm.Bernoulli("switch", 0.5)
         mu = pm.Normal("mu")
         pm.Normal("y", mu + 0.1 * switch, 1.0, observed=y)
-    with pytest.warns(UserWarning, match=r"\['switch'\] are discrete.*control_variate=0"):
+    with pytest.warns(UserWarning, match=r"rows read \['switch'\].*control_variate=0"):
         pmb.MinibatchMH(["mu"], model=model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pmb.MinibatchMH(["mu"], model=model, control_variate=0)
+    with pytest.raises(ValueError, match=r"\['switch'\] are discrete"):
+        pmb.MinibatchMH(["mu"], model=model, control_variate=2)
+    with pytest.raises(pmb.NoReferenceError, match=r"the rows read \['switch'\]"):
+        pmb.find_reference(model)
+
+
+def test_discrete_variables_that_rows_do_not_read():
+    """They are held where the search starts, and the mode is that given them."""
+    y = np.random.default_rng(6).normal(3.0, 1.0, 500)
+    with pm.Model() as model:
+        level = pm.Poisson("level", 4.0)
+        mu = pm.Normal("mu", level, 0.1)
+        pm.Normal("y", mu, 1.0, observed=y)
+    for given in (2, 7):
+        reference = pmb.find_reference(model, start={"level": given})
+        assert reference.mode["level"] == given
+        assert reference.mode["mu"] == pytest.approx((given * 100 + y.sum()) / 600, abs=1e-4)
+        at = reference.flat.size - 1 if model.value_vars[-1].name == "mu" else 0
+        assert reference.covariance[at, at] == pytest.approx(1 / 600)

@@ -153,6 +153,22 @@ def test_what_the_owner_of_a_map_wrote_before_is_no_change(tmp_path):
     np.testing.assert_array_equal(file.open(), 1.0)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux only")
+def test_descriptors_are_closed(tmp_path):
+    def n_open():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    np.save(tmp_path / "y.npy", np.arange(1000.0))
+    copy_of(np.zeros(10))  # the folder of this process keeps one, by which others see that it lives
+    before = n_open()
+    opened = open_sources({"y": tmp_path / "y.npy"})["y"], copy_of(np.arange(2000.0))
+    watch = FileWatch([RowFile.of(values) for values in opened])
+    assert n_open() > before
+    del opened, watch
+    assert n_open() == before
+
+
 # --- Space ------------------------------------------------------------------------------------
 
 

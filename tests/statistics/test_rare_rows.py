@@ -1,7 +1,12 @@
 """Coefficients that few rows tell are right, from few rows for each decision."""
 
+import arviz as az
+import numpy as np
+import pymc as pm
 import pytest
+from scipy.special import expit, logsumexp
 
+import pymc_minibatch as pmb
 from benchmarks.rare_rows import measure as measured
 from benchmarks.rare_rows import poisson
 
@@ -17,3 +22,35 @@ def test_a_category_of_28_rows(acceptance):
     assert abs(found.error) < Z_MAX * found.noise
     assert found.rows < 500
     assert found.warnings == 0
+
+
+@pytest.mark.slow
+def test_one_extreme_predictor():
+    """Its row cuts the posterior off at zero, and is flat at the mode and at most pairs of points.
+
+    Uniform batches do not see it: the mean was a third of an sd off without a warning.
+    """
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=50_000)
+    x[7] = 1e5
+    y = (rng.random(x.size) < expit(np.clip(0.01 * x, -30, 30))).astype(int)
+    slopes = np.linspace(-1e-4, 0.05, 500)
+    a = np.log(y.mean() / (1 - y.mean()))  # the intercept is independent of the slope
+    log_p = np.array([y @ (a + b * x) - np.logaddexp(0, a + b * x).sum() for b in slopes])
+    log_p -= (slopes / 2.5) ** 2 / 2
+    p = np.exp(log_p - logsumexp(log_p))
+    mean = p @ slopes
+    sd = np.sqrt(p @ (slopes - mean) ** 2)
+    with pm.Model():
+        eta = pm.Normal("a", 0, 2.5) + pm.Normal("b", 0, 2.5) * x
+        pm.Bernoulli("y", logit_p=eta, observed=y)
+        step = pmb.MinibatchMH()
+        idata = pm.sample(
+            2000, tune=500, step=step, chains=2, cores=1, random_seed=1, progressbar=False
+        )
+    assert step.rows == "size"
+    draws = idata["posterior"]["b"].values
+    error = sd / np.sqrt(float(az.ess(draws)))
+    assert error < 0.1 * sd
+    assert abs(draws.mean() - mean) < Z_MAX * error
+    assert draws.std() == pytest.approx(sd, rel=0.15)
