@@ -43,7 +43,7 @@ ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
 
 OVERHEAD = 3000.0
-"""What a move costs besides reading rows, in rows."""
+"""What a move costs apart from reading rows, in rows."""
 
 EXPLORE = 0.15
 MEMORY = 0.99

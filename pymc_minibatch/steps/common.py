@@ -1,6 +1,7 @@
 """What steps share: everything between PyMC and the draws of an algorithm."""
 
 import copy
+import logging
 import math
 import time
 from abc import abstractmethod
@@ -30,6 +31,8 @@ from pymc_minibatch.warn import warn
 
 __all__ = ["TallStep", "TallStepState", "expansion"]
 
+
+_progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
 
 MOST_NAMES = 8
 """Names in a list that people read."""
@@ -62,6 +65,7 @@ class WaitingStep(Sequence):
     def __getitem__(self, i: Any) -> Any:
         """Make the step."""
         checked_model(None)
+        _ = range(1)[i]  # so that whoever reads to the end of the list makes no second step
         return [self._kind(*self._args, **self._kwargs)][i]
 
     def __repr__(self) -> str:
@@ -122,8 +126,10 @@ class TallStep(BlockedStep):
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
+        _progress.info(f"{type(self).__name__}: looking for the rows of the model")
         self.tall = TallModel(model, data=data, rows_in_memory=rows_in_memory)
         self.n_rows = self.tall.n_rows
+        _progress.info(f"{type(self).__name__}: setting up on {self.n_rows:,} rows")
         self._active = _positions(self.tall, self.var_names)
         self._left = left_to_others(self.tall, self.var_names)
         register(self)
@@ -136,8 +142,10 @@ class TallStep(BlockedStep):
     def _get_ready(self, started: float, reference: Reference | None) -> None:
         """Compile, and note the seconds since `started` and those of a reference handed over."""
         self._reset_tuning()
+        _progress.info(f"{type(self).__name__}: compiling")
         self._compile()
         self.setup_seconds = time.perf_counter() - started
+        _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
             self.setup_seconds += reference.seconds
 
@@ -361,5 +369,6 @@ def _warn_of_row_deterministics(tall: TallModel) -> None:
         warn(
             f"Deterministics {slow} have one value for each of the {tall.n_rows} rows, and "
             "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
-            "var_names to keep, and use pm.compute_deterministics afterwards."
+            "var_names to keep, and use pm.compute_deterministics afterwards. (Bambi's fit leaves "
+            "them out by itself.)"
         )
