@@ -163,8 +163,8 @@ def unconstrained(
     needed = [get_var_name(rv) for rv, value in inputs.items() if value in read]
     if missing := [name for name in needed if name not in draws]:
         raise ValueError(
-            f"The posterior lacks {missing}, on which the rows depend. Keep them: name them in "
-            "var_names of pm.sample."
+            f"The posterior lacks {missing}, on which the rows depend. Pass the model that the "
+            "draws are of; if it is that, name the variables in var_names of pm.sample."
         )
     function = pymc_compile(
         [inputs[rv] for rv in model.free_RVs if get_var_name(rv) in needed],

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from html import escape
@@ -62,10 +62,13 @@ class WaitingStep(Sequence):
     def __len__(self) -> int:
         return 1
 
+    def __iter__(self) -> Iterator[Any]:
+        """Make the step once; a sequence would ask for a second one, to find its end."""
+        yield self[0]
+
     def __getitem__(self, i: Any) -> Any:
         """Make the step."""
         checked_model(None)
-        _ = range(1)[i]  # so that whoever reads to the end of the list makes no second step
         return [self._kind(*self._args, **self._kwargs)][i]
 
     def __repr__(self) -> str:
