@@ -28,7 +28,8 @@ SHOWN = {
 }
 """For each sampler its label, colour and marker."""
 
-TITLE = re.compile(r"^## logistic, (?P<rows>[\d,]+) rows", re.MULTILINE)
+TITLE = re.compile(r"^## logistic, (?P<rows>[\d,]+) rows(?P<more>.*)$", re.MULTILINE)
+"""Of a section; those with more in the title were written by hand, and come second."""
 
 
 class Point(NamedTuple):
@@ -44,11 +45,9 @@ class Point(NamedTuple):
 def read_points(page: str) -> list[Point]:
     """Read all tables of seconds for the logistic regression; the first of each sampler counts."""
     found: dict[tuple[str, int], Point] = {}
-    titles = list(TITLE.finditer(page))
-    ends = [*(title.start() for title in titles[1:]), len(page)]
-    for title, end in zip(titles, ends, strict=True):
+    for title in sorted(TITLE.finditer(page), key=lambda title: bool(title["more"])):
         rows = int(title["rows"].replace(",", ""))
-        section = page[title.end() : end].split("\n## ")[0]
+        section = page[title.end() :].split("\n## ")[0]
         for point in _of_section(section, rows):
             found.setdefault((point.sampler, rows), point)
     return list(found.values())
