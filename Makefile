@@ -33,10 +33,10 @@ bench: $(BENCH_VENV)/.installed ## compare with other samplers: make bench MODEL
 # Some ten minutes on an idle machine; NUTS at a million rows is left to `make bench`.
 figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw seconds against rows
 	@for rows in 10000 100000; do \
-	  $(BENCH_VENV)/bin/python -m benchmarks --rows $$rows --only minibatchmh hmcecs nuts \
+	  $(BENCH_VENV)/bin/python -m benchmarks --rows $$rows --only =minibatchmh hmcecs nuts \
 	    --output docs/benchmarks.md || exit 1; \
 	done
-	@$(BENCH_VENV)/bin/python -m benchmarks --rows 1000000 --only minibatchmh hmcecs \
+	@$(BENCH_VENV)/bin/python -m benchmarks --rows 1000000 --only =minibatchmh hmcecs \
 	  --output docs/benchmarks.md
 	@$(RUN) -m benchmarks.figure docs/benchmarks.md docs/images/seconds_by_rows.svg
 

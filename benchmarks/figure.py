@@ -79,7 +79,7 @@ def draw(points: list[Point], path: Path) -> None:
     matplotlib.rcParams.update(
         {"svg.hashsalt": "benchmarks", "svg.fonttype": "none", "font.family": "sans-serif"}
     )
-    figure, (whole, sampling) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
+    figure, (whole, sampling) = plt.subplots(1, 2, figsize=(6.4, 4), sharey=True)
     for sampler, (label, colour, marker) in SHOWN.items():
         mine = sorted((p for p in points if p.sampler == sampler), key=lambda p: p.rows)
         for axis, kind, line in (
@@ -97,15 +97,15 @@ def draw(points: list[Point], path: Path) -> None:
                 markerfacecolor=filled,
                 label=label if kind == "sampling" else None,
             )
-    whole.set_title("From import to draws (dashed: first run)", fontsize=10)
-    sampling.set_title("Sampling alone, tuned", fontsize=10)
+    whole.set_title("from the start (dashed: first run)", fontsize=10)
+    sampling.set_title("sampling alone", fontsize=10)
     whole.set_ylabel(f"seconds to {WANTED:,} effective draws")
     for axis in (whole, sampling):
         axis.set(xscale="log", yscale="log", xlabel="rows")
         axis.grid(which="major", color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
+    figure.tight_layout(rect=(0, 0.19, 1, 1))
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -19,7 +19,7 @@ __all__ = ["ROW_DIM", "BambiPredictions"]
 ROW_DIM = "__obs__"
 """What Bambi calls the dimension of the rows."""
 
-CHUNK_BYTES = 2**25
+CHUNK_BYTES = 2**24
 """Draws of a chunk of rows: so many that what Bambi compiles for each chunk matters little."""
 
 
