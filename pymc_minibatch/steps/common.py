@@ -15,7 +15,7 @@ import numpy as np
 from pymc.blocking import PointType, StatsType
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
-from pymc.step_methods.state import dataclass_state
+from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
@@ -281,6 +281,23 @@ class TallStep(BlockedStep):
             for name, fact in facts.items()
         )
         return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
+    # --- State ---------------------------------------------------------------------------------
+
+    @property
+    def sampling_state(self) -> DataClassState:
+        """What it needs to continue."""
+        return WithSamplingState.sampling_state.fget(self)
+
+    @sampling_state.setter
+    def sampling_state(self, state: DataClassState) -> None:
+        try:
+            WithSamplingState.sampling_state.fset(self, state)
+        except (AssertionError, ValueError) as error:
+            raise ValueError(
+                f"This step cannot continue the run: {error}. Make it with the model, the data and "
+                "the settings of the run."
+            ) from error
 
     # --- Pickling and progress -----------------------------------------------------------------
 
