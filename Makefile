@@ -16,7 +16,7 @@ RUN = $(VENV)/bin/python
 .NOTPARALLEL:
 .PRECIOUS: $(RUN)
 .DEFAULT_GOAL = help
-.PHONY: help demo bench test test-fast lint types docs clean
+.PHONY: help demo bench figure test test-fast lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,16 @@ demo: $(VENV)/.installed-examples ## run examples/quickstart.py
 # nutpie needs a newer zarr than PyMC's ZarrTrace, hence the environment of its own.
 bench: $(BENCH_VENV)/.installed ## compare with other samplers: make bench MODEL=poisson ROWS=1000000
 	@$(BENCH_VENV)/bin/python -m benchmarks --model $(MODEL) --rows $(ROWS) --output docs/benchmarks.md
+
+# Some ten minutes on an idle machine; NUTS at a million rows is left to `make bench`.
+figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw seconds against rows
+	@for rows in 10000 100000; do \
+	  $(BENCH_VENV)/bin/python -m benchmarks --rows $$rows --only =minibatchmh hmcecs nuts \
+	    --output docs/benchmarks.md || exit 1; \
+	done
+	@$(BENCH_VENV)/bin/python -m benchmarks --rows 1000000 --only =minibatchmh hmcecs \
+	  --output docs/benchmarks.md
+	@$(RUN) -m benchmarks.figure docs/benchmarks.md docs/images/seconds_by_rows.svg
 
 test: lint types docs ## lint, check types, build the documentation, run all tests
 	@echo "running all tests ..."

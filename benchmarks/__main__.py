@@ -112,7 +112,9 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", choices=list(MODELS), default="logistic")
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--only", nargs="+", default=[""], help="samplers named so, in part")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="samplers named so, in part; =NAME for all of it"
+    )
     parser.add_argument(
         "--nuts-draws", type=int, default=600, help="for each chain; as many to tune"
     )
@@ -125,7 +127,9 @@ def main() -> None:
     log = Path(tempfile.gettempdir()) / f"benchmarks-{os.getpid()}.log"
 
     def named(label: str, parts: list[str]) -> bool:
-        return any(part.lower() in label.lower() for part in parts)
+        return any(
+            part.lower() in label.lower() or part.lower() == f"={label.lower()}" for part in parts
+        )
 
     measured = [
         measure(label, sampler, settings, options.budget, log, named(label, options.warm_only))

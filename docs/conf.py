@@ -84,6 +84,9 @@ logging.getLogger("pytensor").setLevel(logging.WARNING)
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 html_theme = "furo"
+# All colours have a contrast of 4.5 and more on their background, in both themes.
+pygments_style = "a11y-light"
+pygments_dark_style = "a11y-dark"
 html_title = f"pymc-minibatch {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]

@@ -131,6 +131,8 @@ def audit(
 
     Raises
     ------
+    TypeError
+        If `step` is no step of this kind.
     ValueError
         If the step moves effects and their scales, each by moves of its own; if the posterior lacks
         variables, has fewer than 40 draws, or draws that are not finite.
@@ -152,6 +154,11 @@ def audit(
     ...     idata = pm.sample(step=step)  # doctest: +SKIP
     >>> print(pmb.audit(idata, step))  # doctest: +SKIP
     """
+    if not isinstance(step, MinibatchMH):
+        raise TypeError(
+            f"step must be a MinibatchMH; got an object of type {type(step).__name__}. Pass the "
+            "step of the run, or one made in the same way."
+        )
     if step.latent is not None:
         raise ValueError(
             "An audit repeats the decisions of one kind of moves, and this step moves effects and "

@@ -18,6 +18,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.predictive import observed_input
 
 __all__ = [
+    "built_by_bambi",
     "checked_draws",
     "model_and_posterior",
     "points_of",
@@ -47,9 +48,8 @@ def model_and_posterior(
     checked_type("tall", tall, TallModel, "Pass pmb.TallModel(model), or the tall of a step.")
     if tall is not None and (model is not None or data is not None):
         raise ValueError("tall holds a model and its data: leave out model and data, or tall.")
-    recentre = getattr(model, "_re_center_intercept", None)
-    if recentre is not None:
-        posterior = recentre(idata)["posterior"]
+    if built_by_bambi(model):
+        posterior = model._re_center_intercept(idata)["posterior"]
         posterior = posterior if isinstance(posterior, xr.Dataset) else posterior.to_dataset()
         model = model.backend.model
     elif posterior.attrs.get("modeling_interface") == "bambi":
@@ -65,6 +65,15 @@ def model_and_posterior(
             "them. Pass the same data=, or tall=step.tall."
         )
     return tall, posterior
+
+
+def built_by_bambi(model: Any) -> bool:
+    """Whether a model is one of Bambi, which is built here if it was not yet."""
+    if not hasattr(model, "_re_center_intercept"):
+        return False
+    if not model.built:
+        model.build()
+    return True
 
 
 def thinned(posterior: xr.Dataset, max_draws: int | None) -> xr.Dataset:
@@ -154,8 +163,8 @@ def unconstrained(
     needed = [get_var_name(rv) for rv, value in inputs.items() if value in read]
     if missing := [name for name in needed if name not in draws]:
         raise ValueError(
-            f"The posterior lacks {missing}, on which the rows depend. Keep them: name them in "
-            "var_names of pm.sample."
+            f"The posterior lacks {missing}, on which the rows depend. Pass the model that the "
+            "draws are of; if it is that, name the variables in var_names of pm.sample."
         )
     function = pymc_compile(
         [inputs[rv] for rv in model.free_RVs if get_var_name(rv) in needed],

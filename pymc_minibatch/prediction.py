@@ -1,14 +1,22 @@
 """Predictions for rows, chunk by chunk: summaries, or draws that go straight to a store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import xarray as xr
 
 from pymc_minibatch.arguments import checked_choice
-from pymc_minibatch.draws import model_and_posterior, points_of, row_axis, thinned
+from pymc_minibatch.bambi_rows import ROW_DIM, BambiPredictions
+from pymc_minibatch.compare import posterior_of
+from pymc_minibatch.draws import (
+    built_by_bambi,
+    model_and_posterior,
+    points_of,
+    row_axis,
+    thinned,
+)
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.predictive import NoPredictionError, Predictive
@@ -47,12 +55,14 @@ def predict(
     idata : DataTree
         What ``pm.sample`` or Bambi's ``fit`` returned; its posterior must hold the variables on
         which the rows depend.
-    new_rows : mapping of str to array, optional
+    new_rows : mapping of str to array, or DataFrame, optional
         What new rows are predicted from: for each variable with rows that is read (pm.Data, by
-        name) an array, path or store, as for ``data`` of :class:`TallModel`. What is observed may
-        be given, too, for the coverage. The rows of the model if not given.
-    model : pymc.Model, optional
-        The model; taken from the context if not given.
+        name) an array, path or store, as for ``data`` of :class:`TallModel`; for a Bambi model a
+        data frame with the columns of its formula. What is observed may be given, too, for the
+        coverage. The rows of the model if not given.
+    model : pymc.Model or bambi.Model, optional
+        The model; taken from the context if not given. For a result of Bambi pass its model, which
+        then predicts, a few rows at a time.
     data : mapping of str to array, optional
         The data that were passed to the step, if any; not needed for new rows.
     tall : TallModel, optional
@@ -60,13 +70,15 @@ def predict(
     var_name : str, optional
         The observed variable, where there are several.
     kind : {"response", "mean"}, default "response"
-        Predict what is observed, or its expectation given the parameters.
+        Predict what is observed, or its expectation given the parameters. Of a Bambi model "mean"
+        is the parameter that the main formula models, such as ``p`` or ``mu``.
     output : {"summary", "draws"}, default "summary"
         What to return.
     quantiles : sequence of float, default (0.05, 0.25, 0.5, 0.75, 0.95)
         Quantiles of the summary. Those that lie symmetrically make the intervals of the coverage.
     by : array_like or str, optional
-        Groups of rows for the coverage: a label for each row, or the name of row data that hold it.
+        Groups of rows for the coverage: a label for each row, or the name of row data or of a
+        column that hold it.
     store : path, optional
         Folder of a new zarr store for the draws; needed for more than 1 GiB of them.
     max_draws : int, default 1000
@@ -107,15 +119,24 @@ def predict(
     checked_choice("kind", kind, ("response", "mean"))
     checked_choice("output", output, ("summary", "draws"))
     _check_store(store, output)
-    own_rows = new_rows is None
-    tall, posterior = model_and_posterior(idata, model, data, tall, needs_rows=own_rows)
-    posterior = thinned(posterior, max_draws)
-    drawing = _Drawing(
-        Predictive(tall, _variable(tall, var_name), kind, new_rows),
-        points_of(posterior, tall),
-        random_seed,
-    )
-    labels = _Labels(*_row_axis(tall, own_rows), posterior)
+    drawing: _Predictions
+    if built_by_bambi(model):
+        if data is not None or tall is not None:
+            raise ValueError(
+                "A Bambi model predicts by itself: leave out data and tall, and pass the data "
+                "frame to predict as new_rows."
+            )
+        posterior = thinned(posterior_of(idata, "idata").to_dataset(), max_draws)
+        drawing = BambiPredictions(model, posterior, new_rows, kind, random_seed)
+        labels = _Labels(ROW_DIM, None, posterior)
+    else:
+        own_rows = new_rows is None
+        tall, posterior = model_and_posterior(idata, model, data, tall, needs_rows=own_rows)
+        posterior = thinned(posterior, max_draws)
+        predictive = Predictive(tall, _variable(tall, var_name), kind, new_rows)
+        drawing = _ModelPredictions(predictive, points_of(posterior, tall), random_seed)
+        dim, row_labels = row_axis(tall)
+        labels = _Labels(dim, row_labels if own_rows else None, posterior)
     if output == "summary":
         return _summary(drawing, labels, _checked_quantiles(quantiles), by, kind)
     return _draws(drawing, labels, store)
@@ -136,16 +157,50 @@ class _Labels(NamedTuple):
     posterior: xr.Dataset
 
 
-class _Drawing:
-    """Predictions for chunks of rows."""
+class _Predictions(Protocol):
+    """Predictions for chunks of rows: of a model's own graph, or made by Bambi."""
+
+    @property
+    def name(self) -> str:
+        """Name of what is predicted."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that are predicted."""
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """Shape of what is predicted for a row."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the draws of a row."""
+
+    @property
+    def observed(self) -> np.ndarray | None:
+        """What was observed in the rows, if that is known."""
+
+    @property
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """What the rows are predicted from, by name."""
+
+    def chunks(
+        self, function: Callable[..., Any], observed: np.ndarray | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Apply a function to the predictions of each chunk, and what was observed there."""
+
+
+class _ModelPredictions:
+    """Predictions by the model's own graph, on all cores."""
 
     def __init__(self, predictive: Predictive, points: np.ndarray, random_seed: int) -> None:
         self.predictive, self.points, self._seed = predictive, points, random_seed
-        self.rest = predictive.own_shape
-        numbers = int(np.prod(self.rest, initial=1))
-        self.row_bytes = 8 * len(points) * numbers
+        self.name, self.n_rows = predictive.name, predictive.n_rows
+        self.own_shape, self.observed = predictive.own_shape, predictive.observed
+        self.row_bytes = 8 * len(points) * int(np.prod(self.own_shape, initial=1))
         self.step = max(1, CHUNK_BYTES // self.row_bytes)
-        self.arrays = [given.values for given in predictive.inputs]
+        self.columns = {given.name: given.values for given in predictive.inputs}
+        self.arrays = list(self.columns.values())
         self._compiled = predictive.compiled
 
     def draw(self, first: int, n_rows: int, batch: Sequence[np.ndarray]) -> np.ndarray:
@@ -159,12 +214,14 @@ class _Drawing:
             streams = [stream.jumped() for stream in streams]
         return np.array(drawn)
 
-    def chunks(self, function: Any, observed: np.ndarray | None) -> Iterator[tuple[int, Any]]:
+    def chunks(
+        self, function: Callable[..., Any], observed: np.ndarray | None
+    ) -> Iterator[tuple[int, Any]]:
         """Apply a function to the predictions of each chunk, and what was observed there."""
-        size, has_observed = self.predictive.n_rows, observed is not None
+        has_observed = observed is not None
         arrays = [*self.arrays, *([] if observed is None else [observed])]
         # Where nothing is read, something must tell the chunks apart.
-        arrays = arrays or [np.broadcast_to(np.int8(0), (size,))]
+        arrays = arrays or [np.broadcast_to(np.int8(0), (self.n_rows,))]
 
         def apply(first: int, *batch: np.ndarray) -> Any:
             drawn = self.draw(first, len(batch[0]), batch[: len(self.arrays)])
@@ -184,11 +241,6 @@ def _variable(tall: TallModel, var_name: str | None) -> str:
     return str(var_name)
 
 
-def _row_axis(tall: TallModel, own_rows: bool) -> tuple[str, np.ndarray | None]:
-    dim, labels = row_axis(tall)
-    return dim, labels if own_rows else None
-
-
 def _checked_quantiles(quantiles: Sequence[float]) -> np.ndarray:
     found = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
     if found.ndim != 1 or not ((found > 0) & (found < 1)).all():
@@ -203,12 +255,12 @@ def _intervals(quantiles: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _summary(
-    drawing: _Drawing, labels: _Labels, quantiles: np.ndarray, by: Any, kind: str
+    drawing: _Predictions, labels: _Labels, quantiles: np.ndarray, by: Any, kind: str
 ) -> xr.Dataset:
-    predictive, pairs = drawing.predictive, _intervals(quantiles)
-    n, rest = predictive.n_rows, drawing.rest
-    observed = predictive.observed if kind == "response" else None
-    groups, codes = _groups(by, predictive)
+    pairs = _intervals(quantiles)
+    n, rest = drawing.n_rows, drawing.own_shape
+    observed = drawing.observed if kind == "response" else None
+    groups, codes = _groups(by, drawing)
     means, sds = np.empty((n, *rest)), np.empty((n, *rest))
     found = np.empty((quantiles.size, n, *rest))
     inside = np.zeros((groups.size, len(pairs)))
@@ -224,11 +276,11 @@ def _summary(
         means[chunk], sds[chunk], found[:, chunk] = mean, sd, q
         for k, share in enumerate(shares):
             inside[:, k] += np.bincount(codes[chunk], share, groups.size)
-    dims = (labels.dim, *(f"{predictive.name}_dim_{i + 1}" for i in range(len(rest))))
+    dims = (labels.dim, *(f"{drawing.name}_dim_{i + 1}" for i in range(len(rest))))
     result = xr.Dataset(
         {"mean": (dims, means), "sd": (dims, sds), "quantile": (("prob", *dims), found)},
         coords={"prob": quantiles} | ({} if labels.rows is None else {labels.dim: labels.rows}),
-        attrs={"var_name": predictive.name, "kind": kind},
+        attrs={"var_name": drawing.name, "kind": kind},
     )
     if observed is None:
         return result
@@ -239,12 +291,12 @@ def _summary(
     )
 
 
-def _groups(by: Any, predictive: Predictive) -> tuple[np.ndarray, np.ndarray]:
+def _groups(by: Any, drawing: _Predictions) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels of the groups, and for each row the number of its own."""
     if by is None:
-        return np.array(["all"]), np.broadcast_to(np.int8(0), (predictive.n_rows,))
+        return np.array(["all"]), np.broadcast_to(np.int8(0), (drawing.n_rows,))
     if isinstance(by, str):
-        named = {given.name: given.values for given in predictive.inputs}
+        named = drawing.columns
         if by not in named:
             raise ValueError(
                 f"by names {by!r}; the row data that are read are {list(named)}. Name one of "
@@ -252,32 +304,32 @@ def _groups(by: Any, predictive: Predictive) -> tuple[np.ndarray, np.ndarray]:
             )
         by = named[by]
     values = np.asarray(by)
-    if values.shape != (predictive.n_rows,):
+    if values.shape != (drawing.n_rows,):
         raise ValueError(
-            f"by must have one label for each of the {predictive.n_rows:,} rows; it has shape "
+            f"by must have one label for each of the {drawing.n_rows:,} rows; it has shape "
             f"{values.shape}."
         )
     groups, codes = np.unique(values, return_inverse=True)
     return groups, codes
 
 
-def _draws(drawing: _Drawing, labels: _Labels, store: str | Path | None) -> xr.Dataset:
-    total = drawing.row_bytes * drawing.predictive.n_rows
+def _draws(drawing: _Predictions, labels: _Labels, store: str | Path | None) -> xr.Dataset:
+    total = drawing.row_bytes * drawing.n_rows
     if store is None and total > LARGEST_BYTES:
         raise ValueError(
             f"The draws take {total / 1e9:,.1f} GB. Set store to the path of a zarr store, or "
             "output='summary', or fewer max_draws."
         )
     parts = (
-        _labelled(drawn, first, drawing.predictive.name, labels)
+        _labelled(drawn, first, drawing.name, labels)
         for first, drawn in drawing.chunks(lambda drawn, _: drawn, None)
     )
     if store is None:
         return xr.concat(list(parts), labels.dim)
     for i, part in enumerate(parts):
         if i == 0:
-            sizes = tuple(part.sizes[dim] for dim in part[drawing.predictive.name].dims)
-            chunks = {drawing.predictive.name: {"chunks": sizes}}
+            sizes = tuple(part.sizes[dim] for dim in part[drawing.name].dims)
+            chunks = {drawing.name: {"chunks": sizes}}
             part.to_zarr(store, mode="w", encoding=chunks, consolidated=False)
         else:
             part.to_zarr(store, append_dim=labels.dim, consolidated=False)

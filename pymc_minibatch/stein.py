@@ -240,7 +240,10 @@ def choose_draws(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np
     posterior = posterior_of(idata, "idata")
     names = [rv.name for rv in model.free_RVs]
     if missing := [name for name in names if name not in posterior]:
-        raise ValueError(f"The posterior lacks {missing}, which are free variables of the model.")
+        raise ValueError(
+            f"The posterior lacks {missing}, which are free variables of the model. Pass the model "
+            "that the draws are of; if it is that, name the variables in var_names of pm.sample."
+        )
     chains, length = posterior.sizes["chain"], posterior.sizes["draw"]
     total = chains * length
     if total < max(BLOCKS, chains):

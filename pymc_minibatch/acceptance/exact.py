@@ -124,7 +124,7 @@ class Exact:
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision, besides the bounds."""
+        """Return what the jitted test reads at every decision, apart from the bounds."""
         return (float(temperature),)
 
     def build(

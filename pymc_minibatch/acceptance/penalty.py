@@ -134,7 +134,7 @@ class Penalty:
 
 @njit
 def accept(rng: np.random.Generator, estimate: float, s2: float, details: tuple[float]) -> bool:
-    """Complete the noise of the estimate to variance sigma², and take off half of it."""
+    """Complete the noise of the estimate to variance sigma², and subtract half of it."""
     sigma2 = details[0]
     normal = math.sqrt(sigma2 - s2) * rng.standard_normal()
     return -rng.standard_exponential() < estimate + normal - sigma2 / 2

@@ -117,7 +117,7 @@ class FireflyTarget(ABC):
     uses_gradient : bool
         Whether the gaps are compiled with their gradient.
     extra : tuple of RowInput
-        Row data that a bound reads besides those of the model.
+        Row data that a bound reads in addition to those of the model.
     entering : ndarray of int
         The positions that the likelihood depends on.
     always : ndarray of int
@@ -134,7 +134,7 @@ class FireflyTarget(ABC):
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
-        """Row data: those of the model, then those that the bound reads besides."""
+        """Row data: those of the model, then those that only the bound reads."""
         return *self.tall.data, *(row_input.values for row_input in self.extra)
 
     @abstractmethod

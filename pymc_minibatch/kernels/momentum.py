@@ -53,7 +53,7 @@ class Momentum(NamedTuple):
 
 
 class MomentumState(NamedTuple):
-    """What the loop changes besides the point.
+    """What the loop changes in addition to the point.
 
     Attributes
     ----------

@@ -60,8 +60,8 @@ class Scoring(NamedTuple):
     Attributes
     ----------
     curvature : ndarray, shape (d, c)
-        What K contains besides the estimate: the precision at the reference with a control variate,
-        the prior's curvature where chains climb, else zero.
+        What K contains in addition to the estimate: the precision at the reference with a control
+        variate, the curvature of the prior where chains climb, else zero.
     weight : float
         Factor of V in K: γN, or N²/n with a control variate.
     alpha : float

@@ -58,7 +58,7 @@ class Langevin(NamedTuple):
 
 
 class LangevinState(NamedTuple):
-    """What the loop changes besides the point.
+    """What the loop changes in addition to the point.
 
     Attributes
     ----------

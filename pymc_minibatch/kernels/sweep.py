@@ -181,7 +181,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         limits: Limits,
         details: Any,
     ) -> tuple[bool, int, float, float, bool, int]:
-        """Grow the batch of one block until the test is sure; return rows read besides."""
+        """Grow the batch of one block until the test is sure; return the further rows read."""
         size, scale = members.size, members.size / limits.temperature
         seen, read = first_ratios, 0
         while True:

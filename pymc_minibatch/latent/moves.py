@@ -52,7 +52,7 @@ ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
 
 OVERHEAD, CUBED = 3000.0, 1 / 12_000
-"""What a move costs besides reading rows, in rows: always, and by the cube of a dense part."""
+"""What a move costs apart from reading rows, in rows: always, and by the cube of a dense part."""
 
 EXPLORE = 0.15
 MEMORY = 0.99

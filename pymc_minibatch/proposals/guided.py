@@ -37,7 +37,7 @@ SUMS = {"reassoc", "contract"}
 """Lets the compiler sum in the order that is fastest."""
 
 OVERHEAD_ROWS = 20
-"""What a transition costs besides its rows and gradients, measured in rows."""
+"""What a transition costs apart from its rows and gradients, measured in rows."""
 
 
 class Guide(NamedTuple):

@@ -30,7 +30,7 @@ class GradientTarget(NamedTuple):
         ``(point, constants, batch) -> array (n, D)``, one gradient for each row of the batch; or
         their sum, an array (D,).
     constants
-        What both read besides: reference point, G and H.
+        What else both read: reference point, G and H.
     """
 
     base: Callable[..., np.ndarray]

@@ -230,7 +230,7 @@ def _less_taylor(
 def _trial_points(
     reference: Reference, temperature: float, n_axes: int, length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return points about the mode, and pairs of posterior points besides.
+    """Return points about the mode, and pairs of posterior points.
 
     Some of the points are draws from the Gaussian approximation. The others go along all axes at
     once, in one sense or the other, so that each lies as far out as is wanted along every axis. The

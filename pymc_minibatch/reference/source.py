@@ -20,7 +20,7 @@ class Source(NamedTuple):
     data
         Arrays with rows along the first axis.
     constants
-        What the terms of the rows read besides.
+        What else the terms of the rows read.
     row, base
         Addresses of the compiled functions; see
         :class:`~pymc_minibatch.reference.taylor.Target`.

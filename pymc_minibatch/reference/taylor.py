@@ -38,7 +38,7 @@ class Target(NamedTuple):
     row
         ``(point, constants, batch) -> array``, one number for each row of the batch.
     constants
-        What both read besides.
+        What else both read.
     """
 
     base: Callable[..., float]

@@ -1,10 +1,11 @@
 """What steps share: everything between PyMC and the draws of an algorithm."""
 
 import copy
+import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from html import escape
@@ -14,7 +15,7 @@ import numpy as np
 from pymc.blocking import PointType, StatsType
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
-from pymc.step_methods.state import dataclass_state
+from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
@@ -30,6 +31,8 @@ from pymc_minibatch.warn import warn
 
 __all__ = ["TallStep", "TallStepState", "expansion"]
 
+
+_progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
 
 MOST_NAMES = 8
 """Names in a list that people read."""
@@ -58,6 +61,10 @@ class WaitingStep(Sequence):
 
     def __len__(self) -> int:
         return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        """Make the step once; a sequence would ask for a second one, to find its end."""
+        yield self[0]
 
     def __getitem__(self, i: Any) -> Any:
         """Make the step."""
@@ -122,8 +129,10 @@ class TallStep(BlockedStep):
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
+        _progress.info(f"{type(self).__name__}: looking for the rows of the model")
         self.tall = TallModel(model, data=data, rows_in_memory=rows_in_memory)
         self.n_rows = self.tall.n_rows
+        _progress.info(f"{type(self).__name__}: setting up on {self.n_rows:,} rows")
         self._active = _positions(self.tall, self.var_names)
         self._left = left_to_others(self.tall, self.var_names)
         register(self)
@@ -136,8 +145,10 @@ class TallStep(BlockedStep):
     def _get_ready(self, started: float, reference: Reference | None) -> None:
         """Compile, and note the seconds since `started` and those of a reference handed over."""
         self._reset_tuning()
+        _progress.info(f"{type(self).__name__}: compiling")
         self._compile()
         self.setup_seconds = time.perf_counter() - started
+        _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
             self.setup_seconds += reference.seconds
 
@@ -271,6 +282,23 @@ class TallStep(BlockedStep):
         )
         return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
+    # --- State ---------------------------------------------------------------------------------
+
+    @property
+    def sampling_state(self) -> DataClassState:
+        """What it needs to continue."""
+        return WithSamplingState.sampling_state.fget(self)
+
+    @sampling_state.setter
+    def sampling_state(self, state: DataClassState) -> None:
+        try:
+            WithSamplingState.sampling_state.fset(self, state)
+        except (AssertionError, ValueError) as error:
+            raise ValueError(
+                f"This step cannot continue the run: {error}. Make it with the model, the data and "
+                "the settings of the run."
+            ) from error
+
     # --- Pickling and progress -----------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
@@ -361,5 +389,6 @@ def _warn_of_row_deterministics(tall: TallModel) -> None:
         warn(
             f"Deterministics {slow} have one value for each of the {tall.n_rows} rows, and "
             "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
-            "var_names to keep, and use pm.compute_deterministics afterwards."
+            "var_names to keep, and use pm.compute_deterministics afterwards. (Bambi's fit leaves "
+            "them out by itself.)"
         )

@@ -74,10 +74,10 @@ WORTH = 0.8
 
 FEW_ROWS = 150
 """Up to this many rows on average, the exact test is preferred: others read fewer, but reject more,
-and a transition costs as much as some ten rows besides."""
+and a transition costs as much as some ten further rows."""
 
 OVERHEAD_ROWS = 20
-"""What a transition costs besides, in rows, and one more for each parameter: moves take D² products
+"""What else a transition costs, in rows, and one more for each parameter: moves take D² products
 where a row takes D of them, a few times."""
 
 EFFECTIVE = {"CorrectedBarker": 0.27, "Penalty": 0.6}

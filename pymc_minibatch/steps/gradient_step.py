@@ -138,7 +138,7 @@ class GradientStep(TallStep):
     options: tuple[Any, ...]
     """Settings of the kind of step, which a state must fit."""
     tuned: tuple[np.ndarray, ...]
-    """What the kernel changes besides the point."""
+    """What the kernel changes in addition to the point."""
 
     @abstractmethod
     def _prepare(self) -> None:

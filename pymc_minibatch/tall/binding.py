@@ -97,9 +97,9 @@ def _bound_inputs(tall: "TallModel", sources: Mapping[str, Any], data: Any) -> d
             advice = (
                 "It has no name in the model: make it a pm.Data."
                 if unnamed
-                else "Pass all variables that hold rows, or none."
+                else f"Pass all variables that hold rows, {list(tall.row_inputs)}, or none."
             )
-            raise ValueError(f"data has nothing for {name}. {advice}")
+            raise ValueError(f"data has nothing for {name}; it names {list(sources)}. {advice}")
         source = sources[names[0]]
         given_as = data.get(names[0]) if isinstance(data, Mapping) else None
         check_source(names[0], source, own, given_as, tall.model)

@@ -134,7 +134,7 @@ def run(
     parts
         The parts.
     arguments
-        For each part what the function takes besides.
+        For each part, the further arguments of the function.
     combine
         Takes two results, that of the earlier part first, and returns one. It must be associative.
     title

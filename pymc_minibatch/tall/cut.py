@@ -252,7 +252,7 @@ class RowGraph:
         return not isinstance(node.op, Elemwise) or any(i in self.observed for i in data)
 
     def varying(self, array: Variable) -> list[tuple[int, ...]]:
-        """List the entries, besides rows, of an affine array that read parameters."""
+        """List the entries, other than rows, of an affine array that read parameters."""
         affine = self.affine(array)
         assert affine is not None
         others = [range(n) for n in affine.shape if n is not None]

@@ -58,7 +58,7 @@ def compile_row_gradients(tall: TallModel, order: int = 0) -> CompiledFunction:
     tall
         The model.
     order
-        Of the Taylor expansion of the log-likelihood about the reference: 0 for none, 1 to take off
+        Of the Taylor expansion of the log-likelihood about the reference: 0 for none, 1 to subtract
         the gradient at the reference, 2 its change by the Hessian as well.
 
     Returns

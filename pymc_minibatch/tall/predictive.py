@@ -121,8 +121,8 @@ class Predictive:
     def _rows_of_observed(self) -> np.ndarray:
         if self.observed is None:
             raise ValueError(
-                f"{self.name} reads no data, so that data does not say how many rows to predict. "
-                f"Leave data out, or give {self.name}, too."
+                f"{self.name} reads no data, so that new_rows does not say how many rows to "
+                f"predict. Leave new_rows out, or give {self.name}, too."
             )
         return self.observed
 
@@ -190,7 +190,7 @@ class Predictive:
         wanted = self._tall.wanted({given.name: given for given in reads})
         of_observed = self._tall.wanted({self._own.name: self._own})
         optional = {name: replace(want, optional=True) for name, want in of_observed.items()}
-        sources: Mapping[str, Any] = open_sources(data, optional | wanted, math.inf)
+        sources: Mapping[str, Any] = open_sources(data, optional | wanted, math.inf, "new_rows")
         found = [self._matched(given, given.name, sources, data) for given in reads]
         observed = None
         names = {i.name for i in reads} | {self.name, self._own.name}
@@ -200,8 +200,8 @@ class Predictive:
         unknown = set(sources) - names - set(self._tall.row_inputs) - set(self._tall.row_names)
         if unknown:
             raise ValueError(
-                f"data names {sorted(unknown)}, which hold no rows in the model; {self.name} is "
-                f"predicted from {[i.name for i in reads]}."
+                f"new_rows names {sorted(unknown)}, which hold no rows in the model; {self.name} "
+                f"is predicted from {[i.name for i in reads]}."
             )
         lengths = {i.name: len(i.values) for i in found}
         lengths |= {} if observed is None else {self.name: len(observed)}
@@ -214,7 +214,10 @@ class Predictive:
     ) -> RowInput:
         if name not in sources:
             advice = "" if own.leaf.name else " It has no name in the model: make it a pm.Data."
-            raise ValueError(f"data has nothing for {name}, from which rows are predicted.{advice}")
+            raise ValueError(
+                f"new_rows has nothing for {name}, from which rows are predicted; it names "
+                f"{list(sources)}.{advice}"
+            )
         source = sources[name]
         given_as = data.get(name) if isinstance(data, Mapping) else None
         check_source(name, source, own, given_as, self._tall.model)

@@ -63,10 +63,12 @@ def open_sources(
     data: Any,
     wanted: Mapping[str, Wanted] | None = None,
     rows_in_memory: float = ROWS_IN_MEMORY,
+    argument: str = "data",
 ) -> Mapping[str, np.ndarray | PartitionedArray]:
     """Open what the user passed as ``data=``: sources by name, a Dataset, or a table.
 
-    `wanted` are the variables of the model that need rows, which tables are searched for.
+    `wanted` are the variables of the model that need rows, which tables are searched for, and
+    `argument` is what the user knows the data by.
 
     Raises
     ------
@@ -78,9 +80,10 @@ def open_sources(
     if isinstance(data, Columns) or is_table(data):
         return _of_table(data, wanted or {}, rows_in_memory)
     if not isinstance(data, Mapping):
+        example = ", ".join(f"{name!r}: ..." for name in wanted or ("X", "y"))
         raise ValueError(
-            "data must map names of the model's pm.Data and observed variables to arrays, or be a "
-            f"table with such columns; got {type(data).__name__}."
+            f"{argument} must map names of the model's pm.Data and observed variables to arrays, "
+            f"as in {{{example}}}, or be a table with such columns; got {type(data).__name__}."
         )
     sources = {str(name): _unwrapped(str(name), source) for name, source in data.items()}
     stored = sum(_bytes(source) for source in sources.values())
@@ -252,6 +255,11 @@ def _open_npy(name: str, path: str | Path) -> np.ndarray:
     """Map a ``.npy`` file."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"data[{name!r}]: there is no file {Path(path).absolute()}. Pass the path of a .npy "
+            "file."
+        ) from error
     except ValueError as error:
         raise ValueError(
             f"data[{name!r}]: {path} is not a complete .npy file of numbers ({error}). Write it "

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
         array = np.lib.format.open_memmap(path, "w+", dtype, shape)
         _take_space(path)
     except OSError as error:
-        os.unlink(path)
+        _remove_file(path, os.getpid())
         if error.errno not in FULL:
             raise
         folder, need = _folder().parent, int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -92,9 +93,13 @@ def _take_space(path: str) -> None:
 
 
 def _remove_file(path: str, owner: int) -> None:
-    """Remove a file in the process that made it, not in those forked from it."""
+    """Remove a file in the process that made it, not in those forked from it.
+
+    Windows removes no file that is still mapped: it goes with the folder, when the process ends.
+    """
     if os.getpid() == owner:
-        Path(path).unlink(missing_ok=True)
+        with suppress(PermissionError):
+            Path(path).unlink(missing_ok=True)
 
 
 @cache
@@ -102,8 +107,8 @@ def _folder_of(process: int) -> Path:
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{process}_"))
     atexit.register(_remove_folder, folder, process)
-    _lock(folder / "new", os.O_CREAT)
-    (folder / "new").rename(folder / LOCK)  # now that nobody else can lock it
+    if _lock(folder / "new", os.O_CREAT) is not None:
+        (folder / "new").rename(folder / LOCK)  # now that nobody else can lock it
     return folder
 
 

@@ -91,3 +91,8 @@ def test_ksd_refuses(model, options, message):
     draws["posterior"] = draws.prior
     with pytest.raises((TypeError, ValueError), match=re.compile(message)):
         pmb.ksd(draws, model, **options)
+
+
+def test_an_audit_needs_the_step_of_the_run():
+    with pytest.raises(TypeError, match=r"step must be a MinibatchMH; got .* NoneType\. Pass the"):
+        pmb.audit(None, None)

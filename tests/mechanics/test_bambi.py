@@ -1,9 +1,12 @@
 """Bambi's own fit takes a step, made before or after Bambi has built its model."""
 
+import warnings
+
 import bambi
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import pymc_minibatch as pmb
 
@@ -37,6 +40,21 @@ def test_a_step_made_before_the_model(frame):
     assert abs(predicted_share(model, idata) - frame.yes.mean()) < 0.01
 
 
+def test_a_step_that_waits_is_made_once(frame, caplog):
+    model = new_model(frame)
+    model.build()
+    caplog.set_level("INFO", "pymc.minibatch")
+    waiting = pmb.SGLD(step_size=1e-4, control_variate=0)
+    with model.backend.model, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(list(waiting)) == 1
+    assert len([w for w in caught if "Deterministics" in str(w.message)]) == 1
+    first, *_, last = (record.message for record in caplog.records)
+    assert first == "SGLD: looking for the rows of the model"
+    assert last.startswith("SGLD: ready after ")
+    assert len(caplog.records) == 4
+
+
 def test_the_recipe(frame):
     model = new_model(frame)
     model.build()
@@ -61,3 +79,114 @@ def test_log_likelihoods_are_bambis(frame):
     found = pmb.log_likelihood(idata, range(50), model=model, max_draws=20)
     expected = model.compute_log_likelihood(idata, inplace=False).log_likelihood["yes"]
     np.testing.assert_allclose(found["yes"], expected[:, ::20, :50], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """A model with groups, not built yet, and made-up draws of it."""
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"x": rng.normal(5.0, 1.0, 400), "place": rng.choice(list("abc"), 400)})
+    frame["count"] = rng.poisson(np.exp(0.3 * frame["x"] - 1.0))
+    model = bambi.Model("count ~ x + (1 | place)", frame, family="poisson")
+    dims, shape = ("chain", "draw"), (2, 100)
+    draws = {
+        "Intercept": (dims, rng.normal(-1.0, 0.05, shape)),
+        "x": (dims, rng.normal(0.3, 0.01, shape)),
+        "1|place_sigma": (dims, np.full(shape, 0.3)),
+        "1|place": ((*dims, "place__factor_dim"), rng.normal(0, 0.2, (*shape, 3))),
+    }
+    coords = {"place__factor_dim": list("abc"), "chain": [0, 1], "draw": np.arange(100)}
+    posterior = xr.Dataset(draws, coords).assign_attrs(modeling_interface="bambi")
+    return model, xr.DataTree.from_dict({"posterior": posterior})
+
+
+def new_people(**columns):
+    return pd.DataFrame({"x": [4.0, 5.0, 6.0], "place": ["c", "a", "b"]} | columns)
+
+
+@pytest.mark.parametrize("rows", [None, new_people()], ids=["own", "new"])
+def test_means_are_bambis(monkeypatch, grouped, rows):
+    model, idata = grouped
+    monkeypatch.setattr("pymc_minibatch.bambi_rows.CHUNK_BYTES", 8 * 200 * 150)  # several chunks
+    found = pmb.predict(idata, rows, model=model, kind="mean", output="draws")["count"]
+    expected = model.predict(idata, "response_params", data=rows, inplace=False).posterior["mu"]
+    assert found.dims == expected.dims
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert "mu" not in idata.posterior
+
+
+def test_responses_and_their_coverage(monkeypatch, grouped):
+    model, idata = grouped
+    monkeypatch.setattr("pymc_minibatch.bambi_rows.CHUNK_BYTES", 8 * 200 * 150)
+    found = pmb.predict(idata, model=model, by="place")
+    mean = model.predict(idata, "response_params", inplace=False).posterior["mu"]
+    mean = mean.stack(sample=("chain", "draw")).to_numpy()
+    error = np.sqrt((mean.var(axis=1) + mean.mean(axis=1)) / 200)
+    z = (found["mean"].to_numpy() - mean.mean(axis=1)) / error
+    assert np.abs(z).max() < 5.5
+    assert 0.8 < np.sqrt((z**2).mean()) < 1.2
+    low, high = (found["quantile"].sel(prob=p).to_numpy() for p in (0.05, 0.95))
+    inside = (low <= model.data["count"]) & (model.data["count"] <= high)
+    np.testing.assert_allclose(
+        found.coverage.sel(interval=0.9), inside.groupby(model.data["place"]).mean()
+    )
+    again = pmb.predict(idata, model.data, model=model, by="place")
+    xr.testing.assert_equal(found, again)
+
+
+def test_categories_have_an_axis_of_their_own(grouped):
+    frame = grouped[0].data.assign(kind=np.repeat(list("uvwu"), 100))
+    model = bambi.Model("kind ~ x", frame, family="categorical")
+    dims, rng = ("chain", "draw", "kind_reduced_dim"), np.random.default_rng(3)
+    draws = {name: (dims, rng.normal(0, 0.1, (2, 30, 2))) for name in ("Intercept", "x")}
+    coords = {"kind_reduced_dim": ["v", "w"], "chain": [0, 1], "draw": np.arange(30)}
+    posterior = xr.Dataset(draws, coords).assign_attrs(modeling_interface="bambi")
+    idata = xr.DataTree.from_dict({"posterior": posterior})
+    found = pmb.predict(idata, model=model, kind="mean")
+    expected = model.predict(idata, "response_params", inplace=False).posterior["p"]
+    np.testing.assert_allclose(found["mean"], expected.mean(("chain", "draw")))
+    assert "coverage" not in pmb.predict(idata, frame[:5], model=model)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        (new_people().drop(columns="x"), ValueError, "Look for columns that are missing"),
+        (new_people(place=["a", "z", "b"]), ValueError, "groups? .*place.* has not seen"),
+        (new_people(x=[1.0, np.nan, 2.0]), ValueError, "Row 1 is predicted as nan. Look for miss"),
+        (new_people()[:0], ValueError, "new_rows has no rows. Pass at least one"),
+        ({"x": [1.0]}, TypeError, "must be a pandas DataFrame for a Bambi model; got dict"),
+    ],
+)
+def test_frames_that_do_not_fit(grouped, rows, error, message):
+    model, idata = grouped
+    with pytest.raises(error, match=message):
+        pmb.predict(idata, rows, model=model)
+
+
+def test_draws_that_do_not_fit(grouped):
+    model, idata = grouped
+    posterior = idata.posterior.to_dataset()
+    other = xr.DataTree.from_dict({"posterior": posterior.drop_vars("x")})
+    with pytest.raises(ValueError, match=r"lacks \['x'\]. Pass the Bambi model that was fitted"):
+        pmb.predict(other, model=model)
+    of_pymc = xr.DataTree.from_dict({"posterior": posterior.assign_attrs(modeling_interface="")})
+    with pytest.raises(ValueError, match=r"Sample with fit\(step=\.\.\.\)"):
+        pmb.predict(of_pymc, model=model)
+    with pytest.raises(ValueError, match="leave out data and tall"):
+        pmb.predict(idata, model=model, data={"x": np.zeros(3)})
+
+
+def test_rows_that_bambi_left_out(grouped):
+    frame = grouped[0].data.assign(x=grouped[0].data["x"].where(lambda x: x > 3))
+    model = bambi.Model("count ~ x + (1 | place)", frame, family="poisson", dropna=True)
+    left_out = int(frame["x"].isna().sum())
+    with pytest.raises(ValueError, match=f"left {left_out} rows .* without them as new_rows"):
+        pmb.predict(grouped[1], model=model)
+
+
+def test_a_model_that_is_not_built_is_built(grouped):
+    model = bambi.Model("count ~ x + (1 | place)", grouped[0].data, family="poisson")
+    found = pmb.log_likelihood(grouped[1], [0], model=model, max_draws=2)
+    expected = grouped[0].compute_log_likelihood(grouped[1], inplace=False).log_likelihood["count"]
+    np.testing.assert_allclose(found["count"], expected[:, :1, :1], rtol=1e-6)

@@ -1,11 +1,14 @@
 """The benchmarks still run, as far as they need nothing but this package."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.data import MODELS, simulate
+from benchmarks.figure import Point, draw, read_points
 from benchmarks.models_pymc import build
 from benchmarks.outcome import Clock, Settings, summarise
 from benchmarks.report import Contender, report, seconds_to_wanted, write_section
@@ -79,3 +82,50 @@ def test_models_have_as_many_rows_as_asked_for(name):
     data = simulate(name, 300)
     assert {len(values) for values in data.values()} == {300}
     assert [variable.name for variable in build(name, data).observed_RVs] == ["y"]
+
+
+PAGE = """# Benchmarks
+
+## logistic, 10,000 rows, again
+
+| sampler | seconds to 1000 effective, cold | warm | all chains |
+| --- | ---: | ---: | ---: |
+| MinibatchMH | 99.0 | 99.0 | 99 |
+
+## logistic, 10,000 rows
+
+| sampler | seconds to 1000 effective, cold | warm | all chains |
+| --- | ---: | ---: | ---: |
+| MinibatchMH | 15.1 | 4.1 | 2,000 |
+| MinibatchMH, Penalty | 15.5 | 3.8 | 20,776 |
+| PyMC NUTS (nutpie) |  | 1,255.0* | 8 |
+| NumPyro NUTS | not done within 5 seconds |  |  |
+
+| against NumPyro NUTS | largest difference of means, sds |
+| --- | ---: |
+| MinibatchMH | 0.039 |
+
+## poisson, 10,000 rows
+
+| sampler | seconds to 1000 effective, cold | warm | all chains |
+| --- | ---: | ---: | ---: |
+| NumPyro HMCECS, 100 rows | 1.0 | 1.0 | 1 |
+"""
+
+
+def test_the_figure_shows_the_numbers_of_the_page(tmp_path):
+    points = read_points(PAGE)
+    assert points == [
+        Point("MinibatchMH", 10_000, 15.1, 4.1, 0.5),
+        Point("PyMC NUTS (nutpie)", 10_000, None, 1255.0, 125.0),
+    ]
+    draw(points, tmp_path / "figure.svg")
+    assert "MinibatchMH" in (tmp_path / "figure.svg").read_text()
+
+
+def test_the_figure_on_the_front_page_is_that_of_the_page_of_benchmarks(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    draw(read_points((docs / "benchmarks.md").read_text()), tmp_path / "figure.svg")
+    drawn = [tmp_path / "figure.svg", docs / "images" / "seconds_by_rows.svg"]
+    [new, shown] = [re.findall(r' d="[^"]+"', path.read_text()) for path in drawn]
+    assert new == shown

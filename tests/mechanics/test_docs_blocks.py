@@ -11,6 +11,7 @@ The tutorial's pages are notebooks, which ``make docs`` runs.
 
 import re
 import textwrap
+import tomllib
 from pathlib import Path
 
 import arviz as az
@@ -123,3 +124,14 @@ def test_every_fence_is_found():
 def test_links_of_the_readme_lead_to_files():
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text()):
         assert target.startswith("https://") or (ROOT / target).is_file(), target
+
+
+def test_a_package_index_shows_no_link_that_leads_nowhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = (ROOT / "README.md").read_text()
+    hooks = project["tool"]["hatch"]["metadata"]["hooks"]
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)

@@ -259,3 +259,34 @@ def test_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
     assert file.exists()
     temporary._sweep()
     assert not file.parent.exists()
+
+
+def test_files_as_on_windows(monkeypatch):
+    """Without locks, without reserved space, and where a file that is mapped cannot be removed."""
+    monkeypatch.setattr(temporary, "fcntl", None)
+    monkeypatch.delattr(os, "posix_fallocate")
+    refusing = Path.unlink
+    refused = []
+
+    def unlink(path, missing_ok=False):
+        refused.append(path)
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    temporary._folder_of.cache_clear()
+    try:
+        written = temporary.new_array((10,), np.dtype(float))
+        written[:] = np.arange(10.0)
+        array = temporary.reopened(written)
+        np.testing.assert_array_equal(array, np.arange(10.0))
+        path = Path(array.filename)
+        del array, written
+        gc.collect()
+        assert refused == [path]
+        assert path.exists()
+        folder = temporary._folder()
+        monkeypatch.setattr(Path, "unlink", refusing)
+        temporary._remove_folder(folder, os.getpid())
+        assert not folder.exists()
+    finally:
+        temporary._folder_of.cache_clear()

@@ -118,7 +118,7 @@ def test_loo_of_other_rows_is_refused(tall, idata):
 
 def test_variables_that_are_not_there(tall, idata):
     lacking = xr.DataTree.from_dict({"posterior": idata.posterior.to_dataset().drop_vars("upper")})
-    with pytest.raises(ValueError, match=r"lacks \['upper'\].*var_names"):
+    with pytest.raises(ValueError, match=r"lacks \['upper'\].*Pass the model .*var_names"):
         pmb.log_likelihood(lacking, tall=tall)
 
 

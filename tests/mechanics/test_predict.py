@@ -136,12 +136,12 @@ def test_many_draws_need_a_store(monkeypatch, tall, idata):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"group": None}, "data has nothing for group"),
+        ({"group": None}, r"new_rows has nothing for group.*it names \['x'\]"),
         ({"group": np.array([0, 3])}, "levels of a group, say, that the model has not seen"),
         ({"x": np.zeros((2, 1))}, r"shape \(2, 1\); the model needs \('N',\)"),
         ({"x": np.zeros(3)}, "same number of rows"),
         ({"x": np.array([0.0, np.nan])}, "x has nan in row 1"),
-        ({"z": np.zeros(2)}, r"data names \['z'\], which hold no rows"),
+        ({"z": np.zeros(2)}, r"new_rows names \['z'\], which hold no rows"),
     ],
 )
 def test_new_rows_that_do_not_fit(tall, idata, change, message):
@@ -149,6 +149,11 @@ def test_new_rows_that_do_not_fit(tall, idata, change, message):
     given = {name: values for name, values in given.items() if values is not None}
     with pytest.raises(ValueError, match=message):
         pmb.predict(idata, given, tall=tall)
+
+
+def test_new_rows_without_names(tall, idata):
+    with pytest.raises(ValueError, match=r"new_rows must map names.*'x': \.\.\..*got ndarray"):
+        pmb.predict(idata, np.zeros((5, 2)), tall=tall)
 
 
 @pytest.mark.parametrize(

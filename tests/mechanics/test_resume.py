@@ -85,8 +85,16 @@ def test_a_step_on_other_data_refuses_the_state(model):
         sigma = pm.HalfNormal("sigma")
         pm.Normal("y", mu, sigma, observed=np.arange(100.0))
     other = new_step(shorter)
-    with pytest.raises(ValueError, match="Field 'n_rows' has different values"):
+    message = (
+        "Field 'n_rows' has different values.*Make it with the model, the data and the settings"
+    )
+    with pytest.raises(ValueError, match=message):
         other.sampling_state = new_step(model).sampling_state
+
+
+def test_a_step_of_another_kind_refuses_the_state(model):
+    with pytest.raises(ValueError, match=r"invalid state class.*Make it with the model"):
+        new_step(model).sampling_state = pm.Metropolis(model=model).sampling_state
 
 
 # --- From disk --------------------------------------------------------------------------------

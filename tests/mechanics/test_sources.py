@@ -216,7 +216,10 @@ def in_one_process(model, data):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"X": None}, r"data has nothing for X\. Pass all variables"),
+        (
+            {"X": None},
+            r"nothing for X; it names \['.*\]\. Pass all variables that hold rows, \['",
+        ),
         ({"beta": np.zeros(3)}, r"names \['beta'\], which hold no rows"),
         ({"y": np.zeros(10)}, "same number of rows"),
         ({"X": np.zeros((N_ROWS, 4))}, r"X.* has shape \(50000, 4\); the model needs \('N', 3\)"),
@@ -235,8 +238,15 @@ def test_refused(model, data, changes, message):
 
 
 def test_no_mapping(model, data):
-    with pytest.raises(ValueError, match="data must map names"):
+    with pytest.raises(ValueError, match=r"data must map names .*'X': \.\.\..*got ndarray"):
         pmb.TallModel(model, data=data["X"])
+
+
+def test_no_file(model, data):
+    with pytest.raises(
+        FileNotFoundError, match=r"data\['X'\]: there is no file /.*none\.npy\. Pass"
+    ):
+        pmb.TallModel(model, data=data | {"X": "none.npy"})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
