@@ -107,8 +107,11 @@ def test_cores_do_not_matter(logistic):
     assert one.estimate.equals(two.estimate)
 
 
-def test_an_interrupt(logistic, monkeypatch):
+def test_an_interrupt(logistic, monkeypatch, request):
     """It ends the threads, and leaves all fit for another run."""
+    # A shell in the background starts programs with interrupts ignored.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, usual))
     mode, add = logistic["reference"].mode["beta"], Level.add
 
     interrupt = threading.Thread(target=signal.raise_signal, args=[signal.SIGINT])
