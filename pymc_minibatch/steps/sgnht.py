@@ -76,7 +76,8 @@ class SGNHT(MomentumStep):
     normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
     steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
     starts near that instead. There the preconditioner and the step size are settled, and again
-    after 25, 50, 100 and so on draws of tuning. The thermostat goes on for as long as the chain
+    after 25, 50, 100 and so on draws of tuning; a chain that diverges while it tunes goes on with
+    shorter steps, as one of :class:`SGHMC` does. The thermostat goes on for as long as the chain
     does.
 
     One thermostat holds the mean temperature over all directions. Where the batch is noisier in

@@ -153,7 +153,7 @@ def test_what_the_owner_of_a_map_wrote_before_is_no_change(tmp_path):
     np.testing.assert_array_equal(file.open(), 1.0)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux only")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists open files here")
 def test_descriptors_are_closed(tmp_path):
     def n_open():
         gc.collect()
