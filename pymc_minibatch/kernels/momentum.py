@@ -71,6 +71,8 @@ class MomentumState(NamedTuple):
         Batches in `noise`.
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
+    shorter : ndarray, shape (1,)
+        Share of the default step size that is taken: less than 1 where the chain has diverged.
     """
 
     factor: np.ndarray
@@ -80,6 +82,7 @@ class MomentumState(NamedTuple):
     thermostat: np.ndarray
     seen: np.ndarray
     limit: np.ndarray
+    shorter: np.ndarray
 
 
 def momentum_state(dim: int, columns: int) -> MomentumState:
@@ -92,6 +95,7 @@ def momentum_state(dim: int, columns: int) -> MomentumState:
         thermostat=np.zeros(1),
         seen=np.zeros(1),
         limit=np.zeros(1),
+        shorter=np.ones(1),
     )
 
 

@@ -37,7 +37,7 @@ from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.warn import warn
 
-__all__ = ["GradientStep", "GradientStepState"]
+__all__ = ["CLIMB", "GradientStep", "GradientStepState"]
 
 _log = logging.getLogger("pymc_minibatch")
 

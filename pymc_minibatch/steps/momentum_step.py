@@ -19,7 +19,7 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
 from pymc_minibatch.reference.source import Source
-from pymc_minibatch.steps.gradient_step import GradientStep
+from pymc_minibatch.steps.gradient_step import CLIMB, GradientStep
 from pymc_minibatch.steps.schedule import Schedule
 
 __all__ = ["MomentumStep"]
@@ -29,6 +29,9 @@ DEFAULT_SHARE = 0.2
 
 LONGEST = 0.25
 """The default step is no longer, in units of the inverse curvature."""
+
+SHORTENINGS, SHORTER = 8, 0.3
+"""How often a chain that diverges while it tunes starts again, and with how much shorter steps."""
 
 SCALED_AT = {25 * 2**k for k in range(20)}
 """Draws before which a chain that tunes finds its scale anew."""
@@ -131,7 +134,7 @@ class MomentumStep(GradientStep):
         full = state.factor.shape[1] > 1
         noises = noises @ state.factor if full else noises * state.factor[:, 0]
         state.noise[:] = np.mean(noises**2, axis=0)
-        state.size[:] = self.step_size or self._default_size(flat, noises)
+        state.size[:] = self.step_size or state.shorter[0] * self._default_size(flat, noises)
         state.momentum[:] = self.rng.standard_normal(dim)
         state.thermostat[:] = self.friction / math.sqrt(state.size[0])
         state.seen[:] = 0
@@ -194,6 +197,22 @@ class MomentumStep(GradientStep):
         if self.tune and self.step_size is None:
             self.tuned.size[:] = min(self.tuned.size[0], self._longest(self.tuned.noise.max()))
         return stats
+
+    def _transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
+        """Where a chain diverges while it tunes, climb from where it was, and take shorter steps.
+
+        Away from a mode the density can bend far more sharply than where the scale was found.
+        """
+        kept = flat.copy()
+        for _ in range(SHORTENINGS if self.tune and self.step_size is None else 0):
+            diverged, share = super()._transitions(flat, n_steps)
+            if not diverged:
+                return False, share
+            flat[:] = kept
+            self._climb(flat, CLIMB, 0)
+            self.tuned.shorter[:] *= SHORTER
+            self._find_scale(flat)
+        return super()._transitions(flat, n_steps)
 
     def _longest(self, noise: float) -> float:
         """Return the ε at which a direction with so much noise has the default share of it."""

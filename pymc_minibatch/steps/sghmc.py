@@ -80,8 +80,9 @@ class SGHMC(MomentumStep):
     normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
     steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
     starts near that instead. There the preconditioner and the step size are settled, and again
-    after 25, 50, 100 and so on draws of tuning. The noise of the batch is averaged while the chain
-    tunes, and frozen afterwards.
+    after 25, 50, 100 and so on draws of tuning. A chain that diverges while it tunes climbs from
+    its last draw and goes on with steps of 0.3 times the default size, up to 8 times. The noise of
+    the batch is averaged while the chain tunes, and frozen afterwards.
 
     The bias is that of the noise which is not made up for: what varies along the chain, and what
     is correlated between parameters if M is diagonal. For a Gaussian posterior whose

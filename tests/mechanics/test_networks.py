@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from models import grouped_model, logistic_model, normal_model
+from pymc.exceptions import SamplingError
 
 from pymc_minibatch import SGFS, SGHMC, SGLD, NoReferenceError, TallModel
 from pymc_minibatch.kernels.sgfs_low_rank import learn, low_rank_state, solve
@@ -70,6 +71,23 @@ def test_a_network_is_sampled_without_a_search(tanh_units, kind, changes, monkey
     assert all((point[name] != before[name]).all() for name in point)
     per_row = np.mean(step.tall.row_logp(point, np.arange(N_ROWS)))
     assert per_row > 0.5  # 0.88 where all is known, -50 at the initial point
+
+
+def test_a_chain_that_diverges_while_it_tunes_takes_shorter_steps(tanh_units, monkeypatch):
+    """Curvature away from the start can be far larger; after tuning nothing is mended."""
+    monkeypatch.setattr(SGHMC, "_default_size", lambda *_: 3.0)
+    step = SGHMC(model=tanh_units, batch_size=100, rng=1)
+    point = tanh_units.initial_point()
+    for _ in range(30):
+        point, _ = step.step(point)
+    assert 0.0 < step.tuned.shorter[0] < 1.0
+    step.stop_tuning()
+    for _ in range(20):
+        point, _ = step.step(point)
+    assert np.mean(step.tall.row_logp(point, np.arange(N_ROWS))) > 0.5
+    step.tuned.size[:], step.steps_per_draw = 3.0, 500
+    with pytest.raises(SamplingError, match="diverges at draw"):
+        step.step(point)
 
 
 def test_sgld_needs_a_step_size_for_a_network(tanh_units):
