@@ -102,7 +102,34 @@ def walk(n_rows: int) -> pm.Model:
     return model
 
 
-MODELS = {f.__name__: f for f in (intercepts, poststratification, correlated, smooth, walk)}
+def ratings(n_rows: int) -> pm.Model:
+    """Fit ratings by 2,972 students, 1,128 lecturers and 14 departments, crossed, as Bambi does."""
+    rng = np.random.default_rng(6)
+    sizes = {"s": 2972, "l": 1128, "d": 14}
+    shares = {"s": rng.pareto(2.5, 2972) + 0.3, "l": rng.pareto(1.5, 1128) + 0.2}
+    index = {k: rng.choice(v.size, n_rows, p=v / v.sum()) for k, v in shares.items()}
+    index["d"] = rng.choice(14, 1128)[index["l"]]
+    elsewhere = rng.random(n_rows) < 0.15
+    index["d"][elsewhere] = rng.integers(14, size=elsewhere.sum())
+    service = rng.integers(0, 2, n_rows).astype(float)
+    truth = 3.2 - 0.07 * service
+    for k, sd in (("s", 0.33), ("l", 0.5), ("d", 0.2)):
+        truth = truth + sd * rng.normal(size=sizes[k])[index[k]]
+    y = truth + 1.18 * rng.normal(size=n_rows)
+    centered = service - service.mean()
+    with pm.Model() as model:
+        mu = pm.Normal("Intercept", y.mean(), 2.5 * y.std())
+        mu = mu + pm.Normal("service", 0, 2.5 * y.std() / service.std()) * centered
+        for k, n in sizes.items():
+            sd = pm.HalfNormal(f"{k}_sigma", 2.5 * y.std())
+            mu = mu + (sd * pm.Normal(f"{k}_offset", shape=n))[index[k]]
+        pm.Normal("y", mu, pm.HalfStudentT("sigma", nu=4, sigma=y.std()), observed=y)
+    return model
+
+
+MODELS = {
+    f.__name__: f for f in (intercepts, poststratification, correlated, smooth, walk, ratings)
+}
 
 
 def by_minibatch(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:

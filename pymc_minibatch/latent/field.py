@@ -54,7 +54,7 @@ PROBES = 3
 SPREAD = 0.3
 TOLERANCE = 1e-7
 LEAST_SINGULAR = 1e-6
-MOST_DENSE = 1500
+MOST_DENSE = 3000
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
 MOST_HYPER = 30

@@ -297,6 +297,41 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
 
+def test_crossed_factors_of_many_levels() -> None:
+    """What levels of two factors have in common is kept sparse, and is that of the rows."""
+    rng = np.random.default_rng(8)
+    sizes = 900, 400
+    first, second = (rng.integers(0, n, N) for n in sizes)
+    with pm.Model() as model:
+        a, b = (pm.HalfNormal(f"sd{k}") * pm.Normal(f"z{k}", shape=n) for k, n in enumerate(sizes))
+        pm.Normal("y", pm.Normal("mu") + a[first] + b[second], 1.0, observed=rng.normal(size=N))
+    tall = TallModel(model)
+    structure = tall.structure
+    assert structure is not None
+    rows = RowFunctions(structure)
+    field = find_field(tall, structure, [f.entries for f in find_factors(rows, tall.data)])
+    point = rng.normal(0, 0.5, tall.layout.size)
+    phi = field.derivatives.phi(point)
+    here = expand(rows, tall.data, phi, field.rows, 1.0)
+    precision = Surrogate(tall, field, here, point).conditional(point[field.hyper]).precision
+    assert sparse.issparse(precision.cross)
+    assert sparse.issparse(precision.dense)
+    # The rows are normal: the change of their slope is the curvature, at any distance.
+    vector = np.zeros(point.size)
+    field.latent.put(vector, rng.normal(size=401), rng.normal(size=(900, 1)))
+    change = field.derivatives.push(point, vector)
+    there = expand(rows, tall.data, phi + change, field.rows, 1.0)
+    expected = change @ (here.slope - there.slope)
+    expected -= vector @ field.derivatives.prior_product(point, vector)
+    dense, groups = field.latent.split(vector)
+    of_dense, of_groups = precision.product(dense, groups)
+    assert dense @ of_dense + np.sum(groups * of_groups) == pytest.approx(expected, rel=1e-9)
+    factor = precision.factor()
+    solved = factor.solve(of_dense, of_groups)
+    np.testing.assert_allclose(solved[0], dense, atol=1e-8)
+    np.testing.assert_allclose(solved[1], groups, atol=1e-8)
+
+
 def test_layouts_split_and_put() -> None:
     layout = ArrowLayout(np.array([0, 3]), np.array([[1, 4], [2, 5]]))
     flat = np.arange(6.0)
