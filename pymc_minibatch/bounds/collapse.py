@@ -232,9 +232,9 @@ class CollapsedTarget(FireflyTarget):
             if bent:
                 raise NoBoundError(
                     f"The predictor of {self.tall.row_names[0]} is not affine in "
-                    f"{', '.join(bent)}, so that quadratic bounds do not collapse. Leave such "
-                    "variables to another step by naming the others in FlyMC(vars=[...]), write "
-                    "group effects centred (alpha ~ Normal(mu, tau)), or use MinibatchMH."
+                    f"{', '.join(bent)}, so that quadratic bounds do not collapse. Use "
+                    "MinibatchMH, which samples the model as it is, or leave such variables to "
+                    "another step by naming the others in FlyMC(vars=[...])."
                 )
 
     def _is_bent(

@@ -264,7 +264,7 @@ REFUSED = [
     ),
     (neural_network, "not affine in W, so that quadratic bounds do not collapse.*MinibatchMH"),
     (relu_network, "not affine in W"),
-    (not_centred, "not affine in tau_log__.*write group effects centred"),
+    (not_centred, "not affine in tau_log__.*Use MinibatchMH"),
     (product, "not affine in a, b"),
     (unknown_nu, r"nu_log__ enters .* as its nu.*FlyMC\(vars="),
     (heteroscedastic, "The scale of y differs between rows in a way that depends on gamma"),
