@@ -34,8 +34,8 @@ from pymc_minibatch.latent.moves import (
     Walks,
     take_best,
 )
-from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.reference.source import Source
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks

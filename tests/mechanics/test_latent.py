@@ -18,9 +18,9 @@ from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
 N, G = 4000, 30

@@ -1,5 +1,6 @@
 """The reference point, its Taylor expansion, and the decision to use it."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -10,7 +11,9 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.special import trigamma
+from pymc_minibatch.reference import find
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.curvature import Curvature
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -18,6 +21,7 @@ from pymc_minibatch.reference.decide import (
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
+from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.checksum import checksum
 
 N, D = 3000, 3
@@ -346,3 +350,30 @@ def test_arguments_are_checked(model, reference):
         pm.Normal("y", mu, 1, observed=np.arange(10.0))
         with pytest.raises(ValueError, match="of another model"):
             pmb.MinibatchMH(reference=reference)
+
+
+def test_hessian_by_what_the_rows_read(monkeypatch):
+    """Dense columns, levels, a scale that enters by its log, weights, and two local inputs."""
+    rng = np.random.default_rng(3)
+    n = 300
+    X, level, weight = rng.normal(size=(n, 4)), rng.integers(0, 3, n), rng.uniform(size=n)
+    with pm.Model() as model:
+        beta, effect = pm.Normal("beta", shape=4), pm.Normal("effect", shape=3)
+        spread = pm.math.exp(pm.Normal("gamma") * X[:, 0] + pm.Normal("log_scale"))
+        mean = X @ beta + effect[level] * weight + pm.Exponential("rate", 1.0)
+        pm.Normal("y", mean, spread, observed=X[:, 1])
+    tall = TallModel(model)
+    theta = rng.normal(0, 0.3, tall.layout.size)
+    found = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr(find, "MANY_PRODUCTS", limit)
+        density = find._Density(tall, 1.0, False, theta)
+        assert (density._curvature is None) == bool(limit)
+        found.append(density.row_derivatives(theta, None))
+        some = [values[:50] for values in tall.data]
+        found[-1] += density.row_derivatives(theta, some)
+    for by_rows, by_products in zip(*found, strict=True):
+        np.testing.assert_allclose(by_rows, by_products, rtol=1e-9, atol=1e-9)
+    sums = Curvature(tall.structure).sums_at(theta)
+    sent = pickle.loads(pickle.dumps(sums))  # as to the workers of a cluster
+    np.testing.assert_array_equal(sent(*tall.data)[1], sums(*tall.data)[1])

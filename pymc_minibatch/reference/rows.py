@@ -15,7 +15,7 @@ The remainder of a row is what the surrogate does not say of it,
 
     rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv − cₙ(u),   Δv = vₙ − v̂ₙ,
 
-with cₙ its share in C (:mod:`.cubic`).
+with cₙ its share in C (:mod:`pymc_minibatch.latent.cubic`).
 """
 
 from collections.abc import Callable, Sequence
