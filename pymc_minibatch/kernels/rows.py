@@ -11,7 +11,7 @@ from numba import njit
 
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
-from pymc_minibatch.jit.pointers import call_array
+from pymc_minibatch.jit.pointers import call_matrix
 from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
 from pymc_minibatch.reference.source import Source
@@ -265,9 +265,8 @@ def log_ratios_of(
     log_ratios: np.ndarray,
 ) -> int:
     """Evaluate rows at both points; return as :func:`subtract`."""
-    at_proposed = call_array(source.row, (proposed, source.constants, batch))
-    at_current = call_array(source.row, (current, source.constants, batch))
-    return subtract(at_proposed, at_current, log_ratios)
+    terms = call_matrix(source.row, (current, proposed, source.constants, batch))
+    return subtract(terms[1], terms[0], log_ratios)
 
 
 @njit

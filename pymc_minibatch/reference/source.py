@@ -47,5 +47,6 @@ def make_source(
     """
     base, row, constants = target
     point, data = tall.layout.empty(), tall.data if data is None else data
-    row_address = address_of(row, point, constants, batch_of_one(data))
+    points = (point, point) if isinstance(target, Target) else (point,)
+    row_address = address_of(row, *points, constants, batch_of_one(data))
     return Source(data, constants, row_address, address_of(base, point, constants))

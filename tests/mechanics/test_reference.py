@@ -11,7 +11,7 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.special import trigamma
-from pymc_minibatch.reference import find
+from pymc_minibatch.reference import find, taylor
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.curvature import Curvature
 from pymc_minibatch.reference.decide import (
@@ -20,7 +20,7 @@ from pymc_minibatch.reference.decide import (
     gaussian_acceptance,
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
-from pymc_minibatch.reference.taylor import compile_remainder, make_target
+from pymc_minibatch.reference.taylor import compile_remainders, make_target
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.checksum import checksum
 
@@ -74,15 +74,12 @@ def test_sums_are_those_of_the_model(model, reference):
 
 @pytest.mark.parametrize(("order", "ratio"), [(1, 4), (2, 8)])
 def test_the_remainder_is_of_the_next_order(tall, reference, order, ratio):
-    remainder = compile_remainder(tall, order)
+    remainders = compile_remainders(tall, order)
     direction = np.random.default_rng(0).normal(size=D + 1)
     at_mode = tall.compiled_row_logp(reference.flat, *tall.data)
-    sizes = [
-        np.linalg.norm(
-            remainder(reference.flat + h * direction, reference.flat, *tall.data) - at_mode
-        )
-        for h in (2e-2, 1e-2)
-    ]
+    points = [reference.flat + h * direction for h in (2e-2, 1e-2)]
+    both = remainders.outputs(*points, reference.flat, *tall.data)
+    sizes = np.linalg.norm(np.array(both) - at_mode, axis=1)
     assert sizes[0] / sizes[1] == pytest.approx(ratio, rel=0.1)
 
 
@@ -93,7 +90,7 @@ def test_every_order_splits_the_same_density(tall, reference, order, temperature
     rng = np.random.default_rng(2)
 
     def density(theta):
-        rows = target.row(theta, target.constants, tall.data)
+        rows = target.row(theta, theta, target.constants, tall.data)[1]
         return target.base(theta, target.constants) + rows.sum() / temperature
 
     def direct(theta):
@@ -105,6 +102,29 @@ def test_every_order_splits_the_same_density(tall, reference, order, temperature
         assert density(there) - density(here) == pytest.approx(
             direct(there) - direct(here), rel=1e-9
         )
+
+
+def effects_and_scales():
+    """Rows that read an effect that is no affine function of the parameters, and a scale."""
+    rng = np.random.default_rng(5)
+    x, group = rng.normal(size=(500, 2)), rng.integers(0, 6, 500)
+    with pm.Model() as model:
+        effect = pm.Normal("mu") + pm.HalfNormal("tau") * pm.Normal("z", shape=6)
+        mean = effect[group] + x @ pm.Normal("beta", shape=2)
+        pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=rng.normal(size=500))
+    return model
+
+
+@pytest.mark.parametrize("with_effects", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+def test_remainders_by_what_rows_read(with_effects, order, tall, monkeypatch):
+    tall = TallModel(effects_and_scales()) if with_effects else tall
+    rng = np.random.default_rng(6)
+    points = tall.start + 0.3 * rng.normal(size=(3, tall.layout.size))
+    by_structure = taylor._compile_remainders(tall, order).outputs(*points, *tall.data)
+    monkeypatch.setattr(taylor, "_reads_by_structure", lambda tall: False)
+    by_parameters = taylor._compile_remainders(tall, order).outputs(*points, *tall.data)
+    np.testing.assert_allclose(by_structure, by_parameters, rtol=1e-9, atol=1e-9)
 
 
 def test_save_and_load(tall, reference, tmp_path):
