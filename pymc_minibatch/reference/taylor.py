@@ -61,9 +61,10 @@ class Target(NamedTuple):
 def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
     """Split the density with a control variate, or without."""
     prior = tall.compiled_prior_logp
+    make_base: Callable[..., Callable[..., float]] = plain_base
+    make_row: Callable[..., Callable[..., np.ndarray]] = plain_row
     if control is None or control.order == 0:
         rows = tall.compiled_row_logp
-        make_base, make_row = plain_base, plain_row
         constants: tuple[np.ndarray, ...] = ()
     else:
         rows = compile_remainders(tall, control.order)
@@ -183,7 +184,7 @@ _REMAINDERS: WeakKeyDictionary[TallModel, dict[int, CompiledFunction]] = WeakKey
 
 
 def _compile_remainders(tall: TallModel, order: int) -> CompiledFunction:
-    here, there, reference = pt.dvector("here"), pt.dvector("there"), pt.dvector("reference")
+    here, there, reference = map(pt.dvector, ("here", "there", "reference"))
     points = [here, there]
     along = _along_blocks if _reads_by_structure(tall) else _along_parameters
     batch, at_points, ways, epsilon = along(tall, points, reference)
@@ -211,7 +212,7 @@ def _taylor(way: Any, epsilon: Variable, order: int) -> Any:
         way = pushforward(way, epsilon, pt.ones_like(epsilon))
         factorial *= power
         total = total + way / factorial
-    at_start = {epsilon: pt.constant(0.0, dtype="float64")}
+    at_start: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
     [total] = graph_replace([total], at_start, strict=False)
     return total
 
@@ -251,10 +252,10 @@ def _along_blocks(tall: TallModel, points: Sequence[Any], reference: Any) -> _Al
         return graph_replace([structure.row], replaced, strict=False)[0]
 
     straight = _straight(structure, blocks(reference + epsilon * (points[0] - reference)), epsilon)
-    start = structure.local_graphs_of(blocks(reference))
+    start: list[Any] = structure.local_graphs_of(blocks(reference))
     at_points, ways = [], []
     for point in points:
-        inputs = structure.local_graphs_of(blocks(point))
+        inputs: list[Any] = structure.local_graphs_of(blocks(point))
         curved = structure.local_graphs_of(blocks(reference + epsilon * (point - reference)))
         way = [
             first + epsilon * (last - first) if local in straight else bent
@@ -274,7 +275,8 @@ def _straight(structure: RowStructure, ways: Sequence[Any], epsilon: Any) -> set
     def bends(way: Any) -> bool:
         if epsilon not in ancestors([way]):
             return False
-        slope: Any = rewrite_graph(pushforward(way, epsilon, pt.ones_like(epsilon)))
+        derivative: Any = pushforward(way, epsilon, pt.ones_like(epsilon))
+        slope: Any = rewrite_graph(derivative)
         return epsilon in ancestors([slope])
 
     bent = [bends(way) for way in ways]
