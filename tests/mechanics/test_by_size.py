@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from numba import njit
+from row_pairs import at_both
 from scipy.stats import chisquare
 
 import pymc_minibatch as pmb
@@ -84,6 +85,9 @@ def row(point, constants, batch):
     return point[0] * batch[0]
 
 
+ROWS = at_both(row)
+
+
 @pytest.mark.parametrize("n", [30, CHUNK_ROWS + 100])
 def test_estimates_are_unbiased(n):
     """The mean of what a batch is filled with is that of all rows, whatever the sizes are."""
@@ -92,7 +96,7 @@ def test_estimates_are_unbiased(n):
     draw, _, _ = make_readers([1], by_size=True)
     sizes = RowSizes.of(np.abs(values + rng.normal(size=values.size)).astype(np.float32) + 0.1)
     current, proposed = np.zeros(1), np.ones(1)
-    density = Density((values,), (), row=address_of(row, current, (), (values,)))
+    density = Density((values,), (), row=address_of(ROWS, current, current, (), (values,)))
     rows = row_workspace(values.size, sizes.table)
     means = np.empty(2000)
     for i in range(means.size):

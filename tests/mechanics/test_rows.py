@@ -6,6 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from numba import njit
+from row_pairs import at_both
 from scipy.stats import chisquare
 
 from pymc_minibatch.acceptance.decision import row_workspace
@@ -116,8 +117,11 @@ def make_data(n_rows):
     )
 
 
+ROWS = at_both(row)
+
+
 def density(data):
-    return Density(data, (), row=address_of(row, CURRENT, (), data))
+    return Density(data, (), row=address_of(ROWS, CURRENT, CURRENT, (), data))
 
 
 def log_ratios(data, current=CURRENT, proposed=PROPOSED):

@@ -9,6 +9,7 @@ to its s², and the others have batches of at least 100 rows.
 import numpy as np
 import pytest
 from numba import njit
+from row_pairs import at_both
 from scipy.special import expit
 from scipy.stats import norm
 
@@ -61,7 +62,8 @@ def row(point, constants, batch):
     return offset + point[0] + point[1] * x
 
 
-ROW = address_of(row, np.zeros(2), (), (np.zeros(1), np.zeros(1)))
+ROWS = at_both(row)
+ROW = address_of(ROWS, np.zeros(2), np.zeros(2), (), (np.zeros(1), np.zeros(1)))
 
 
 def make_counter(*readers):

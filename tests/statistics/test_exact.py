@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from numba import njit
+from row_pairs import at_both
 from scipy.special import expit, log_expit
 
 import pymc_minibatch as pmb
@@ -25,6 +26,9 @@ HERE, THERE = np.array([0.3, -0.5]), np.array([-0.4, 0.9])
 @njit
 def row(point, constants, batch):
     return point[0] * batch[0] + point[1] * batch[1]
+
+
+ROWS = at_both(row)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def remainders(total, seed=1, n_rows=200):
 def frequencies(count, x, sizes, ball, temperature, psi=100.0):
     """Acceptance and rows read, there and back."""
     sized = RowSizes.of(sizes)
-    density = Density(x, (), row=address_of(row, HERE, (), x))
+    density = Density(x, (), row=address_of(ROWS, HERE, HERE, (), x))
     rows = row_workspace(x[0].size, sized.table)
     parameters = temperature, ball._replace(total=sized.total)
     rng = np.random.default_rng(2)

@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from numba import njit
+from row_pairs import at_both
 from scipy.special import ndtr
 from scipy.stats import norm
 from scipy.stats import t as student
@@ -32,7 +33,8 @@ def row(point, constants, batch):
     return point[0] + point[1] * batch[0]
 
 
-ROW = address_of(row, np.zeros(2), (), (X,))
+ROWS = at_both(row)
+ROW = address_of(ROWS, np.zeros(2), np.zeros(2), (), (X,))
 READERS = make_readers([1])
 
 
