@@ -11,9 +11,6 @@ any number of rows. The estimate is unbiased for any θ̂.
 The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the rows by two forward-mode
 derivatives along θ̂ + εδ; nothing of size N × D is ever made. Where a row reads few numbers v that
 are affine in φ(θ), they are derivatives by these.
-
-Decisions are about log ratios, so rows are evaluated at two points at a time: what belongs to θ̂ is
-computed once for both.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +24,13 @@ from numba import njit
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Target", "compile_prior_gradient", "compile_remainders", "make_target", "row_terms"]
+__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target", "row_terms"]
 
 
 class Target(NamedTuple):
@@ -67,7 +61,7 @@ def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
         rows = tall.compiled_row_logp
         constants: tuple[np.ndarray, ...] = ()
     else:
-        rows = compile_remainders(tall, control.order)
+        rows = compile_remainder(tall, control.order)
         make_base, make_row = surrogate_base, remainder_row
         constants = control.constants
     base = jit_kept(make_base(prior.jitted), [prior.cache_key])
@@ -117,12 +111,12 @@ def surrogate_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
     return base
 
 
-def remainder_row(remainders: Callable[..., Any]) -> Callable[..., np.ndarray]:
+def remainder_row(remainder: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Build what the Taylor terms leave of the log-likelihoods."""
 
     def row(here: np.ndarray, there: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
-        first, second = remainders(here, there, constants[0], *batch)
-        return beside(first, second)
+        reference = constants[0]
+        return beside(remainder(here, reference, *batch)[0], remainder(there, reference, *batch)[0])
 
     return row
 
@@ -144,7 +138,7 @@ def row_terms(
     """
     if order == 0:
         return partial(_plain, tall.compiled_row_logp)
-    return partial(_less_taylor, compile_remainders(tall, order), reference.flat)
+    return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
 
 
 type _Batch = Sequence[np.ndarray]
@@ -157,41 +151,41 @@ def _plain(
 
 
 def _less_taylor(
-    remainders: CompiledFunction,
+    remainder: CompiledFunction,
     reference: np.ndarray,
     here: np.ndarray,
     there: np.ndarray,
     batch: _Batch,
 ) -> tuple[np.ndarray, ...]:
-    return remainders.outputs(here, there, reference, *batch)
+    return remainder(here, reference, *batch), remainder(there, reference, *batch)
 
 
-def compile_remainders(tall: TallModel, order: int) -> CompiledFunction:
-    """Compile the row log-likelihoods less their Taylor terms, at two points.
-
-    Returns
-    -------
-    remainders
-        ``(here, there, reference, *batch)`` gives those at both points, shape (b,) each.
-    """
+def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
+    """Compile the row log-likelihoods less their Taylor terms, ``(point, reference, *batch)``."""
     known = _REMAINDERS.setdefault(tall, {})
     if order not in known:
-        known[order] = _compile_remainders(tall, order)
+        known[order] = _compile_remainder(tall, order)
     return known[order]
 
 
 _REMAINDERS: WeakKeyDictionary[TallModel, dict[int, CompiledFunction]] = WeakKeyDictionary()
 
 
-def _compile_remainders(tall: TallModel, order: int) -> CompiledFunction:
-    here, there, reference = map(pt.dvector, ("here", "there", "reference"))
-    points = [here, there]
+def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
+    point, reference = pt.dvector("point"), pt.dvector("reference")
+    epsilon: Any = pt.dscalar("epsilon")
     along = _along_blocks if _reads_by_structure(tall) else _along_parameters
-    batch, at_points, ways, epsilon = along(tall, points, reference)
-    remainders = [
-        term - _taylor(way, epsilon, order) for term, way in zip(at_points, ways, strict=True)
-    ]
-    return compile_numba([*points, reference, *batch], remainders)
+    batch, term, way = along(tall, point, reference, epsilon)
+    derivative: Any = way
+    taylor: Any = pt.zeros_like(term)
+    factorial = 1.0
+    for power in range(1, order + 1):
+        derivative = pushforward(derivative, epsilon, pt.ones_like(epsilon))
+        factorial *= power
+        taylor = taylor + derivative / factorial
+    at_reference: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
+    [taylor] = graph_replace([taylor], at_reference, strict=False)
+    return compile_numba([point, reference, *batch], [term - taylor])
 
 
 def _reads_by_structure(tall: TallModel) -> bool:
@@ -205,35 +199,19 @@ def _reads_by_structure(tall: TallModel) -> bool:
     return tall.partitions is None or all(term.index is None for term in structure.terms)
 
 
-def _taylor(way: Any, epsilon: Variable, order: int) -> Any:
-    """Build the Taylor terms at ε = 1, but the first, of rows along a way from ε = 0."""
-    total, factorial = pt.zeros_like(way), 1.0
-    for power in range(1, order + 1):
-        way = pushforward(way, epsilon, pt.ones_like(epsilon))
-        factorial *= power
-        total = total + way / factorial
-    at_start: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
-    [total] = graph_replace([total], at_start, strict=False)
-    return total
+type _Along = tuple[list[Variable], Any, Any]
+"""Batch, rows at a point, and rows on the way there from the reference, where ε is 0, to 1."""
 
 
-type _Along = tuple[list[Variable], list[Any], list[Any], Variable]
-"""Batch, rows at the points, rows on the ways there from the reference, and ε."""
-
-
-def _along_parameters(tall: TallModel, points: Sequence[Any], reference: Any) -> _Along:
+def _along_parameters(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> _Along:
     """Evaluate the graph of the model."""
     [flat, *batch], [term] = tall.batch_graph
-    epsilon: Any = pt.dscalar("epsilon")
-
-    def at(point: Any) -> Any:
-        return graph_replace([term], {flat: point}, strict=False)[0]
-
-    ways = [at(reference + epsilon * (point - reference)) for point in points]
-    return batch, [at(point) for point in points], ways, epsilon
+    ways = point, reference + epsilon * (point - reference)
+    at_point, along = (graph_replace([term], {flat: way}, strict=False)[0] for way in ways)
+    return batch, at_point, along
 
 
-def _along_blocks(tall: TallModel, points: Sequence[Any], reference: Any) -> _Along:
+def _along_blocks(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> _Along:
     """Evaluate rows as functions of what they read.
 
     Blocks of φ that are affine in θ need no derivative: what they add to v changes along the way
@@ -241,44 +219,21 @@ def _along_blocks(tall: TallModel, points: Sequence[Any], reference: Any) -> _Al
     """
     structure = tall.structure
     assert structure is not None
-    epsilon: Any = pt.dscalar("epsilon")
 
-    def blocks(point: Any) -> list[Any]:
-        found: list[Any] = graph_replace(structure.parts, {structure.flat: point}, strict=False)
-        return found
+    def inputs(way: Any) -> list[Any]:
+        parts = graph_replace(structure.parts, {structure.flat: way}, strict=False)
+        return structure.local_graphs_of(parts)
 
     def rows(inputs: Sequence[Any]) -> Any:
         replaced = dict(zip(structure.locals, inputs, strict=True))
         return graph_replace([structure.row], replaced, strict=False)[0]
 
-    straight = _straight(structure, blocks(reference + epsilon * (points[0] - reference)), epsilon)
-    start: list[Any] = structure.local_graphs_of(blocks(reference))
-    at_points, ways = [], []
-    for point in points:
-        inputs: list[Any] = structure.local_graphs_of(blocks(point))
-        curved = structure.local_graphs_of(blocks(reference + epsilon * (point - reference)))
-        way = [
-            first + epsilon * (last - first) if local in straight else bent
-            for local, (first, last, bent) in enumerate(zip(start, inputs, curved, strict=True))
-        ]
-        at_points.append(rows(inputs))
-        ways.append(rows(way))
-    return structure.batch, at_points, ways, epsilon
-
-
-def _straight(structure: RowStructure, ways: Sequence[Any], epsilon: Any) -> set[int]:
-    """List the local inputs all blocks of which change in proportion to ε.
-
-    These are the blocks whose derivatives by ε do not read it.
-    """
-
-    def bends(way: Any) -> bool:
-        if epsilon not in ancestors([way]):
-            return False
-        derivative: Any = pushforward(way, epsilon, pt.ones_like(epsilon))
-        slope: Any = rewrite_graph(derivative)
-        return epsilon in ancestors([slope])
-
-    bent = [bends(way) for way in ways]
-    read_bent = {term.local for term in structure.terms if bent[structure.part_of(term)]}
-    return set(range(len(structure.locals))) - read_bent
+    bent = {term.local for term in structure.terms if structure.bent[structure.part_of(term)]}
+    first, last = inputs(reference), inputs(point)
+    way = [
+        there if local in bent else start + epsilon * (end - start)
+        for local, (start, end, there) in enumerate(
+            zip(first, last, inputs(reference + epsilon * (point - reference)), strict=True)
+        )
+    ]
+    return structure.batch, rows(last), rows(way)

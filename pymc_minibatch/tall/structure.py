@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import pushforward
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
@@ -148,6 +150,25 @@ class RowStructure:
         """Return the position of the block that a term reads."""
         starts = [where.start for where in self.blocks.values()]
         return bisect_right(starts, term.block.start) - 1
+
+    @cached_property
+    def bent(self) -> list[bool]:
+        """For each block of φ, whether it is no affine function of the parameters.
+
+        Along a line its derivative would not depend on where it is taken.
+        """
+        epsilon, start, way = pt.dscalar("epsilon"), pt.dvector("start"), pt.dvector("way")
+        line: dict[Variable, Variable] = {self.flat: start + epsilon * way}
+        along: list[Any] = graph_replace(self.parts, line, strict=False)
+
+        def is_bent(part: Any) -> bool:
+            if epsilon not in ancestors([part]):
+                return False
+            derivative: Any = pushforward(part, epsilon, pt.ones_like(epsilon))
+            slope: Any = rewrite_graph(derivative)
+            return epsilon in ancestors([slope])
+
+        return [is_bent(part) for part in along]
 
     @cached_property
     def compiled_arrays(self) -> CompiledFunction:
