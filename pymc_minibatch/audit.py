@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtr
 
 from pymc_minibatch.acceptance import Exact, Penalty
 from pymc_minibatch.acceptance.decision import row_workspace
@@ -304,12 +304,12 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
     kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]
     first = int(np.clip(step._first_batch[0], 2, max(2, step.n_rows // 2)))
-    rows, source, n_rows, numbers = step._rows, step._source, step.n_rows, None
+    rows, density, n_rows, numbers = step._rows, step._density, step.n_rows, None
     if step.sized is not None:  # rows of its own, each of which serves again
         residents = Residents.gather(step.sized, step.n_residents, rng, once=False)
         n_rows, numbers = step.n_residents, residents.numbers
         rows = row_workspace(n_rows, residents.table)
-        source = source._replace(data=residents.data, drawn=residents.drawn)
+        density = density._replace(data=residents.data, drawn=residents.drawn)
     scale = n_rows / step.temperature
 
     def repeat(
@@ -321,7 +321,7 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
             rng,
             here,
             there,
-            source,
+            density,
             rows,
             step._parameters,
             accepted,
@@ -383,9 +383,9 @@ def _verdict(
     rows = []
     for name, values in (("mean", errors), ("odd", signed)):
         value = float(values.mean())
-        rows.append((name, value, standard_error, 2 * norm.sf(abs(value) / standard_error)))
+        rows.append((name, value, standard_error, 2 * ndtr(-abs(value) / standard_error)))
     total = float((moves["z"] ** 2).sum())
-    rows.append(("moves", total, math.sqrt(2 * len(moves)), chi2.sf(total, len(moves))))
+    rows.append(("moves", total, math.sqrt(2 * len(moves)), chdtrc(len(moves), total)))
     statistics = pd.DataFrame(rows, columns=["statistic", "value", "standard_error", "p"])
     right = bool(statistics["p"].min() > 1 / (FALSE_ALARMS * len(statistics)))
     name = type(step.acceptance).__name__

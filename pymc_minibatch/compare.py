@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.stats import norm
+from scipy.special import ndtri
 
 __all__ = ["compare", "posterior_of", "rows_of_data", "rows_read", "stat_of"]
 
@@ -333,7 +333,7 @@ def _verdict(names: list[str], scores: np.ndarray, shifts: np.ndarray) -> str:
     """Put the worst difference in words; arrays have shape (K, 2 + Q)."""
     if np.isnan(scores).any():
         return "not compared: too few draws, or a reference that is not finite"
-    if not scores.size or scores.max() <= norm.isf(1 / (2 * FALSE_ALARMS * scores.size)):
+    if not scores.size or scores.max() <= -ndtri(1 / (2 * FALSE_ALARMS * scores.size)):
         return "agrees"
     k, j = np.unravel_index(np.argmax(scores), scores.shape)
     what = ["", "sd of ", *(f"{prob:.0%} quantile of " for prob in QUANTILES)][j]

@@ -33,7 +33,7 @@ from pymc_minibatch.kernels.gradient import (
     diverges,
     make_draw_gradients,
 )
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "Scoring",
@@ -127,8 +127,8 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     Returns
     -------
     transitions
-        ``(rng, point, active, source, n_steps, tuning, state, scoring)`` moves ``point[active]`` in
-        place; returns whether it diverged, and the batch's share of the noise in the last step.
+        ``(rng, point, active, density, n_steps, tuning, state, scoring)`` moves ``point[active]``
+        in place; returns whether it diverged, and the batch's share of the noise in the last step.
     """
     draw_gradients = make_draw_gradients(ndims)
 
@@ -137,7 +137,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         state: ScoringState,
@@ -148,8 +148,8 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         rows = np.empty(scoring.batch_size, np.int64)
         gradients = np.empty((0, point.size))
         for _ in range(n_steps):
-            gradients = draw_gradients(rng, point, source, rows)
-            add_gradient(point, active, source, gradients, mean, step)
+            gradients = draw_gradients(rng, point, density, rows)
+            add_gradient(point, active, density, gradients, mean, step)
             if tuning:
                 average_covariance(gradients, active, mean, state)
                 refactor(scoring, state)
@@ -164,7 +164,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
                 point[active[i]] += 2.0 * step[i]
         if gradients.shape[0] == 0 or state.counts[1] == 0.0:
             return False, np.nan
-        return False, batch_share(gradients, active, mean, source.data[0].shape[0], state)
+        return False, batch_share(gradients, active, mean, density.data[0].shape[0], state)
 
     return transitions
 

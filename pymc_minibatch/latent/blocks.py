@@ -53,7 +53,7 @@ def choose_blocks(
     hyper: np.ndarray,
     factor: Factor,
     levels: Levels,
-    remainder: Callable[..., np.ndarray],
+    remainders: Callable[..., np.ndarray],
     temperature: float,
     sizes: np.ndarray,
 ) -> Blocks:
@@ -80,9 +80,7 @@ def choose_blocks(
         differences = [
             chunk
             for _, chunk in over_chunks(
-                lambda *batch, seen=seen: (
-                    remainder(seen[1], (at,), batch) - remainder(seen[0], (at,), batch)
-                ),
+                lambda *batch, seen=seen: np.diff(remainders(*seen, (at,), batch), axis=0)[0],
                 surrogate.tall.data,
                 "Looking at groups",
             )

@@ -31,7 +31,7 @@ import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.arrow import multiply_blocks
-from pymc_minibatch.latent.rows import RowFunctions
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["Cubic", "cubic_of"]

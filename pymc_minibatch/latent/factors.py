@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.rows import RowFunctions
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["Factor", "find_factors"]

@@ -34,9 +34,9 @@ from pymc_minibatch.latent.moves import (
     Walks,
     take_best,
 )
-from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -114,17 +114,17 @@ class LatentSampler:
     ) -> None:
         self.tall, self.reference, self.acceptance = tall, reference, acceptance
         self.temperature = temperature
-        self.rows, remainder = rows, rows.remainder
+        self.rows, remainders = rows, rows.remainders
         surrogate, hyper = reference.surrogate, reference.hyper
         main = surrogate.cubics[0] if surrogate.cubics else None
-        sizes = _sizes(reference, remainder, main) if by_size else np.ones(tall.n_rows)
+        sizes = _sizes(reference, remainders, main) if by_size else np.ones(tall.n_rows)
         self.row_sizes = RowSizes.of(sizes) if by_size else None
         self.blocks: list[Blocks] = []
         for factor, levels in zip(factors, self.field.levels, strict=True):
             cubic = surrogate.cubic(levels)
-            own = sizes if cubic is main or not by_size else _sizes(reference, remainder, cubic)
+            own = sizes if cubic is main or not by_size else _sizes(reference, remainders, cubic)
             self.blocks.append(
-                choose_blocks(surrogate, hyper, factor, levels, remainder, temperature, own)
+                choose_blocks(surrogate, hyper, factor, levels, remainders, temperature, own)
             )
 
     @property
@@ -154,10 +154,10 @@ class LatentSampler:
         )
 
     @cached_property
-    def _source(self) -> Source:
+    def _density(self) -> Density:
         at, data = self.reference.surrogate.expansion.at, self.tall.data
-        address = address_of(self.rows.remainder, at, (at,), batch_of_one(data))
-        return Source(data, (at,), address)
+        address = address_of(self.rows.remainders, at, at, (at,), batch_of_one(data))
+        return Density(data, (at,), address)
 
     @cached_property
     def _moves(self) -> LatentMoves:
@@ -175,7 +175,7 @@ class LatentSampler:
             self.reference,
             decide,
             sweep,
-            self._source,
+            self._density,
             row_workspace(n_rows, () if self.row_sizes is None else self.row_sizes.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
@@ -315,7 +315,7 @@ def make_latent_sampler(
 
 
 def _sizes(
-    reference: LatentReference, remainder: Callable[..., np.ndarray], cubic: Cubic | None
+    reference: LatentReference, remainders: Callable[..., np.ndarray], cubic: Cubic | None
 ) -> np.ndarray:
     """Say how far the remainder of each row varies over posterior points, in one pass."""
     surrogate, field = reference.surrogate, reference.surrogate.field
@@ -327,15 +327,18 @@ def _sizes(
             rng.standard_normal(field.latent.dense.size),
             rng.standard_normal(field.latent.groups.shape),
         )
+        pair = []
         for sign in (1.0, -1.0):
             given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
             point = given.point.copy()
             dense, groups = given.factor.color(*eta)
             field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
-            seen.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
+            pair.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
+        seen.append(pair)
 
     def spread(*batch: np.ndarray) -> np.ndarray:
-        values = np.array([remainder(each, (surrogate.expansion.at,), batch) for each in seen])
+        at = surrogate.expansion.at
+        values = np.concatenate([remainders(*pair, (at,), batch) for pair in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 

@@ -24,8 +24,8 @@ from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
-from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["LatentReference", "search"]

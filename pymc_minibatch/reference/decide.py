@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_minibatch.arguments import checked_type
-from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import (
     NoReferenceError,
@@ -16,7 +15,7 @@ from pymc_minibatch.reference.find import (
     discrete_in_rows,
     search,
 )
-from pymc_minibatch.reference.taylor import compile_remainder
+from pymc_minibatch.reference.taylor import row_terms
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -164,20 +163,12 @@ def choose_order(
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
     highest = 2 if reference.hessian.any() else 1
-    remainder = compile_remainder(tall, highest)
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
-    terms = np.array(
-        [
-            [
-                (tall.compiled_row_logp(point, *batch), remainder(point, reference.flat, *batch))
-                for point in pair
-            ]
-            for pair in points
-        ]
-    )
+    kinds = [row_terms(tall, reference, order) for order in (0, highest)]
+    terms = np.array([[terms(*pair, batch) for terms in kinds] for pair in points])
     with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
-        without, with_it = np.diff(terms, axis=1)[:, 0].var(axis=-1).T
+        without, with_it = np.diff(terms, axis=2)[:, :, 0].var(axis=-1).T
         with_it = np.maximum(with_it, np.finfo(float).tiny)
         gain = float(np.nan_to_num(np.median(without / with_it)))
     order = highest if gain > 1 else 0
@@ -218,7 +209,7 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     reference, order, _ = control
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
-    remainder = compile_remainder(tall, order) if order else None
+    terms = row_terms(tall, reference, order)
     free = np.ones(reference.flat.size, dtype=bool)
     if held is not None:
         free[held] = False
@@ -226,29 +217,13 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
     z = rng.standard_normal((*points.shape[:2], int(free.sum())))
     points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
-    ratios = [
-        np.diff([_term(tall, reference, remainder, point, batch) for point in pair], axis=0)
-        for pair in points
-    ]
+    ratios = [np.diff(terms(*pair, batch), axis=0) for pair in points]
     with np.errstate(invalid="ignore"):  # where a row is impossible
         return float(np.median([ratio.var() for ratio in ratios]))
 
 
 def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     return tall.batch(tall.random_rows(rng, TRIAL_ROWS))
-
-
-def _term(
-    tall: TallModel,
-    reference: Reference,
-    remainder: CompiledFunction | None,
-    point: np.ndarray,
-    batch: tuple[np.ndarray, ...],
-) -> np.ndarray:
-    """Evaluate what is estimated from rows: remainders, or without these log-likelihoods."""
-    if remainder is None:
-        return tall.compiled_row_logp(point, *batch)
-    return remainder(point, reference.flat, *batch)
 
 
 def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:

@@ -1,7 +1,8 @@
 """Find the posterior mode, and what a Taylor expansion about it needs, in a few passes.
 
 The mode is found on a subsample of the rows, then polished on all of them by Newton steps with the
-subsample's Hessian. The last pass sums gradient and Hessian over all rows. The control variates
+subsample's Hessian. The last pass sums gradient and Hessian over all rows; where they are many for
+D products with each row, by what the rows read (:mod:`.curvature`). The control variates
 built on it are right for any reference point; a poor one only makes batches larger. A few more
 searches, on few rows and from elsewhere, tell whether there are other modes. Where rows have kinks,
 second derivatives tell nothing, and gradients at the scale of the posterior take their place.
@@ -10,7 +11,7 @@ second derivatives tell nothing, and gradients at the scale of the posterior tak
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,6 +30,7 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.arguments import checked_temperature, checked_type
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.reference.curvature import Curvature, is_dense
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
@@ -44,6 +46,10 @@ SLOW = 0.5
 
 TOLERANCE = 1e-3
 """Newton steps end when one is shorter than this many posterior standard deviations."""
+
+MANY_PRODUCTS = 10**9
+"""From so many rows × D² the Hessian is taken by what the rows read, which takes a second more to
+compile, and not by D products with each row."""
 
 KINK_ROUNDS = 2
 KINKED_LENGTH = 0.1
@@ -480,24 +486,37 @@ class _Density:
     def row_sums(
         self, theta: np.ndarray, vectors: np.ndarray, rows: _Rows | None
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Sum value, gradient and Hessian-vector products over all rows.
+        """Sum value, gradient and Hessian-vector products over all rows, or estimate the sums."""
+        sums = partial(_row_sums, self._rows, theta, vectors)
+        value, gradient, products = self._summed(sums, rows)
+        return float(value), gradient, products
 
-        Where some rows are given the sums are estimated from them.
-        """
+    def _summed(self, sums: Callable[..., Sequence[Any]], rows: _Rows | None) -> list[Any]:
+        """Add up over all rows; where some are given the sums are estimated from them."""
         data = self.tall.data if rows is None else rows
         title = "Finding the posterior mode" if rows is None and self.progressbar else None
-        sums = partial(_row_sums, self._rows, theta, vectors)
-        value, gradient, products = sum_over_chunks(sums, data, title)
+        total = sum_over_chunks(sums, data, title)
         self.rows_read += len(data[0])
-        scale = self.tall.n_rows / len(data[0])
-        return scale * float(value), scale * gradient, scale * products
+        return [self.tall.n_rows / len(data[0]) * each for each in total]
 
     def row_derivatives(
         self, theta: np.ndarray, rows: _Rows | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian of the log-likelihood, in one pass."""
-        _, gradient, hessian = self.row_sums(theta, np.eye(self.dim), rows)
+        if self._curvature is None:
+            _, gradient, hessian = self.row_sums(theta, np.eye(self.dim), rows)
+        else:
+            sums = self._summed(self._curvature.sums_at(theta), rows)
+            gradient, hessian = self._curvature.by_parameters(theta, *sums)
         return gradient, (hessian + hessian.T) / 2
+
+    @cached_property
+    def _curvature(self) -> Curvature | None:
+        """Derivatives by what the rows read, where that saves more than it takes to compile."""
+        if self.tall.n_rows * self.dim**2 < MANY_PRODUCTS or self.tall.layout.discrete:
+            return None
+        structure = self.tall.structure
+        return Curvature(structure) if structure is not None and is_dense(structure) else None
 
     def prior_hessian(self, theta: np.ndarray) -> np.ndarray:
         hessian = np.array([self._prior(theta, e)[2] for e in np.eye(self.dim)])

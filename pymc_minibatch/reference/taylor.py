@@ -9,23 +9,28 @@ the scale of the posterior a remainder is of third order, so that a batch of con
 any number of rows. The estimate is unbiased for any θ̂.
 
 The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the rows by two forward-mode
-derivatives along θ̂ + εδ; nothing of size N × D is ever made.
+derivatives along θ̂ + εδ; nothing of size N × D is ever made. Where a row reads few numbers v that
+are affine in φ(θ), they are derivatives by these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor.tensor as pt
+from numba import njit
 from pytensor.gradient import grad, pushforward
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target"]
+__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target", "row_terms"]
 
 
 class Target(NamedTuple):
@@ -36,7 +41,8 @@ class Target(NamedTuple):
     base
         ``(point, constants) -> float``, which reads no data.
     row
-        ``(point, constants, batch) -> array``, one number for each row of the batch.
+        ``(here, there, constants, batch) -> array``, one number at each of two points for each row
+        of the batch b, shape (2, b).
     constants
         What else both read.
     """
@@ -49,9 +55,10 @@ class Target(NamedTuple):
 def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
     """Split the density with a control variate, or without."""
     prior = tall.compiled_prior_logp
+    make_base: Callable[..., Callable[..., float]] = plain_base
+    make_row: Callable[..., Callable[..., np.ndarray]] = plain_row
     if control is None or control.order == 0:
         rows = tall.compiled_row_logp
-        make_base, make_row = plain_base, plain_row
         constants: tuple[np.ndarray, ...] = ()
     else:
         rows = compile_remainder(tall, control.order)
@@ -73,10 +80,19 @@ def plain_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
 def plain_row(row_logp: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Build the log-likelihoods."""
 
-    def row(point: np.ndarray, constants: tuple[()], batch: Any) -> np.ndarray:
-        return row_logp(point, *batch)[0]
+    def row(here: np.ndarray, there: np.ndarray, constants: tuple[()], batch: Any) -> np.ndarray:
+        return beside(row_logp(here, *batch)[0], row_logp(there, *batch)[0])
 
     return row
+
+
+@njit
+def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Put two vectors into the rows of a matrix."""
+    matrix = np.empty((2, first.size))
+    for i in range(first.size):
+        matrix[0, i], matrix[1, i] = first[i], second[i]
+    return matrix
 
 
 def surrogate_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
@@ -95,11 +111,12 @@ def surrogate_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
     return base
 
 
-def remainder_row(row_logp: Callable[..., Any]) -> Callable[..., np.ndarray]:
+def remainder_row(remainder: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Build what the Taylor terms leave of the log-likelihoods."""
 
-    def row(point: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
-        return row_logp(point, constants[0], *batch)[0]
+    def row(here: np.ndarray, there: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
+        reference = constants[0]
+        return beside(remainder(here, reference, *batch)[0], remainder(there, reference, *batch)[0])
 
     return row
 
@@ -110,6 +127,37 @@ def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
     compiled = compile_numba([tall.flat], [gradient])
     prior_gradient = compiled.jitted
     return jit_kept(lambda point: prior_gradient(point)[0], [compiled.cache_key])
+
+
+def row_terms(
+    tall: TallModel, reference: Reference, order: int
+) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Return ``(here, there, batch)``, what is estimated from rows at two points.
+
+    These are remainders, or without a control variate log-likelihoods. The function can be pickled.
+    """
+    if order == 0:
+        return partial(_plain, tall.compiled_row_logp)
+    return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
+
+
+type _Batch = Sequence[np.ndarray]
+
+
+def _plain(
+    row_logp: CompiledFunction, here: np.ndarray, there: np.ndarray, batch: _Batch
+) -> tuple[np.ndarray, ...]:
+    return row_logp(here, *batch), row_logp(there, *batch)
+
+
+def _less_taylor(
+    remainder: CompiledFunction,
+    reference: np.ndarray,
+    here: np.ndarray,
+    there: np.ndarray,
+    batch: _Batch,
+) -> tuple[np.ndarray, ...]:
+    return remainder(here, reference, *batch), remainder(there, reference, *batch)
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
@@ -124,15 +172,68 @@ _REMAINDERS: WeakKeyDictionary[TallModel, dict[int, CompiledFunction]] = WeakKey
 
 
 def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
-    [flat, *batch], [term] = tall.batch_graph
-    reference, epsilon = pt.dvector("reference"), pt.dscalar("epsilon")
-    along = {flat: reference + epsilon * (flat - reference)}
-    derivative: Any = graph_replace([term], along, strict=False)[0]
+    point, reference = pt.dvector("point"), pt.dvector("reference")
+    epsilon: Any = pt.dscalar("epsilon")
+    along = _along_blocks if _reads_by_structure(tall) else _along_parameters
+    batch, term, way = along(tall, point, reference, epsilon)
+    derivative: Any = way
     taylor: Any = pt.zeros_like(term)
     factorial = 1.0
     for power in range(1, order + 1):
         derivative = pushforward(derivative, epsilon, pt.ones_like(epsilon))
         factorial *= power
         taylor = taylor + derivative / factorial
-    [taylor] = graph_replace([taylor], {epsilon: pt.constant(0.0, dtype="float64")}, strict=False)
-    return compile_numba([flat, reference, *batch], [term - taylor])
+    at_reference: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
+    [taylor] = graph_replace([taylor], at_reference, strict=False)
+    return compile_numba([point, reference, *batch], [term - taylor])
+
+
+def _reads_by_structure(tall: TallModel) -> bool:
+    """Whether rows are evaluated by what they read.
+
+    Where they are in partitions, what indices read was looked at in a sample only.
+    """
+    structure = tall.structure
+    if structure is None:
+        return False
+    return tall.partitions is None or all(term.index is None for term in structure.terms)
+
+
+type _Along = tuple[list[Variable], Any, Any]
+"""Batch, rows at a point, and rows on the way there from the reference, where ε is 0, to 1."""
+
+
+def _along_parameters(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> _Along:
+    """Evaluate the graph of the model."""
+    [flat, *batch], [term] = tall.batch_graph
+    ways = point, reference + epsilon * (point - reference)
+    at_point, along = (graph_replace([term], {flat: way}, strict=False)[0] for way in ways)
+    return batch, at_point, along
+
+
+def _along_blocks(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> _Along:
+    """Evaluate rows as functions of what they read.
+
+    Blocks of φ that are affine in θ need no derivative: what they add to v changes along the way
+    in proportion to ε.
+    """
+    structure = tall.structure
+    assert structure is not None
+
+    def inputs(way: Any) -> list[Any]:
+        parts = graph_replace(structure.parts, {structure.flat: way}, strict=False)
+        return structure.local_graphs_of(parts)
+
+    def rows(inputs: Sequence[Any]) -> Any:
+        replaced = dict(zip(structure.locals, inputs, strict=True))
+        return graph_replace([structure.row], replaced, strict=False)[0]
+
+    bent = {term.local for term in structure.terms if structure.bent[structure.part_of(term)]}
+    first, last = inputs(reference), inputs(point)
+    way = [
+        there if local in bent else start + epsilon * (end - start)
+        for local, (start, end, there) in enumerate(
+            zip(first, last, inputs(reference + epsilon * (point - reference)), strict=True)
+        )
+    ]
+    return structure.batch, rows(last), rows(way)

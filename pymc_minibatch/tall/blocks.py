@@ -57,9 +57,13 @@ class Blocks:
         position = int(np.ravel_multi_index(at, lengths)) if lengths else 0
         return block, size, position
 
+    def vectors(self) -> list[Variable]:
+        """Build the blocks of φ by themselves."""
+        return [pt.cast(graph, "float64") for graph in self.graphs]
+
     def joined(self) -> Variable:
         """Build φ."""
-        vectors = [pt.cast(graph, "float64") for graph in self.graphs]
+        vectors = self.vectors()
         return pt.concatenate(vectors) if len(vectors) > 1 else vectors[0]
 
     def named(self) -> dict[str, slice]:

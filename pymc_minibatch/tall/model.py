@@ -303,16 +303,24 @@ class TallModel:
         """Verify the split again at flat points where it is used, such as the mode.
 
         All rows are evaluated by machine code, in two orders, at the first of them. The full graph
-        is evaluated at all of them, unless this model was handed over by another process.
+        is evaluated at all of them, unless this model was handed over by another process. So is
+        what rows read, if it has been used.
 
         Raises
         ------
         NotTallError
-            If a row changes with those that it is evaluated with.
+            If a row changes with those that it is evaluated with, or reads something else.
         """
         self.watch.check()
         if self._check is not None:
             self._refuse_if(self._check.compare_at(self.batch_graph, points))
+            found = self.__dict__.get("_structure")
+            if isinstance(found, RowStructure) and self._check.compare_at(found.graph, points[:1]):
+                lines = "\n".join(found.describe(list(self.row_inputs)))
+                raise NotTallError(
+                    f"Rows of {' + '.join(self.row_names)} were found to read\n{lines}\nand have "
+                    "another log-likelihood where the posterior is. Please report this model."
+                )
         self._refuse_if(compare_orders(self.compiled_row_logp, points[0], self.data))
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ that all rows share, and sums of these. The locals vₙ are the largest affine a
 What is found is compared with the graph of the model on random rows and at random points.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import pushforward
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
@@ -90,8 +93,10 @@ class RowStructure:
         The row data, one input for each, as in ``tall.batch_graph``.
     phi
         A graph of the flat point, shape (P,): all blocks raveled and joined.
+    parts
+        The blocks of φ by themselves.
     blocks
-        Where each block of φ lies, by a readable name.
+        Where each block of φ lies, by a readable name, in the order of `parts`.
     locals
         The local inputs v of `row`, each a vector of shape (b,), float64.
     row
@@ -105,6 +110,7 @@ class RowStructure:
     flat: Variable
     batch: list[Variable]
     phi: Variable
+    parts: list[Variable]
     blocks: dict[str, slice]
     locals: list[Variable]
     row: Variable
@@ -113,13 +119,19 @@ class RowStructure:
 
     def local_graphs(self, phi: Any) -> list[Variable]:
         """Build the local inputs as graphs of φ and the batch."""
+        return self.local_graphs_of([phi[where] for where in self.blocks.values()])
+
+    def local_graphs_of(self, parts: Sequence[Any]) -> list[Variable]:
+        """Build the local inputs as graphs of the blocks of φ and the batch."""
         first: Any = self.batch[0]
+        starts = [where.start for where in self.blocks.values()]
         totals: list[Any] = [
             pt.zeros((first.shape[0],), dtype="float64") if offset is None else offset
             for offset in self.offsets
         ]
         for term in self.terms:
-            part: Any = phi[term.block]
+            own = self.part_of(term)
+            part: Any = parts[own][term.block.start - starts[own] : term.block.stop - starts[own]]
             if term.index is None:
                 part = pt.dot(term.columns, part)
             else:
@@ -127,6 +139,36 @@ class RowStructure:
                 part = part if term.weight is None else term.weight * part
             totals[term.local] = totals[term.local] + part
         return totals
+
+    @property
+    def graph(self) -> tuple[list[Variable], list[Variable]]:
+        """The flat point and the batch, and the log-likelihood of each row by what it reads."""
+        replaced = dict(zip(self.locals, self.local_graphs(self.phi), strict=True))
+        return [self.flat, *self.batch], graph_replace([self.row], replaced, strict=False)
+
+    def part_of(self, term: Term) -> int:
+        """Return the position of the block that a term reads."""
+        starts = [where.start for where in self.blocks.values()]
+        return bisect_right(starts, term.block.start) - 1
+
+    @cached_property
+    def bent(self) -> list[bool]:
+        """For each block of φ, whether it is no affine function of the parameters.
+
+        Along a line its derivative would not depend on where it is taken.
+        """
+        epsilon, start, way = pt.dscalar("epsilon"), pt.dvector("start"), pt.dvector("way")
+        line: dict[Variable, Variable] = {self.flat: start + epsilon * way}
+        along: list[Any] = graph_replace(self.parts, line, strict=False)
+
+        def is_bent(part: Any) -> bool:
+            if epsilon not in ancestors([part]):
+                return False
+            derivative: Any = pushforward(part, epsilon, pt.ones_like(epsilon))
+            slope: Any = rewrite_graph(derivative)
+            return epsilon in ancestors([slope])
+
+        return [is_bent(part) for part in along]
 
     @cached_property
     def compiled_arrays(self) -> CompiledFunction:
@@ -280,6 +322,7 @@ class _Builder:
             graph.flat,
             graph.batch,
             blocks.joined(),
+            blocks.vectors(),
             blocks.named(),
             self.locals,
             row,
@@ -363,9 +406,7 @@ def _verify(tall: "TallModel", structure: RowStructure) -> None:
         If they differ.
     """
     rng = np.random.default_rng(20170709)
-    replaced = dict(zip(structure.locals, structure.local_graphs(structure.phi), strict=True))
-    [whole] = graph_replace([structure.row], replaced, strict=False)
-    evaluate = compile_python([structure.flat, *structure.batch], [whole])
+    evaluate = compile_python(*structure.graph)
     expected = compile_python(*tall.batch_graph)
     start, continuous = tall.start, _continuous(tall)
     compared = 0

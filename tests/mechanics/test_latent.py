@@ -18,9 +18,9 @@ from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
 N, G = 4000, 30
@@ -136,11 +136,10 @@ def test_remainders_are_of_third_order(tall: TallModel) -> None:
     assert structure is not None
     rng = np.random.default_rng(4)
     at = rng.normal(0, 0.3, 2 * G + 4)
-    remainder = RowFunctions(structure).remainder
+    remainders = RowFunctions(structure).remainders
     direction = rng.normal(size=at.size)
-    small, large = (
-        np.abs(remainder(at + h * direction, (at,), tall.data)).max() for h in (1e-3, 1e-2)
-    )
+    readings = at + 1e-3 * direction, at + 1e-2 * direction
+    small, large = np.abs(remainders(*readings, (at,), tall.data)).max(axis=1)
     assert large / small == pytest.approx(1000.0, rel=0.1)
 
 
@@ -171,21 +170,23 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
     structure = tall.structure
     assert structure is not None
     varied, direction[cubic.scalars] = direction[cubic.scalars].copy(), 0.0
-    remainder = intercepts.rows.remainder
+
+    def remainder(seen: np.ndarray) -> np.ndarray:
+        return intercepts.rows.remainders(seen, seen, (at,), tall.data)[0]
 
     def read(h: float) -> Reading:
         return Reading(at + h * direction, surrogate.bend(h * direction), 0.0)
 
     def left(h: float) -> float:
         seen = surrogate.seen_by_rows(read(h), cubic)
-        return float(np.abs(remainder(seen, (at,), tall.data)).max())
+        return float(np.abs(remainder(seen)).max())
 
     assert left(1e-1) / left(2e-2) == pytest.approx(5.0**5, rel=0.2)
     direction[cubic.scalars] = varied
     # The shares of all rows are what the surrogate adds.
     reading = read(0.1)
     seen = surrogate.seen_by_rows(reading, cubic)
-    shares = remainder(reading.phi, (at,), tall.data) - remainder(seen, (at,), tall.data)
+    shares = remainder(reading.phi) - remainder(seen)
     u = cubic.coordinates(reading.phi - at, reading.bent)
     assert cubic.total(u) == pytest.approx(float(shares.sum()), rel=1e-9)
 
@@ -407,7 +408,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     structure = tall.structure
     assert structure is not None
     [cubic] = surrogate.cubics
-    remainder = RowFunctions(structure).remainder
+    remainders = RowFunctions(structure).remainders
     rng = np.random.default_rng(21)
 
     def log_posterior(point: np.ndarray) -> float:
@@ -415,7 +416,8 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
         return tall.prior_logp(values) / 2 + tall.logp(values) / 2
 
     def log_remainders(reading: Reading) -> np.ndarray:
-        return remainder(surrogate.seen_by_rows(reading, cubic), (expansion.at,), tall.data) / 2.0
+        seen = surrogate.seen_by_rows(reading, cubic)
+        return remainders(seen, seen, (expansion.at,), tall.data)[0] / 2.0
 
     differences = []
     for _ in range(4):

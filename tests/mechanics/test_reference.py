@@ -1,5 +1,6 @@
 """The reference point, its Taylor expansion, and the decision to use it."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -10,7 +11,9 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.special import trigamma
+from pymc_minibatch.reference import find, taylor
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.curvature import Curvature
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -18,6 +21,7 @@ from pymc_minibatch.reference.decide import (
 )
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
+from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.checksum import checksum
 
 N, D = 3000, 3
@@ -73,11 +77,9 @@ def test_the_remainder_is_of_the_next_order(tall, reference, order, ratio):
     remainder = compile_remainder(tall, order)
     direction = np.random.default_rng(0).normal(size=D + 1)
     at_mode = tall.compiled_row_logp(reference.flat, *tall.data)
+    points = [reference.flat + h * direction for h in (2e-2, 1e-2)]
     sizes = [
-        np.linalg.norm(
-            remainder(reference.flat + h * direction, reference.flat, *tall.data) - at_mode
-        )
-        for h in (2e-2, 1e-2)
+        np.linalg.norm(remainder(point, reference.flat, *tall.data) - at_mode) for point in points
     ]
     assert sizes[0] / sizes[1] == pytest.approx(ratio, rel=0.1)
 
@@ -89,7 +91,7 @@ def test_every_order_splits_the_same_density(tall, reference, order, temperature
     rng = np.random.default_rng(2)
 
     def density(theta):
-        rows = target.row(theta, target.constants, tall.data)
+        rows = target.row(theta, theta, target.constants, tall.data)[1]
         return target.base(theta, target.constants) + rows.sum() / temperature
 
     def direct(theta):
@@ -101,6 +103,29 @@ def test_every_order_splits_the_same_density(tall, reference, order, temperature
         assert density(there) - density(here) == pytest.approx(
             direct(there) - direct(here), rel=1e-9
         )
+
+
+def effects_and_scales():
+    """Rows that read an effect that is no affine function of the parameters, and a scale."""
+    rng = np.random.default_rng(5)
+    x, group = rng.normal(size=(500, 2)), rng.integers(0, 6, 500)
+    with pm.Model() as model:
+        effect = pm.Normal("mu") + pm.HalfNormal("tau") * pm.Normal("z", shape=6)
+        mean = effect[group] + x @ pm.Normal("beta", shape=2)
+        pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=rng.normal(size=500))
+    return model
+
+
+@pytest.mark.parametrize("with_effects", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+def test_remainders_by_what_rows_read(with_effects, order, tall, monkeypatch):
+    tall = TallModel(effects_and_scales()) if with_effects else tall
+    rng = np.random.default_rng(6)
+    points = tall.start + 0.3 * rng.normal(size=(2, tall.layout.size))
+    by_structure = taylor._compile_remainder(tall, order)(*points, *tall.data)
+    monkeypatch.setattr(taylor, "_reads_by_structure", lambda tall: False)
+    by_parameters = taylor._compile_remainder(tall, order)(*points, *tall.data)
+    np.testing.assert_allclose(by_structure, by_parameters, rtol=1e-9, atol=1e-9)
 
 
 def test_save_and_load(tall, reference, tmp_path):
@@ -346,3 +371,30 @@ def test_arguments_are_checked(model, reference):
         pm.Normal("y", mu, 1, observed=np.arange(10.0))
         with pytest.raises(ValueError, match="of another model"):
             pmb.MinibatchMH(reference=reference)
+
+
+def test_hessian_by_what_the_rows_read(monkeypatch):
+    """Dense columns, levels, a scale that enters by its log, weights, and two local inputs."""
+    rng = np.random.default_rng(3)
+    n = 300
+    X, level, weight = rng.normal(size=(n, 4)), rng.integers(0, 3, n), rng.uniform(size=n)
+    with pm.Model() as model:
+        beta, effect = pm.Normal("beta", shape=4), pm.Normal("effect", shape=3)
+        spread = pm.math.exp(pm.Normal("gamma") * X[:, 0] + pm.Normal("log_scale"))
+        mean = X @ beta + effect[level] * weight + pm.Exponential("rate", 1.0)
+        pm.Normal("y", mean, spread, observed=X[:, 1])
+    tall = TallModel(model)
+    theta = rng.normal(0, 0.3, tall.layout.size)
+    found = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr(find, "MANY_PRODUCTS", limit)
+        density = find._Density(tall, 1.0, False, theta)
+        assert (density._curvature is None) == bool(limit)
+        found.append(density.row_derivatives(theta, None))
+        some = [values[:50] for values in tall.data]
+        found[-1] += density.row_derivatives(theta, some)
+    for by_rows, by_products in zip(*found, strict=True):
+        np.testing.assert_allclose(by_rows, by_products, rtol=1e-9, atol=1e-9)
+    sums = Curvature(tall.structure).sums_at(theta)
+    sent = pickle.loads(pickle.dumps(sums))  # as to the workers of a cluster
+    np.testing.assert_array_equal(sent(*tall.data)[1], sums(*tall.data)[1])

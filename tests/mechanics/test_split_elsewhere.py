@@ -1,5 +1,7 @@
 """Rows that depend on one another only at some points, or only some of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -68,3 +70,14 @@ def test_few_real_rows_that_read_their_neighbour(neighbours, most):
     x[7], x[8] = most, -most
     with pytest.raises(pmb.NotTallError, match="changes with the rows"):
         pmb.TallModel(neighbours, data=data)
+
+
+def test_what_a_row_reads_is_verified_where_the_posterior_is():
+    """What was found is right about the start, and not beyond 2."""
+    tall = pmb.TallModel(beyond_two(0.0))
+    found = tall.structure
+    further = found.row + pt.maximum(found.locals[0] - 2, 0.0)
+    tall.__dict__["_structure"] = replace(found, row=further)
+    tall.verify_at(np.array([1.0]))
+    with pytest.raises(pmb.NotTallError, match=r"found to read\n  v0 = (.|\n)* where the post"):
+        tall.verify_at(np.array([3.0]))

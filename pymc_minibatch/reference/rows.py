@@ -15,7 +15,7 @@ The remainder of a row is what the surrogate does not say of it,
 
     rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv − cₙ(u),   Δv = vₙ − v̂ₙ,
 
-with cₙ its share in C (:mod:`.cubic`).
+with cₙ its share in C (:mod:`pymc_minibatch.latent.cubic`).
 """
 
 from collections.abc import Callable, Sequence
@@ -209,41 +209,49 @@ class RowFunctions:
         return jit_kept(higher, self.keys, nogil=True)
 
     @cached_property
-    def remainder(self) -> Callable[..., np.ndarray]:
-        """``(reading, (at,), batch)`` gives the remainders of a batch, shape (b,), about φ̂.
+    def remainders(self) -> Callable[..., np.ndarray]:
+        """``(first, second, (at,), batch)`` gives the remainders about φ̂ at two readings.
 
-        A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
-        then the higher orders are subtracted.
+        They have shape (2, b). A reading is φ, shape (P,), or φ followed by u in the positions of
+        its entries, shape (2P,); then the higher orders are subtracted. What belongs to φ̂ is
+        computed once for both.
         """
         local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
         row, higher, k = self.row.jitted, self.higher, self.n_locals
         triples, singles = self._orders
         orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
 
-        def remainder(reading: np.ndarray, constants: tuple[np.ndarray], batch: Any) -> np.ndarray:
+        def remainders(
+            first: np.ndarray, second: np.ndarray, constants: tuple[np.ndarray], batch: Any
+        ) -> np.ndarray:
             [at] = constants
+            size = at.size
             there = local_inputs(at, *batch)[0]
-            here = local_inputs(reading[: at.size], *batch)[0]
             taylor = derivatives(there, *batch)[0]
-            rest = row(here, *batch)[0] - taylor[0]
-            delta = here - there
-            for i in range(k):
-                rest -= taylor[1 + i] * delta[i]
-                for j in range(i + 1):
-                    share = 0.5 if i == j else 1.0
-                    rest -= share * taylor[1 + k + second_order(i, j)] * delta[i] * delta[j]
-            if reading.size > at.size:
-                u = local_inputs(reading[at.size :], *batch)[0]
-                u -= local_inputs(np.zeros(at.size), *batch)[0]
+            rest = np.empty((2, there.shape[1]))
+            for n, reading in enumerate((first, second)):
+                here = local_inputs(reading[:size], *batch)[0]
+                rest[n] = row(here, *batch)[0] - taylor[0]
+                delta = here - there
+                for i in range(k):
+                    rest[n] -= taylor[1 + i] * delta[i]
+                    for j in range(i + 1):
+                        share = 0.5 if i == j else 1.0
+                        bend = taylor[1 + k + second_order(i, j)]
+                        rest[n] -= share * bend * delta[i] * delta[j]
+            if first.size > size:
+                offsets = local_inputs(np.zeros(size), *batch)[0]
                 beyond = higher(there, taylor, batch)
-                for t in range(len(triples)):
-                    a, b, c = triples[t]
-                    rest -= orderings[t] * beyond[t] * u[a] * u[b] * u[c]
-                for s in range(len(singles)):
-                    rest -= beyond[len(triples) + s] * u[singles[s]] ** 4 / 24.0
+                for n, reading in enumerate((first, second)):
+                    u = local_inputs(reading[size:], *batch)[0] - offsets
+                    for t in range(len(triples)):
+                        a, b, c = triples[t]
+                        rest[n] -= orderings[t] * beyond[t] * u[a] * u[b] * u[c]
+                    for s in range(len(singles)):
+                        rest[n] -= beyond[len(triples) + s] * u[singles[s]] ** 4 / 24.0
             return rest
 
-        return jit_kept(remainder, self.keys, nogil=True)
+        return jit_kept(remainders, self.keys, nogil=True)
 
     @property
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
