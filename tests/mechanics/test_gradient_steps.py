@@ -7,6 +7,7 @@ import warnings
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import xarray as xr
 from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
@@ -294,6 +295,16 @@ def test_sgfs_without_tuning_is_refused(model, reference):
 def test_refuses(model, reference, kind, changes, message):
     with pytest.raises(ValueError, match=message):
         new_step(kind, model, reference, **changes)
+
+
+@pytest.mark.parametrize("kind", [SGFS, SGHMC])
+def test_a_model_without_gradient_is_refused(kind):
+    """PyTensor does not differentiate by the order of a Bessel function."""
+    y = np.random.default_rng(1).normal(size=100)
+    with pm.Model() as bessel:
+        pm.Normal("y", pt.kve(pm.HalfNormal("order"), 2.0), 1.0, observed=y)
+    with pytest.raises(ValueError, match=r"has no gradient in PyTensor: .* Use MinibatchMH"):
+        kind(model=bessel, control_variate=0)
 
 
 ADVICE = r"diverges at draw \d+: .* (halve it|Raise alpha)"
