@@ -52,14 +52,14 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
     """Time the parts of a transition of a tuned step."""
     rng = np.random.default_rng(2)
     point = step.reference.flat.copy()
-    source, rows, place = step._source, step._rows, Place(step._guide, point, step._active)
+    density, rows, place = step._density, step._rows, Place(step._guide, point, step._active)
     proposed, candidate = point + 1e-3, point.copy()
     n, n_rows = int(step._first_batch[0]), step.n_rows
     propose, _ = step.proposal.build()
     state = step.proposal_state
     take = make_take([values.ndim for values in step.tall.data])
     by_size, weights = step.row_sizes is not None, np.empty(n)
-    batch = take(source.data, np.arange(n))
+    batch = take(density.data, np.arange(n))
 
     def bound(function: Callable[..., None], *arguments: object) -> Callable[[int], None]:
         return lambda calls: function(*arguments, calls)
@@ -70,10 +70,10 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
             propose(rng, point, candidate, state, place)
 
     @njit
-    def bases(point, source, calls):
+    def bases(point, density, calls):
         total = 0.0
         for _ in range(calls):
-            total += call_scalar(source.base, (point, source.constants))
+            total += call_scalar(density.base, (point, density.constants))
         return total
 
     @njit
@@ -89,27 +89,27 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
             draw(rng, rows, n_rows, n, weights)
 
     @njit
-    def gathers(rng, source, rows, n_rows, n, weights, calls):
+    def gathers(rng, density, rows, n_rows, n, weights, calls):
         total = 0.0
         for _ in range(calls):
             draw(rng, rows, n_rows, n, weights)
-            total += take(source.data, rows.drawn[:n])[0][0, 0]
+            total += take(density.data, rows.drawn[:n])[0][0, 0]
         return total
 
     @njit
-    def evaluations(point, proposed, source, batch, log_ratios, calls):
+    def evaluations(point, proposed, density, batch, log_ratios, calls):
         for _ in range(calls):
-            log_ratios_of(point, proposed, source, batch, log_ratios)
+            log_ratios_of(point, proposed, density, batch, log_ratios)
 
     drawing = microseconds(bound(draws, rng, rows, n_rows, n, weights))
-    gathering = microseconds(bound(gathers, rng, source, rows, n_rows, n, weights))
+    gathering = microseconds(bound(gathers, rng, density, rows, n_rows, n, weights))
     values = {
         "proposal": microseconds(bound(proposals, rng, point, candidate, state, place)),
-        "prior and surrogate": microseconds(bound(bases, point, source)),
+        "prior and surrogate": microseconds(bound(bases, point, density)),
         f"drawing {n} row numbers": drawing,
         f"gathering {n} rows": gathering - drawing,
         f"evaluating {n} rows twice": microseconds(
-            bound(evaluations, point, proposed, source, batch, rows.log_ratios)
+            bound(evaluations, point, proposed, density, batch, rows.log_ratios)
         ),
     }
     whole = microseconds(lambda calls: step._transitions(point, calls))

@@ -304,12 +304,12 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
     kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]
     first = int(np.clip(step._first_batch[0], 2, max(2, step.n_rows // 2)))
-    rows, source, n_rows, numbers = step._rows, step._source, step.n_rows, None
+    rows, density, n_rows, numbers = step._rows, step._density, step.n_rows, None
     if step.sized is not None:  # rows of its own, each of which serves again
         residents = Residents.gather(step.sized, step.n_residents, rng, once=False)
         n_rows, numbers = step.n_residents, residents.numbers
         rows = row_workspace(n_rows, residents.table)
-        source = source._replace(data=residents.data, drawn=residents.drawn)
+        density = density._replace(data=residents.data, drawn=residents.drawn)
     scale = n_rows / step.temperature
 
     def repeat(
@@ -321,7 +321,7 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
             rng,
             here,
             there,
-            source,
+            density,
             rows,
             step._parameters,
             accepted,

@@ -62,7 +62,7 @@ class Acceptance(Protocol):
     ) -> Callable[..., "Decision"]:
         """Return the jitted test, composed with the functions that read the data.
 
-        ``decide(rng, psi, current, proposed, source, rows, parameters) -> Decision``.
+        ``decide(rng, psi, current, proposed, density, rows, parameters) -> Decision``.
         """
 
 

@@ -51,7 +51,7 @@ from pymc_minibatch.acceptance.decision import (
     decided_by_batch,
     rejected,
 )
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Ball", "Exact", "bound_factor"]
 
@@ -141,26 +141,26 @@ class Exact:
             psi: float,
             current: np.ndarray,
             proposed: np.ndarray,
-            source: Source,
+            density: Density,
             rows: Rows,
             parameters: tuple[float, Ball],
         ) -> Decision:
             temperature, ball = parameters
-            n_rows = source.data[0].shape[0]
+            n_rows = density.data[0].shape[0]
             if -rng.standard_exponential() >= psi:
                 return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
             largest, factor = bound_factor(current, proposed, ball)
             log_u = -rng.standard_exponential()
             mean_rows = ball.total * factor / temperature
             if largest > ball.radius or mean_rows > n_rows / 2:
-                total, impossible = sum_log_ratios(current, proposed, source)
+                total, impossible = sum_log_ratios(current, proposed, density)
                 accepted = log_u < total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
             n = rng.poisson(mean_rows) if mean_rows > 0 else 0
             log_ratio = 0.0
             for first in range(0, n, min(CHUNK_ROWS, rows.drawn.size)):
                 size = min(n - first, CHUNK_ROWS, rows.drawn.size)
-                bad = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), size)
+                bad = draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), size)
                 if bad != -1:
                     return rejected(n, False, bad, 0)
                 for i in range(size):

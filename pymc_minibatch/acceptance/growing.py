@@ -41,7 +41,7 @@ from pymc_minibatch.acceptance.decision import (
     rejected,
     takes_all,
 )
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "LEAST_BATCH",
@@ -152,7 +152,7 @@ def build_growing(
     Returns
     -------
     decide
-        ``(rng, psi, current, proposed, source, rows, (limits, details)) -> Decision``.
+        ``(rng, psi, current, proposed, density, rows, (limits, details)) -> Decision``.
     """
 
     @njit
@@ -161,16 +161,16 @@ def build_growing(
         psi: float,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         parameters: tuple[Limits, Any],
     ) -> Decision:
         limits, details = parameters
-        n_rows = source.data[0].shape[0]
+        n_rows = density.data[0].shape[0]
         scale = n_rows / limits.temperature
         n_seen, n = np.int64(0), limits.batch_size[0]  # a literal 0 would be compiled on its own
         while not takes_all(n, n_rows):
-            impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
+            impossible = draw_log_ratios(rng, current, proposed, density, rows, n_seen, n)
             mean, variance, skew, third = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
                 return rejected(n, n_seen > 0, impossible, 0)
@@ -184,7 +184,7 @@ def build_growing(
                 s2, error = noise(n, rows.population, scale, variance, skew, third, limits)
                 if s2 <= HEADROOM * limits.variance and error <= limits.error:
                     break
-        total, impossible = sum_log_ratios(current, proposed, source)
+        total, impossible = sum_log_ratios(current, proposed, density)
         accepted = rng.random() < exact_probability(psi + total / limits.temperature)
         return decided_by_all(accepted, n_rows, n_seen, impossible, 0)
 

@@ -32,7 +32,7 @@ from pymc_minibatch.acceptance.decision import (
     takes_all,
 )
 from pymc_minibatch.acceptance.growing import moments
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Naive"]
 
@@ -87,18 +87,18 @@ class Naive:
             psi: float,
             current: np.ndarray,
             proposed: np.ndarray,
-            source: Source,
+            density: Density,
             rows: Rows,
             parameters: tuple[float, np.ndarray],
         ) -> Decision:
             temperature, batch_size = parameters
-            n_rows, n = source.data[0].shape[0], batch_size[0]
+            n_rows, n = density.data[0].shape[0], batch_size[0]
             log_u = -rng.standard_exponential()
             if takes_all(n, n_rows):
-                total, impossible = sum_log_ratios(current, proposed, source)
+                total, impossible = sum_log_ratios(current, proposed, density)
                 accepted = log_u < psi + total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
-            impossible = draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), n)
+            impossible = draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), n)
             mean, variance, _, _ = moments(rows.log_ratios[:n])
             if impossible >= 0 or mean == -np.inf:
                 return rejected(n, False, impossible, 0)

@@ -33,7 +33,7 @@ from pymc_minibatch.acceptance.decision import (
     rejected,
     takes_all,
 )
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["build_sequential", "extend_moments"]
 
@@ -63,7 +63,7 @@ def build_sequential(
     Returns
     -------
     decide
-        ``(rng, psi, current, proposed, source, rows, (temperature, scans, details)) -> Decision``,
+        ``(rng, psi, current, proposed, density, rows, (temperature, scans, details)) -> Decision``,
         where `scans` tells whether all rows are scanned first.
     """
 
@@ -73,23 +73,23 @@ def build_sequential(
         psi: float,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         parameters: tuple[float, bool, Any],
     ) -> Decision:
         temperature, scans, details = parameters
-        n_rows = source.data[0].shape[0]
+        n_rows = density.data[0].shape[0]
         mu0 = -temperature * (rng.standard_exponential() + psi) / n_rows
         scan, n_scanned = Scan(0.0, 0.0, 0.0, -1), 0
         if scans:
-            scan, n_scanned = scan_log_ratios(current, proposed, source), n_rows
+            scan, n_scanned = scan_log_ratios(current, proposed, density), n_rows
             if scan.mean == -np.inf:
                 return rejected(0, False, scan.impossible_row, n_scanned)
         n, error, plan = begin(mu0, scan, n_rows, details)
         n_seen, look = np.int64(0), np.int64(0)
         mean = squares = 0.0
         while not takes_all(n, n_rows):
-            impossible = draw_log_ratios(rng, current, proposed, source, rows, n_seen, n)
+            impossible = draw_log_ratios(rng, current, proposed, density, rows, n_seen, n)
             added = rows.log_ratios[n_seen:n]
             if impossible >= 0 or np.min(added) == -np.inf:
                 return rejected(n, n_seen > 0, impossible, n_scanned)
@@ -100,7 +100,7 @@ def build_sequential(
                 s2 = batch_variance(n_rows / temperature, sd**2, n, n_rows)
                 return decided_by_batch(mean > mu0, n, n_seen > 0, s2, error, n_scanned)
             n_seen, n = n, extend(n, plan)
-        total, impossible = sum_log_ratios(current, proposed, source)
+        total, impossible = sum_log_ratios(current, proposed, density)
         return decided_by_all(total > n_rows * mu0, n_rows, n_seen, impossible, n_scanned)
 
     return decide

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.kernels.gradient import make_estimate
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["make_climb"]
 
@@ -30,7 +30,7 @@ def make_climb(ndims: Sequence[int]) -> Callable[..., None]:
     Returns
     -------
     climb
-        ``(rng, point, active, source, n_steps, rate, rows, noises)`` moves ``point[active]`` in
+        ``(rng, point, active, density, n_steps, rate, rows, noises)`` moves ``point[active]`` in
         place by steps of at most about `rate`, with `rows` for work space; then writes the noise
         of a batch there to each row of `noises`.
     """
@@ -41,7 +41,7 @@ def make_climb(ndims: Sequence[int]) -> Callable[..., None]:
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         rate: float,
         rows: np.ndarray,
@@ -50,7 +50,7 @@ def make_climb(ndims: Sequence[int]) -> Callable[..., None]:
         dim = active.size
         gradient, mean, square = np.empty(dim), np.zeros(dim), np.zeros(dim)
         for t in range(1, n_steps + 1):
-            estimate(rng, point, active, source, rows, gradient, gradient[:0])
+            estimate(rng, point, active, density, rows, gradient, gradient[:0])
             falling = rate * 0.5 * (1.0 + math.cos(math.pi * t / n_steps))
             for j in range(dim):
                 if not math.isfinite(gradient[j]):
@@ -60,6 +60,6 @@ def make_climb(ndims: Sequence[int]) -> Callable[..., None]:
                 root = math.sqrt(square[j] / (1.0 - BETA_2**t)) + TINY
                 point[active[j]] += falling * mean[j] / (1.0 - BETA_1**t) / root
         for i in range(noises.shape[0]):
-            estimate(rng, point, active, source, rows, gradient, noises[i])
+            estimate(rng, point, active, density, rows, gradient, noises[i])
 
     return climb

@@ -12,7 +12,7 @@ from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.metropolis import put
 from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["make_proposing", "make_repeating"]
 
@@ -46,7 +46,7 @@ def make_repeating(
 ) -> Callable[..., tuple[float, int]]:
     """Make a function that repeats decisions and estimates.
 
-    ``(rng, current, proposed, source, rows, parameters, psi, sizes, means, variances)``, with psi
+    ``(rng, current, proposed, density, rows, parameters, psi, sizes, means, variances)``, with psi
     of shape (R,), overwrites `psi` with 1 where the move was accepted and 0 where not, and `sizes`
     with the rows that it rested on. It fills `means` and `variances` with the mean log ratio of a
     batch of ``sizes[0]`` rows, as it was passed, and the estimated variance of that mean. It
@@ -60,7 +60,7 @@ def make_repeating(
         rng: np.random.Generator,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         parameters: Any,
         psi: np.ndarray,
@@ -68,16 +68,16 @@ def make_repeating(
         means: np.ndarray,
         variances: np.ndarray,
     ) -> tuple[float, int]:
-        base: float = call_scalar(source.base, (proposed, source.constants))
-        base -= call_scalar(source.base, (current, source.constants))
+        base: float = call_scalar(density.base, (proposed, density.constants))
+        base -= call_scalar(density.base, (current, density.constants))
         n, impossible = sizes[0], -1
         for i in range(means.size):
-            draw_log_ratios(rng, current, proposed, source, rows, np.int64(0), n)
+            draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), n)
             mean, variance, _, _ = moments(rows.log_ratios[:n])
             means[i], variances[i] = mean, batch_variance(1.0, variance, n, rows.population)
         for i in range(psi.size):
             shift = base + psi[i]
-            decision = decide(rng, shift, current, proposed, source, rows, parameters)
+            decision = decide(rng, shift, current, proposed, density, rows, parameters)
             psi[i], sizes[i] = decision.accepted, decision.batch_size
             if decision.impossible_row != -1:
                 impossible = decision.impossible_row

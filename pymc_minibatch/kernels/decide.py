@@ -8,7 +8,7 @@ from numba import njit
 
 from pymc_minibatch.acceptance.decision import Acceptance, Rows
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["make_decision"]
 
@@ -25,11 +25,11 @@ def make_decision(
         psi: float,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         parameters: Any,
     ) -> tuple[bool, int, int, bool, float, float, int, int]:
-        d = test(rng, psi, current, proposed, source, rows, parameters)
+        d = test(rng, psi, current, proposed, density, rows, parameters)
         return (
             d.accepted,
             d.batch_size,

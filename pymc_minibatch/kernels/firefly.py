@@ -22,7 +22,7 @@ from numba import njit
 
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.updates.update import ALWAYS, Context, Fireflies, State, Whitening, log_odds
 
 __all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
@@ -111,7 +111,7 @@ def make_iterations(
     Returns
     -------
     iterations
-        ``(rng, point, source, flies, whitening, tuning, work, tolerance, counts) -> (accept,
+        ``(rng, point, density, flies, whitening, tuning, work, tolerance, counts) -> (accept,
         n_bright)`` moves ``point[whitening.active]`` in place; sums of acceptance and bright rows.
         `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
         likelihood, or -1, with its gap, and how often the base was evaluated.
@@ -121,9 +121,9 @@ def make_iterations(
     @njit
     def evaluate(at: State, context: Context) -> float:
         """Fill in log-density given z and gradient; the bright rows' log odds are the proposed."""
-        source, flies, counts = context.source, context.flies, context.counts
+        density, flies, counts = context.density, context.flies, context.counts
         at.log_density[0] = -np.inf
-        total = call_scalar(source.base, (at.point, source.constants, at.gradient))
+        total = call_scalar(density.base, (at.point, density.constants, at.gradient))
         counts[4] += 1
         if not np.isfinite(total):
             return -np.inf
@@ -131,8 +131,8 @@ def make_iterations(
         for first in range(0, n_bright, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_bright)
             rows, out = flies.bright[first:last], flies.proposed[first:last]
-            batch = context.batch if first == 0 else take(source.data, rows)
-            gaps = call_array(source.row, (at.point, source.constants, batch, at.gradient))
+            batch = context.batch if first == 0 else take(density.data, rows)
+            gaps = call_array(density.row, (at.point, density.constants, batch, at.gradient))
             to_log_odds(gaps, rows, context.tolerance, counts, out)
             total += out.sum()
         if uses_gradient:
@@ -145,7 +145,7 @@ def make_iterations(
     def update_z(
         rng: np.random.Generator,
         point: np.ndarray,
-        source: Source,
+        density: Density,
         flies: Fireflies,
         how: int,
         n_picked: int,
@@ -166,8 +166,8 @@ def make_iterations(
             if n == 0:
                 break
             n_done += n
-            batch = take(source.data, rows[:n])
-            gaps = call_array(source.row, (point, source.constants, batch, unused))
+            batch = take(density.data, rows[:n])
+            gaps = call_array(density.row, (point, density.constants, batch, unused))
             to_log_odds(gaps, rows[:n], tolerance, counts, out)
             if how == IMPLICIT:
                 accept_brightening(rng, log_q, rows[:n], out, flies)
@@ -183,7 +183,7 @@ def make_iterations(
     def iterations(
         rng: np.random.Generator,
         point: np.ndarray,
-        source: Source,
+        density: Density,
         flies: Fireflies,
         whitening: Whitening,
         tuning: Tuning,
@@ -201,18 +201,20 @@ def make_iterations(
                 continue
             how = work.z_update if i > 0 else ALL
             q = tuning.q[0]
-            update_z(rng, point, source, flies, how, work.n_explicit, q, tolerance, counts)
+            update_z(rng, point, density, flies, how, work.n_explicit, q, tolerance, counts)
             if i == 0:
                 if q < 0.0:
                     tuning.q[0] = min(0.5, (1.0 + flies.n_bright[0]) / (1.0 + flies.state.size))
                 continue
             before_updates = counts[0]
-            batch = take(source.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
-            context = Context(source, flies, batch, tolerance, counts)
+            batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
+            context = Context(density, flies, batch, tolerance, counts)
             if uses_gradient:
                 evaluate(current, context)
             else:
-                log_density = call_scalar(source.base, (point, source.constants, current.gradient))
+                log_density = call_scalar(
+                    density.base, (point, density.constants, current.gradient)
+                )
                 counts[4] += 1
                 current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):

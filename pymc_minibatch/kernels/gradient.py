@@ -13,7 +13,7 @@ from numba import njit
 
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.rows import make_take
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "DIVERGED",
@@ -28,27 +28,27 @@ DIVERGED = 1e6
 
 
 def make_draw_gradients(ndims: Sequence[int]) -> Callable[..., np.ndarray]:
-    """Make ``(rng, point, source, rows) -> row gradients``, which draws the rows afresh."""
+    """Make ``(rng, point, density, rows) -> row gradients``, which draws the rows afresh."""
     take = make_take(ndims)
 
     @njit
     def draw_gradients(
-        rng: np.random.Generator, point: np.ndarray, source: Source, rows: np.ndarray
+        rng: np.random.Generator, point: np.ndarray, density: Density, rows: np.ndarray
     ) -> np.ndarray:
-        n_rows = source.data[0].shape[0]
+        n_rows = density.data[0].shape[0]
         for i in range(rows.size):
             rows[i] = int(rng.random() * n_rows)
-        return call_matrix(source.row, (point, source.constants, take(source.data, rows)))
+        return call_matrix(density.row, (point, density.constants, take(density.data, rows)))
 
     return draw_gradients
 
 
 def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
-    """Make ``(rng, point, active, source, rows, gradient, noise)``, which draws the rows afresh.
+    """Make ``(rng, point, active, density, rows, gradient, noise)``, which draws the rows afresh.
 
     It writes the gradient of the active parameters, base + N ḡ, to `gradient`. Unless `noise` is
     empty, a random vector with the mean 0 and the covariance of that estimate goes there:
-    N √(n₁n₂)/n times the difference between the means of two halves. `source` has the sums of the
+    N √(n₁n₂)/n times the difference between the means of two halves. `density` has the sums of the
     rows' gradients.
     """
     take = make_take(ndims)
@@ -58,23 +58,27 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         rows: np.ndarray,
         gradient: np.ndarray,
         noise: np.ndarray,
     ) -> None:
-        n, n_rows = rows.size, source.data[0].shape[0]
+        n, n_rows = rows.size, density.data[0].shape[0]
         for i in range(n):
             rows[i] = int(rng.random() * n_rows)
-        base = call_array(source.base, (point, source.constants))
+        base = call_array(density.base, (point, density.constants))
         first = n // 2 if noise.size else n
-        total = call_array(source.row, (point, source.constants, take(source.data, rows[:first])))
+        total = call_array(
+            density.row, (point, density.constants, take(density.data, rows[:first]))
+        )
         for j in range(active.size):
             gradient[j] = base[active[j]] + n_rows / n * total[active[j]]
         if not noise.size:
             return
         second = n - first
-        other = call_array(source.row, (point, source.constants, take(source.data, rows[first:])))
+        other = call_array(
+            density.row, (point, density.constants, take(density.data, rows[first:]))
+        )
         scale = n_rows * math.sqrt(first * second) / n
         for j in range(active.size):
             gradient[j] += n_rows / n * other[active[j]]
@@ -87,14 +91,14 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
 def add_gradient(
     point: np.ndarray,
     active: np.ndarray,
-    source: Source,
+    density: Density,
     gradients: np.ndarray,
     mean: np.ndarray,
     total: np.ndarray,
 ) -> None:
     """Write ḡ and the whole gradient, base + N ḡ, of the active parameters."""
-    base = call_array(source.base, (point, source.constants))
-    n, n_rows = gradients.shape[0], source.data[0].shape[0]
+    base = call_array(density.base, (point, density.constants))
+    n, n_rows = gradients.shape[0], density.data[0].shape[0]
     mean[:] = 0.0
     for i in range(n):
         for j in range(active.size):

@@ -12,7 +12,7 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place, Proposal
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Totals", "compile_transitions", "summed"]
 
@@ -75,7 +75,7 @@ def make_transitions(
     Returns
     -------
     transitions
-        ``(rng, point, active, source, n_steps, tuning, proposal_state, guide, test_parameters,
+        ``(rng, point, active, density, n_steps, tuning, proposal_state, guide, test_parameters,
         rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns the fields of
         :class:`Totals`.
     """
@@ -86,7 +86,7 @@ def make_transitions(
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         proposal_state: Any,
@@ -98,7 +98,7 @@ def make_transitions(
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
             theta[i] = point[active[i]]
-        log_base = call_scalar(source.base, (point, source.constants))
+        log_base = call_scalar(density.base, (point, density.constants))
         place = Place(guide, proposed, active)
         n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
         log_ratio_var = test_error = 0.0
@@ -107,12 +107,12 @@ def make_transitions(
         for _ in range(n_steps):
             log_q = propose(rng, theta, candidate, proposal_state, place)
             put(candidate, active, proposed)
-            candidate_log_base = call_scalar(source.base, (proposed, source.constants))
+            candidate_log_base = call_scalar(density.base, (proposed, density.constants))
             accepted = False
             n_read = 0
             if np.isfinite(candidate_log_base):
                 psi = candidate_log_base - log_base + log_q
-                decision = decide(rng, psi, point, proposed, source, rows, test_parameters)
+                decision = decide(rng, psi, point, proposed, density, rows, test_parameters)
                 accepted = decision.accepted
                 n_read = decision.n_evaluated + decision.n_scanned
                 n_decisions += 1

@@ -23,7 +23,7 @@ from numba import njit
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Momentum", "MomentumState", "make_momentum", "momentum_state"]
 
@@ -119,7 +119,7 @@ def make_momentum(
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         state: MomentumState,
@@ -132,7 +132,7 @@ def make_momentum(
         share = np.nan
         for k in range(n_steps):
             epsilon = state.size[0] * settings.sizes[k]
-            estimate(rng, point, active, source, rows, gradient, noise)
+            estimate(rng, point, active, density, rows, gradient, noise)
             if tuning:
                 learn_noise(noise, state)
             if diverges(kick(gradient, epsilon, state), dim, state.limit):

@@ -29,7 +29,7 @@ from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import DIVERGED, add_gradient
 from pymc_minibatch.kernels.rows import make_take
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Coupling", "make_paths"]
 
@@ -87,7 +87,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     Returns
     -------
     paths
-        ``(rng, starts, mode, factor, source, function, coupling, fine_values, coarse_values)``
+        ``(rng, starts, mode, factor, density, function, coupling, fine_values, coarse_values)``
         returns whether a path diverged. It runs a fine path and a Gaussian one from each pair of
         points in `starts`, shape (n, 2, d), in whitened coordinates, and adds the values of f, a
         function called by address, to arrays of shape (n, k).
@@ -100,13 +100,13 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         step_size: float,
         xi: np.ndarray,
         rows: np.ndarray,
-        source: Source,
+        density: Density,
         work: Workspace,
     ) -> bool:
         """θ ← θ + (h/2) M {∇log p₀ + N ḡ} + √h L ξ; return whether that is sane."""
         step, dim = work.step, point.size
-        gradients = call_matrix(source.row, (point, source.constants, take(source.data, rows)))
-        add_gradient(point, work.active, source, gradients, work.mean, step)
+        gradients = call_matrix(density.row, (point, density.constants, take(density.data, rows)))
+        add_gradient(point, work.active, density, gradients, work.mean, step)
         multiply_transposed(work.factor, step)
         if not step_size / 4 * squared_norm(step) < DIVERGED * dim:
             return False
@@ -123,13 +123,13 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         starts: np.ndarray,
         mode: np.ndarray,
         factor: np.ndarray,
-        source: Source,
+        density: Density,
         function: int,
         coupling: Coupling,
         fine_values: np.ndarray,
         coarse_values: np.ndarray,
     ) -> bool:
-        n_rows, dim = source.data[0].shape[0], starts.shape[2]
+        n_rows, dim = density.data[0].shape[0], starts.shape[2]
         h, n_fine, n_coarse = coupling.step_size, coupling.n_fine, coupling.n_coarse
         work = Workspace(np.arange(dim), factor, np.empty(dim), np.empty(dim))
         fine, coarse = np.empty(dim), np.empty((n_coarse, dim))
@@ -141,7 +141,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
             gauss[:] = starts[k, 1]
             for _ in range(coupling.n_alone):
                 draw(rng, n_rows, rows[0], xi)
-                sane &= move(fine, h, xi, rows[0], source, work)
+                sane &= move(fine, h, xi, rows[0], density, work)
                 for d in range(dim):
                     gauss[d] = (1 - h / 2) * gauss[d] + math.sqrt(h - h**2 / 4) * xi[d]
             for i in range(n_coarse):
@@ -150,13 +150,13 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
                 summed[:] = 0.0
                 for i in range(n_fine):
                     draw(rng, n_rows, rows[i], xi)
-                    sane &= move(fine, h, xi, rows[i], source, work)
+                    sane &= move(fine, h, xi, rows[i], density, work)
                     for d in range(dim):
                         summed[d] += xi[d] / math.sqrt(n_fine)
                 if n_coarse == 1:
                     choose(rng, rows)
                 for i in range(n_coarse):
-                    sane &= move(coarse[i], n_fine * h, summed, rows[i], source, work)
+                    sane &= move(coarse[i], n_fine * h, summed, rows[i], density, work)
                 if not sane:
                     return True
                 left = coupling.n_joint - 1 - j

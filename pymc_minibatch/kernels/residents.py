@@ -99,7 +99,7 @@ class Residents:
 
     @property
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what :class:`.Source` holds of them."""
+        """Return what :class:`.Density` holds of them."""
         return (np.empty(0) if self.table.turn[1] else self.table.weights), self.noise
 
     def fixed_error(

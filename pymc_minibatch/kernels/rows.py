@@ -14,7 +14,7 @@ from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_array
 from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Drawing", "make_readers"]
 
@@ -123,13 +123,13 @@ def make_readers(
     Returns
     -------
     draw_log_ratios
-        ``(rng, current, proposed, source, rows, n_seen, n)`` extends the batch from `n_seen` to `n`
-        rows and fills ``rows.log_ratios[n_seen:n]``. By size, these are divided by N p, so that
+        ``(rng, current, proposed, density, rows, n_seen, n)`` extends the batch from `n_seen` to
+        `n` rows and fills ``rows.log_ratios[n_seen:n]``. By size, these are divided by N p, so that
         their mean is that of the log ratios of all rows in expectation either way.
     sum_log_ratios
-        ``(current, proposed, source)`` sums the log ratios of all rows.
+        ``(current, proposed, density)`` sums the log ratios of all rows.
     scan_log_ratios
-        ``(current, proposed, source)`` summarises them as a
+        ``(current, proposed, density)`` summarises them as a
         :class:`~pymc_minibatch.acceptance.decision.Scan`.
 
     Notes
@@ -146,17 +146,17 @@ def make_readers(
         rng: np.random.Generator,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         n_seen: int,
         n: int,
     ) -> int:
-        draw_rows(rng, source.data[0].shape[0], rows, n_seen, n)
+        draw_rows(rng, density.data[0].shape[0], rows, n_seen, n)
         impossible = -1
         for first in range(n_seen, n, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n)
-            batch = take(source.data, rows.drawn[first:last])
-            bad = log_ratios_of(current, proposed, source, batch, rows.log_ratios[first:last])
+            batch = take(density.data, rows.drawn[first:last])
+            bad = log_ratios_of(current, proposed, density, batch, rows.log_ratios[first:last])
             if bad >= 0:
                 impossible = rows.drawn[first + bad]
         return impossible
@@ -166,7 +166,7 @@ def make_readers(
         rng: np.random.Generator,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         rows: Rows,
         n_seen: int,
         n: int,
@@ -178,8 +178,8 @@ def make_readers(
             weights = np.empty(last - first)
             if not draw(rng, rows.table, drawn, weights):
                 return OUT_OF_ROWS
-            batch = take(source.data, drawn)
-            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            batch = take(density.data, drawn)
+            bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             if bad >= 0:
                 impossible = drawn[bad]
             for i in range(last - first):
@@ -189,15 +189,15 @@ def make_readers(
 
     @njit
     def sum_log_ratios(
-        current: np.ndarray, proposed: np.ndarray, source: Source
+        current: np.ndarray, proposed: np.ndarray, density: Density
     ) -> tuple[float, int]:
-        n_rows = source.data[0].shape[0]
+        n_rows = density.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)
         total = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_rows)
-            batch = copy(source.data, first, last)
-            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            batch = copy(density.data, first, last)
+            bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             if bad >= 0:
                 return -np.inf, first + bad
             total += log_ratios[: last - first].sum()
@@ -206,8 +206,8 @@ def make_readers(
         return total, -1
 
     @njit
-    def sum_drawn(current: np.ndarray, proposed: np.ndarray, source: Source) -> tuple[float, int]:
-        weights, noise = source.drawn
+    def sum_drawn(current: np.ndarray, proposed: np.ndarray, density: Density) -> tuple[float, int]:
+        weights, noise = density.drawn
         n_rows = weights.size
         if n_rows == 0:
             return -np.inf, OUT_OF_ROWS
@@ -215,8 +215,8 @@ def make_readers(
         mean = squares = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_rows)
-            batch = copy(source.data, first, last)
-            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            batch = copy(density.data, first, last)
+            bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             values = log_ratios[: last - first] * weights[first:last]
             if bad >= 0 or values.min() == -np.inf:
                 return -np.inf, first + bad if bad >= 0 else -1
@@ -225,15 +225,15 @@ def make_readers(
         return n_rows * mean, -1
 
     @njit
-    def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, source: Source) -> Scan:
-        n_rows = source.data[0].shape[0]
+    def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, density: Density) -> Scan:
+        n_rows = density.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)
         mean = squares = 0.0
         lowest, highest = np.inf, -np.inf
         for first in range(0, n_rows, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n_rows)
-            batch = copy(source.data, first, last)
-            bad = log_ratios_of(current, proposed, source, batch, log_ratios)
+            batch = copy(density.data, first, last)
+            bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             values = log_ratios[: last - first]
             if bad >= 0 or values.min() == -np.inf:
                 return Scan(-np.inf, 0.0, np.inf, first + bad if bad >= 0 else -1)
@@ -260,13 +260,13 @@ def draw_from_table(
 def log_ratios_of(
     current: np.ndarray,
     proposed: np.ndarray,
-    source: Source,
+    density: Density,
     batch: tuple[np.ndarray, ...],
     log_ratios: np.ndarray,
 ) -> int:
     """Evaluate rows at both points; return as :func:`subtract`."""
-    at_proposed = call_array(source.row, (proposed, source.constants, batch))
-    at_current = call_array(source.row, (current, source.constants, batch))
+    at_proposed = call_array(density.row, (proposed, density.constants, batch))
+    at_current = call_array(density.row, (current, density.constants, batch))
     return subtract(at_proposed, at_current, log_ratios)
 
 

@@ -34,7 +34,7 @@ from pymc_minibatch.kernels.gradient import (
     make_draw_gradients,
     make_estimate,
 )
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "Scoring",
@@ -78,7 +78,7 @@ class Scoring(NamedTuple):
         n.
     least_rows : int
         Rows that the first estimate must rest on.
-    sums : Source
+    sums : Density
         Where the gradients of a batch are summed, which is enough where V is not estimated.
     """
 
@@ -89,7 +89,7 @@ class Scoring(NamedTuple):
     is_users: bool
     batch_size: int
     least_rows: int
-    sums: Source
+    sums: Density
 
 
 class ScoringState(NamedTuple):
@@ -134,7 +134,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     Returns
     -------
     transitions
-        ``(rng, point, active, source, n_steps, tuning, state, scoring)`` moves ``point[active]`` in
+        ``(rng, point, active, density, n_steps, tuning, state, scoring)`` moves ``point[active]`` in
         place; returns whether it diverged, and the batch's share of the noise in the last step.
     """
     draw_gradients, estimate = make_draw_gradients(ndims), make_estimate(ndims)
@@ -144,7 +144,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         state: ScoringState,
@@ -157,11 +157,11 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         for k in range(n_steps):
             is_measured = n_steps - k <= MEASURED
             if tuning:
-                gradients = draw_gradients(rng, point, source, rows)
-                add_gradient(point, active, source, gradients, mean, step)
+                gradients = draw_gradients(rng, point, density, rows)
+                add_gradient(point, active, density, gradients, mean, step)
                 average_covariance(gradients, active, mean, state)
                 refactor(scoring, state)
-                differ(gradients, active, source.data[0].shape[0], noise)
+                differ(gradients, active, density.data[0].shape[0], noise)
             else:
                 sampled = noise if is_measured else noise[:0]
                 estimate(rng, point, active, scoring.sums, rows, step, sampled)

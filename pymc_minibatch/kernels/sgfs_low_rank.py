@@ -28,7 +28,7 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
 from pymc_minibatch.kernels.sgfs import FORGETTING
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["LowRank", "LowRankState", "learn", "low_rank_state", "make_low_rank_scoring"]
 
@@ -108,7 +108,7 @@ def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, flo
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         state: LowRankState,
@@ -119,7 +119,7 @@ def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, flo
         rows = np.empty(settings.batch_size, np.int64)
         for k in range(n_steps):
             noise = state.noises[k % state.noises.shape[0]] if tuning else force[:0]
-            estimate(rng, point, active, source, rows, force, noise)
+            estimate(rng, point, active, density, rows, force, noise)
             if state.counts[1] == 0.0:
                 continue
             for j in range(dim):

@@ -24,7 +24,7 @@ from numba import njit
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "Langevin",
@@ -94,7 +94,7 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         rng: np.random.Generator,
         point: np.ndarray,
         active: np.ndarray,
-        source: Source,
+        density: Density,
         n_steps: int,
         tuning: bool,
         state: LangevinState,
@@ -107,9 +107,9 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         for k in range(n_steps):
             epsilon = langevin.sizes[k]
             is_measured = n_steps - k <= measured
-            estimate(rng, point, active, source, rows, step, noise if is_measured else noise[:0])
+            estimate(rng, point, active, density, rows, step, noise if is_measured else noise[:0])
             if tuning and langevin.learns:
-                learn_scale(step, source.data[0].shape[0], state)
+                learn_scale(step, density.data[0].shape[0], state)
             if is_measured:
                 multiply_transposed(state.factor, noise)
                 batch += squared_norm(noise) / measured

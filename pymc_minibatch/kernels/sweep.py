@@ -23,7 +23,7 @@ from pymc_minibatch.acceptance.growing import (
 )
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = ["Grouping", "make_sweep", "running_sums"]
 
@@ -92,7 +92,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
     Returns
     -------
     sweep
-        ``(rng, current, proposed, grouping, source, (limits, details), accepted)`` decides on each
+        ``(rng, current, proposed, grouping, density, (limits, details), accepted)`` decides on each
         block by its rows alone; writes `accepted` and returns rows evaluated, the mean of s², the
         largest error bound, decisions read whole, and a row that is impossible at the current
         point, or -1.
@@ -105,7 +105,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         current: np.ndarray,
         proposed: np.ndarray,
         grouping: Grouping,
-        source: Source,
+        density: Density,
         parameters: tuple[Limits, Any],
         accepted: np.ndarray,
     ) -> tuple[int, float, float, int, int]:
@@ -138,8 +138,8 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                     )  # fmt: skip
                 n += count
                 last += 1
-            batch = take(source.data, chosen[:n])
-            bad = log_ratios_of(current, proposed, source, batch, ratios[:n])
+            batch = take(density.data, chosen[:n])
+            bad = log_ratios_of(current, proposed, density, batch, ratios[:n])
             if bad >= 0:
                 return n_evaluated, 0.0, 0.0, n_whole, chosen[bad]
             ratios[:n] *= weights[:n]
@@ -155,7 +155,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                     continue
                 own = slice(starts[g], starts[g + 1])
                 outcome = decide(
-                    rng, current, proposed, source, rows[own], sums[own],
+                    rng, current, proposed, density, rows[own], sums[own],
                     ratios[n : n + first_batch], limits, details,
                 )  # fmt: skip
                 accepted[g], read, s2, error, whole_read, impossible = outcome
@@ -174,7 +174,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         rng: np.random.Generator,
         current: np.ndarray,
         proposed: np.ndarray,
-        source: Source,
+        density: Density,
         members: np.ndarray,
         sums: np.ndarray,
         first_ratios: np.ndarray,
@@ -203,7 +203,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             more = np.empty(n - seen.size, np.int64)
             weights, added = np.empty(more.size), np.empty(more.size)
             draw_of_block(rng, members, sums, more, weights)
-            bad = log_ratios_of(current, proposed, source, take(source.data, more), added)
+            bad = log_ratios_of(current, proposed, density, take(density.data, more), added)
             if bad >= 0:
                 return False, read, 0.0, 0.0, False, more[bad]
             read += more.size
@@ -213,7 +213,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         for start in range(0, size, CHUNK_ROWS):
             chosen = members[start : start + CHUNK_ROWS].astype(np.int64)
             added = np.empty(chosen.size)
-            bad = log_ratios_of(current, proposed, source, take(source.data, chosen), added)
+            bad = log_ratios_of(current, proposed, density, take(density.data, chosen), added)
             if bad >= 0:
                 return False, read, 0.0, 0.0, True, chosen[bad]
             total += np.sum(added)

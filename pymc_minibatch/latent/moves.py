@@ -32,7 +32,7 @@ from pymc_minibatch.latent.blocks import Blocks
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ANGLES",
@@ -162,7 +162,7 @@ class LatentMoves:
         The minibatch test on all rows.
     sweep
         The test on the rows of each group.
-    source, rows, parameters
+    density, rows, parameters
         What both read.
     blocks
         For each grouping factor the levels that decide together.
@@ -173,7 +173,7 @@ class LatentMoves:
         reference: LatentReference,
         decide: Callable[..., Any],
         sweep: Callable[..., Any],
-        source: Source,
+        density: Density,
         rows: Rows,
         parameters: tuple[Any, ...],
         group_parameters: tuple[Any, ...],
@@ -181,7 +181,7 @@ class LatentMoves:
     ) -> None:
         self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
-        self.source, self.rows, self.parameters = source, rows, parameters
+        self.density, self.rows, self.parameters = density, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: tuple[bytes, Conditional] | None = None
         self.here: tuple[bytes, Reading] | None = None
@@ -252,7 +252,7 @@ class LatentMoves:
         psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
         seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        outcome = self.decide(rng, psi, *seen, self.source, self.rows, self.parameters)
+        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.parameters)
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
         counts.decisions += 1
@@ -392,7 +392,7 @@ class LatentMoves:
             self.surrogate.seen_by_rows(readings[0], cubic),
             self.surrogate.seen_by_rows(after, cubic),
             grouping,
-            self.source,
+            self.density,
             self.group_parameters,
             decided,
         )

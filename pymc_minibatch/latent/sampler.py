@@ -36,7 +36,7 @@ from pymc_minibatch.latent.moves import (
 )
 from pymc_minibatch.latent.rows import RowFunctions
 from pymc_minibatch.latent.search import LatentReference, search
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -154,10 +154,10 @@ class LatentSampler:
         )
 
     @cached_property
-    def _source(self) -> Source:
+    def _density(self) -> Density:
         at, data = self.reference.surrogate.expansion.at, self.tall.data
         address = address_of(self.rows.remainder, at, (at,), batch_of_one(data))
-        return Source(data, (at,), address)
+        return Density(data, (at,), address)
 
     @cached_property
     def _moves(self) -> LatentMoves:
@@ -175,7 +175,7 @@ class LatentSampler:
             self.reference,
             decide,
             sweep,
-            self._source,
+            self._density,
             row_workspace(n_rows, () if self.row_sizes is None else self.row_sizes.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),

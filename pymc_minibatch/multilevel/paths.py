@@ -11,8 +11,8 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.multilevel import Coupling, make_paths
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.density import make_density
 from pymc_minibatch.reference.gradient import GradientTarget
-from pymc_minibatch.reference.source import make_source
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["DivergedError", "Paths", "identity"]
@@ -42,7 +42,7 @@ class Paths:
         self._rng, self._cores = rng, cores
         self._point = tall.layout.empty()
         self._keep = target  # addresses are good as long as the functions live
-        self._source = make_source(tall, target)
+        self._density = make_density(tall, target)
         ndims = [values.ndim for values in tall.data]
         self._kernel = cast(Any, jit_kept(make_paths(ndims), [repr(ndims)]))
         self._kernel.targetoptions["nogil"] = True
@@ -78,7 +78,7 @@ class Paths:
                 starts,
                 self.mode,
                 self.factor,
-                self._source,
+                self._density,
                 function,
                 coupling,
                 fine,

@@ -31,7 +31,7 @@ from pymc_minibatch.kernels.firefly import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
@@ -380,7 +380,7 @@ class FlyMC(TallStep):
         accept, n_bright = self._kernel(
             self.rng,
             flat,
-            Source(self.target.data, self._settled.constants, *self._addresses),
+            Density(self.target.data, self._settled.constants, *self._addresses),
             self._flies,
             self._whitening,
             self.tuning,

@@ -26,13 +26,13 @@ from pymc_minibatch.reference.decide import (
     decide_control_variate,
     start_near_mode,
 )
+from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.exchange import interchangeable
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
     make_gradient_sum,
     make_gradient_target,
 )
-from pymc_minibatch.reference.source import Source, make_source
 from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.warn import warn
@@ -189,8 +189,8 @@ class GradientStep(TallStep):
         return make_gradient_target(self.tall, self.control)
 
     @cached_property
-    def _source(self) -> Source:
-        return make_source(self.tall, self._target)
+    def _density(self) -> Density:
+        return make_density(self.tall, self._target)
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[bool, float]]:
@@ -229,8 +229,8 @@ class GradientStep(TallStep):
         return make_gradient_sum(self.tall, None)
 
     @cached_property
-    def _sum_source(self) -> Source:
-        return make_source(self.tall, self._sums)
+    def _sum_density(self) -> Density:
+        return make_density(self.tall, self._sums)
 
     @cached_property
     def _climb_kernel(self) -> Callable[..., None]:
@@ -246,7 +246,7 @@ class GradientStep(TallStep):
         """
         rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self._active.size))
         self._climb_kernel(
-            rng or self.rng, flat, self._active, self._sum_source, n_steps, RATE, rows, noises
+            rng or self.rng, flat, self._active, self._sum_density, n_steps, RATE, rows, noises
         )
         return noises
 
@@ -319,7 +319,7 @@ class GradientStep(TallStep):
             self.rng,
             flat,
             self._active,
-            self._source,
+            self._density,
             n_steps,
             self.tune,
             self.tuned,

@@ -46,7 +46,7 @@ from pymc_minibatch.reference.decide import (
     gaussian_acceptance,
     start_near_mode,
 )
-from pymc_minibatch.reference.source import Source, make_source
+from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.taylor import (
     Target,
     compile_prior_gradient,
@@ -506,11 +506,11 @@ class MinibatchMH(TallStep):
         return "residents" if self.residents is not None else self.row_sizes is not None
 
     @cached_property
-    def _source(self) -> Source:
+    def _density(self) -> Density:
         if self.residents is None:
-            return make_source(self.tall, self._target)
-        source = make_source(self.tall, self._target, self.residents.data)
-        return source._replace(drawn=self.residents.drawn)
+            return make_density(self.tall, self._target)
+        density = make_density(self.tall, self._target, self.residents.data)
+        return density._replace(drawn=self.residents.drawn)
 
     @cached_property
     def _rows(self) -> Rows:
@@ -640,8 +640,8 @@ class MinibatchMH(TallStep):
     def _put_in_place(self, residents: Residents) -> None:
         self.residents = residents
         self.__dict__.pop("_rows", None)
-        if "_source" in self.__dict__:
-            self._source = self._source._replace(data=residents.data, drawn=residents.drawn)
+        if "_density" in self.__dict__:
+            self._density = self._density._replace(data=residents.data, drawn=residents.drawn)
 
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
@@ -711,7 +711,7 @@ class MinibatchMH(TallStep):
             self.rng,
             flat,
             self._active,
-            self._source,
+            self._density,
             n_steps,
             self.tune,
             self.proposal_state,

@@ -17,8 +17,8 @@ from pymc_minibatch.kernels.momentum import Momentum, MomentumState, momentum_st
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
-from pymc_minibatch.reference.source import Source
 from pymc_minibatch.steps.gradient_step import (
     BATCHES,
     CLIMB,
@@ -112,8 +112,8 @@ class MomentumStep(GradientStep):
         return self._target
 
     @cached_property
-    def _sum_source(self) -> Source:
-        return self._source
+    def _sum_density(self) -> Density:
+        return self._density
 
     def _reset_tuning(self) -> None:
         dim = self._active.size

@@ -30,8 +30,8 @@ from pymc_minibatch.kernels.sgfs_low_rank import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
-from pymc_minibatch.reference.source import Source, make_source
 from pymc_minibatch.steps.gradient_step import LEAST_CURVATURE, GradientStep
 
 __all__ = ["SGFS"]
@@ -311,11 +311,11 @@ class SGFS(GradientStep):
         )
 
     @cached_property
-    def _summed(self) -> Source:
+    def _summed(self) -> Density:
         """Where gradients of a batch are summed; with the control variate if there is one."""
         if not self.control_variate:
-            return self._sum_source
-        return make_source(self.tall, self._control_sums)
+            return self._sum_density
+        return make_density(self.tall, self._control_sums)
 
     @cached_property
     def _control_sums(self) -> GradientTarget:

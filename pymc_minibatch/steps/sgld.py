@@ -21,12 +21,12 @@ from pymc_minibatch.kernels.sgld import (
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
     make_gradient_sum,
     make_gradient_target,
 )
-from pymc_minibatch.reference.source import Source
 from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.gradient_step import BATCHES, GradientStep, largest_variance, scaled
 from pymc_minibatch.steps.schedule import Constant, Polynomial, Schedule
@@ -195,8 +195,8 @@ class SGLD(GradientStep):
         return make_gradient_sum(self.tall, None) if self.control_variate else self._target
 
     @cached_property
-    def _sum_source(self) -> Source:
-        return super()._sum_source if self.control_variate else self._source
+    def _sum_density(self) -> Density:
+        return super()._sum_density if self.control_variate else self._density
 
     @cached_property
     def _trial(self) -> Trial:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ALWAYS",
@@ -90,7 +90,7 @@ class State(NamedTuple):
 class Context(NamedTuple):
     """What the density given z is evaluated on; updates pass it on."""
 
-    source: Source
+    density: Density
     flies: Fireflies
     batch: Any
     tolerance: float

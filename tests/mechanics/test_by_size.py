@@ -15,8 +15,8 @@ from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import BINS_PER_OCTAVE, MOST_BINS, RowSizes, draw_by_size
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_readers
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.sizes import FLOOR, row_sizes
-from pymc_minibatch.reference.source import Source
 
 LEVEL = 1e-4
 
@@ -92,12 +92,12 @@ def test_estimates_are_unbiased(n):
     draw, _, _ = make_readers([1], by_size=True)
     sizes = RowSizes.of(np.abs(values + rng.normal(size=values.size)).astype(np.float32) + 0.1)
     current, proposed = np.zeros(1), np.ones(1)
-    source = Source((values,), (), row=address_of(row, current, (), (values,)))
+    density = Density((values,), (), row=address_of(row, current, (), (values,)))
     rows = row_workspace(values.size, sizes.table)
     means = np.empty(2000)
     for i in range(means.size):
-        assert draw(rng, current, proposed, source, rows, 0, n // 2) == -1
-        assert draw(rng, current, proposed, source, rows, n // 2, n) == -1
+        assert draw(rng, current, proposed, density, rows, 0, n // 2) == -1
+        assert draw(rng, current, proposed, density, rows, n // 2, n) == -1
         means[i] = rows.log_ratios[:n].mean()
     p, _ = probabilities(sizes)
     variance = ((values**2 / p).sum() / values.size**2 - values.mean() ** 2) / n

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, contains, draw_rows, forget, make_readers
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 LEVEL = 1e-4
 
@@ -116,8 +116,8 @@ def make_data(n_rows):
     )
 
 
-def source(data):
-    return Source(data, (), row=address_of(row, CURRENT, (), data))
+def density(data):
+    return Density(data, (), row=address_of(row, CURRENT, (), data))
 
 
 def log_ratios(data, current=CURRENT, proposed=PROPOSED):
@@ -128,16 +128,16 @@ def log_ratios(data, current=CURRENT, proposed=PROPOSED):
 def test_draw_log_ratios(n):
     data = make_data(10_000)
     rows = row_workspace(10_000)
-    assert DRAW(np.random.default_rng(8), CURRENT, PROPOSED, source(data), rows, 0, n) == -1
+    assert DRAW(np.random.default_rng(8), CURRENT, PROPOSED, density(data), rows, 0, n) == -1
     np.testing.assert_allclose(rows.log_ratios[:n], log_ratios(data)[rows.drawn[:n]], rtol=1e-12)
 
 
 def test_draw_log_ratios_extends():
     data = make_data(10_000)
     rng, rows = np.random.default_rng(9), row_workspace(10_000)
-    DRAW(rng, CURRENT, PROPOSED, source(data), rows, 0, 10)
+    DRAW(rng, CURRENT, PROPOSED, density(data), rows, 0, 10)
     first = rows.log_ratios[:10].copy()
-    DRAW(rng, CURRENT, PROPOSED, source(data), rows, 10, 3000)
+    DRAW(rng, CURRENT, PROPOSED, density(data), rows, 10, 3000)
     np.testing.assert_array_equal(rows.log_ratios[:10], first)
     expected = log_ratios(data)[rows.drawn[:3000]]
     np.testing.assert_allclose(rows.log_ratios[:3000], expected, rtol=1e-12)
@@ -146,7 +146,7 @@ def test_draw_log_ratios_extends():
 @pytest.mark.parametrize("n_rows", [2, 100, CHUNK_ROWS, CHUNK_ROWS + 1, 3 * CHUNK_ROWS - 1])
 def test_sum_log_ratios(n_rows):
     data = make_data(n_rows)
-    total, impossible = SUM(CURRENT, PROPOSED, source(data))
+    total, impossible = SUM(CURRENT, PROPOSED, density(data))
     assert total == pytest.approx(log_ratios(data).sum(), rel=1e-10)
     assert impossible == -1
 
@@ -154,7 +154,7 @@ def test_sum_log_ratios(n_rows):
 @pytest.mark.parametrize("n_rows", [2, 100, CHUNK_ROWS + 1, 3 * CHUNK_ROWS - 1])
 def test_scan_log_ratios(n_rows):
     data = make_data(n_rows)
-    scan, expected = SCAN(CURRENT, PROPOSED, source(data)), log_ratios(data)
+    scan, expected = SCAN(CURRENT, PROPOSED, density(data)), log_ratios(data)
     assert scan.mean == pytest.approx(expected.mean(), rel=1e-10)
     assert scan.sd == pytest.approx(expected.std(), rel=1e-10)
     assert scan.range == pytest.approx(np.ptp(expected), rel=1e-10)
@@ -167,13 +167,15 @@ def test_a_row_impossible_at_the_current_point_is_reported(is_nan):
     n_rows = CHUNK_ROWS + 50
     data, rows = make_data(n_rows), row_workspace(n_rows)
     current = np.array([0.5, n_rows - 1.5, is_nan])
-    total, impossible = SUM(current, PROPOSED, source(data))
+    total, impossible = SUM(current, PROPOSED, density(data))
     assert (total, impossible) == (-np.inf, n_rows - 1)
-    scan = SCAN(current, PROPOSED, source(data))
+    scan = SCAN(current, PROPOSED, density(data))
     assert (scan.mean, scan.impossible_row) == (-np.inf, n_rows - 1)
     half = n_rows // 2
     for seed in range(5):
-        reported = DRAW(np.random.default_rng(seed), current, PROPOSED, source(data), rows, 0, half)
+        reported = DRAW(
+            np.random.default_rng(seed), current, PROPOSED, density(data), rows, 0, half
+        )
         assert reported == (n_rows - 1 if n_rows - 1 in rows.drawn[:half] else -1)
 
 
@@ -182,10 +184,10 @@ def test_a_row_impossible_at_the_proposal_has_log_ratio_minus_infinity(is_nan):
     n_rows = 1000
     data, rows = make_data(n_rows), row_workspace(n_rows)
     proposed = np.array([-0.25, 499.5, is_nan])
-    assert SUM(CURRENT, proposed, source(data)) == (-np.inf, -1)
-    scan = SCAN(CURRENT, proposed, source(data))
+    assert SUM(CURRENT, proposed, density(data)) == (-np.inf, -1)
+    scan = SCAN(CURRENT, proposed, density(data))
     assert (scan.mean, scan.impossible_row) == (-np.inf, -1)
-    assert DRAW(np.random.default_rng(10), CURRENT, proposed, source(data), rows, 0, 100) == -1
+    assert DRAW(np.random.default_rng(10), CURRENT, proposed, density(data), rows, 0, 100) == -1
     impossible = rows.drawn[:100] > 499.5
     assert impossible.any()
     assert np.all(rows.log_ratios[:100][impossible] == -np.inf)

@@ -16,7 +16,7 @@ from pymc_minibatch import CorrectedBarker
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 DELTAS = np.linspace(-6.0, 6.0, 13)
 FEW_DELTAS = np.array([-3.0, -1.0, 1.0, 3.0])
@@ -29,13 +29,13 @@ PSI = -0.7
 
 
 @njit
-def draw_rows_of_known_spread(rng, current, proposed, source, rows, n_seen, n):
+def draw_rows_of_known_spread(rng, current, proposed, density, rows, n_seen, n):
     """Fill a batch with mean ``proposed[0]`` plus noise and standard deviation ``proposed[1]``.
 
     The noise has the variance of a mean of n rows that are drawn without replacement.
     """
     spread = proposed[1]
-    mean = proposed[0] + spread * np.sqrt(1 / n - 1 / source.data[0].size) * rng.standard_normal()
+    mean = proposed[0] + spread * np.sqrt(1 / n - 1 / density.data[0].size) * rng.standard_normal()
     unit = spread / np.sqrt(n * (n + 1) / 12)  # of n even steps with standard deviation `spread`
     for i in range(n):
         rows.log_ratios[i] = mean + unit * (i - (n - 1) / 2)
@@ -43,7 +43,7 @@ def draw_rows_of_known_spread(rng, current, proposed, source, rows, n_seen, n):
 
 
 @njit
-def draw_normal_rows(rng, current, proposed, source, rows, n_seen, n):
+def draw_normal_rows(rng, current, proposed, density, rows, n_seen, n):
     """Add independent normal log ratios, with that mean and standard deviation, to a batch."""
     for i in range(n_seen, n):
         rows.log_ratios[i] = proposed[0] + proposed[1] * rng.standard_normal()
@@ -51,8 +51,8 @@ def draw_normal_rows(rng, current, proposed, source, rows, n_seen, n):
 
 
 @njit
-def sum_rows(current, proposed, source):
-    return proposed[0] * source.data[0].size, -1
+def sum_rows(current, proposed, density):
+    return proposed[0] * density.data[0].size, -1
 
 
 @njit
@@ -69,11 +69,11 @@ def make_counter(*readers):
     decide = CorrectedBarker().build(*readers)
 
     @njit
-    def count(rng, n_decisions, current, proposed, source, rows, parameters):
+    def count(rng, n_decisions, current, proposed, density, rows, parameters):
         n_accepted = batch_rows = 0
         largest_s2 = 0.0
         for _ in range(n_decisions):
-            decision = decide(rng, PSI, current, proposed, source, rows, parameters)
+            decision = decide(rng, PSI, current, proposed, density, rows, parameters)
             n_accepted += decision.accepted
             batch_rows += decision.batch_size
             largest_s2 = max(largest_s2, decision.log_ratio_var)
@@ -100,7 +100,7 @@ def measure(count, delta, spread, batch_size, data, sigma=1.0):
         N_DECISIONS,
         np.zeros(2),
         np.array([(delta - PSI) * TEMPERATURE / n_rows, spread]),
-        Source(data, (), row=ROW if len(data) == 2 else 0),
+        Density(data, (), row=ROW if len(data) == 2 else 0),
         row_workspace(n_rows),
         test.parameters(TEMPERATURE, np.array([batch_size]), n_rows),
     )

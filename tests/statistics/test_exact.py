@@ -15,7 +15,7 @@ from pymc_minibatch.acceptance.exact import Ball, bound_factor
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 N_DECISIONS = 200_000
 Z_MAX = 4.5
@@ -32,10 +32,10 @@ def count():
     decide = pmb.Exact().build(*make_readers([1, 1], by_size=True))
 
     @njit
-    def count(rng, n_decisions, psi, current, proposed, source, rows, parameters):
+    def count(rng, n_decisions, psi, current, proposed, density, rows, parameters):
         n_accepted = n_read = 0
         for _ in range(n_decisions):
-            decision = decide(rng, psi, current, proposed, source, rows, parameters)
+            decision = decide(rng, psi, current, proposed, density, rows, parameters)
             if decision.impossible_row >= 0:
                 return -1.0, 0.0
             n_accepted += decision.accepted
@@ -61,12 +61,12 @@ def remainders(total, seed=1, n_rows=200):
 def frequencies(count, x, sizes, ball, temperature, psi=100.0):
     """Acceptance and rows read, there and back."""
     sized = RowSizes.of(sizes)
-    source = Source(x, (), row=address_of(row, HERE, (), x))
+    density = Density(x, (), row=address_of(row, HERE, (), x))
     rows = row_workspace(x[0].size, sized.table)
     parameters = temperature, ball._replace(total=sized.total)
     rng = np.random.default_rng(2)
     return sized, [
-        count(rng, N_DECISIONS, psi, *points, source, rows, parameters)
+        count(rng, N_DECISIONS, psi, *points, density, rows, parameters)
         for points in ((HERE, THERE), (THERE, HERE))
     ]
 
@@ -170,10 +170,10 @@ def test_joint_distribution_with_data(family):
         y = simulate(SMALL @ beta, rng).astype(np.int64)
         data = tuple(
             y.astype(values.dtype) if name == "rows" else values
-            for name, values in zip(names, step._source.data, strict=True)
+            for name, values in zip(names, step._density.data, strict=True)
         )
         constants = (np.zeros(2), SMALL.T @ (y - mean), hessian)
-        step._source = step._source._replace(data=data, constants=constants)
+        step._density = step._density._replace(data=data, constants=constants)
         n_read += step._transitions(beta, 4).batch_rows
         draws.append(beta.copy())
     assert 0.1 < n_read / (4 * N_GEWEKE) < N_SMALL / 2

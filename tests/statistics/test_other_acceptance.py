@@ -19,7 +19,7 @@ from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.acceptance.design import designs, error_and_rows
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.reference.source import Source
+from pymc_minibatch.reference.density import Density
 
 N_ROWS, N_DECISIONS, Z_MAX = 10_000, 200_000, 4.8
 PSI = -0.4
@@ -41,10 +41,10 @@ def repeat(test):
     decide = test.build(*READERS)
 
     @njit
-    def count(rng, n_decisions, current, proposed, source, rows, parameters):
+    def count(rng, n_decisions, current, proposed, density, rows, parameters):
         n_accepted, batch_rows, n_scanned, error = 0, 0.0, 0.0, 0.0
         for _ in range(n_decisions):
-            decision = decide(rng, PSI, current, proposed, source, rows, parameters)
+            decision = decide(rng, PSI, current, proposed, density, rows, parameters)
             n_accepted += decision.accepted
             batch_rows += decision.batch_size
             n_scanned += decision.n_scanned
@@ -70,7 +70,7 @@ def frequency(test, delta, spread, temperature, batch_size=100, n_decisions=N_DE
         n_decisions,
         np.zeros(2),
         proposed,
-        Source((X,), (), row=ROW),
+        Density((X,), (), row=ROW),
         row_workspace(N_ROWS),
         test.parameters(temperature, np.array([batch_size]), N_ROWS),
     )
@@ -156,11 +156,11 @@ def test_the_batch_stops_at_the_first_clear_look(test):
     batch_size = 100 if isinstance(test, SubLhd) else test.design(N_ROWS)[0]
     rows, proposed = row_workspace(N_ROWS), np.array([2e-5, 0.003])
     parameters = test.parameters(temperature, np.array([batch_size]), N_ROWS)
-    source = Source((X,), (), row=ROW)
+    density = Density((X,), (), row=ROW)
     for seed in range(100):
         rng = np.random.default_rng(seed)
         mu0 = -temperature * (np.random.default_rng(seed).standard_exponential() + PSI) / N_ROWS
-        decision = decide(rng, PSI, np.zeros(2), proposed, source, rows, parameters)
+        decision = decide(rng, PSI, np.zeros(2), proposed, density, rows, parameters)
         clear = (
             n
             for n, mean, half in looks(test, LOG_RATIOS[rows.drawn[: rows.n_drawn[0]]], batch_size)

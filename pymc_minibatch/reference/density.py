@@ -9,10 +9,10 @@ from pymc_minibatch.reference.gradient import GradientTarget
 from pymc_minibatch.reference.taylor import Target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Source", "make_source"]
+__all__ = ["Density", "make_density"]
 
 
-class Source(NamedTuple):
+class Density(NamedTuple):
     """What the rows are computed from.
 
     Attributes
@@ -36,11 +36,11 @@ class Source(NamedTuple):
     drawn: tuple[np.ndarray, ...] = ()
 
 
-def make_source(
+def make_density(
     tall: TallModel,
     target: Target | GradientTarget,
     data: tuple[np.ndarray, ...] | None = None,
-) -> Source:
+) -> Density:
     """Compile the parts of a target for the data; the addresses are good as long as it is alive.
 
     Rows are those of the model, or others of it that were gathered before.
@@ -48,4 +48,4 @@ def make_source(
     base, row, constants = target
     point, data = tall.layout.empty(), tall.data if data is None else data
     row_address = address_of(row, point, constants, batch_of_one(data))
-    return Source(data, constants, row_address, address_of(base, point, constants))
+    return Density(data, constants, row_address, address_of(base, point, constants))
