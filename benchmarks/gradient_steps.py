@@ -6,11 +6,14 @@ classes, 940 parameters, 10,000 rows, batches of 300. Both run one chain, blackj
 loop, where XLA may use all cores. Each is compiled first, and of three runs the fastest counts.
 
 Run ``python benchmarks/gradient_steps.py --blackjax PYTHON``, with an interpreter that has jax and
-blackjax; it may be another one than that which has PyMC.
+blackjax; it may be another one than that which has PyMC. With ``--large`` instead, a network with
+10,000 parameters is sampled by this package alone, each step in a process of its own, whose memory
+is measured too: what its largest resident set exceeds that before the step was made by.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -23,6 +26,18 @@ MODELS = {"logistic, D = 20": 5000, "network, D = 940": 1000}
 """Steps of a run."""
 
 METHODS = ("SGLD", "SGHMC", "SGNHT")
+
+INPUTS, UNITS, N_LARGE = 110, 82, 100_000
+"""The large network has 110 · 82 + 82 + 82 · 10 + 10 = 9,932 parameters."""
+
+LARGE = {
+    "SGLD": {"step_size": 1e-7, "preconditioner": "rmsprop"},
+    "SGHMC": {},
+    "SGNHT": {},
+    'SGFS, "diagonal"': {"variant": "diagonal"},
+    'SGFS, "low rank"': {"variant": "low rank"},
+}
+DRAWS, STEPS_PER_DRAW = 10, 50
 
 TOGETHER = 10
 """Gradient steps of a call of blackjax's SGHMC, all with one batch; its default. (With one, XLA
@@ -77,6 +92,46 @@ def ours() -> dict[str, float]:
     return found
 
 
+def large(name: str) -> dict[str, float]:
+    """Measure seconds of a step and megabytes of one method, at 10,000 parameters."""
+    import pymc as pm
+
+    import pymc_minibatch as pmb
+    from pymc_minibatch.steps import gradient_step
+
+    gradient_step.CLIMB = 10  # of Adam; chains need not start at a mode here
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(N_LARGE, INPUTS))
+    y = (X @ rng.normal(size=(INPUTS, 10)) + rng.gumbel(size=(N_LARGE, 10))).argmax(axis=1)
+    with pm.Model() as model:
+        hidden = pm.Normal("A", 0, 0.1, shape=(INPUTS, UNITS)), pm.Normal("a", shape=UNITS)
+        out = pm.Normal("B", shape=(UNITS, 10)), pm.Normal("b", shape=10)
+        units = pm.math.sigmoid(X @ hidden[0] + hidden[1])
+        pm.Categorical("y", logit_p=units @ out[0] + out[1], observed=y)
+    point = model.initial_point()
+    model.compile_logp()(point)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    options = {"batch_size": BATCH, "steps_per_draw": STEPS_PER_DRAW} | LARGE[name]
+    step = getattr(pmb, name.split(",")[0])(model=model, rng=1, **options)
+    for _ in range(DRAWS):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    point, _ = step.step(point)
+    speed = fastest(lambda: step.step(point), STEPS_PER_DRAW)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": 1 / speed, "megabytes": (after - before) / 1024}
+
+
+def show_large() -> None:
+    """Measure each method in a process of its own, and print a table."""
+    print("method | ms per step | MB")
+    for name in LARGE:
+        command = [sys.executable, __file__, "--one", name]
+        finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(finished.stdout)
+        print(f"{name} | {1e3 * found['seconds']:.2f} | {found['megabytes']:.0f}", flush=True)
+
+
 def theirs() -> dict[str, float]:
     """Measure blackjax."""
     import blackjax
@@ -129,8 +184,16 @@ def main() -> None:
     """Measure both, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--blackjax", metavar="PYTHON", help="interpreter that has blackjax")
+    parser.add_argument("--large", action="store_true", help="10,000 parameters, and memory")
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=LARGE, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.large:
+        show_large()
+        return
+    if arguments.one:
+        print(json.dumps(large(arguments.one)))
+        return
     if arguments.theirs:
         print(json.dumps(theirs()))
         return

@@ -26,13 +26,13 @@ def normal_rows(matrix, prior_sd=None):
     return model, np.linalg.solve(precision, matrix.T @ y.sum(axis=0)), precision
 
 
-def draw(step, n_tune, n_draws):
+def draw(step, n_tune, n_draws, dim=3):
     """Run a chain by hand; return an array (draw, parameter) and the last stats."""
     point = step.tall.model.initial_point()
     for _ in range(n_tune):
         point, _ = step.step(point)
     step.stop_tuning()
-    draws = np.empty((n_draws, 3))
+    draws = np.empty((n_draws, dim))
     for i in range(n_draws):
         point, [stats] = step.step(point)
         draws[i] = point["mu"]

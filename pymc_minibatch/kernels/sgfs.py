@@ -32,6 +32,7 @@ from pymc_minibatch.kernels.gradient import (
     add_gradient,
     diverges,
     make_draw_gradients,
+    make_estimate,
 )
 from pymc_minibatch.reference.density import Density
 
@@ -48,6 +49,9 @@ __all__ = [
 LATER = 1.02
 """The matrix is factored again when it rests on so many times as many batches as before."""
 
+MEASURED = 32
+"""So many steps at the end of a draw tell of the noise of a batch."""
+
 FORGETTING = 3.0
 """Batch t has weight t² in the average of V. With the paper's κ = 1/t all weights are equal, and
 a start far from the mode, where rows vary ten times as much, still shows after thousands of steps.
@@ -61,7 +65,7 @@ class Scoring(NamedTuple):
     ----------
     curvature : ndarray, shape (d, c)
         What K contains in addition to the estimate: the precision at the reference with a control
-        variate, the curvature of the prior where chains climb, else zero.
+        variate, else the diagonal of the prior's curvature.
     weight : float
         Factor of V in K: γN, or N²/n with a control variate.
     alpha : float
@@ -74,6 +78,8 @@ class Scoring(NamedTuple):
         n.
     least_rows : int
         Rows that the first estimate must rest on.
+    sums : Density
+        Where the gradients of a batch are summed, which is enough where V is not estimated.
     """
 
     curvature: np.ndarray
@@ -83,6 +89,7 @@ class Scoring(NamedTuple):
     is_users: bool
     batch_size: int
     least_rows: int
+    sums: Density
 
 
 class ScoringState(NamedTuple):
@@ -130,7 +137,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         ``(rng, point, active, density, n_steps, tuning, state, scoring)`` moves ``point[active]``
         in place; returns whether it diverged, and the batch's share of the noise in the last step.
     """
-    draw_gradients = make_draw_gradients(ndims)
+    draw_gradients, estimate = make_draw_gradients(ndims), make_estimate(ndims)
 
     @njit
     def transitions(
@@ -144,17 +151,25 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         scoring: Scoring,
     ) -> tuple[bool, float]:
         dim = active.size
-        mean, step = np.empty(dim), np.empty(dim)
+        step, noise, mean = np.empty(dim), np.empty(dim), np.empty(dim if tuning else 0)
         rows = np.empty(scoring.batch_size, np.int64)
-        gradients = np.empty((0, point.size))
-        for _ in range(n_steps):
-            gradients = draw_gradients(rng, point, density, rows)
-            add_gradient(point, active, density, gradients, mean, step)
+        batch, n_measured = 0.0, 0
+        for k in range(n_steps):
+            is_measured = n_steps - k <= MEASURED
             if tuning:
+                gradients = draw_gradients(rng, point, density, rows)
+                add_gradient(point, active, density, gradients, mean, step)
                 average_covariance(gradients, active, mean, state)
                 refactor(scoring, state)
+                differ(gradients, active, density.data[0].shape[0], noise)
+            else:
+                sampled = noise if is_measured else noise[:0]
+                estimate(rng, point, active, scoring.sums, rows, step, sampled)
             if state.counts[1] == 0.0:
                 continue
+            if is_measured:
+                solve_lower(state.factor, noise)
+                batch, n_measured = batch + squared_norm(noise), n_measured + 1
             add_noise(rng, 1.0, state.noise, step)
             solve_lower(state.factor, step)
             if diverges(squared_norm(step), dim, state.limit):
@@ -162,9 +177,9 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
             solve_upper(state.factor, step)
             for i in range(dim):
                 point[active[i]] += 2.0 * step[i]
-        if gradients.shape[0] == 0 or state.counts[1] == 0.0:
+        if n_measured == 0:
             return False, np.nan
-        return False, batch_share(gradients, active, mean, density.data[0].shape[0], state)
+        return False, batch_share(batch / n_measured, scoring, state)
 
     return transitions
 
@@ -215,30 +230,29 @@ def refactor(scoring: Scoring, state: ScoringState) -> None:
 
 
 @njit
-def batch_share(
-    gradients: np.ndarray,
-    active: np.ndarray,
-    mean: np.ndarray,
-    n_rows: int,
-    state: ScoringState,
-) -> float:
-    """Return tr(C N²V/n) / tr(C (N²V/n + W)), C = 2 [K + W]⁻¹."""
-    n, dim = gradients.shape[0], mean.size
-    column = np.empty(dim)
-    batch = injected = 0.0
-    for i in range(n):
-        for j in range(dim):
-            column[j] = gradients[i, active[j]] - mean[j]
-        solve_lower(state.factor, column)
-        batch += squared_norm(column)
-    if state.noise.shape[1] == 1:
+def differ(gradients: np.ndarray, active: np.ndarray, n_rows: int, noise: np.ndarray) -> None:
+    """Write a vector with the covariance N²V/n: N √(n₁n₂)/n times the difference of two halves."""
+    n = gradients.shape[0]
+    first = n // 2
+    for j in range(active.size):
+        column = gradients[:, active[j]]
+        noise[j] = column[:first].mean() - column[first:].mean()
+        noise[j] *= n_rows * math.sqrt(first * (n - first)) / n
+
+
+@njit
+def batch_share(batch: float, scoring: Scoring, state: ScoringState) -> float:
+    """Return a / (a + tr(K + W)⁻¹W) for the share a = tr(K + W)⁻¹N²V/n of the batch."""
+    dim = state.factor.shape[0]
+    injected = dim * scoring.alpha**2 / (1.0 + scoring.alpha**2)  # where W = α² K
+    if scoring.is_users and state.noise.shape[1] == 1:
         injected = squared_norm(state.noise[:, 0] / state.factor[:, 0])
-    else:
+    elif scoring.is_users:
+        injected = 0.0
         for j in range(dim):
-            column[:] = state.noise[:, j]
+            column = state.noise[:, j].copy()
             solve_lower(state.factor, column)
             injected += squared_norm(column)
-    batch *= float(n_rows) ** 2 / n / (n - 1)
     return batch / (batch + injected) if batch > 0.0 else 0.0
 
 

@@ -26,7 +26,14 @@ from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
 from pymc_minibatch.reference.density import Density
 
-__all__ = ["Langevin", "LangevinState", "largest_ratio", "make_langevin", "stability"]
+__all__ = [
+    "Langevin",
+    "LangevinState",
+    "largest_bias",
+    "largest_ratio",
+    "make_langevin",
+    "stability",
+]
 
 
 MEASURED = 32
@@ -150,16 +157,25 @@ def stability(
 ) -> tuple[float, float]:
     """Return the step from which on draws spread without bound, and the bias of a shorter one.
 
-    Along the eigenvectors of the curvature, in the coordinates in which M is the identity, the
-    variance is (1 + εq/4) / (1 − εh/4) of the posterior's if that is normal; the bias is by how
-    much the largest of these ratios exceeds 1.
+    Along the eigenvectors of the curvature, in the coordinates in which M is the identity.
     """
     lower = full(factor)
     curvature, vectors = np.linalg.eigh(lower.T @ precision @ lower)
     along = lower @ vectors
     noises = np.einsum("ij,ik,kj->j", along, noise, along)
-    limit = 4 / curvature[-1]
+    return largest_bias(curvature, noises, step)
+
+
+def largest_bias(
+    curvature: np.ndarray | float, noise: np.ndarray | float, step: float
+) -> tuple[float, float]:
+    """Return what :func:`stability` does, of directions in which both are known.
+
+    For a normal posterior the variance is (1 + εq/4) / (1 − εh/4) of its own, with curvature h and
+    noise q; the bias is by how much the largest of these ratios exceeds 1.
+    """
+    limit = 4 / np.max(curvature)
     if step >= limit:
         return float(limit), np.inf
-    ratios = (1 + step * noises / 4) / (1 - step * curvature / 4)
-    return float(limit), float(ratios.max() - 1)
+    ratios = (1 + step * noise / 4) / (1 - step * curvature / 4)
+    return float(limit), float(np.max(ratios) - 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from pytensor.gradient import grad
+from pytensor.gradient import NullTypeGradError, grad
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -57,8 +57,13 @@ def _target(
     constants = np.zeros(dim), np.zeros(dim), np.zeros((0, 0))
     if control is not None and order:
         constants = control.constants
-    gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
-    prior, rows = compile_numba([tall.flat], [gradient]), compile_rows(tall, order)
+    try:
+        gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
+        prior, rows = compile_numba([tall.flat], [gradient]), compile_rows(tall, order)
+    except (NotImplementedError, NullTypeGradError) as error:
+        raise ValueError(
+            f"The model has no gradient in PyTensor: {error} Use MinibatchMH, which needs none."
+        ) from error
     base = jit_kept(make_base(prior.jitted), [prior.cache_key])
     return GradientTarget(base, jit_kept(make_row(rows.jitted), [rows.cache_key]), constants)
 

@@ -12,6 +12,9 @@ __all__ = ["Trial"]
 
 ROWS = 10_000
 
+ENTRIES, LEAST_ROWS = 10_000_000, 100
+"""Where there are thousands of parameters, fewer rows, so that gradients have so many entries."""
+
 CURVED_POINTS, NOISY_POINTS = 16, 8
 """Points about the mode at which the largest curvature is looked for, and noise averaged."""
 
@@ -40,7 +43,8 @@ class Trial(NamedTuple):
 
     def gradients(self, flat: np.ndarray) -> np.ndarray:
         """Gradients of the terms of the rows, shape (n, d)."""
-        rows = self.tall.random_rows(np.random.default_rng(0), ROWS)
+        wanted = max(LEAST_ROWS, min(ROWS, ENTRIES // self.active.size))
+        rows = self.tall.random_rows(np.random.default_rng(0), wanted)
         batch = self.tall.batch(rows)
         return self.target.row(flat, self.target.constants, batch)[:, self.active]
 

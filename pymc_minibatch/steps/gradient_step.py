@@ -37,7 +37,15 @@ from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.warn import warn
 
-__all__ = ["CLIMB", "GradientStep", "GradientStepState"]
+__all__ = [
+    "BATCHES",
+    "CLIMB",
+    "LEAST_CURVATURE",
+    "GradientStep",
+    "GradientStepState",
+    "largest_variance",
+    "scaled",
+]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -55,6 +63,9 @@ in a step of it. Climbs end when one gains less than 1 in log-density for each p
 
 TRIAL_ROWS = 10_000
 """By which climbs are judged."""
+
+BATCHES = 300
+"""From so many batches the noise at a point is taken."""
 
 PROBES, PROBE = 10, 1e-4
 LEAST_CURVATURE = 1e-6
@@ -226,11 +237,16 @@ class GradientStep(TallStep):
         ndims = [values.ndim for values in self.tall.data]
         return jit_kept(make_climb(ndims), [repr(ndims)])
 
-    def _climb(self, flat: np.ndarray, n_steps: int, n_noises: int) -> np.ndarray:
-        """Move `flat` uphill by the gradients of batches; return the noise of some there."""
+    def _climb(
+        self, flat: np.ndarray, n_steps: int, n_noises: int, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Move `flat` uphill by the gradients of batches; return the noise of some there.
+
+        Batches are drawn by the chain's generator unless another is given.
+        """
         rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self._active.size))
         self._climb_kernel(
-            self.rng, flat, self._active, self._sum_density, n_steps, RATE, rows, noises
+            rng or self.rng, flat, self._active, self._sum_density, n_steps, RATE, rows, noises
         )
         return noises
 
@@ -309,3 +325,15 @@ class GradientStep(TallStep):
             self.tuned,
             self._settings(),
         )
+
+
+def scaled(noises: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Return noise, a vector in each row, where M = LLᵀ is the identity; L or one column of it."""
+    return noises @ factor if factor.shape[1] > 1 else noises * factor[:, 0]
+
+
+def largest_variance(noises: np.ndarray) -> float:
+    """Return the largest variance in any direction, by the smaller of two Gram matrices."""
+    m, dim = noises.shape
+    gram = noises @ noises.T if m < dim else noises.T @ noises
+    return float(np.linalg.eigvalsh(gram / m)[-1])

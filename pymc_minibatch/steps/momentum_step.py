@@ -19,7 +19,13 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
-from pymc_minibatch.steps.gradient_step import CLIMB, GradientStep
+from pymc_minibatch.steps.gradient_step import (
+    BATCHES,
+    CLIMB,
+    GradientStep,
+    largest_variance,
+    scaled,
+)
 from pymc_minibatch.steps.schedule import Schedule
 
 __all__ = ["MomentumStep"]
@@ -44,8 +50,8 @@ CURVED_ROWS, POWER_STEPS, PROBE = 1000, 10, 1e-4
 FULL = 100
 """Up to so many parameters the preconditioner is a full matrix unless the user wants another."""
 
-BATCHES, BATCHES_PER_PARAMETER = 300, 20
-"""From so many batches the noise at the start is taken; the latter for a full matrix."""
+BATCHES_PER_PARAMETER = 20
+"""From so many batches the noise at the start is taken for a full matrix."""
 
 PRECONDITIONERS = ("auto", "fisher", "diagonal", "identity")
 
@@ -131,8 +137,7 @@ class MomentumStep(GradientStep):
         wanted = max(BATCHES, BATCHES_PER_PARAMETER * dim if self.preconditioner == "fisher" else 0)
         noises = self._climb(flat, 0, wanted)
         state.factor[:] = self._scale(flat, noises)
-        full = state.factor.shape[1] > 1
-        noises = noises @ state.factor if full else noises * state.factor[:, 0]
+        noises = scaled(noises, state.factor)
         state.noise[:] = np.mean(noises**2, axis=0)
         state.size[:] = self.step_size or state.shorter[0] * self._default_size(flat, noises)
         state.momentum[:] = self.rng.standard_normal(dim)
@@ -161,10 +166,8 @@ class MomentumStep(GradientStep):
 
         Where rows are fitted without error there is no noise, and the curvature is the limit.
         """
-        m, dim = noises.shape
-        gram = noises @ noises.T / m if m < dim else noises.T @ noises / m
         stable = LONGEST / max(self._largest_curvature(flat), 1.0)
-        return min(stable, self._longest(np.linalg.eigvalsh(gram)[-1]))
+        return min(stable, self._longest(largest_variance(noises)))
 
     def _largest_curvature(self, flat: np.ndarray) -> float:
         """Largest curvature, where M is the identity, by the power method on some rows."""

@@ -30,8 +30,9 @@ from pymc_minibatch.kernels.sgfs_low_rank import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.gradient import GradientTarget
-from pymc_minibatch.steps.gradient_step import GradientStep
+from pymc_minibatch.reference.density import Density, make_density
+from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
+from pymc_minibatch.steps.gradient_step import LEAST_CURVATURE, GradientStep
 
 __all__ = ["SGFS"]
 
@@ -115,8 +116,9 @@ class SGFS(GradientStep):
     Batch t of them counts with weight t², not 1 as in the paper, so that the way from a far start
     is forgotten.
 
-    The formulae take the prior to weigh little against the rows. Without a control variate, a prior
-    that does not is right in the limit of short steps only, that is for n far below N.
+    The formulae take the prior to weigh little against the rows. Without a control variate, the
+    diagonal of the prior's curvature is added to γN times the information, so that directions of
+    which rows say nothing, such as a constant added to all scores of a softmax, have their prior.
 
     Sample stats, for each draw:
 
@@ -124,8 +126,8 @@ class SGFS(GradientStep):
       and their changes by the Hessian, count too.
     - ``step_size``: share of the way to the mode that a step makes, averaged over the directions;
       with s of it, it takes about 2/s − 1 steps for an independent draw.
-    - ``gradient_noise``: share of the batch in the variance of the noise, in the last step; nan
-      while the chain waits.
+    - ``gradient_noise``: share of the batch in the variance of the noise, in the last 32 steps;
+      nan while the chain waits.
     - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
       including those of a reference handed to it; the same for every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
@@ -287,9 +289,9 @@ class SGFS(GradientStep):
     def _scoring(self) -> Scoring:
         n, n_rows, dim = self.batch_size, self.n_rows, self._active.size
         curvature = injected = np.zeros((dim, self._columns))
-        if self.climbs:
-            full = self.variant == "full"
-            curvature = np.diag(self._prior) if full else self._prior[:, None]
+        if not self.control_variate:
+            known = np.where(self.climbs | (self._prior > LEAST_CURVATURE), self._prior, 0.0)
+            curvature = np.diag(known) if self.variant == "full" else known[:, None]
         weight = (n + n_rows) / n * n_rows
         least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
         if self.control is not None and self.control.order:
@@ -305,7 +307,19 @@ class SGFS(GradientStep):
             is_users=self._B is not None,
             batch_size=n,
             least_rows=least_rows,
+            sums=self._summed,
         )
+
+    @cached_property
+    def _summed(self) -> Density:
+        """Where gradients of a batch are summed; with the control variate if there is one."""
+        if not self.control_variate:
+            return self._sum_density
+        return make_density(self.tall, self._control_sums)
+
+    @cached_property
+    def _control_sums(self) -> GradientTarget:
+        return make_gradient_sum(self.tall, self.control)
 
     def _settings(self) -> Scoring | LowRank:
         if self.variant == "low rank":

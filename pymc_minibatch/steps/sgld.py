@@ -14,19 +14,21 @@ from pymc_minibatch.arguments import checked_covariance, checked_type
 from pymc_minibatch.kernels.sgld import (
     Langevin,
     LangevinState,
+    largest_bias,
     largest_ratio,
     make_langevin,
     stability,
 )
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
     make_gradient_sum,
     make_gradient_target,
 )
 from pymc_minibatch.reference.trial import Trial
-from pymc_minibatch.steps.gradient_step import GradientStep
+from pymc_minibatch.steps.gradient_step import BATCHES, GradientStep, largest_variance, scaled
 from pymc_minibatch.steps.schedule import Constant, Polynomial, Schedule
 from pymc_minibatch.warn import warn
 
@@ -178,7 +180,8 @@ class SGLD(GradientStep):
         if size is not None and self.control is not None and not self._learns:
             precision = self.control.precision(self._active)
             noise = self._trial.noise(self.control, self.batch_size)
-            if complaint := self._complaint(size, precision, noise):
+            limit, bias = stability(self._factor, precision, noise, self.step_size)
+            if complaint := self._complaint(self.step_size, limit, bias):
                 warn(complaint)
         given = preconditioner if named else self._factor
         self.options = (self.step_size, self.schedule, given)
@@ -190,6 +193,10 @@ class SGLD(GradientStep):
     @cached_property
     def _sums(self) -> GradientTarget:
         return make_gradient_sum(self.tall, None) if self.control_variate else self._target
+
+    @cached_property
+    def _sum_density(self) -> Density:
+        return super()._sum_density if self.control_variate else self._density
 
     @cached_property
     def _trial(self) -> Trial:
@@ -205,9 +212,10 @@ class SGLD(GradientStep):
 
     def _late_complaint(self, flat: np.ndarray) -> str | None:
         """Judge the step without a reference, by the Fisher information where the chain is."""
-        rows = self._trial.covariance(flat)
-        noise = self.n_rows**2 / self.batch_size * rows
-        complaint = self._complaint(self._step_size(), self.n_rows * rows, noise)
+        noises = self._climb(flat, 0, BATCHES, np.random.default_rng(0))
+        noise, step = largest_variance(scaled(noises, self.tuned.factor)), self._step_size()
+        limit, bias = largest_bias(self.batch_size / self.n_rows * noise, noise, step)
+        complaint = self._complaint(step, limit, bias)
         return (
             complaint and f"{complaint} If the chain is still far from the mode, tune for longer."
         )
@@ -264,9 +272,8 @@ class SGLD(GradientStep):
         self._warn_of_short_steps(f"step_size of {step:.3g}", largest / normal)
         return step
 
-    def _complaint(self, step: float, precision: np.ndarray, noise: np.ndarray) -> str | None:
+    def _complaint(self, step: float, limit: float, bias: float) -> str | None:
         """Say how far from the posterior a step draws, if that is too far."""
-        limit, bias = stability(self._factor, precision, noise, step)
         if step >= limit:
             return (
                 f"A step_size of {step:.3g} is unstable: from {limit:.3g} on the draws "

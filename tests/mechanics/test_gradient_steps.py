@@ -7,6 +7,7 @@ import warnings
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import xarray as xr
 from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
@@ -227,7 +228,7 @@ def test_singular_information_is_named():
     rng = np.random.default_rng(1)
     x = rng.normal(size=N_ROWS)
     with pm.Model() as model:
-        a, b = pm.Normal("a"), pm.Normal("b")
+        a, b = pm.Flat("a"), pm.Flat("b")
         level = pm.Normal("level")
         pm.Normal("y", level + (a + b) * x, 1.0, observed=x)
     step = SGFS(model=model, control_variate=0, batch_size=50, rng=1)
@@ -294,6 +295,16 @@ def test_sgfs_without_tuning_is_refused(model, reference):
 def test_refuses(model, reference, kind, changes, message):
     with pytest.raises(ValueError, match=message):
         new_step(kind, model, reference, **changes)
+
+
+@pytest.mark.parametrize("kind", [SGFS, SGHMC])
+def test_a_model_without_gradient_is_refused(kind):
+    """PyTensor does not differentiate by the order of a Bessel function."""
+    y = np.random.default_rng(1).normal(size=100)
+    with pm.Model() as bessel:
+        pm.Normal("y", pt.kve(pm.HalfNormal("order"), 2.0), 1.0, observed=y)
+    with pytest.raises(ValueError, match=r"has no gradient in PyTensor: .* Use MinibatchMH"):
+        kind(model=bessel, control_variate=0)
 
 
 ADVICE = r"diverges at draw \d+: .* (halve it|Raise alpha)"
@@ -413,6 +424,21 @@ def test_a_long_step_without_a_reference_is_logged(model, reference, step_size, 
     logged = [text for text in caplog.messages if "too large by about" in text]
     assert len(logged) == (step_size == 1.0)
     assert "warning" not in idata.sample_stats
+
+
+def test_a_learned_preconditioner_is_judged_as_it_is(model):
+    """By linear theory: the Fisher information of the rows, in the coordinates of M."""
+    options = {"control_variate": 0, "batch_size": 50, "steps_per_draw": 20, "rng": 1}
+    step = SGLD(model=model, step_size=2e-4, preconditioner="rmsprop", **options)
+    points, _ = run(step, model.initial_point(), 0, TUNE)
+    step.stop_tuning()
+    point, [stats] = step.step(points[-1])
+    flat, scale = step.tall.layout.flatten(point), step.tuned.factor
+    assert not np.allclose(scale, 1, rtol=0.1)
+    largest = N_ROWS * np.linalg.eigvalsh(scale * step._trial.covariance(flat) * scale.T)[-1]
+    bias = (1 + 2e-4 * 12 * largest / 4) / (1 - 2e-4 * largest / 4) - 1
+    [found] = re.findall(r"too large by about (\d+)%", stats["warning"])
+    assert int(found) / 100 == pytest.approx(bias, rel=0.35)
 
 
 def test_default_steps_that_are_very_short_are_warned_of():

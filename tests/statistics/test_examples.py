@@ -168,3 +168,12 @@ def test_trust(run_example, tmp_path):
     figures = sorted(path.name for path in tmp_path.glob("trust_*.png"))
     assert len(figures) == 7
     assert all((tmp_path / name).stat().st_size > 8_000 for name in figures)
+
+
+@pytest.mark.slow
+def test_sgfs_networks(run_example):
+    """Each method learns the 8 x 8 digits far better than by chance."""
+    pytest.importorskip("sklearn.datasets", reason="the digits are scikit-learn's")
+    lines = run_example("sgfs_networks", "--quick", "--only", "digits")
+    for name in ("SGD", "SGLD", "SGFS-f"):
+        assert cells(lines, name)[2][0] < 50

@@ -87,6 +87,21 @@ def test_diagonal(alpha, thin, n_draws):
     assert_moments(draws, mean, np.linalg.inv(precision))
 
 
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_directions_without_rows_have_their_prior(alpha):
+    """The difference of two coefficients of the same predictor."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=N_ROWS)
+    with pm.Model() as model:
+        beta = pm.Normal("mu", 0, 0.1, shape=2)
+        pm.Normal("y", beta.sum() * x, 3.0, observed=x + 3 * rng.normal(size=N_ROWS))
+    step = SGFS(
+        alpha=alpha, control_variate=0, batch_size=BATCH, steps_per_draw=20, model=model, rng=8
+    )
+    draws, _ = draw(step, 50, 4000, 2)
+    assert np.var(draws[:, 0] - draws[:, 1]) == pytest.approx(0.02, rel=0.1)
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_control_variate(order):
     """The prior counts as much as the rows, and the batch adds no noise: the rows are Gaussian."""
