@@ -295,7 +295,7 @@ def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     local = pmb.TallModel(model, data=whole)
     residents, here, there = step.residents, expected.flat, expected.flat + 0.5
     _, total, _ = make_readers([2, 1], "residents")
-    found, bad = total(here, there, step._source)
+    found, bad = total(here, there, step._density)
     assert bad == -1
     base, _, constants = step._target
     found += base(there, constants) - base(here, constants)

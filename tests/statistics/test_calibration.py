@@ -40,7 +40,7 @@ def posterior_draws(step, X, y, rng):
     """Run the kernel of `step` on other data; return draws and the mean batch size."""
     inputs = step.tall.row_inputs.values()
     data = tuple({"X": X, "y_rows": y}[i.name].astype(i.values.dtype) for i in inputs)
-    step._source = step._source._replace(data=data)
+    step._density = step._density._replace(data=data)
     step.rng, step.tune = rng, False
     beta = np.zeros(2)
     draws, batch_sizes = [], []
