@@ -181,6 +181,32 @@ def diagonal(**options: Any) -> pmb.SGFS:
     return pmb.SGFS(variant="diagonal", alpha=6, steps_per_draw=20, **options)
 
 
+def of_digits(
+    model: Callable[[np.ndarray, np.ndarray, int], tuple[pm.Model, TensorVariable]],
+    units: int,
+    *,
+    n_projections: int,
+    tune: int,
+    longest: float,
+    scoring: dict[str, Callable[[], Any]],
+) -> Experiment:
+    """Compare Fisher scoring with SGD and SGLD, whose first step is the longest."""
+    return Experiment(
+        measure="misclassified (%)",
+        data=lambda rng, options: project_digits(rng, options.digits, n_projections),
+        model=model,
+        units=units,
+        error=misclassified,
+        tune=tune,
+        every=1,
+        methods={
+            "SGD": lambda: langevin(Descent(b=300, gamma=1), longest, **FROM_PRIOR),
+            "SGLD": lambda: langevin(pmb.Polynomial(b=300, gamma=1), longest, **FROM_PRIOR),
+            **scoring,
+        },
+    )
+
+
 EXPERIMENTS = {
     "health": Experiment(
         measure="root mean square error",
@@ -197,33 +223,23 @@ EXPERIMENTS = {
             "SGFS-d": diagonal,
         },
     ),
-    "digits": Experiment(
-        measure="misclassified (%)",
-        data=lambda rng, options: project_digits(rng, options.digits, PROJECTIONS),
-        model=digits_model,
-        units=UNITS,
-        error=misclassified,
+    "digits": of_digits(
+        digits_model,
+        UNITS,
+        n_projections=PROJECTIONS,
         tune=12,
-        every=1,
-        methods={
-            "SGD": lambda: langevin(Descent(b=300, gamma=1), 1e-2, **FROM_PRIOR),
-            "SGLD": lambda: langevin(pmb.Polynomial(b=300, gamma=1), 1e-2, **FROM_PRIOR),
-            "SGFS-f": lambda: pmb.SGFS(alpha=2, batch_size=2000, steps_per_draw=2, **FROM_PRIOR),
+        longest=1e-2,
+        scoring={
+            "SGFS-f": lambda: pmb.SGFS(alpha=2, batch_size=2000, steps_per_draw=2, **FROM_PRIOR)
         },
     ),
-    "RBM": Experiment(
-        measure="misclassified (%)",
-        data=lambda rng, options: project_digits(rng, options.digits, RBM_PROJECTIONS),
-        model=rbm_model,
-        units=RBM_UNITS,
-        error=misclassified,
+    "RBM": of_digits(
+        rbm_model,
+        RBM_UNITS,
+        n_projections=RBM_PROJECTIONS,
         tune=20,
-        every=1,
-        methods={
-            "SGD": lambda: langevin(Descent(b=300, gamma=1), 3e-3, **FROM_PRIOR),
-            "SGLD": lambda: langevin(pmb.Polynomial(b=300, gamma=1), 3e-3, **FROM_PRIOR),
-            "SGFS-d": lambda: diagonal(**FROM_PRIOR),
-        },
+        longest=3e-3,
+        scoring={"SGFS-d": lambda: diagonal(**FROM_PRIOR)},
     ),
 }
 

@@ -16,7 +16,7 @@ from pymc_minibatch.bounds.third import Third, find_third
 from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.taylor import row_terms
+from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.weighted import SizedRows, size_rows
@@ -192,13 +192,13 @@ def _verify(tall: TallModel, reference: Reference, bounds: RemainderBounds, brou
     batch = tall.batch(rows)
     of_all = bounds.sizes
     sizes = of_all.sizer(*batch) if isinstance(of_all, SizedRows) else of_all[rows]
-    remainders = row_terms(tall, reference, 2)
+    remainder = row_term(tall, reference, 2)
     dim = reference.flat.size
     for spread in (0.3, 1.0, 3.0, 10.0) if brought else (0.3, 1.0):
         z = spread * rng.standard_normal((2, dim))
         z *= np.minimum(1, bounds.radius / np.linalg.norm(z, axis=1))[:, None]
         here, there = reference.flat + np.linalg.solve(bounds.whiten, z.T).T
-        terms = remainders(here, there, batch)
+        terms = [remainder(point, batch) for point in (here, there)]
         factor = np.linalg.norm(z[1] - z[0]) * ((z**2).sum() + z[0] @ z[1]) / 6
         allowed = sizes * factor + ROUNDING * (1 + np.abs(terms[0]))
         excess = np.abs(terms[1] - terms[0]) - allowed

@@ -29,8 +29,7 @@ __all__ = ["Curvature", "is_dense"]
 
 def is_dense(structure: RowStructure) -> bool:
     """Whether most of what rows read they read as dense columns, which BLAS is for."""
-    n_read = max(block.stop for block in structure.blocks.values())
-    return 2 * RowFunctions(structure).reads.dense.size > n_read
+    return 2 * RowFunctions(structure).reads.dense.size > structure.n_read
 
 
 class Curvature:
@@ -54,7 +53,7 @@ class Curvature:
     def sums_at(self, theta: np.ndarray) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         """Return ``(*batch) -> (G, H)`` at a point, which can be pickled."""
         none = np.zeros(theta.size)
-        phi = self._chain(theta, np.zeros(self._n_read), none)
+        phi = self._chain(theta, np.zeros(self.rows.structure.n_read), none)
         rows = self.rows
         functions = rows.local_inputs, rows.derivatives, rows.arrays
         return partial(_sums, *functions, rows.reads, phi)
@@ -69,10 +68,6 @@ class Curvature:
         )
         jacobian = np.array(columns).T
         return slope @ jacobian, jacobian.T @ hessian @ jacobian + np.array(bends)
-
-    @property
-    def _n_read(self) -> int:
-        return max(block.stop for block in self.rows.structure.blocks.values())
 
 
 def _sums(

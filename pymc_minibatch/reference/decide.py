@@ -15,7 +15,7 @@ from pymc_minibatch.reference.find import (
     discrete_in_rows,
     search,
 )
-from pymc_minibatch.reference.taylor import row_terms
+from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -165,8 +165,8 @@ def choose_order(
     highest = 2 if reference.hessian.any() else 1
     size = (TRIAL_PAIRS, 2)
     points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
-    kinds = [row_terms(tall, reference, order) for order in (0, highest)]
-    terms = np.array([[terms(*pair, batch) for terms in kinds] for pair in points])
+    kinds = [row_term(tall, reference, order) for order in (0, highest)]
+    terms = np.array([[[term(p, batch) for p in pair] for term in kinds] for pair in points])
     with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
         without, with_it = np.diff(terms, axis=2)[:, :, 0].var(axis=-1).T
         with_it = np.maximum(with_it, np.finfo(float).tiny)
@@ -209,7 +209,7 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     reference, order, _ = control
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
-    terms = row_terms(tall, reference, order)
+    term = row_term(tall, reference, order)
     free = np.ones(reference.flat.size, dtype=bool)
     if held is not None:
         free[held] = False
@@ -217,7 +217,7 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
     z = rng.standard_normal((*points.shape[:2], int(free.sum())))
     points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
-    ratios = [np.diff(terms(*pair, batch), axis=0) for pair in points]
+    ratios = [term(there, batch) - term(here, batch) for here, there in points]
     with np.errstate(invalid="ignore"):  # where a row is impossible
         return float(np.median([ratio.var() for ratio in ratios]))
 

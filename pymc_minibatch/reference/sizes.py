@@ -14,7 +14,7 @@ from scipy.linalg import eigh
 
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
-from pymc_minibatch.reference.taylor import row_terms
+from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import in_chunks, over_chunks
 from pymc_minibatch.tall.weighted import SizedRows
@@ -89,8 +89,8 @@ def row_sizes(
     kinked = reference.has_kinks
     axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
     points, pairs = _trial_points(reference, temperature, *axes)
-    terms = row_terms(tall, reference, order)
-    look = partial(_look, terms, reference.flat, points, pairs, kinked)
+    term = row_term(tall, reference, order)
+    look = partial(_look, term, reference.flat, points, pairs, kinked)
     if tall.partitions is not None:
         return _in_partitions(tall, look, temperature)
     sums = partial(_ranges_and_sums, look)
@@ -105,7 +105,7 @@ def row_sizes(
 
 
 def _look(
-    terms: Callable[..., tuple[np.ndarray, ...]],
+    term: Callable[..., np.ndarray],
     reference: np.ndarray,
     points: np.ndarray,
     pairs: np.ndarray,
@@ -113,21 +113,21 @@ def _look(
     *batch: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how far the terms of rows vary over points, and their log ratios for each pair."""
-    at_mode, _ = terms(reference, reference, batch)
+    at_mode = term(reference, batch)
     lowest = highest = at_mode
     distance = np.zeros_like(at_mode)
     with np.errstate(invalid="ignore", over="ignore"):
-        for pair in points.reshape(-1, 2, reference.size):
-            for at_point in terms(*pair, batch):
-                finite = np.isfinite(at_point)
-                lowest = np.where(finite, np.minimum(lowest, at_point), lowest)
-                highest = np.where(finite, np.maximum(highest, at_point), highest)
-                if kinked:
-                    distance += np.where(finite, np.abs(at_point - at_mode), 0.0) / len(points)
+        for point in points:
+            terms = term(point, batch)
+            finite = np.isfinite(terms)
+            lowest = np.where(finite, np.minimum(lowest, terms), lowest)
+            highest = np.where(finite, np.maximum(highest, terms), highest)
+            if kinked:
+                distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
         ranges = highest - lowest
         if kinked:
             ranges = distance + RANGE_SHARE * ranges
-        ratios = [np.subtract(*terms(there, here, batch)) for here, there in pairs]
+        ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
         return np.nan_to_num(ranges.astype(np.float32)), np.array(ratios, dtype=float)
 
 

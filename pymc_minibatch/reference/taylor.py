@@ -30,7 +30,7 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target", "row_terms"]
+__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target", "row_term"]
 
 
 class Target(NamedTuple):
@@ -129,12 +129,10 @@ def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
     return jit_kept(lambda point: prior_gradient(point)[0], [compiled.cache_key])
 
 
-def row_terms(
-    tall: TallModel, reference: Reference, order: int
-) -> Callable[..., tuple[np.ndarray, ...]]:
-    """Return ``(here, there, batch)``, what is estimated from rows at two points.
+def row_term(tall: TallModel, reference: Reference, order: int) -> Callable[..., np.ndarray]:
+    """Return ``(point, batch)``, what is estimated from rows, which can be pickled.
 
-    These are remainders, or without a control variate log-likelihoods. The function can be pickled.
+    These are remainders, or without a control variate log-likelihoods.
     """
     if order == 0:
         return partial(_plain, tall.compiled_row_logp)
@@ -144,20 +142,14 @@ def row_terms(
 type _Batch = Sequence[np.ndarray]
 
 
-def _plain(
-    row_logp: CompiledFunction, here: np.ndarray, there: np.ndarray, batch: _Batch
-) -> tuple[np.ndarray, ...]:
-    return row_logp(here, *batch), row_logp(there, *batch)
+def _plain(row_logp: CompiledFunction, point: np.ndarray, batch: _Batch) -> np.ndarray:
+    return row_logp(point, *batch)
 
 
 def _less_taylor(
-    remainder: CompiledFunction,
-    reference: np.ndarray,
-    here: np.ndarray,
-    there: np.ndarray,
-    batch: _Batch,
-) -> tuple[np.ndarray, ...]:
-    return remainder(here, reference, *batch), remainder(there, reference, *batch)
+    remainder: CompiledFunction, reference: np.ndarray, point: np.ndarray, batch: _Batch
+) -> np.ndarray:
+    return remainder(point, reference, *batch)
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:

@@ -141,6 +141,11 @@ class RowStructure:
         return totals
 
     @property
+    def n_read(self) -> int:
+        """Entries of φ, P."""
+        return max(where.stop for where in self.blocks.values())
+
+    @property
     def graph(self) -> tuple[list[Variable], list[Variable]]:
         """The flat point and the batch, and the log-likelihood of each row by what it reads."""
         replaced = dict(zip(self.locals, self.local_graphs(self.phi), strict=True))
