@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.design import Designs, designs, error_and_rows
@@ -154,7 +154,7 @@ class Austere:
         return build_sequential(*readers, begin, half_width, extend)
 
 
-@njit
+@register_jitable
 def choose(grid: Designs, mu_std: float, n_rows: int, error_bound: float) -> tuple[int, float]:
     """Return the design with the least expected rows within the bound, or -1, and its error."""
     best, best_error, least = -1, 0.0, np.inf
@@ -165,7 +165,7 @@ def choose(grid: Designs, mu_std: float, n_rows: int, error_bound: float) -> tup
     return best, best_error
 
 
-@njit
+@register_jitable
 def begin(
     mu0: float, scan: Scan, n_rows: int, details: tuple[Designs, int, float, float]
 ) -> tuple[int, float, tuple[int, float]]:
@@ -182,7 +182,7 @@ def begin(
     return grid.batch_size[k], error, (grid.batch_size[k], grid.boundary[k])
 
 
-@njit
+@register_jitable
 def half_width(
     n: int, look: int, sd: float, n_rows: int, scan: Scan, plan: tuple[int, float]
 ) -> float:
@@ -198,7 +198,7 @@ def half_width(
     return quantile * sd / math.sqrt(n) * math.sqrt(1 - (n - 1) / (n_rows - 1))
 
 
-@njit
+@register_jitable
 def extend(n: int, plan: tuple[int, float]) -> int:
     """Add m rows."""
     return n + plan[0]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.corrected_barker import barker
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
@@ -93,7 +93,7 @@ class Barker:
         return build_growing(draw_log_ratios, sum_log_ratios, accept, barker)
 
 
-@njit
+@register_jitable
 def accept(rng: np.random.Generator, estimate: float, s2: float, details: tuple[float]) -> bool:
     """Complete the noise of the estimate to the normal variable nearest to the logistic."""
     return estimate + math.sqrt(max(0.0, details[0] - s2)) * rng.standard_normal() > 0

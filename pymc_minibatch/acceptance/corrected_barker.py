@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.correction import correction
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
@@ -108,7 +108,7 @@ class CorrectedBarker:
         return build_growing(draw_log_ratios, sum_log_ratios, accept, barker)
 
 
-@njit
+@register_jitable
 def accept(
     rng: np.random.Generator,
     estimate: float,
@@ -122,7 +122,7 @@ def accept(
     return estimate + normal + corrected > 0
 
 
-@njit
+@register_jitable
 def barker(delta: float) -> float:
     """Return the acceptance probability of Barker's test."""
     return 1 / (1 + np.exp(-delta))

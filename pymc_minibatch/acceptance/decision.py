@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 __all__ = [
     "Acceptance",
@@ -99,7 +99,7 @@ class Decision(NamedTuple):
     n_scanned: int
 
 
-@njit
+@register_jitable
 def rejected(n_read: Any, grown: Any, impossible_row: int, n_scanned: int) -> Decision:
     """Reject, since a row is impossible; it has a number if it is so at the current point."""
     return Decision(
@@ -114,7 +114,7 @@ def rejected(n_read: Any, grown: Any, impossible_row: int, n_scanned: int) -> De
     )
 
 
-@njit
+@register_jitable
 def decided_by_batch(
     accepted: Any, n: Any, grown: Any, s2: float, error: float, n_scanned: int
 ) -> Decision:
@@ -131,7 +131,7 @@ def decided_by_batch(
     )
 
 
-@njit
+@register_jitable
 def decided_by_all(
     accepted: Any, n_rows: int, n_seen: Any, impossible_row: int, n_scanned: int
 ) -> Decision:
@@ -148,13 +148,13 @@ def decided_by_all(
     )
 
 
-@njit
+@register_jitable
 def takes_all(n: Any, n_rows: int) -> Any:
     """Whether a batch is so large that all rows are read: it would have more than half of them."""
     return 2 * n > n_rows
 
 
-@njit
+@register_jitable
 def batch_variance(scale: float, variance: Any, n: Any, population: float) -> Any:
     """Return s², the variance of `scale` times the mean of n rows; `population` as in `Rows`."""
     return scale**2 * variance / n * (1 - n / population)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 from scipy.special import ndtr, ndtri
 
 __all__ = ["Designs", "designs", "error_and_rows"]
@@ -158,7 +158,7 @@ def stopping(
     return np.maximum(stopped, 0.0).T, np.array(lowered).T, z, mass
 
 
-@njit
+@register_jitable
 def error_and_rows(designs: Designs, k: int, mu_std: float, n_rows: int) -> tuple[float, float]:
     """Return the probability that design k decides wrongly, and its expected number of rows.
 

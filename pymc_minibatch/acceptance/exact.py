@@ -41,6 +41,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
@@ -175,7 +176,7 @@ class Exact:
         return decide
 
 
-@njit(fastmath={"reassoc", "contract"})
+@register_jitable(fastmath={"reassoc", "contract"})
 def bound_factor(current: np.ndarray, proposed: np.ndarray, ball: Ball) -> tuple[float, float]:
     """Return the larger of |z| and |z'|, and M."""
     here = there = both = way = 0.0

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
@@ -207,7 +208,7 @@ def rows_wanted(limits: Limits, variance: float, n_rows: int) -> int:
     return int(n[np.argmax(do)]) if do.any() else n_rows
 
 
-@njit
+@register_jitable
 def moments(x: np.ndarray) -> tuple[float, float, float, float]:
     """Mean, variance (ddof 1), third central moment and third absolute central moment."""
     mean = np.sum(x) / x.size
@@ -221,7 +222,7 @@ def moments(x: np.ndarray) -> tuple[float, float, float, float]:
     return mean, squares / (x.size - 1), cubes / x.size, absolute_cubes / x.size
 
 
-@njit
+@register_jitable
 def noise(
     n: int,
     population: float,
@@ -242,7 +243,7 @@ def noise(
     return s2, limits.own_error + upper_smoothness(s2, limits) * scale**3 / n**2 * unevenness
 
 
-@njit
+@register_jitable
 def upper_smoothness(s2: float, limits: Limits) -> float:
     """Bound the third derivative of G when the batch has s²."""
     above = np.searchsorted(limits.variance_grid, s2)

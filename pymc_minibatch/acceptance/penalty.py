@@ -29,7 +29,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 from scipy.special import ndtr
 
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
@@ -132,7 +132,7 @@ class Penalty:
         return build_growing(draw_log_ratios, sum_log_ratios, accept, metropolis)
 
 
-@njit
+@register_jitable
 def accept(rng: np.random.Generator, estimate: float, s2: float, details: tuple[float]) -> bool:
     """Complete the noise of the estimate to variance sigma², and subtract half of it."""
     sigma2 = details[0]
@@ -140,7 +140,7 @@ def accept(rng: np.random.Generator, estimate: float, s2: float, details: tuple[
     return -rng.standard_exponential() < estimate + normal - sigma2 / 2
 
 
-@njit
+@register_jitable
 def metropolis(delta: float) -> float:
     """Return the acceptance probability of Metropolis's test."""
     return min(1.0, np.exp(delta))

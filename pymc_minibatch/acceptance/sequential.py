@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
@@ -106,7 +107,7 @@ def build_sequential(
     return decide
 
 
-@njit
+@register_jitable
 def extend_moments(n: int, mean: float, squares: float, values: np.ndarray) -> tuple[float, float]:
     """Add values to n others: their mean, and the sum of squared deviations from it."""
     added = np.sum(values) / values.size

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.sequential import build_sequential
@@ -98,7 +98,7 @@ class SubLhd:
         return build_sequential(*readers, begin, half_width, extend)
 
 
-@njit
+@register_jitable
 def begin(
     mu0: float, scan: Scan, n_rows: int, details: tuple[np.ndarray, tuple[float, float, float]]
 ) -> tuple[int, float, tuple[float, float, float]]:
@@ -107,7 +107,7 @@ def begin(
     return batch_size[0], plan[2], plan
 
 
-@njit
+@register_jitable
 def half_width(
     n: int, look: int, sd: float, n_rows: int, scan: Scan, plan: tuple[float, float, float]
 ) -> float:
@@ -118,7 +118,7 @@ def half_width(
     return sd * math.sqrt(2 * log_odds / n) * unseen + 3 * scan.range * log_odds / n
 
 
-@njit
+@register_jitable
 def extend(n: int, plan: tuple[float, float, float]) -> int:
     """Multiply the rows by gamma."""
     return math.ceil(plan[1] * n)

@@ -17,7 +17,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
 from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
 from pymc_minibatch.bounds.target import TOLERANCE, FireflyTarget, trial_rows
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -107,7 +107,7 @@ class CollapsedTarget(FireflyTarget):
     @cached_property
     def _n_classes(self) -> int:
         start = self.tall.start
-        eta = self.compiled_predictor(start, *self.batch(np.arange(1)))
+        eta = self.vector_predictor(start, *self.batch(np.arange(1)))
         return eta.shape[1] if eta.ndim == 2 else 1
 
     @cached_property
@@ -116,18 +116,18 @@ class CollapsedTarget(FireflyTarget):
         return self.bound.metric(self._n_classes)
 
     @cached_property
-    def compiled_predictor(self) -> CompiledFunction:
+    def vector_predictor(self) -> Evaluator:
         """``(point, *batch) -> (predictor, scale)``."""
         rows = self.likelihood
         scale = [] if rows.scale is None else [rows.scale]
-        return compile_numba(rows.inputs, [rows.predictor, *scale])
+        return evaluator(rows.inputs, [rows.predictor, *scale])
 
     @cached_property
-    def compiled_quadratic(self) -> CompiledFunction:
+    def vector_quadratic(self) -> Evaluator:
         """``(reference, *batch) -> coefficients``."""
         rows = self.likelihood
         quadratic: Quadratic = self.bound.quadratic(rows, self.tuned)
-        return compile_numba(rows.inputs, list(quadratic))
+        return evaluator(rows.inputs, list(quadratic))
 
     # --- Sufficient statistics ----------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class CollapsedTarget(FireflyTarget):
         moving = self.moving.size
         sums = [np.zeros(()), np.zeros(moving), np.zeros((moving, moving))]
         for batch in self.parts_for_cache(data):
-            _, constants, slopes, curvature = self.compiled_quadratic.jitted(reference, *batch)
+            _, constants, slopes, curvature = self.vector_quadratic.outputs(reference, *batch)
             jacobian = self.jacobian(reference, batch)
             sums[0] += constants.sum()
             sums[1] += jacobian.reshape(moving, -1) @ slopes.ravel()
@@ -190,13 +190,13 @@ class CollapsedTarget(FireflyTarget):
         -------
         ndarray, shape (moving variables, b, K)
         """
-        start = self.compiled_predictor(point, *batch)
+        start = self.vector_predictor(point, *batch)
         jacobian = np.empty((self.moving.size, start.shape[0], self._n_classes))
         for i, position in enumerate(self.moving):
             moved = point.copy()
             moved[position] += 1.0
             step = moved[position] - point[position]
-            change = (self.compiled_predictor(moved, *batch) - start) / step
+            change = (self.vector_predictor(moved, *batch) - start) / step
             jacobian[i] = change.reshape(jacobian.shape[1:])
         return jacobian
 
@@ -248,9 +248,9 @@ class CollapsedTarget(FireflyTarget):
         varied = np.intersect1d(self._positions(names), self.moving)
         change = np.zeros(base.size)
         change[varied] = spread * rng.standard_normal(varied.size)
-        start = self.compiled_predictor(base, *batch)
+        start = self.vector_predictor(base, *batch)
         expected = np.tensordot(change[self.moving], self.jacobian(base, batch), axes=1)
-        actual = self.compiled_predictor(base + change, *batch) - start
+        actual = self.vector_predictor(base + change, *batch) - start
         scale = np.abs(start).max() + np.abs(expected).max() + 1.0
         with np.errstate(invalid="ignore"):
             error = np.abs(actual - expected.reshape(actual.shape)).max()
@@ -266,7 +266,7 @@ class CollapsedTarget(FireflyTarget):
         ratios = []
         for _ in range(3):
             point = self.tall.start + rng.standard_normal(self.tall.layout.size)
-            scale = self.compiled_predictor.jitted(point, *batch)[1]
+            scale = self.vector_predictor.outputs(point, *batch)[1]
             ratios.append(scale / scale[0])
         if not np.allclose(ratios, ratios[0], rtol=1e-9):
             raise NoBoundError(
@@ -284,11 +284,11 @@ class CollapsedTarget(FireflyTarget):
         """
         rows = trial_rows(self.tall.n_rows)
         batch = self.batch(rows)
-        level, constant, linear, curvature = self.compiled_quadratic.jitted(reference, *batch)
-        eta_0, *scale_0 = self.compiled_predictor.jitted(reference, *batch)
+        level, constant, linear, curvature = self.vector_quadratic.outputs(reference, *batch)
+        eta_0, *scale_0 = self.vector_predictor.outputs(reference, *batch)
         offsets = []
         for point in [reference, *points]:
-            eta, *scale = self.compiled_predictor.jitted(point, *batch)
+            eta, *scale = self.vector_predictor.outputs(point, *batch)
             epsilon, slope = ((eta - eta_0).T.reshape(-1, rows.size), linear.T)
             slope = slope.reshape(-1, rows.size)
             parabola = (slope * epsilon).sum(0) + 0.5 * curvature * (

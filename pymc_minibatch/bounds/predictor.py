@@ -20,7 +20,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.shape import shape as shape_of
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["NoPredictorError", "Predictor", "find_predictor", "linearised"]
@@ -55,12 +56,12 @@ class Predictor:
     free: Variable
 
     @cached_property
-    def compiled_eta(self) -> CompiledFunction:
+    def vector_eta(self) -> Evaluator:
         """``(point, *batch) -> η``."""
-        return compile_numba(self.inputs, [self.eta])
+        return evaluator(self.inputs, [self.eta])
 
     @cached_property
-    def compiled_derivatives(self) -> CompiledFunction:
+    def vector_derivatives(self) -> Evaluator:
         """``(η, *batch) -> (f'', f''')``."""
         derivative: Any = self.term
         found = []
@@ -72,25 +73,25 @@ class Predictor:
             raise NoPredictorError(
                 f"the log-likelihood has no third derivative by its predictor ({error})"
             ) from error
-        return compile_numba([self.free, *self.inputs[1:]], found[1:])
+        return evaluator([self.free, *self.inputs[1:]], found[1:])
 
     def linearised(
         self, point: np.ndarray, batch: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return η at a point and its Jacobian; see :func:`linearised`."""
-        return linearised(self.compiled_eta, point, batch)
+        return linearised(self.vector_eta, point, batch)
 
 
 def linearised(
-    compiled_eta: CompiledFunction, point: np.ndarray, batch: Sequence[np.ndarray]
+    eta_of: Evaluator, point: np.ndarray, batch: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return η at a point and its Jacobian (b × D), by differences, which are exact."""
-    eta = compiled_eta(point, *batch)
+    eta = eta_of(point, *batch)
     jacobian = np.empty((eta.size, point.size))
     for i in range(point.size):
         moved = point.copy()
         moved[i] += 1.0
-        jacobian[:, i] = (compiled_eta(moved, *batch) - eta) / (moved[i] - point[i])
+        jacobian[:, i] = (eta_of(moved, *batch) - eta) / (moved[i] - point[i])
     return eta, jacobian
 
 
@@ -168,7 +169,7 @@ def _is_affine(tall: TallModel, predictor: Predictor) -> bool:
             point, change = start + spread * rng.standard_normal((2, start.size))
             eta, jacobian = predictor.linearised(point, batch)
             expected = eta + jacobian @ (change - point)
-            error = np.abs(predictor.compiled_eta(change, *batch) - expected).max()
+            error = np.abs(predictor.vector_eta(change, *batch) - expected).max()
             scale = 1 + np.abs(eta).max() + (np.abs(jacobian) @ np.abs(change - point)).max()
             if not error <= TOLERANCE * scale:
                 return False

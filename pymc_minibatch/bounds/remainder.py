@@ -13,7 +13,7 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor, linearised
 from pymc_minibatch.bounds.third import Third, find_third
-from pymc_minibatch.jit.compiled import CompiledFunction
+from pymc_minibatch.jit.interpreted import Evaluator
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import row_term
@@ -89,10 +89,8 @@ def bound_remainders(
             "Exact(third=...) takes one number where rows are in partitions, not one for each row."
         )
     known = find_third(tall, predictor, reference.flat) if brought is None else None
-    _ = predictor.compiled_eta  # before threads ask for it
-    look = partial(
-        _lengths_and_bounds, predictor.compiled_eta, reference.flat, lower, radius, known
-    )
+    _ = predictor.vector_eta  # before threads ask for it
+    look = partial(_lengths_and_bounds, predictor.vector_eta, reference.flat, lower, radius, known)
     per_size = _mean_factor(reference.flat.size) / temperature
     if known is not None and np.isfinite(most_rows):
         rows = np.sort(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
@@ -162,7 +160,7 @@ def _brought(third: Any, n_rows: int) -> np.ndarray:
 
 
 def _lengths_and_bounds(
-    eta_of: CompiledFunction,
+    eta_of: Evaluator,
     reference: np.ndarray,
     lower: np.ndarray,
     radius: float,

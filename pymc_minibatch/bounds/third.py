@@ -35,7 +35,7 @@ from scipy.special import expit, log_ndtr
 
 from pymc_minibatch.bounds.likelihood import NoBoundError, recognise
 from pymc_minibatch.bounds.predictor import NoPredictorError, Predictor
-from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["KNOWN", "LOGISTIC_PEAK", "PROBIT", "Third", "find_third"]
@@ -70,8 +70,8 @@ def find_third(tall: TallModel, predictor: Predictor, reference: np.ndarray) -> 
     rng = np.random.default_rng(20240719)
     rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
     batch = tall.batch(rows)
-    eta = predictor.compiled_eta(reference, *batch)
-    derivatives = predictor.compiled_derivatives.outputs
+    eta = predictor.vector_eta(reference, *batch)
+    derivatives = predictor.vector_derivatives.outputs
     families: Sequence[Callable[..., Third | None]] = (
         _normal,
         _exponential,
@@ -201,7 +201,7 @@ def _student_t(
         return None
     assert likelihood.scale is not None
     known: list[Any] = [likelihood.observed, likelihood.parameters["nu"], likelihood.scale]
-    parameters = compile_numba(likelihood.inputs, [pt.cast(graph, "float64") for graph in known])
+    parameters = evaluator(likelihood.inputs, [pt.cast(graph, "float64") for graph in known])
     point = tall.layout.flatten(tall.model.initial_point())
 
     def parts(batch: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

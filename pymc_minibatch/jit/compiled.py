@@ -18,21 +18,18 @@ from numba import njit
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 import pymc_minibatch.jit.special  # noqa: F401 - registers translations
 from pymc_minibatch.jit.cache import kernel_key
+from pymc_minibatch.jit.linking import compiled_by_linking
 from pymc_minibatch.jit.matvec import NUMBA_MODE
 
 __all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
 
 INLINED = "_inlined"
 """What a function that is kept calls; no argument has this name."""
-
-STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
-"""PyTensor's rewrites without those that matter for speed only."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +88,17 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     function = pymc_compile(list(inputs), list(outputs), mode=NUMBA_MODE, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
-    jitted = function.vm.jit_fn
+    jitted = compiled_by_linking(function.vm.jit_fn)
     jitted.targetoptions["nogil"] = True  # so that passes over all rows can use all cores
     key = CACHED_SRC_FUNCTIONS.get(jitted.py_func)
     return CompiledFunction(jitted, key, (list(inputs), list(outputs)))
 
 
 def compile_python(
-    inputs: Sequence[Variable], outputs: Sequence[Variable], *, stable: bool = False
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> Callable[..., np.ndarray]:
-    """Build a function that runs operation by operation in Python, with all of its checks.
-
-    `stable` applies the rewrites that machine code has against loss of digits. Some of what they
-    put in is slow in Python, so this is for few rows.
-    """
-    mode = Mode(linker="py", optimizer=STABLE if stable else "minimum_compile")
+    """Build a function that runs operation by operation in Python, with all of its checks."""
+    mode = Mode(linker="py", optimizer="minimum_compile")
     return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
 
 
@@ -135,4 +128,5 @@ def jit_kept(
     source = f"def kept({names}): return {INLINED}({names})"
     module = {"__name__": __name__, INLINED: njit(inline="always")(function)}
     kept = compile_numba_function_src(source, "kept", module, cache_key=key)
-    return numba_njit(kept, final_function=True, cache=key is not None, nogil=nogil)
+    jitted = numba_njit(kept, final_function=True, cache=key is not None, nogil=nogil)
+    return compiled_by_linking(jitted)

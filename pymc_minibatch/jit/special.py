@@ -5,7 +5,7 @@ Without a translation PyTensor calls back into Python, and the kernel cannot be 
 
 from typing import Any
 
-from numba import njit
+from numba.extending import register_jitable
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.scalar.math import TriGamma
@@ -15,7 +15,7 @@ from pymc_minibatch.jit.cache import source_number
 __all__ = ["trigamma"]
 
 
-@njit
+@register_jitable
 def trigamma(x: float) -> float:
     """Second derivative of log Gamma, for x > 0, to about 1e-15 relative.
 

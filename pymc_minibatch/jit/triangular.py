@@ -6,7 +6,7 @@ A matrix of one column holds the diagonal of one that is diagonal, so that it ta
 import math
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 __all__ = [
     "add_noise",
@@ -22,7 +22,7 @@ SINGULAR = 1e-10
 """A pivot so much smaller than its diagonal entry stands for zero."""
 
 
-@njit
+@register_jitable
 def cholesky(matrix: np.ndarray, lower: np.ndarray) -> int:
     """Factor a matrix; return the position of a pivot that is not positive, or -1."""
     full = matrix.shape[1] > 1
@@ -42,7 +42,7 @@ def cholesky(matrix: np.ndarray, lower: np.ndarray) -> int:
     return -1
 
 
-@njit
+@register_jitable
 def multiply(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L`` times it."""
     if lower.shape[1] == 1:
@@ -55,7 +55,7 @@ def multiply(lower: np.ndarray, vector: np.ndarray) -> None:
             vector[i] += lower[i, j] * vector[j]
 
 
-@njit
+@register_jitable
 def multiply_transposed(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``Lᵀ`` times it."""
     if lower.shape[1] == 1:
@@ -68,7 +68,7 @@ def multiply_transposed(lower: np.ndarray, vector: np.ndarray) -> None:
             vector[j] += lower[i, j] * vector[i]
 
 
-@njit
+@register_jitable
 def solve_lower(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L⁻¹`` times it."""
     if lower.shape[1] == 1:
@@ -81,7 +81,7 @@ def solve_lower(lower: np.ndarray, vector: np.ndarray) -> None:
         vector[i] /= lower[i, i]
 
 
-@njit
+@register_jitable
 def solve_upper(lower: np.ndarray, vector: np.ndarray) -> None:
     """Overwrite a vector by ``L⁻ᵀ`` times it."""
     if lower.shape[1] == 1:
@@ -94,7 +94,7 @@ def solve_upper(lower: np.ndarray, vector: np.ndarray) -> None:
             vector[j] -= lower[i, j] * vector[i]
 
 
-@njit
+@register_jitable
 def add_noise(
     rng: np.random.Generator, scale: float, lower: np.ndarray, vector: np.ndarray
 ) -> None:
@@ -109,7 +109,7 @@ def add_noise(
             vector[j] += lower[j, 0] * xi
 
 
-@njit
+@register_jitable
 def squared_norm(vector: np.ndarray) -> float:
     """Return |x|²."""
     total = 0.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.tall.mapped import RowFile
 from pymc_minibatch.tall.sources import share
@@ -136,7 +136,7 @@ def _alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return cut, alias
 
 
-@njit
+@register_jitable
 def draw_by_size(
     rng: np.random.Generator, table: SizeTable, drawn: np.ndarray, weights: np.ndarray
 ) -> None:

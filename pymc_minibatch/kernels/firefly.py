@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
@@ -240,7 +241,7 @@ def make_iterations(
     return iterations
 
 
-@njit
+@register_jitable
 def to_log_odds(
     gaps: np.ndarray, rows: np.ndarray, tolerance: float, counts: np.ndarray, out: np.ndarray
 ) -> None:
@@ -252,7 +253,7 @@ def to_log_odds(
         out[i] = log_odds(gaps[i])
 
 
-@njit
+@register_jitable
 def jump_through_dark_rows(
     rng: np.random.Generator, q: float, last: int, state: np.ndarray, rows: np.ndarray
 ) -> tuple[int, int]:
@@ -270,7 +271,7 @@ def jump_through_dark_rows(
     return n, row
 
 
-@njit
+@register_jitable
 def pick_rows(
     rng: np.random.Generator, how: int, n_done: int, n_picked: int, n_rows: int, rows: np.ndarray
 ) -> int:
@@ -281,7 +282,7 @@ def pick_rows(
     return n
 
 
-@njit
+@register_jitable
 def accept_brightening(
     rng: np.random.Generator, log_q: float, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
 ) -> None:
@@ -291,7 +292,7 @@ def accept_brightening(
             brighten(flies, rows[i], odds[i])
 
 
-@njit
+@register_jitable
 def propose_darkening(rng: np.random.Generator, log_q: float, n: int, flies: Fireflies) -> None:
     """Turn the first bright rows dark with probability min(1, q/L̃)."""
     for i in range(n):
@@ -299,7 +300,7 @@ def propose_darkening(rng: np.random.Generator, log_q: float, n: int, flies: Fir
             flies.state[flies.bright[i]] = LEAVING
 
 
-@njit
+@register_jitable
 def draw_anew(
     rng: np.random.Generator, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
 ) -> None:
@@ -317,7 +318,7 @@ def draw_anew(
             flies.state[row] = LEAVING
 
 
-@njit
+@register_jitable
 def brighten(flies: Fireflies, row: int, log_odds: float) -> None:
     """Put a dark row on the list."""
     i = flies.n_bright[0]
@@ -327,7 +328,7 @@ def brighten(flies: Fireflies, row: int, log_odds: float) -> None:
     flies.n_bright[0] = i + 1
 
 
-@njit
+@register_jitable
 def forget_leaving(flies: Fireflies) -> None:
     """Take the rows that have turned dark off the list."""
     kept = np.int64(0)
@@ -342,7 +343,7 @@ def forget_leaving(flies: Fireflies) -> None:
     flies.n_bright[0] = kept
 
 
-@njit
+@register_jitable
 def darken_all(flies: Fireflies) -> None:
     """Empty the list."""
     for i in range(flies.n_bright[0]):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.rows import make_take
@@ -87,7 +88,7 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
     return estimate
 
 
-@njit
+@register_jitable
 def add_gradient(
     point: np.ndarray,
     active: np.ndarray,
@@ -108,7 +109,7 @@ def add_gradient(
         total[j] = base[active[j]] + n_rows * mean[j]
 
 
-@njit
+@register_jitable
 def diverges(squared_drift: float, dim: int, limit: np.ndarray) -> bool:
     """Whether a step is far longer than the first one, to which `limit` is set."""
     if limit[0] == 0.0:

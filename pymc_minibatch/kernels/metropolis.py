@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
 from pymc_minibatch.jit.cache import class_key
@@ -164,7 +165,7 @@ def summed(parts: Sequence[Totals]) -> Totals:
     return Totals(**added)
 
 
-@njit
+@register_jitable
 def put(values: np.ndarray, positions: np.ndarray, target: np.ndarray) -> None:
     """Write values at positions of a vector."""
     for i in range(positions.size):

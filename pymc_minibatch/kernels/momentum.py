@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
@@ -145,7 +146,7 @@ def make_momentum(
     return transitions
 
 
-@njit
+@register_jitable
 def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
     """B ← (1 − κ) b + κ (Lᵀ noise)² with κ = 3 / (t + 2)."""
     multiply_transposed(state.factor, noise)
@@ -155,7 +156,7 @@ def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
         state.noise[j] += kappa * (noise[j] ** 2 - state.noise[j])
 
 
-@njit
+@register_jitable
 def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
     """P ← p + h Lᵀ gradient; return the square of the kick."""
     multiply_transposed(state.factor, gradient)
@@ -166,7 +167,7 @@ def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
     return squared
 
 
-@njit
+@register_jitable
 def move(
     point: np.ndarray,
     active: np.ndarray,

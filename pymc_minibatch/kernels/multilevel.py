@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
@@ -170,7 +171,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     return paths
 
 
-@njit
+@register_jitable
 def place(z: np.ndarray, mode: np.ndarray, factor: np.ndarray, point: np.ndarray) -> None:
     """θ = mode + L z."""
     point[:] = z
@@ -178,7 +179,7 @@ def place(z: np.ndarray, mode: np.ndarray, factor: np.ndarray, point: np.ndarray
     point += mode
 
 
-@njit
+@register_jitable
 def draw(rng: np.random.Generator, n_rows: int, rows: np.ndarray, xi: np.ndarray) -> None:
     """Draw a batch with replacement, and the noise of a step."""
     for i in range(rows.size):
@@ -187,7 +188,7 @@ def draw(rng: np.random.Generator, n_rows: int, rows: np.ndarray, xi: np.ndarray
         xi[d] = rng.standard_normal()
 
 
-@njit
+@register_jitable
 def choose(rng: np.random.Generator, rows: np.ndarray) -> None:
     """Put a sample of all entries, without replacement, into the first row of a matrix."""
     entries = rows.reshape(-1)

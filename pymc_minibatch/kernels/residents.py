@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.tall.mapped import RowFile
 from pymc_minibatch.tall.sources import share
@@ -39,7 +39,7 @@ class ResidentTable(NamedTuple):
     turn: np.ndarray
 
 
-@njit
+@register_jitable
 def draw_residents(
     rng: np.random.Generator, table: ResidentTable, drawn: np.ndarray, weights: np.ndarray
 ) -> bool:

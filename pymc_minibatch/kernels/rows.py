@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
@@ -35,13 +36,13 @@ def make_take(ndims: Sequence[int]) -> Callable[..., tuple[np.ndarray, ...]]:
     return _jit_source(f"def take(data, rows): return ({elements})", "take")
 
 
-@njit
+@register_jitable
 def take_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Gather rows of an array."""
     return values[rows]
 
 
-@njit
+@register_jitable
 def take_entries(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Gather entries of a vector, by a loop that compiles faster than fancy indexing."""
     taken = np.empty(rows.size, values.dtype)
@@ -50,7 +51,7 @@ def take_entries(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return taken
 
 
-@njit
+@register_jitable
 def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Gather rows of a matrix, twice as fast as by fancy indexing."""
     taken = np.empty((rows.size, values.shape[1]), values.dtype)
@@ -75,7 +76,7 @@ def _jit_source(source: str, name: str) -> Callable[..., tuple[np.ndarray, ...]]
     return njit(namespace[name])
 
 
-@njit
+@register_jitable
 def draw_rows(rng: np.random.Generator, n_rows: int, rows: Rows, n_seen: int, n: int) -> None:
     """Extend a uniform sample without replacement from `n_seen` to `n` row numbers.
 
@@ -93,13 +94,13 @@ def draw_rows(rng: np.random.Generator, n_rows: int, rows: Rows, n_seen: int, n:
     rows.n_drawn[0] = n
 
 
-@njit
+@register_jitable
 def contains(rows: Rows, row: int) -> bool:
     """Whether a row is in the sample."""
     return (rows.seen[row >> 6] >> np.uint64(row & 63)) & np.uint64(1) != 0
 
 
-@njit
+@register_jitable
 def forget(rows: Rows) -> None:
     """Empty the sample, in time proportional to its size."""
     for row in rows.drawn[: rows.n_drawn[0]]:
@@ -247,7 +248,7 @@ def make_readers(
     return drawing, sum_log_ratios, scan_log_ratios
 
 
-@njit
+@register_jitable
 def draw_from_table(
     rng: np.random.Generator, table: SizeTable, drawn: np.ndarray, weights: np.ndarray
 ) -> bool:
@@ -256,7 +257,7 @@ def draw_from_table(
     return True
 
 
-@njit
+@register_jitable
 def log_ratios_of(
     current: np.ndarray,
     proposed: np.ndarray,
@@ -269,7 +270,7 @@ def log_ratios_of(
     return subtract(terms[1], terms[0], log_ratios)
 
 
-@njit
+@register_jitable
 def subtract(proposed: np.ndarray, current: np.ndarray, log_ratios: np.ndarray) -> int:
     """Write log ratios; return the position of a row impossible at the current point, or -1."""
     impossible = -1

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 from scipy.linalg import eigh
 
 from pymc_minibatch.jit.triangular import (
@@ -184,7 +185,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     return transitions
 
 
-@njit
+@register_jitable
 def average_covariance(
     gradients: np.ndarray, active: np.ndarray, mean: np.ndarray, state: ScoringState
 ) -> None:
@@ -203,7 +204,7 @@ def average_covariance(
             state.fisher[j, k] += kappa * (total / (n - 1) - state.fisher[j, k])
 
 
-@njit(fastmath={"reassoc", "contract"})
+@register_jitable(fastmath={"reassoc", "contract"})
 def inner_product(a: np.ndarray, b: np.ndarray) -> float:
     """Return aᵀb."""
     total = 0.0
@@ -212,7 +213,7 @@ def inner_product(a: np.ndarray, b: np.ndarray) -> float:
     return total
 
 
-@njit
+@register_jitable
 def refactor(scoring: Scoring, state: ScoringState) -> None:
     """Factor K + W; the chain waits while few rows have been seen or K is singular."""
     if state.counts[1] == 1.0 and state.counts[0] < LATER * state.counts[2]:
@@ -229,7 +230,7 @@ def refactor(scoring: Scoring, state: ScoringState) -> None:
     state.counts[1], state.counts[2] = 1.0, state.counts[0]
 
 
-@njit
+@register_jitable
 def differ(gradients: np.ndarray, active: np.ndarray, n_rows: int, noise: np.ndarray) -> None:
     """Write a vector with the covariance N²V/n: N √(n₁n₂)/n times the difference of two halves."""
     n = gradients.shape[0]
@@ -240,7 +241,7 @@ def differ(gradients: np.ndarray, active: np.ndarray, n_rows: int, noise: np.nda
         noise[j] *= n_rows * math.sqrt(first * (n - first)) / n
 
 
-@njit
+@register_jitable
 def batch_share(batch: float, scoring: Scoring, state: ScoringState) -> float:
     """Return a / (a + tr(K + W)⁻¹W) for the share a = tr(K + W)⁻¹N²V/n of the batch."""
     dim = state.factor.shape[0]

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
@@ -143,7 +144,7 @@ def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, flo
     return transitions
 
 
-@njit
+@register_jitable
 def solve(force: np.ndarray, state: LowRankState, step: np.ndarray) -> None:
     """Write K⁻¹ force."""
     for j in range(force.size):
@@ -156,7 +157,7 @@ def solve(force: np.ndarray, state: LowRankState, step: np.ndarray) -> None:
             step[j] -= state.solved[j, i] * along
 
 
-@njit
+@register_jitable
 def batch_share(alpha: float, state: LowRankState) -> float:
     """Return the batch's share in the variance of the noise, by the diagonals."""
     batch = 0.0

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
 
@@ -31,7 +31,7 @@ def make_hamiltonian(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     return make_momentum(ndims, bath)
 
 
-@njit
+@register_jitable
 def bath(
     rng: np.random.Generator, epsilon: float, noisy: bool, state: MomentumState, settings: Momentum
 ) -> float:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
@@ -131,7 +132,7 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     return transitions
 
 
-@njit
+@register_jitable
 def learn_scale(gradient: np.ndarray, n_rows: int, state: LangevinState) -> None:
     """V ← α V + (1 − α) (g/N)², M = diag(1 / (λ + √V)), V free of the zeros it starts from."""
     state.seen[0] += 1.0

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import squared_norm
 from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
@@ -38,7 +38,7 @@ def make_thermostat(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     return make_momentum(ndims, bath)
 
 
-@njit
+@register_jitable
 def bath(
     rng: np.random.Generator, epsilon: float, noisy: bool, state: MomentumState, settings: Momentum
 ) -> float:

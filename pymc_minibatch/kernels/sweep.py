@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.growing import (
     GROWTH,
@@ -49,7 +50,7 @@ class Grouping(NamedTuple):
     sums: np.ndarray
 
 
-@njit
+@register_jitable
 def draw_of_block(
     rng: np.random.Generator,
     members: np.ndarray,

@@ -17,7 +17,7 @@ jumped distance. Sutton and Barto (2018), Reinforcement learning, section 2.2.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 __all__ = ["Arms", "keep_best", "make_arms", "record"]
 
@@ -65,7 +65,7 @@ def keep_best(arms: Arms) -> None:
         arms.current[0] = best(arms)
 
 
-@njit
+@register_jitable
 def record(rng: np.random.Generator, accepted: bool, cost: float, arms: Arms) -> None:
     """Credit the last move to its setting, and choose the next one."""
     if arms.jump[0] < 0:
@@ -85,7 +85,7 @@ def record(rng: np.random.Generator, accepted: bool, cost: float, arms: Arms) ->
             break
 
 
-@njit
+@register_jitable
 def best(arms: Arms) -> int:
     """Return the setting with the largest gain for its cost."""
     found, most = 0, -1.0

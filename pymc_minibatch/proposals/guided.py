@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.jit.triangular import add_noise
@@ -180,7 +181,7 @@ class Guided(ABC):
         return propose, adapt
 
 
-@njit(fastmath=SUMS)
+@register_jitable(fastmath=SUMS)
 def whitened(theta: np.ndarray, guide: Guide, z: np.ndarray) -> None:
     """Write ``z = L⁻¹ (θ − θ̂)``."""
     for i in range(theta.size):
@@ -190,7 +191,7 @@ def whitened(theta: np.ndarray, guide: Guide, z: np.ndarray) -> None:
         z[i] = total
 
 
-@njit(fastmath=SUMS)
+@register_jitable(fastmath=SUMS)
 def colored(z: np.ndarray, guide: Guide, theta: np.ndarray) -> None:
     """Write ``θ = θ̂ + L z``."""
     for i in range(theta.size):
@@ -200,7 +201,7 @@ def colored(z: np.ndarray, guide: Guide, theta: np.ndarray) -> None:
         theta[i] = total
 
 
-@njit(fastmath=SUMS)
+@register_jitable(fastmath=SUMS)
 def squared_distance(theta: np.ndarray, candidate: np.ndarray, whiten: np.ndarray) -> float:
     """Return ``|L⁻¹ (θ' − θ)|²``."""
     total = 0.0

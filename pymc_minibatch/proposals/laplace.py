@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.proposals.guided import Guided, colored, whitened
 from pymc_minibatch.proposals.proposal import Place
@@ -60,7 +60,7 @@ class Laplace(Guided):
         return rotate
 
 
-@njit
+@register_jitable
 def rotate(
     rng: np.random.Generator,
     theta: np.ndarray,

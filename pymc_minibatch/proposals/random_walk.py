@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import add_noise
 from pymc_minibatch.proposals.proposal import Approximation, Place
@@ -193,7 +194,7 @@ class RandomWalk:
         )
 
 
-@njit
+@register_jitable
 def propose(
     rng: np.random.Generator,
     theta: np.ndarray,
@@ -207,7 +208,7 @@ def propose(
     return 0.0
 
 
-@njit
+@register_jitable
 def propose_independent(
     rng: np.random.Generator,
     theta: np.ndarray,
@@ -250,14 +251,14 @@ def _adapter(adaptive: bool, target_accept: float) -> Callable[..., None]:
     return adapt
 
 
-@njit
+@register_jitable
 def adapt_scale(accepted: bool, target_accept: float, state: RandomWalkState) -> None:
     """Move the log scale towards the target acceptance rate (Robbins and Monro)."""
     state.counts[0] += 1
     state.log_scale[0] += (accepted - target_accept) / state.counts[0] ** GAIN_EXPONENT
 
 
-@njit
+@register_jitable
 def observe(theta: np.ndarray, state: RandomWalkState) -> None:
     """Add a draw to the window's mean and scatter (Welford)."""
     state.counts[1] += 1

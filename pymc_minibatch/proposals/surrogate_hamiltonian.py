@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array
 from pymc_minibatch.proposals.guided import Guided, colored, whitened
@@ -70,7 +70,7 @@ class SurrogateHamiltonian(Guided):
         return trajectory
 
 
-@njit
+@register_jitable
 def trajectory(
     rng: np.random.Generator,
     theta: np.ndarray,
@@ -98,7 +98,7 @@ def trajectory(
     return log_q
 
 
-@njit
+@register_jitable
 def kick(h: float, z: np.ndarray, p: np.ndarray, theta: np.ndarray, place: Place) -> None:
     """Add ``h ∇u(z)`` to p, where ``∇u = Lᵀ ∇θ + z``."""
     guide = place.guide

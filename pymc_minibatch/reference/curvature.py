@@ -12,15 +12,16 @@ parameter would go through the rows D times. By θ, with A the Jacobian of φ, t
 and no row is read for the change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import grad, pushforward
+from pytensor.graph.replace import vectorize_graph
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.reference.rows import Reads, RowFunctions, second_order
 from pymc_minibatch.tall.structure import RowStructure
 
@@ -42,69 +43,97 @@ class Curvature:
     """
 
     def __init__(self, structure: RowStructure) -> None:
-        self.rows = RowFunctions(structure)
+        self.rows = RowFunctions(structure, evaluator)
         flat, phi = structure.flat, structure.phi
         slope, vector = pt.dvector("slope"), pt.dvector("vector")
         along: Any = pushforward(phi, flat, vector)
         rise: Any = grad(pt.sum(phi * slope), flat)
         bend: Any = grad(pt.sum(rise * vector), flat, disconnected_inputs="ignore")
-        self._chain = compile_numba([flat, slope, vector], [phi, along, bend])
+        self._phi = evaluator([flat], [phi])
+        self._rise = evaluator([flat, slope], [rise])
+        self._chain = evaluator(
+            [flat, slope, (units := pt.dmatrix())],
+            [*vectorize_graph([along, bend], {vector: units})],
+        )
+
+    def slope_at(self, theta: np.ndarray) -> Callable[..., tuple[float, np.ndarray]]:
+        """Return ``(*batch) -> (value, G)`` at a point, which can be pickled."""
+        rows = self.rows
+        functions = rows.local_inputs, rows.first, rows.arrays
+        return partial(_slopes, *functions, rows.reads, self._phi(theta))
 
     def sums_at(self, theta: np.ndarray) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         """Return ``(*batch) -> (G, H)`` at a point, which can be pickled."""
-        none = np.zeros(theta.size)
-        phi = self._chain(theta, np.zeros(self.rows.structure.n_read), none)
         rows = self.rows
         functions = rows.local_inputs, rows.derivatives, rows.arrays
-        return partial(_sums, *functions, rows.reads, phi)
+        return partial(_sums, *functions, rows.reads, self._phi(theta))
+
+    def slope_by_parameters(self, theta: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """Return the gradient by θ, given G."""
+        return np.asarray(self._rise(theta, slope))
 
     def by_parameters(
         self, theta: np.ndarray, slope: np.ndarray, hessian: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return gradient and Hessian by θ, given G and H."""
-        columns, bends = zip(
-            *(self._chain.outputs(theta, slope, unit)[1:] for unit in np.eye(theta.size)),
-            strict=True,
-        )
-        jacobian = np.array(columns).T
-        return slope @ jacobian, jacobian.T @ hessian @ jacobian + np.array(bends)
+        columns, bends = self._chain.outputs(theta, slope, np.eye(theta.size))
+        return columns @ slope, columns @ hessian @ columns.T + bends
+
+
+def _slopes(
+    local_inputs: Evaluator,
+    first: Evaluator,
+    arrays: Evaluator,
+    reads: Reads,
+    phi: np.ndarray,
+    *batch: np.ndarray,
+) -> tuple[float, np.ndarray]:
+    value, *slopes = first(local_inputs(phi, *batch), *batch)
+    slope = np.zeros(phi.size)
+    jacobians = _jacobians(arrays.outputs(*batch), reads)
+    for each, (rows, columns) in zip(slopes, jacobians, strict=True):
+        slope[rows] += each @ columns
+    return value.sum(), slope
 
 
 def _sums(
-    local_inputs: CompiledFunction,
-    derivatives: CompiledFunction,
-    arrays: CompiledFunction,
+    local_inputs: Evaluator,
+    derivatives: Evaluator,
+    arrays: Evaluator,
     reads: Reads,
     phi: np.ndarray,
     *batch: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    v = local_inputs(phi, *batch)
-    k = len(v)
-    first, second = np.split(derivatives(v, *batch)[1:], [k])
-    columns, entries, weights = arrays.outputs(*batch)
-    jacobians = _jacobians(columns, entries, weights, reads, (k, phi.size))
+    jacobians = _jacobians(arrays.outputs(*batch), reads)
+    found = derivatives(local_inputs(phi, *batch), *batch)[1:]
+    first, second = np.split(found, [len(jacobians)])
     slope, hessian = np.zeros(phi.size), np.zeros((phi.size, phi.size))
-    for i in range(k):
-        slope += first[i] @ jacobians[i]
-        for j in range(i + 1):
-            block = jacobians[i].T @ (second[second_order(i, j)][:, None] * jacobians[j])
-            hessian += block if i == j else block + block.T
+    for i, (rows, columns) in enumerate(jacobians):
+        slope[rows] += first[i] @ columns
+        for j, (others, other_columns) in enumerate(jacobians[: i + 1]):
+            block = columns.T @ (second[second_order(i, j)][:, None] * other_columns)
+            hessian[np.ix_(rows, others)] += block
+            if i != j:
+                hessian[np.ix_(others, rows)] += block.T
     return slope, hessian
 
 
-def _jacobians(
-    columns: np.ndarray,
-    entries: np.ndarray,
-    weights: np.ndarray,
-    reads: Reads,
-    shape: tuple[int, int],
-) -> np.ndarray:
-    """Return what each local input takes from φ, shape (k, b, P)."""
-    k, n_read = shape
-    jacobians = np.zeros((k, len(columns), n_read))
-    for c, (entry, local) in enumerate(zip(reads.dense, reads.dense_local, strict=True)):
-        jacobians[local, :, entry] += columns[:, c]
+def _jacobians(arrays: Sequence[np.ndarray], reads: Reads) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return for each local input the entries of φ that it reads, and by which columns."""
+    columns, entries, weights = arrays
     each = np.arange(len(entries))
-    for s, local in enumerate(reads.local):
-        jacobians[local, each, entries[:, s]] += weights[:, s]
-    return jacobians
+    found = []
+    for local in range(reads.n_locals):
+        dense = reads.dense_local == local
+        gathered = np.flatnonzero(reads.local == local)
+        read, position = np.unique(
+            np.concatenate([reads.dense[dense], entries[:, gathered].ravel()]), return_inverse=True
+        )
+        own = np.zeros((len(columns), read.size))
+        n_dense = np.count_nonzero(dense)
+        for c, at in zip(np.flatnonzero(dense), position[:n_dense], strict=True):
+            own[:, at] += columns[:, c]
+        for s, at in zip(gathered, position[n_dense:].reshape(len(entries), -1).T, strict=True):
+            own[each, at] += weights[:, s]
+        found.append((read, own))
+    return found

@@ -30,7 +30,7 @@ def interchangeable(tall: TallModel) -> list[str]:
     flat = tall.layout.flatten(tall.model.initial_point())
     flat = flat + SPREAD * rng.standard_normal(flat.size)
     point = tall.layout.unflatten(flat)
-    here = tall.compiled_row_logp(flat, *batch)
+    here = tall.vector_row_logp(flat, *batch)
 
     def unnoticed(axes: Axes, order: list[int]) -> bool:
         """Whether rows stay the same where entries 0 and 1 are taken in this order."""
@@ -39,7 +39,7 @@ def interchangeable(tall: TallModel) -> list[str]:
             units = np.arange(point[name].shape[axis])
             units[:2] = order
             changed[name] = np.take(point[name], units, axis)
-        there = tall.compiled_row_logp(tall.layout.flatten(changed), *batch)
+        there = tall.vector_row_logp(tall.layout.flatten(changed), *batch)
         return bool(np.allclose(there, here, rtol=TOLERANCE, atol=TOLERANCE))
 
     for axes in _candidates({name: np.shape(values) for name, values in point.items()}):

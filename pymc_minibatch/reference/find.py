@@ -11,10 +11,10 @@ second derivatives tell nothing, and gradients at the scale of the posterior tak
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,18 +22,16 @@ from zipfile import BadZipFile
 import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
-from pytensor.gradient import NullTypeGradError, grad
+from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from pymc_minibatch.arguments import checked_temperature, checked_type
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
-from pymc_minibatch.reference.curvature import Curvature, is_dense
+from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.warn import warn
 
 __all__ = ["NoReferenceError", "Reference", "discrete_in_rows", "find_reference", "search"]
@@ -46,10 +44,6 @@ SLOW = 0.5
 
 TOLERANCE = 1e-3
 """Newton steps end when one is shorter than this many posterior standard deviations."""
-
-MANY_PRODUCTS = 10**9
-"""From so many rows × D² the Hessian is taken by what the rows read, which takes a second more to
-compile, and not by D products with each row."""
 
 KINK_ROUNDS = 2
 KINKED_LENGTH = 0.1
@@ -412,7 +406,7 @@ def discrete_in_rows(tall: TallModel) -> list[str]:
 def _some_row_logps(tall: TallModel, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of some rows, and their log-likelihoods."""
     rows = np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
-    return rows, tall.compiled_row_logp(flat, *tall.batch(rows))
+    return rows, tall.vector_row_logp(flat, *tall.batch(rows))
 
 
 _Rows = Sequence[np.ndarray]
@@ -475,60 +469,45 @@ class _Density:
         self, tall: TallModel, temperature: float, progressbar: bool, held: np.ndarray
     ) -> None:
         self.tall, self.temperature, self.progressbar = tall, temperature, progressbar
-        [flat, *batch], [term] = tall.batch_graph
-        self._rows = _value_gradient_product(pt.sum(term), flat, batch)
-        prior = _prior_given(tall, held)
-        self._prior = _value_gradient_product(prior, tall.flat, []).jitted
+        self._prior = Derivatives(_prior_given(tall, held), tall.flat)
+        self._rows = row_derivatives(tall)
         self.rows_read = 0
         self.dim = tall.layout.size
         self.kinked = False
 
-    def row_sums(
-        self, theta: np.ndarray, vectors: np.ndarray, rows: _Rows | None
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Sum value, gradient and Hessian-vector products over all rows, or estimate the sums."""
-        sums = partial(_row_sums, self._rows, theta, vectors)
-        value, gradient, products = self._summed(sums, rows)
-        return float(value), gradient, products
-
-    def _summed(self, sums: Callable[..., Sequence[Any]], rows: _Rows | None) -> list[Any]:
-        """Add up over all rows; where some are given the sums are estimated from them."""
+    def _of(self, rows: _Rows | None) -> tuple[_Rows, str | None, float]:
+        """Return rows, a title where these are all, and by what sums are multiplied."""
         data = self.tall.data if rows is None else rows
-        title = "Finding the posterior mode" if rows is None and self.progressbar else None
-        total = sum_over_chunks(sums, data, title)
         self.rows_read += len(data[0])
-        return [self.tall.n_rows / len(data[0]) * each for each in total]
+        title = "Finding the posterior mode" if rows is None and self.progressbar else None
+        return data, title, self.tall.n_rows / len(data[0])
 
     def row_derivatives(
         self, theta: np.ndarray, rows: _Rows | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian of the log-likelihood, in one pass."""
-        if self._curvature is None:
-            _, gradient, hessian = self.row_sums(theta, np.eye(self.dim), rows)
-        else:
-            sums = self._summed(self._curvature.sums_at(theta), rows)
-            gradient, hessian = self._curvature.by_parameters(theta, *sums)
-        return gradient, (hessian + hessian.T) / 2
-
-    @cached_property
-    def _curvature(self) -> Curvature | None:
-        """Derivatives by what the rows read, where that saves more than it takes to compile."""
-        if self.tall.n_rows * self.dim**2 < MANY_PRODUCTS or self.tall.layout.discrete:
-            return None
-        structure = self.tall.structure
-        return Curvature(structure) if structure is not None and is_dense(structure) else None
-
-    def prior_hessian(self, theta: np.ndarray) -> np.ndarray:
-        hessian = np.array([self._prior(theta, e)[2] for e in np.eye(self.dim)])
-        return (hessian + hessian.T) / 2
+        """Gradient and Hessian of the log-likelihood; where some rows are given, estimates."""
+        data, title, scale = self._of(rows)
+        gradient, hessian = self._rows.gradient_hessian(theta, data, title)
+        return scale * gradient, scale * hessian
 
     def value_gradient(self, theta: np.ndarray, rows: _Rows | None) -> tuple[float, np.ndarray]:
-        value, gradient, _ = self.row_sums(theta, np.zeros((1, self.dim)), rows)
-        prior_value, prior_gradient, _ = self._prior(theta, np.zeros(self.dim))
-        return (
-            float(prior_value) + value / self.temperature,
-            prior_gradient + gradient / self.temperature,
-        )
+        """Log-density and its gradient."""
+        data, title, scale = self._of(rows)
+        value, gradient = self._rows.value_gradient(theta, data, title)
+        prior_value, prior_gradient = self._prior.slope_at(theta)()
+        scale /= self.temperature
+        return float(prior_value) + scale * value, prior_gradient + scale * gradient
+
+    def product(self, theta: np.ndarray, vector: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Multiply the Hessian of the log-density with a vector."""
+        data, _, scale = self._of(rows)
+        of_rows = scale * self._rows.product(theta, vector, data)
+        _, [of_prior] = self._prior.products_at(theta, vector[None])()
+        return np.asarray(of_prior + of_rows / self.temperature)
+
+    def prior_hessian(self, theta: np.ndarray) -> np.ndarray:
+        """Hessian of the prior part."""
+        return self._prior.hessian(theta)
 
     def hessian(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
         return self.prior_hessian(theta) + self.row_derivatives(theta, rows)[1] / self.temperature
@@ -542,13 +521,9 @@ class _Density:
         stride = max(1, len(data[0]) // TRIAL_ROWS)
         some = [np.ascontiguousarray(values[::stride]) for values in data]
 
-        def product(vector: np.ndarray) -> np.ndarray:
-            [of_rows] = self.row_sums(theta, vector[None], some)[2]
-            return np.asarray(self._prior(theta, vector)[2] + of_rows / self.temperature)
-
         self.kinked = has_kinks(
             lambda point: self.gradient(point, some),
-            product,
+            lambda vector: self.product(theta, vector, some),
             theta,
             self.outer_precision(theta, some) * len(some[0]) / self.tall.n_rows,
             list(self.tall.layout.slices.values()),
@@ -560,7 +535,7 @@ class _Density:
         some = np.sort(np.random.default_rng(0).integers(0, len(data[0]), TRIAL_ROWS))
         batch = [np.ascontiguousarray(values[some]) for values in data]
         return outer_precision(
-            lambda point: self.tall.compiled_row_logp(point, *batch),
+            lambda point: self.tall.vector_row_logp(point, *batch),
             theta,
             self.tall.n_rows / (TRIAL_ROWS * self.temperature),
             self.prior_hessian(theta),
@@ -591,17 +566,19 @@ class _Density:
                 return 1e300, np.zeros(self.dim)
             return -value, -gradient
 
-        def product(t: np.ndarray, vector: np.ndarray) -> np.ndarray:
-            _, _, [product] = self.row_sums(t, vector[None], rows)
-            return -(self._prior(t, vector)[2] + product / self.temperature)
-
+        if self._rows.by_reading is None:
+            how: dict[str, Any] = {
+                "method": "trust-krylov",
+                "hessp": lambda t, vector: -self.product(t, vector, rows),
+            }
+        else:
+            how = {"method": "trust-exact", "hess": lambda t: -self.hessian(t, rows)}
         try:
             found = minimize(
                 loss,
                 theta,
                 jac=True,
-                hessp=product,
-                method="trust-krylov",
+                **how,
                 options={
                     "maxiter": SEARCH_STEPS,
                     "initial_trust_radius": 1.0,
@@ -708,14 +685,6 @@ class _Density:
         return theta, precision
 
 
-def _row_sums(
-    rows: CompiledFunction, theta: np.ndarray, vectors: np.ndarray, *batch: np.ndarray
-) -> list[np.ndarray]:
-    """Sum value, gradient and Hessian-vector products over a chunk."""
-    parts = [rows.jitted(theta, vector, *batch) for vector in vectors]
-    return [parts[0][0], parts[0][1], np.array([product for *_, product in parts])]
-
-
 def _prior_given(tall: TallModel, held: np.ndarray) -> Variable:
     """Build the prior part with the discrete variables held at their values in a flat point.
 
@@ -729,13 +698,3 @@ def _prior_given(tall: TallModel, held: np.ndarray) -> Variable:
     prior: Any
     [prior] = graph_replace([tall.prior_graph], fixed, strict=False)
     return prior - HELD / 2 * pt.sum((flat[discrete] - held[discrete]) ** 2)
-
-
-def _value_gradient_product(
-    total: Variable, flat: Variable, batch: list[Variable]
-) -> CompiledFunction:
-    """Compile ``(point, vector, *batch) -> (value, gradient, Hessian-vector product)``."""
-    vector = pt.dvector("vector")
-    gradient: Any = grad(total, flat, disconnected_inputs="ignore")
-    product: Any = grad(pt.sum(gradient * vector), flat, disconnected_inputs="ignore")
-    return compile_numba([flat, vector, *batch], [total, gradient, product])

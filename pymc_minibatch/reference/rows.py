@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
+from numba.extending import register_jitable
 from pytensor.gradient import grad
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.tall.structure import RowStructure
@@ -39,7 +40,7 @@ DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
 
 
-@njit(inline="always")
+@register_jitable(inline="always")
 def second_order(i: int, j: int) -> int:
     """Return where the second derivative by local inputs i ≥ j lies among all."""
     return i * (i + 1) // 2 + j
@@ -59,6 +60,8 @@ class Reads:
         Entries of φ that are a local input by themselves, and these inputs.
     scalar_column : ndarray of int64
         Their dense columns.
+    n_locals : int
+        Number of local inputs.
     """
 
     dense: np.ndarray
@@ -67,6 +70,7 @@ class Reads:
     scalars: np.ndarray
     scalar_local: np.ndarray
     scalar_column: np.ndarray
+    n_locals: int
 
 
 class RowFunctions:
@@ -76,6 +80,9 @@ class RowFunctions:
     ----------
     structure
         What the rows read.
+    build
+        What makes a function of inputs and outputs: machine code, which decisions call, or for
+        passes over all rows :func:`pymc_minibatch.jit.interpreted.evaluator`.
 
     Attributes
     ----------
@@ -83,13 +90,13 @@ class RowFunctions:
         Number of local inputs, k.
     """
 
-    def __init__(self, structure: RowStructure) -> None:
-        self.structure = structure
+    def __init__(self, structure: RowStructure, build: Callable[..., Any] = compile_numba) -> None:
+        self.structure, self.build = structure, build
         self.n_locals = len(structure.locals)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out; they are rebuilt where they are needed."""
-        return {"structure": self.structure, "n_locals": self.n_locals}
+        return {"structure": self.structure, "build": self.build, "n_locals": self.n_locals}
 
     @cached_property
     def reads(self) -> Reads:
@@ -114,6 +121,7 @@ class RowFunctions:
             scalars=np.array([dense[i].block.start for i in alone], np.int64),
             scalar_local=np.array([dense[i].local for i in alone], np.int64),
             scalar_column=starts[alone].astype(np.int64),
+            n_locals=self.n_locals,
         )
 
     @cached_property
@@ -136,7 +144,7 @@ class RowFunctions:
         """``(phi, *batch) -> v``, shape (k, b)."""
         phi = pt.dvector("phi")
         graphs = self.structure.local_graphs(phi)
-        return compile_numba([phi, *self.structure.batch], [self._stacked(graphs)])
+        return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
     @cached_property
     def arrays(self) -> CompiledFunction:
@@ -152,27 +160,30 @@ class RowFunctions:
             self._columns(entries, "int64"),
             self._columns(weights, "float64"),
         ]
-        return compile_numba(self.structure.batch, outputs)
+        return self.build(self.structure.batch, outputs)
 
     @cached_property
     def row(self) -> CompiledFunction:
         """``(v, *batch) -> f``, shape (b,)."""
-        [value] = self._of_inputs([self.structure.row])
-        return compile_numba([self._v, *self.structure.batch], [value * self._ones])
+        [value] = self._of_inputs([self._f])
+        return self.build([self._v, *self.structure.batch], [value * self._ones])
+
+    @cached_property
+    def first(self) -> CompiledFunction:
+        """``(v, *batch)`` gives f and f'ᵢ, shape (1 + k, b)."""
+        graphs = self._of_inputs([self._f, *self._slopes])
+        return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @cached_property
     def derivatives(self) -> CompiledFunction:
         """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b)."""
-        locals_: list[Any] = self.structure.locals
-        row: Any = self.structure.row
-        first = [grad(pt.sum(row), v, disconnected_inputs="ignore") for v in locals_]
         second = [
             grad(pt.sum(f), v, disconnected_inputs="ignore")
-            for i, f in enumerate(first)
-            for v in locals_[: i + 1]
+            for i, f in enumerate(self._slopes)
+            for v in self.structure.locals[: i + 1]
         ]
-        graphs = self._of_inputs([row, *first, *second])
-        return compile_numba([self._v, *self.structure.batch], [self._stacked(graphs)])
+        graphs = self._of_inputs([self._f, *self._slopes, *second])
+        return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @cached_property
     def higher(self) -> Callable[..., np.ndarray]:
@@ -266,6 +277,17 @@ class RowFunctions:
         return [*(f.cache_key for f in functions), repr(self.n_locals), repr(self.triples)]
 
     @cached_property
+    def _f(self) -> Any:
+        """The graph of f; simplified before each derivative, which halves what that takes."""
+        return _simplified([self.structure.row])[0]
+
+    @cached_property
+    def _slopes(self) -> list[Any]:
+        total: Any = pt.sum(self._f)
+        locals_ = self.structure.locals
+        return _simplified([grad(total, v, disconnected_inputs="ignore") for v in locals_])
+
+    @cached_property
     def _v(self) -> Any:
         return pt.dmatrix("v")
 
@@ -286,3 +308,8 @@ class RowFunctions:
         if not vectors:
             return pt.zeros((self._ones.shape[0], 0), dtype=dtype)
         return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
+
+
+def _simplified(graphs: Sequence[Any]) -> list[Any]:
+    found: Any = rewrite_graph(list(graphs), include=("canonicalize", "stabilize"))
+    return list(found)

@@ -26,7 +26,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.interpreted import Evaluator
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
 
@@ -135,21 +137,22 @@ def row_term(tall: TallModel, reference: Reference, order: int) -> Callable[...,
     These are remainders, or without a control variate log-likelihoods.
     """
     if order == 0:
-        return partial(_plain, tall.compiled_row_logp)
+        return partial(_plain, tall.vector_row_logp)
     return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
 
 
 type _Batch = Sequence[np.ndarray]
 
 
-def _plain(row_logp: CompiledFunction, point: np.ndarray, batch: _Batch) -> np.ndarray:
+def _plain(row_logp: Evaluator, point: np.ndarray, batch: _Batch) -> np.ndarray:
     return row_logp(point, *batch)
 
 
 def _less_taylor(
     remainder: CompiledFunction, reference: np.ndarray, point: np.ndarray, batch: _Batch
 ) -> np.ndarray:
-    return remainder(point, reference, *batch)
+    # Of another layout it would be compiled again.
+    return remainder(np.ascontiguousarray(point), reference, *batch)
 
 
 def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
@@ -157,6 +160,7 @@ def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     known = _REMAINDERS.setdefault(tall, {})
     if order not in known:
         known[order] = _compile_remainder(tall, order)
+        _verify(tall, known[order], order)
     return known[order]
 
 
@@ -178,6 +182,32 @@ def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     at_reference: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
     [taylor] = graph_replace([taylor], at_reference, strict=False)
     return compile_numba([point, reference, *batch], [term - taylor])
+
+
+def _verify(tall: TallModel, remainder: CompiledFunction, order: int) -> None:
+    """Compare machine code on small batches with what other functions give for the terms.
+
+    Raises
+    ------
+    NotTallError
+        If it gives something else.
+    """
+    derivatives = row_derivatives(tall)
+    reference: np.ndarray | None = None
+    for point, batch in tall.trials():
+        reference = point if reference is None else reference
+        gradient, hessian = derivatives.gradient_hessian(reference, batch)
+        delta = point - reference
+        terms = [
+            derivatives.value_gradient(point, batch)[0],
+            -gradient @ delta,
+            -0.5 * delta @ hessian @ delta if order == 2 else 0.0,
+        ]
+        if not np.isfinite(terms).all():
+            continue
+        found = remainder(point, reference, *batch).sum()
+        scale = 1.0 + np.abs(terms).sum()
+        tall.refuse_wrong_code(np.array([found / scale]), np.array([sum(terms) / scale]))
 
 
 def _reads_by_structure(tall: TallModel) -> bool:

@@ -10,11 +10,11 @@ start and notices every index out of range, and compared at several points on
 - other data: each array is replaced by random values of the same kind, so that arrays whose entries
   are mostly alike, such as rare events, hide nothing.
 
-A Numba function cannot tell that an index lies outside of a batch. It is compared with Python on
-the small batches only after the batch graph has passed.
+A Numba function cannot tell that an index lies outside of a batch. It is compared with NumPy on
+the small batches when it is compiled, after the batch graph has passed.
 
 A branch that a density takes elsewhere, or on few rows of other data, is not seen by this. So both
-graphs are compared again at the mode, and machine code evaluates all rows in two orders there.
+graphs are compared again at the mode, and all rows are evaluated in two orders there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,15 @@ from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["FAILURES", "EvaluatedPoint", "FullGraph", "Graph", "SplitCheck", "compare_orders"]
+__all__ = [
+    "FAILURES",
+    "EvaluatedPoint",
+    "FullGraph",
+    "Graph",
+    "SplitCheck",
+    "compare_orders",
+    "difference",
+]
 
 Graph = tuple[list[Variable], list[Variable]]
 """Inputs and outputs."""
@@ -153,22 +161,6 @@ class SplitCheck:
                 return reason
         return None
 
-    def compare_compiled(
-        self, graph: Graph, compiled: Callable[..., np.ndarray], points: Sequence[EvaluatedPoint]
-    ) -> str | None:
-        """Say how machine code differs from the batch graph it was made of."""
-        evaluate = compile_python(*graph, stable=True)
-        for point, _ in points:
-            for rows in self.batches:
-                batch = self._taken(self.arrays, rows)
-                expected, actual = evaluate(point, *batch), compiled(point, *batch)
-                if (worst := _difference(actual, expected)) is not None:
-                    return (
-                        f"machine code gives {actual[worst]} for row {rows[worst]}, where "
-                        f"{expected[worst]} is right"
-                    )
-        return None
-
     def _compare_rows(
         self,
         evaluate: Callable[..., np.ndarray],
@@ -184,9 +176,13 @@ class SplitCheck:
                 return f"on a batch of rows it cannot be evaluated ({_first_line(error)})"
             if actual.shape != rows.shape:
                 return f"a batch of {rows.size} rows gives an array of shape {actual.shape}"
-            if (worst := _difference(actual, expected[rows])) is not None:
+            if (worst := difference(actual, expected[rows])) is not None:
                 return f"row {rows[worst]} changes with the rows that it is evaluated with"
         return None
+
+    def taken(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Gather rows of the data."""
+        return self._taken(self.arrays, rows)
 
     def _taken(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
         return [
@@ -201,8 +197,8 @@ def compare_orders(
 ) -> str | None:
     """Say which row changes with those it is evaluated with; None if none does.
 
-    Machine code evaluates all rows twice: a chunk as a whole, then every other row by itself, so
-    that neighbours, totals and lengths are others.
+    All rows are evaluated twice: a chunk as a whole, then every other row by itself, so that
+    neighbours, totals and lengths are others.
     """
     look = partial(_first_change, row_logp, point)
     for first, changed in over_chunks(look, data, "Verifying that rows are independent"):
@@ -217,16 +213,16 @@ def _first_change(
     expected = row_logp(point, *chunk)
     for half in range(min(2, len(expected))):
         part = [np.ascontiguousarray(values[half::2]) for values in chunk]
-        worst = _difference(row_logp(point, *part), expected[half::2], ORDERS_TOLERANCE)
+        worst = difference(row_logp(point, *part), expected[half::2], ORDERS_TOLERANCE)
         if worst is not None:
             return half + 2 * worst
     return None
 
 
-def _difference(
+def difference(
     actual: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE
 ) -> int | None:
-    """Where two arrays differ; what is not a finite number in one must not be in the other."""
+    """Say where two arrays differ; what is not a finite number in one must not be in the other."""
     finite = np.isfinite(expected)
     close = np.isclose(actual, expected, rtol=tolerance, atol=tolerance)
     agrees = np.where(finite, close, ~np.isfinite(actual))

@@ -9,7 +9,7 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import (
@@ -35,6 +36,7 @@ from pymc_minibatch.tall.check import (
     Graph,
     SplitCheck,
     compare_orders,
+    difference,
 )
 from pymc_minibatch.tall.checksum import checksum
 from pymc_minibatch.tall.layout import PointLayout
@@ -146,21 +148,43 @@ class TallModel:
             sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
             self._check, points = bind_sources(self, sources, data)
         self.watch.check()
-        # Machine code last: where a graph reads beyond a batch, it would not notice.
-        compiled = self.compiled_row_logp
-        reason = self._check.compare_compiled(self.batch_graph, compiled, points)
-        if reason is not None:
-            raise NotTallError(
-                f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly "
-                f"({reason}). Sample this model with NUTS."
-            )
-        if data is not None:  # of which Python has seen some rows only
-            self._refuse_if(compare_orders(compiled, points[-1][0], self.data))
+        self._points = tuple(point for point, _ in points)
+        if data is not None:  # of which some rows only have been seen
+            self._refuse_if(compare_orders(self.vector_row_logp, self._points[-1], self.data))
+
+    @cached_property
+    def vector_row_logp(self) -> Evaluator:
+        """``(flat point, *batch) -> row log-likelihoods``, for many rows at a time."""
+        return evaluator(*self.batch_graph)
 
     @cached_property
     def compiled_row_logp(self) -> CompiledFunction:
-        """``(flat point, *batch) -> row log-likelihoods``, to be called from Numba or Python."""
-        return compile_numba(*self.batch_graph)
+        """The same as machine code, to be called from Numba or for few rows.
+
+        Raises
+        ------
+        NotTallError
+            If machine code gives something else.
+        """
+        compiled = compile_numba(*self.batch_graph)
+        for point, batch in self.trials():
+            # Only now: where a graph reads beyond a batch, machine code would not notice.
+            self.refuse_wrong_code(compiled(point, *batch), self.vector_row_logp(point, *batch))
+        return compiled
+
+    def refuse_wrong_code(self, actual: np.ndarray, expected: np.ndarray) -> None:
+        """Refuse machine code that gives other numbers for some rows than NumPy.
+
+        Raises
+        ------
+        NotTallError
+        """
+        if (worst := difference(actual, expected)) is not None:
+            raise NotTallError(
+                f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly: machine "
+                f"code gives {actual[worst]} for a row where {expected[worst]} is right. Please "
+                "report this model."
+            )
 
     @cached_property
     def watch(self) -> FileWatch:
@@ -204,12 +228,13 @@ class TallModel:
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is made anew where it is needed: compiled functions, open files."""
         kept = self.__dict__.items()
-        left = {k: v for k, v in kept if k != "watch" and not k.startswith("compiled_")}
+        made = ("compiled_", "vector_")
+        left = {k: v for k, v in kept if k != "watch" and not k.startswith(made)}
         return left | {"_check": None}
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
-        """Row data, rows along the first axis, in the order `compiled_row_logp` takes them."""
+        """Row data, rows along the first axis, in the order `vector_row_logp` takes them."""
         return tuple(row_input.values for row_input in self.row_inputs.values())
 
     @property
@@ -273,7 +298,7 @@ class TallModel:
             If a variable of the point is missing or has another shape, or a row number is none.
         """
         numbers = checked_rows(rows, self.n_rows)
-        return self.compiled_row_logp(checked_point(self.layout, point), *self.batch(numbers))
+        return self.vector_row_logp(checked_point(self.layout, point), *self.batch(numbers))
 
     def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Gather rows of the data, as compiled functions of a batch take them."""
@@ -287,7 +312,7 @@ class TallModel:
 
     def logp(self, point: Mapping[str, np.ndarray]) -> float:
         """Log-density of the model: the prior part plus all rows, in chunks."""
-        flat, row_logp = checked_point(self.layout, point), self.compiled_row_logp
+        flat, row_logp = checked_point(self.layout, point), self.vector_row_logp
         [total] = sum_over_chunks(_Evaluated(row_logp, flat, np.sum), self.data)
         return self.prior_logp(point) + float(total)
 
@@ -299,10 +324,20 @@ class TallModel:
         scale = self.n_rows / rows.size
         return self.prior_logp(point) + scale * float(self.row_logp(point, rows).sum())
 
+    def trials(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """Yield points and small batches on which functions of the rows are compared.
+
+        There are none where this model was handed over by another process.
+        """
+        if self._check is not None:
+            for point in self._points:
+                for rows in self._check.batches:
+                    yield point, self._check.taken(rows)
+
     def verify_at(self, *points: np.ndarray) -> None:
         """Verify the split again at flat points where it is used, such as the mode.
 
-        All rows are evaluated by machine code, in two orders, at the first of them. The full graph
+        All rows are evaluated in two orders, at the first of them. The full graph
         is evaluated at all of them, unless this model was handed over by another process. So is
         what rows read, if it has been used.
 
@@ -321,7 +356,7 @@ class TallModel:
                     f"Rows of {' + '.join(self.row_names)} were found to read\n{lines}\nand have "
                     "another log-likelihood where the posterior is. Please report this model."
                 )
-        self._refuse_if(compare_orders(self.compiled_row_logp, points[0], self.data))
+        self._refuse_if(compare_orders(self.vector_row_logp, points[0], self.data))
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
@@ -340,7 +375,7 @@ class TallModel:
                 f"The prior part has log-density {self.prior_logp(point)} at the starting point: "
                 f"{blamed}. Start elsewhere: pass initvals to pm.sample."
             )
-        flat, row_logp = self.layout.flatten(point), self.compiled_row_logp
+        flat, row_logp = self.layout.flatten(point), self.vector_row_logp
 
         look = _Evaluated(row_logp, flat, _first_bad)
         data, numbers = self.data, None
@@ -596,7 +631,7 @@ class TallModel:
 class _Evaluated:
     """What is made of the log-likelihoods of a chunk at a point; it can be sent to workers."""
 
-    row_logp: CompiledFunction
+    row_logp: Evaluator
     flat: np.ndarray
     made: Callable[[np.ndarray], Any]
 

@@ -146,7 +146,8 @@ def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     """
     n_threads = min(n_cores(), len(starts))
     if n_threads == 1:
-        yield from map(apply, starts)
+        with one_blas_thread():
+            yield from map(apply, starts)
         return
     waiting: deque[Future[T]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(n_threads) as pool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from pymc_minibatch.reference.density import Density
 
@@ -138,7 +138,7 @@ def new_fireflies(n_rows: int, always: np.ndarray) -> Fireflies:
     )
 
 
-@njit
+@register_jitable
 def log_odds(gap: float) -> float:
     """Return log L̃ = log(exp(gap) − 1); -inf where bound and likelihood touch."""
     if gap > 0.0:
@@ -146,7 +146,7 @@ def log_odds(gap: float) -> float:
     return -np.inf
 
 
-@njit
+@register_jitable
 def accept(current: State, proposed: State, flies: Fireflies) -> None:
     """Move to the point evaluated last, with its gradient, log-density and log odds."""
     current.point[:], current.gradient[:] = proposed.point, proposed.gradient
@@ -155,7 +155,7 @@ def accept(current: State, proposed: State, flies: Fireflies) -> None:
         flies.log_odds[i] = flies.proposed[i]
 
 
-@njit
+@register_jitable
 def put_whitened(y: np.ndarray, whitening: Whitening, point: np.ndarray) -> None:
     """Write θ = center + root y into the point."""
     theta = times(whitening.root, y)
@@ -163,7 +163,7 @@ def put_whitened(y: np.ndarray, whitening: Whitening, point: np.ndarray) -> None
         point[whitening.active[i]] = whitening.center[i] + theta[i]
 
 
-@njit
+@register_jitable
 def whitened(point: np.ndarray, whitening: Whitening) -> np.ndarray:
     """Return y at a point."""
     delta = np.empty(whitening.active.size)
@@ -172,7 +172,7 @@ def whitened(point: np.ndarray, whitening: Whitening) -> np.ndarray:
     return times(whitening.inverse, delta)
 
 
-@njit
+@register_jitable
 def whitened_gradient(gradient: np.ndarray, whitening: Whitening) -> np.ndarray:
     """Return the gradient by y."""
     total = np.zeros(whitening.active.size)
@@ -183,7 +183,7 @@ def whitened_gradient(gradient: np.ndarray, whitening: Whitening) -> np.ndarray:
     return total
 
 
-@njit(fastmath={"reassoc"})
+@register_jitable(fastmath={"reassoc"})
 def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
     """Multiply a matrix and a vector; reassociation lets the sums run in SIMD."""
     product = np.empty(matrix.shape[0])
@@ -195,7 +195,7 @@ def times(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
     return product
 
 
-@njit
+@register_jitable
 def standard_normal(rng: np.random.Generator, size: int) -> np.ndarray:
     """Draw a standard normal vector."""
     draw = np.empty(size)

@@ -11,7 +11,7 @@ from scipy.special import polygamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.special import trigamma
-from pymc_minibatch.reference import find, taylor
+from pymc_minibatch.reference import derivatives, taylor
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.curvature import Curvature
 from pymc_minibatch.reference.decide import (
@@ -19,6 +19,7 @@ from pymc_minibatch.reference.decide import (
     decide_control_variate,
     gaussian_acceptance,
 )
+from pymc_minibatch.reference.derivatives import RowDerivatives
 from pymc_minibatch.reference.find import SUBSAMPLE
 from pymc_minibatch.reference.taylor import compile_remainder, make_target
 from pymc_minibatch.tall import TallModel
@@ -386,13 +387,13 @@ def test_hessian_by_what_the_rows_read(monkeypatch):
     tall = TallModel(model)
     theta = rng.normal(0, 0.3, tall.layout.size)
     found = []
-    for limit in (0, 10**9):
-        monkeypatch.setattr(find, "MANY_PRODUCTS", limit)
-        density = find._Density(tall, 1.0, False, theta)
-        assert (density._curvature is None) == bool(limit)
-        found.append(density.row_derivatives(theta, None))
-        some = [values[:50] for values in tall.data]
-        found[-1] += density.row_derivatives(theta, some)
+    for by_reading in (True, False):
+        monkeypatch.setattr(derivatives, "is_dense", lambda structure: by_reading)  # noqa: B023
+        of_rows = RowDerivatives(tall)
+        assert (of_rows.by_reading is not None) == by_reading
+        found.append(of_rows.gradient_hessian(theta, tall.data))
+        found[-1] += (of_rows.value_gradient(theta, tall.data)[1],)
+        found[-1] += (of_rows.product(theta, theta, tall.data),)
     for by_rows, by_products in zip(*found, strict=True):
         np.testing.assert_allclose(by_rows, by_products, rtol=1e-9, atol=1e-9)
     sums = Curvature(tall.structure).sums_at(theta)

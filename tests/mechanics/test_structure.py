@@ -15,7 +15,6 @@ from pytensor.gradient import grad
 from zoo import ZOO
 
 from pymc_minibatch import TallModel
-from pymc_minibatch.tall.check import SplitCheck
 from pymc_minibatch.tall.cut import compile_all
 from pymc_minibatch.tall.structure import (
     NoStructureError,
@@ -36,15 +35,6 @@ REFUSED = {
 
 NO_GRADIENT = {"SkewStudentT", "discrete_parameter"}
 """Models whose log-likelihood has no gradient in PyTensor."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_machine_code():
-    """Split models without compiling their rows, which other tests do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TallModel, "compiled_row_logp", None)
-        patch.setattr(SplitCheck, "compare_compiled", lambda *_: None)
-        yield
 
 
 def arrays_of(structure, batch):

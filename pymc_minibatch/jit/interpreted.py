@@ -1,0 +1,194 @@
+"""Graphs evaluated operation by operation in NumPy, for passes over all rows.
+
+Machine code pays where a few rows are read a million times. A pass over all rows reads them once,
+in chunks of many rows that stay in cache, and there an operation of NumPy costs about what a loop
+of machine code does, but needs no compilation, which takes seconds for each model. Operations run
+without the interpreter's lock, so that passes use all cores.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from pymc.pytensorf import compile as pymc_compile
+from pytensor import scalar as ps
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import AbstractFunctionGraph
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.scalar import math as psm
+from pytensor.tensor.elemwise import Elemwise
+from scipy import special
+
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+
+__all__ = ["Evaluator", "Interpreted", "evaluator"]
+
+STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
+"""PyTensor's rewrites without those that matter for the speed of machine code only."""
+
+
+class NotVectorizedError(Exception):
+    """An operation that NumPy does not do array by array."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An operation: what it reads, and what nobody reads after it."""
+
+    run: Callable[..., Sequence[Any]]
+    reads: list[int]
+    last: list[int]
+
+
+@dataclass(frozen=True)
+class _Program:
+    """Operations in an order in which they can be done."""
+
+    steps: list[_Step]
+    constants: list[Any]
+    results: list[int]
+
+    def __call__(self, *args: Any) -> list[Any]:
+        values: list[Any] = [*args, *self.constants]
+        for step in self.steps:
+            values.extend(step.run(*[values[i] for i in step.reads]))
+            for i in step.last:
+                values[i] = None
+        return [values[i] for i in self.results]
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """A PyTensor graph as a sequence of NumPy operations.
+
+    It holds no state, so that threads may call it at the same time, and is pickled as its graph.
+    """
+
+    graph: tuple[list[Variable], list[Variable]]
+    program: _Program
+
+    def __call__(self, *args: Any) -> Any:
+        """Evaluate the first output."""
+        return self.outputs(*args)[0]
+
+    def outputs(self, *args: Any) -> list[Any]:
+        """Evaluate all outputs."""
+        with np.errstate(all="ignore"):
+            return self.program(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the graph."""
+        return _restored, (pickle.dumps(self.graph),)
+
+
+type Evaluator = Interpreted | CompiledFunction
+
+
+def evaluator(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Evaluator:
+    """Build what evaluates a graph on many rows: NumPy if it can, otherwise machine code."""
+    try:
+        return _interpreted(list(inputs), list(outputs))
+    except NotVectorizedError:
+        return compile_numba(inputs, outputs)
+
+
+@lru_cache(maxsize=64)
+def _restored(graph: bytes) -> Interpreted:
+    return _interpreted(*pickle.loads(graph))
+
+
+def _interpreted(inputs: list[Variable], outputs: list[Variable]) -> Interpreted:
+    mode = Mode(linker="py", optimizer=STABLE)
+    function = pymc_compile(inputs, outputs, mode=mode, on_unused_input="ignore")
+    if shared := function.get_shared():
+        raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
+    return Interpreted((inputs, outputs), _program(function.maker.fgraph))
+
+
+def _program(fgraph: AbstractFunctionGraph) -> _Program:
+    nodes = fgraph.toposort()
+    read = [*(v for node in nodes for v in node.inputs), *fgraph.outputs]
+    constants = list(dict.fromkeys(v for v in read if isinstance(v, Constant)))
+    given = [*fgraph.inputs, *constants]
+    variables = [*given, *(v for node in nodes for v in node.outputs)]
+    slots = {variable: position for position, variable in enumerate(variables)}
+    kept = {*given, *fgraph.outputs}
+    last_read = {v: node for node in nodes for v in node.inputs if v not in kept}
+    steps = [
+        _Step(
+            run=_run(node),
+            reads=[slots[v] for v in node.inputs],
+            last=[slots[v] for v in {*node.inputs} if last_read.get(v) is node],
+        )
+        for node in nodes
+    ]
+    results = [slots[v] for v in fgraph.outputs]
+    return _Program(steps, [v.data for v in constants], results)
+
+
+def _run(node: Apply) -> Callable[..., Sequence[Any]]:
+    op: Any = node.op
+    if isinstance(op, Elemwise):
+        op = op.scalar_op
+    if isinstance(op, ps.Composite):
+        return _program(op.fgraph)
+    if isinstance(op, ps.ScalarOp):
+        out: Any = node.outputs[0]
+        return partial(_elementwise, _ufunc(op), out.type.dtype)
+    if isinstance(op, HasInnerGraph):
+        raise NotVectorizedError(str(op))
+    return partial(_perform, op, node)
+
+
+def _elementwise(function: Callable[..., Any], dtype: str, *args: Any) -> list[Any]:
+    return [np.asarray(function(*args)).astype(dtype, copy=False)]
+
+
+def _perform(op: Any, node: Apply, *args: Any) -> list[Any]:
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    op.perform(node, list(args), storage)
+    return [each[0] for each in storage]
+
+
+def _ufunc(op: Any) -> Callable[..., Any]:
+    """Return the function of arrays that does what a scalar operation does."""
+    if type(op) in UFUNCS:
+        return UFUNCS[type(op)]
+    spec = getattr(op, "nfunc_spec", None)
+    if spec is None:
+        raise NotVectorizedError(str(op))
+    *module, name = spec[0].split(".")
+    found: Callable[..., Any] = getattr(import_module(".".join(module) or "numpy"), name)
+    return found
+
+
+def _all_of(function: np.ufunc) -> Callable[..., Any]:
+    return lambda *args: reduce(function, args)
+
+
+def _log1mexp(x: np.ndarray) -> np.ndarray:
+    return np.where(x < np.log(0.5), np.log1p(-np.exp(x)), np.log(-np.expm1(x)))
+
+
+UFUNCS: dict[type, Callable[..., Any]] = {
+    ps.Add: _all_of(np.add),
+    ps.Mul: _all_of(np.multiply),
+    ps.AND: _all_of(np.bitwise_and),
+    ps.OR: _all_of(np.bitwise_or),
+    ps.Switch: np.where,
+    ps.Cast: lambda x: x,
+    ps.Identity: lambda x: x,
+    ps.Second: lambda x, y: np.broadcast_arrays(x, y)[1],
+    ps.Reciprocal: lambda x: 1.0 / x,
+    ps.Sqr: np.square,
+    ps.Clip: np.clip,
+    psm.Softplus: lambda x: np.logaddexp(0.0, x),
+    psm.Log1mexp: _log1mexp,
+    psm.TriGamma: lambda x: special.polygamma(1, x),
+}

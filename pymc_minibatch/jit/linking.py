@@ -1,0 +1,139 @@
+"""Functions that only machine code calls are linked into their callers, and not loaded.
+
+Numba optimises each function that it compiles together with all that it calls, generates machine
+code and loads it, in case Python should call it. Most of ours, and of what PyTensor generates, are
+called by other jitted functions only. Each level of calls then optimises and generates anew what
+the levels below have been through, which takes a third of the time to compile a model. Here such a
+function stays as it was written, and the function that Python calls is optimised once, as a whole.
+
+This changes how Numba works inside of :func:`linking` only, where it compiles for us. It rests on
+Numba's own classes, so the range of versions that the package allows is narrow.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+from unittest.mock import patch
+
+import llvmlite.binding as llvm
+from numba import _dynfunc
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu import CPUContext
+from numba.core.environment import lookup_environment
+
+__all__ = ["compiled_by_linking", "linking"]
+
+ENVIRONMENT = "_ZN08NumbaEnv"
+"""How the names of globals begin in which a function finds its Python objects."""
+
+_get_executable: Callable[..., Any] = CPUContext.get_executable
+_set_environment: Callable[..., Any] = JITCPUCodegen.set_env
+
+
+class LinkedLibrary(JITCodeLibrary):
+    """The code of a function; if it is only linked, as it was written.
+
+    Attributes
+    ----------
+    only_linked : bool
+        Whether nobody has asked for its address.
+    """
+
+    only_linked = False
+
+    def add_linking_library(self, library: Any) -> None:
+        """Note that this code calls that of another library."""
+        if isinstance(library, LinkedLibrary) and not library._finalized:
+            library.only_linked = True
+        super().add_linking_library(library)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return an address, for which the code has to be loaded."""
+        self._ensure_finalized()
+        if self.only_linked:
+            self.only_linked = False
+            self._optimize_final_module()
+            self._finalize_final_module()
+        address: int = super().get_pointer_to_function(name)
+        return address
+
+    def serialize_using_object_code(self) -> tuple[Any, ...]:
+        """Return what is kept on disk."""
+        self._ensure_finalized()
+        if self.only_linked:
+            kept: tuple[Any, ...] = self.serialize_using_bitcode()
+        else:
+            kept = super().serialize_using_object_code()
+        return kept
+
+    @classmethod
+    def _unserialize(cls, codegen: Any, state: tuple[Any, ...]) -> Self:
+        name, kind, data = state
+        if kind != "bitcode":
+            loaded: Self = super()._unserialize(codegen, state)
+            return loaded
+        self: Self = codegen.create_library(name)
+        self._final_module = llvm.parse_bitcode(data)
+        self.only_linked = True
+        self._finalize_final_module()
+        return self
+
+    def _optimize_final_module(self) -> None:
+        if not self.only_linked:
+            super()._optimize_final_module()
+
+    def _finalize_final_module(self) -> None:
+        if self.only_linked:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+            return
+        super()._finalize_final_module()
+        for variable in self._final_module.global_variables:
+            if variable.name.startswith(ENVIRONMENT):
+                environment = lookup_environment(variable.name)
+                if environment is not None:
+                    self._codegen.set_env(variable.name, environment)
+
+
+def _executable(context: Any, library: Any, description: Any, environment: Any) -> Any:
+    """Load a function unless Python cannot call it, because it has no wrapper for Python."""
+    try:
+        library.get_function(description.llvm_cpython_wrapper_name)
+    except NameError:
+        if isinstance(library, LinkedLibrary):
+            library.only_linked = True
+            name = description.qualname.split(".")[-1]
+            module = description.lookup_module()
+            return _dynfunc.make_function(module, name, "linked only", 0, environment, (library,))
+    return _get_executable(context, library, description, environment)
+
+
+def _set_environment_of_loaded(codegen: Any, name: str, environment: Any) -> None:
+    """Set where a function finds its Python objects, once it is loaded."""
+    if codegen._engine.is_symbol_defined(name):
+        _set_environment(codegen, name, environment)
+
+
+@contextmanager
+def linking() -> Iterator[None]:
+    """Compile with Numba in this way; other threads wait."""
+    with (
+        global_compiler_lock,
+        patch.object(JITCPUCodegen, "_library_class", LinkedLibrary),
+        patch.object(JITCPUCodegen, "set_env", _set_environment_of_loaded),
+        patch.object(CPUContext, "get_executable", _executable),
+    ):
+        yield
+
+
+def compiled_by_linking[F: Callable[..., Any]](dispatcher: F) -> F:
+    """Have a jitted function compiled in this way when it is called with new types."""
+    compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
+
+    def compile_linking(signature: Any) -> Any:
+        with linking():
+            return compile_as_usual(signature)
+
+    dispatcher.compile = compile_linking  # type: ignore[attr-defined]
+    return dispatcher
