@@ -87,7 +87,8 @@ def build_sequential(
             if scan.mean == -np.inf:
                 return rejected(0, False, scan.impossible_row, n_scanned)
         n, error, plan = begin(mu0, scan, n_rows, details)
-        n_seen, look = np.int64(0), np.int64(0)
+        n_seen: Any = np.int64(0)
+        look = np.int64(0)
         mean = squares = 0.0
         while not takes_all(n, n_rows):
             impossible = draw_log_ratios(rng, current, proposed, density, rows, n_seen, n)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
-from numba import _dynfunc
+from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUContext
@@ -93,20 +93,26 @@ class LinkedLibrary(JITCodeLibrary):
             if variable.name.startswith(ENVIRONMENT):
                 environment = lookup_environment(variable.name)
                 if environment is not None:
-                    self._codegen.set_env(variable.name, environment)
+                    self._codegen.set_env(variable.name, environment)  # type: ignore[attr-defined]
 
 
 def _executable(context: Any, library: Any, description: Any, environment: Any) -> Any:
-    """Load a function unless Python cannot call it, because it has no wrapper for Python."""
+    """Load a function unless Python cannot call it."""
+    if isinstance(library, LinkedLibrary) and not library._finalized:
+        library.only_linked = not _has_wrapper(library, description)
+    if not getattr(library, "only_linked", False):
+        return _get_executable(context, library, description, environment)
+    module, name = description.lookup_module(), description.qualname.split(".")[-1]
+    return _dynfunc.make_function(module, name, "linked only", 0, environment, (library,))
+
+
+def _has_wrapper(library: Any, description: Any) -> bool:
+    """Whether a function that was just compiled has a wrapper by which Python calls it."""
     try:
         library.get_function(description.llvm_cpython_wrapper_name)
     except NameError:
-        if isinstance(library, LinkedLibrary):
-            library.only_linked = True
-            name = description.qualname.split(".")[-1]
-            module = description.lookup_module()
-            return _dynfunc.make_function(module, name, "linked only", 0, environment, (library,))
-    return _get_executable(context, library, description, environment)
+        return False
+    return True
 
 
 def _set_environment_of_loaded(codegen: Any, name: str, environment: Any) -> None:

@@ -158,7 +158,8 @@ def make_iterations(
         n_before, log_q = flies.n_bright[0], np.log(q)
         out, rows = np.empty(CHUNK_ROWS), np.empty(CHUNK_ROWS, np.int64)
         unused = np.empty(point.size)
-        n_done, last = np.int64(0), np.int64(-1)
+        n_done: Any = np.int64(0)
+        last: Any = np.int64(-1)
         while True:
             if how == IMPLICIT:
                 n, last = jump_through_dark_rows(rng, q, last, flies.state, rows)

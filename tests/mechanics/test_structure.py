@@ -228,7 +228,7 @@ def test_no_wrong_structure_of_a_made_up_model(model):
 
 
 @pytest.fixture(scope="module")
-def grouped(without_machine_code):
+def grouped():
     return TallModel(grouped_model())
 
 
