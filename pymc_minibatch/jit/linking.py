@@ -16,10 +16,9 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
-from numba import _dynfunc  # type: ignore[attr-defined]
+from numba.core import cpu
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.cpu import CPUContext
 from numba.core.environment import lookup_environment
 
 __all__ = ["compiled_by_linking", "linking"]
@@ -27,7 +26,7 @@ __all__ = ["compiled_by_linking", "linking"]
 ENVIRONMENT = "_ZN08NumbaEnv"
 """How the names of globals begin in which a function finds its Python objects."""
 
-_get_executable: Callable[..., Any] = CPUContext.get_executable
+_get_executable: Callable[..., Any] = cpu.CPUContext.get_executable
 _set_environment: Callable[..., Any] = JITCPUCodegen.set_env
 
 
@@ -103,7 +102,10 @@ def _executable(context: Any, library: Any, description: Any, environment: Any) 
     if not getattr(library, "only_linked", False):
         return _get_executable(context, library, description, environment)
     module, name = description.lookup_module(), description.qualname.split(".")[-1]
-    return _dynfunc.make_function(module, name, "linked only", 0, environment, (library,))
+    made: Any = cpu._dynfunc.make_function(  # type: ignore[attr-defined]
+        module, name, "linked only", 0, environment, (library,)
+    )
+    return made
 
 
 def _has_wrapper(library: Any, description: Any) -> bool:
@@ -128,7 +130,7 @@ def linking() -> Iterator[None]:
         global_compiler_lock,
         patch.object(JITCPUCodegen, "_library_class", LinkedLibrary),
         patch.object(JITCPUCodegen, "set_env", _set_environment_of_loaded),
-        patch.object(CPUContext, "get_executable", _executable),
+        patch.object(cpu.CPUContext, "get_executable", _executable),
     ):
         yield
 

@@ -22,9 +22,12 @@ INTERNALS = ("pytensor.link", "numba.core", "numba.extending", "numba.np", "pymc
 """Modules whose names are not part of what their library promises."""
 
 IMPORTED = {
-    "numba.core": {"caching", "cgutils", "typing"},
+    "numba.core": {"caching", "cgutils", "cpu", "typing"},
+    "numba.core.codegen": {"JITCPUCodegen", "JITCodeLibrary"},
+    "numba.core.compiler_lock": {"global_compiler_lock"},
+    "numba.core.environment": {"lookup_environment"},
     "numba.core.imputils": {"impl_ret_new_ref"},
-    "numba.extending": {"intrinsic", "overload"},
+    "numba.extending": {"intrinsic", "overload", "register_jitable"},
     "pymc.logprob.utils": {"CheckParameterValue"},
     "pytensor.link.numba.cache": {
         "CACHED_SRC_FUNCTIONS",
@@ -40,6 +43,11 @@ IMPORTED = {
 }
 
 READ = {
+    "_codegen": "numba.core.codegen: what generated the code of a library",
+    "_dynfunc": "numba.core.cpu: makes what Python calls",
+    "_engine": "numba.core.codegen: where machine code is loaded",
+    "_ensure_finalized": "numba.core.codegen: nothing is added to the code any more",
+    "_finalize_dynamic_globals": "numba.core.codegen: addresses in the code",
     "_cache_path": "numba.core.caching: where a function is kept",
     "_fields": "named tuples: a part of their interface",
     "_in_memory": "xarray.Variable: whether a lazy array has been read",
