@@ -299,7 +299,7 @@ def _base(step: MinibatchMH, here: np.ndarray, there: np.ndarray) -> float:
 
 
 def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Repeated]:
-    ndims = [values.ndim for values in step.tall.data]
+    ndims = [values.ndim for values in step._density.data]
     loop = make_repeating(ndims, step.acceptance.build, step.drawing)
     kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]

@@ -386,8 +386,8 @@ class MinibatchMH(TallStep):
         )
         if self.tall.partitions is not None and not self.control_variate:
             self.tall = self.tall.copied()
-        self.proposal = self._default_proposal() if proposal is None else proposal
         rows_read = self._settle_decisions(is_open, rows)
+        self.proposal = self._default_proposal() if proposal is None else proposal
         _check_target(self.proposal, self.acceptance)
         self.proposal_options = self.proposal.jit_options
         return rows_read
@@ -398,7 +398,11 @@ class MinibatchMH(TallStep):
         if is_open:
             test = "auto" if self.batch_size is None else CorrectedBarker()
         settled = settle(self.tall, self.control, test, rows)
-        self.acceptance, self.rows = settled.acceptance, settled.rows
+        self.acceptance, self.rows, self.control = (
+            settled.acceptance,
+            settled.rows,
+            settled.control,
+        )
         self.row_sizes, self.ball = settled.row_sizes, settled.ball
         self.sized = settled.sized
         if self.sized is not None:
@@ -497,7 +501,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
-        ndims = [values.ndim for values in self.tall.data]
+        ndims = [values.ndim for values in self._density.data]
         return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
 
     @property
@@ -693,7 +697,7 @@ class MinibatchMH(TallStep):
         self._cost_is_checked = True
         assert self.control is not None
         expected = (
-            self.n_rows * choose_order(self.tall, self.control.reference, self.temperature)[2]
+            self.n_rows * choose_order(self.tall, self.control.gaussian, self.temperature)[2]
         )
         if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
             return None
