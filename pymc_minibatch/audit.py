@@ -294,8 +294,8 @@ def _sums(
 
 
 def _base(step: MinibatchMH, here: np.ndarray, there: np.ndarray) -> float:
-    base, _, constants = step._target
-    return base(there, constants) - base(here, constants)
+    target = step._target
+    return target.base(there, target.constants) - target.base(here, target.constants)
 
 
 def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Repeated]:

@@ -8,9 +8,9 @@ approximation is many times too narrow, or too wide if it lies beside it. With F
     log p(θ) = log prior(θ) + (1/T) [Gᵀδ + ½ δᵀHδ + Σ_F ℓₙ(θ)] + (1/T) Σ_{n ∉ F} rₙ(θ) + constant,
 
 where G and H are sums over the others. All but the last sum reads these few rows only. So it can
-be sampled before a chain starts, which gives the point δ is counted from, and the Gaussian by which
-moves are made: mean and covariance of these draws. Nothing is approximated by that; the last sum is
-estimated from a batch as ever.
+be sampled before a chain starts. The mean of these draws is the point from which δ is counted, and
+moves follow a Gaussian with their mean and covariance. Nothing is approximated by that; the last
+sum is estimated from a batch as ever.
 
 Reference
 ---------
@@ -26,10 +26,11 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.reference.control_variate import Always, ControlVariate
 from pymc_minibatch.reference.find import ExpansionOfMost, Reference
+from pymc_minibatch.reference.sizes import AXIS_LENGTH
 from pymc_minibatch.reference.taylor import make_target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["extreme_rows", "read_always", "slice_draws"]
+__all__ = ["extreme_rows", "may_be_extreme", "read_always", "slice_draws"]
 
 EXTREME = 0.5
 """A row is extreme if its remainder varies by more than this, in nats, over the posterior."""
@@ -42,6 +43,10 @@ MOST_PARAMETERS = 200
 DRAWS, DRAWS_PER_PARAMETER = 2000, 40
 """So many draws tell mean and covariance well enough."""
 
+WIDER = 0.2
+"""Moves are made by a Gaussian whose sds are larger by this over √D, which rejects the same share
+of them for any D: beyond a wall the tail is that of an exponential, heavier than a Gaussian's."""
+
 
 def extreme_rows(tall: TallModel, control: ControlVariate, sizes: np.ndarray) -> np.ndarray:
     """Find the rows that had better be read always, by the sizes of all rows: their numbers.
@@ -53,6 +58,11 @@ def extreme_rows(tall: TallModel, control: ControlVariate, sizes: np.ndarray) ->
     few = rows.size <= min(MOST_ROWS, MOST_SHARE * tall.n_rows)
     small = tall.layout.size <= MOST_PARAMETERS and not tall.layout.discrete
     return rows if smooth and few and small else rows[:0]
+
+
+def may_be_extreme(control: ControlVariate, bounds: np.ndarray) -> bool:
+    """Whether bounds cₙ on the remainders, which are below cₙ |z|³ / 6, let a row be extreme."""
+    return bool(bounds.max() * AXIS_LENGTH**3 / 6 > EXTREME * control.temperature)
 
 
 def read_always(
@@ -87,6 +97,7 @@ def read_always(
         max(DRAWS, DRAWS_PER_PARAMETER * center.size),
     )
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
+    covariance *= (1 + WIDER / math.sqrt(mean.size)) ** 2
     rest = expansion.about(mean)
     moves = _with_gaussian(rest, expansion.prior_gradient(mean), covariance, temperature)
     return ControlVariate(rest, control.order, temperature, Always(rows, moves, whole))

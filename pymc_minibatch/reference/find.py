@@ -433,9 +433,7 @@ class ExpansionOfMost:
         """Expand about a point, in one pass."""
         of_all = self._density.row_derivatives(flat, None)
         of_few = self._density.row_derivatives(flat, self._few)  # as an estimate for all
-        gradient, hessian = (
-            a - self._share * b for a, b in zip(of_all, of_few, strict=True)
-        )
+        gradient, hessian = (a - self._share * b for a, b in zip(of_all, of_few, strict=True))
         return replace(
             self.whole,
             mode=self._density.tall.layout.unflatten(flat),

@@ -31,7 +31,7 @@ from pymc_minibatch.proposals import (
 )
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.always import extreme_rows, read_always
+from pymc_minibatch.reference.always import extreme_rows, may_be_extreme, read_always
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
@@ -225,7 +225,7 @@ def _settle(
         bounds, reason = _affordable(tall, control, rows)
         if bounds is not None:
             assert control is not None
-            return _with_bounds(control.reference, bounds, Exact(), reason)
+            return _with_bounds(tall, control, bounds, Exact(), reason)
     tests = _open_tests(control) if acceptance == "auto" else (acceptance,)
     test = tests[0]
     if rows == "size":
@@ -297,10 +297,7 @@ def _exact(
             f"Exact cannot be used: {error}. Use CorrectedBarker() or leave acceptance out."
         ) from error
     reason = f"about {bounds.expected_rows:,.3g} rows in a decision"
-    settled = _with_bounds(control.reference, bounds, acceptance, reason)
-    if bounds.expected_rows < FEW_ROWS:
-        return settled
-    return replace(settled, extreme=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
+    return _with_bounds(tall, control, bounds, acceptance, reason)
 
 
 def _affordable(
@@ -340,6 +337,19 @@ def _cheapest(
 
 
 def _with_bounds(
+    tall: TallModel,
+    control: ControlVariate,
+    bounds: RemainderBounds,
+    acceptance: Exact,
+    reason: str,
+) -> Deciding:
+    settled = _by_bounds(control.reference, bounds, acceptance, reason)
+    if isinstance(bounds.sizes, SizedRows) or not may_be_extreme(control, bounds.sizes):
+        return settled
+    return replace(settled, extreme=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
+
+
+def _by_bounds(
     reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
 ) -> Deciding:
     if isinstance(bounds.sizes, SizedRows):
