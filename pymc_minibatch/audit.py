@@ -294,12 +294,12 @@ def _sums(
 
 
 def _base(step: MinibatchMH, here: np.ndarray, there: np.ndarray) -> float:
-    base, _, constants = step._target
-    return base(there, constants) - base(here, constants)
+    target = step._target
+    return target.base(there, target.constants) - target.base(here, target.constants)
 
 
 def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Repeated]:
-    ndims = [values.ndim for values in step.tall.data]
+    ndims = [values.ndim for values in step._density.data]
     loop = make_repeating(ndims, step.acceptance.build, step.drawing)
     kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]

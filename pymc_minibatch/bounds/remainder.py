@@ -14,7 +14,6 @@ from scipy.linalg import solve_triangular
 from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor, linearised
 from pymc_minibatch.bounds.third import Third, find_third
 from pymc_minibatch.jit.interpreted import Evaluator
-from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
@@ -78,9 +77,9 @@ def bound_remainders(
     ValueError
         If the user's bound is none.
     """
-    reference, _, temperature = control
+    reference, temperature = control.reference, control.temperature
     predictor = find_predictor(tall)
-    lower = np.linalg.cholesky(reference.precision_at(temperature))
+    lower = np.linalg.cholesky(control.gaussian.precision_at(temperature))
     beyond = BEYOND if tall.partitions is None else FAR_BEYOND
     radius = float(np.sqrt(reference.flat.size) + beyond)
     brought = None if third is None else _brought(third, tall.n_rows)
@@ -93,8 +92,8 @@ def bound_remainders(
     look = partial(_lengths_and_bounds, predictor.vector_eta, reference.flat, lower, radius, known)
     per_size = _mean_factor(reference.flat.size) / temperature
     if known is not None and np.isfinite(most_rows):
-        rows = np.sort(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
-        some_lengths, some_bounds = look(*tall.batch(rows))
+        rows = control.left_to_batches(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
+        some_lengths, some_bounds = look(*tall.batch(np.sort(rows)))
         expected = tall.n_rows * float(np.mean(some_bounds * some_lengths**3)) * per_size
         if expected > TOO_MANY * most_rows:
             raise NoPredictorError(f"Exact would take about {expected:,.3g} rows in a decision")
@@ -106,6 +105,7 @@ def bound_remainders(
         parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
         lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
         exact = (bounds if brought is None else brought) * lengths**3
+        exact[control.always_read] = 0.0  # of these nothing is left to batches
         if not np.isfinite(exact).all():
             row = int(np.argmin(np.isfinite(exact)))
             raise NoPredictorError(
@@ -119,7 +119,7 @@ def bound_remainders(
         radius if brought is None else np.inf,
         total * per_size,
     )
-    _verify(tall, reference, found, brought is not None)
+    _verify(tall, control, found, brought is not None)
     return found
 
 
@@ -183,10 +183,13 @@ def _mean_factor(dim: int) -> float:
     return float(np.mean(np.linalg.norm(there - here, axis=1) * squares) / 6)
 
 
-def _verify(tall: TallModel, reference: Reference, bounds: RemainderBounds, brought: bool) -> None:
+def _verify(
+    tall: TallModel, control: ControlVariate, bounds: RemainderBounds, brought: bool
+) -> None:
     """Compare bounds with remainders of random rows, near the reference and far from it."""
     rng = np.random.default_rng(20240719)
-    rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
+    rows = np.sort(control.left_to_batches(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows))))
+    reference = control.reference
     batch = tall.batch(rows)
     of_all = bounds.sizes
     sizes = of_all.sizer(*batch) if isinstance(of_all, SizedRows) else of_all[rows]

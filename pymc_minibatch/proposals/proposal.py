@@ -36,7 +36,7 @@ class Approximation(NamedTuple):
 
 def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
     """Return the approximation for some of the parameters, given the others."""
-    reference, _, temperature = control
+    reference, temperature = control.gaussian, control.temperature
     return Approximation(
         mode=reference.flat[active],
         precision=control.precision(active),

@@ -6,7 +6,26 @@ import numpy as np
 
 from pymc_minibatch.reference.find import Reference
 
-__all__ = ["ControlVariate"]
+__all__ = ["Always", "ControlVariate"]
+
+
+class Always(NamedTuple):
+    """Rows that are read at every decision, and left out of the expansion; see :mod:`.always`.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (k,)
+        Their numbers.
+    moves : Reference
+        About the same point as the expansion, with the quadratic log-likelihood in `gradient` and
+        `curvature` that makes the Gaussian which moves follow.
+    whole : Reference
+        The expansion of all rows.
+    """
+
+    rows: np.ndarray
+    moves: Reference
+    whole: Reference
 
 
 class ControlVariate(NamedTuple):
@@ -21,11 +40,45 @@ class ControlVariate(NamedTuple):
         starts alone.
     temperature : float
         T; the likelihood counts with power 1/T.
+    always : Always, optional
+        Rows of which nothing is taken off, since they are read at every decision; then `reference`
+        is an expansion of the others. None, the default, where there are none.
     """
 
     reference: Reference
     order: int
     temperature: float
+    always: Always | None = None
+
+    @property
+    def gaussian(self) -> Reference:
+        """The reference with the Gaussian approximation of the posterior."""
+        return self.reference if self.always is None else self.always.moves
+
+    @property
+    def whole(self) -> Reference:
+        """The expansion of all rows."""
+        return self.reference if self.always is None else self.always.whole
+
+    @property
+    def always_read(self) -> np.ndarray:
+        """The numbers of the rows that are read at every decision."""
+        return np.empty(0, dtype=np.int64) if self.always is None else self.always.rows
+
+    def left_to_batches(self, rows: np.ndarray) -> np.ndarray:
+        """Return those of some rows that are not read at every decision."""
+        return rows[~np.isin(rows, self.always_read)]
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """Return what rows read in addition to the data: whether they are left to batches.
+
+        Nothing where all of them are.
+        """
+        if self.always is None:
+            return ()
+        left = np.ones(self.reference.n_rows, dtype=np.bool_)
+        left[self.always.rows] = False
+        return (left,)
 
     @property
     def constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,4 +89,4 @@ class ControlVariate(NamedTuple):
 
     def precision(self, active: np.ndarray) -> np.ndarray:
         """Precision of the Gaussian approximation, of some parameters given the others."""
-        return self.reference.precision_at(self.temperature)[np.ix_(active, active)]
+        return self.gaussian.precision_at(self.temperature)[np.ix_(active, active)]

@@ -206,7 +206,7 @@ def _cause(tall: TallModel, control: ControlVariate) -> str:
 
 def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> float:
     """Variance over rows of the log ratios of posterior points that agree in some variables."""
-    reference, order, _ = control
+    reference, order = control.reference, control.order
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
     term = row_term(tall, reference, order)
@@ -227,7 +227,7 @@ def _trial_rows(tall: TallModel, rng: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
-    """Say how Gaussian the surrogate is, prior times Taylor likelihood, without reading a row.
+    """Say how Gaussian the surrogate is, prior times quadratic likelihood, without reading a row.
 
     Returns
     -------
@@ -235,7 +235,7 @@ def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
         Mean acceptance probability of independent draws from the Gaussian approximation, were the
         surrogate the posterior; 1 if that is Gaussian.
     """
-    reference, _, temperature = control
+    reference, temperature = control.gaussian, control.temperature
     rng = np.random.default_rng(0)
     precision = reference.precision_at(temperature)
     deltas = rng.multivariate_normal(
@@ -269,7 +269,7 @@ def start_near_mode(
     Only the parameters at the positions `active` move: the approximation is that given the others,
     or where these are too far away for it to hold, the one about the mode.
     """
-    reference, _, temperature = control
+    reference, temperature = control.gaussian, control.temperature
     precision, mode = reference.precision_at(temperature), reference.flat[active]
     others = np.setdiff1d(np.arange(reference.flat.size), active)
     own = precision[np.ix_(active, active)]

@@ -18,7 +18,7 @@ class Density(NamedTuple):
     Attributes
     ----------
     data
-        Arrays with rows along the first axis.
+        Arrays with rows along the first axis, those of the model and columns of the target.
     constants
         What else the terms of the rows read.
     row, base
@@ -45,8 +45,10 @@ def make_density(
 
     Rows are those of the model, or others of it that were gathered before.
     """
-    base, row, constants = target
+    base, row, constants = target[:3]
     point, data = tall.layout.empty(), tall.data if data is None else data
-    points = (point, point) if isinstance(target, Target) else (point,)
+    points: tuple[np.ndarray, ...] = (point,)
+    if isinstance(target, Target):
+        points, data = (point, point), (*data, *target.columns)
     row_address = address_of(row, *points, constants, batch_of_one(data))
     return Density(data, constants, row_address, address_of(base, point, constants))

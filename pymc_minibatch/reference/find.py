@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,14 @@ from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, 
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["NoReferenceError", "Reference", "discrete_in_rows", "find_reference", "search"]
+__all__ = [
+    "ExpansionOfMost",
+    "NoReferenceError",
+    "Reference",
+    "discrete_in_rows",
+    "find_reference",
+    "search",
+]
 
 SUBSAMPLE = 20_000
 SEARCH_STEPS = 100
@@ -398,6 +405,44 @@ def search(
     return reference
 
 
+class ExpansionOfMost:
+    """Expansions of the log-likelihood of all but a few rows.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    whole
+        An expansion of all rows.
+    rows
+        The few.
+    """
+
+    def __init__(self, tall: TallModel, whole: Reference, rows: np.ndarray) -> None:
+        self.whole = whole
+        self._density = _Density(tall, whole.temperature, False, whole.flat)
+        self._few, self._share = tall.batch(rows), rows.size / tall.n_rows
+
+    def about(self, flat: np.ndarray) -> Reference:
+        """Expand about a point, in one pass."""
+        of_all = self._density.row_derivatives(flat, None)
+        of_few = self._density.row_derivatives(flat, self._few)  # as an estimate for all
+        gradient, hessian = (a - self._share * b for a, b in zip(of_all, of_few, strict=True))
+        return replace(
+            self.whole,
+            mode=self._density.tall.layout.unflatten(flat),
+            flat=flat,
+            gradient=gradient,
+            hessian=hessian,
+            curvature=hessian,
+            prior_hessian=self._density.prior_hessian(flat),
+        )
+
+    def prior_gradient(self, flat: np.ndarray) -> np.ndarray:
+        """Gradient of the prior part."""
+        return self._density.prior_gradient(flat)
+
+
 def discrete_in_rows(tall: TallModel) -> list[str]:
     """Name the discrete variables that the rows read."""
     return [name for name in tall.row_parameters if name in tall.layout.discrete]
@@ -489,6 +534,10 @@ class _Density:
         data, title, scale = self._of(rows)
         gradient, hessian = self._rows.gradient_hessian(theta, data, title)
         return scale * gradient, scale * hessian
+
+    def prior_gradient(self, theta: np.ndarray) -> np.ndarray:
+        """Gradient of the prior part."""
+        return np.asarray(self._prior.slope_at(theta)()[1])
 
     def value_gradient(self, theta: np.ndarray, rows: _Rows | None) -> tuple[float, np.ndarray]:
         """Log-density and its gradient."""

@@ -14,7 +14,7 @@ from scipy.linalg import eigh
 
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
-from pymc_minibatch.reference.taylor import row_term
+from pymc_minibatch.reference.taylor import term_of_batches
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import in_chunks, over_chunks
 from pymc_minibatch.tall.weighted import SizedRows
@@ -80,26 +80,28 @@ def row_sizes(
     Returns
     -------
     sizes : ndarray of float32, shape (N,), or SizedRows
-        Positive; all the same where no row varies. Where rows are in partitions, how they are
-        computed and their sums.
+        Positive, but 0 for rows that are read at every decision; all the same where no row varies.
+        Where rows are in partitions, how they are computed and their sums.
     unevenness : Unevenness
         How much they are worth, measured at other points.
     """
-    reference, order, temperature = control
+    reference, temperature = control.reference, control.temperature
     kinked = reference.has_kinks
     axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
-    points, pairs = _trial_points(reference, temperature, *axes)
-    term = row_term(tall, reference, order)
+    points, pairs = _trial_points(control.gaussian, temperature, *axes)
+    term = term_of_batches(tall, control)
     look = partial(_look, term, reference.flat, points, pairs, kinked)
     if tall.partitions is not None:
         return _in_partitions(tall, look, temperature)
     sums = partial(_ranges_and_sums, look)
-    parts = [part for _, part in over_chunks(sums, tall.data, "Sizing the rows")]
+    data = (*tall.data, *control.columns())
+    parts = [part for _, part in over_chunks(sums, data, "Sizing the rows")]
     ranges = np.concatenate([part for part, _ in parts])
     mean = ranges.mean(dtype=float)
     if not mean > 0:
         return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0, 0.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
+    sizes[control.always_read] = 0.0
     of_ratios = np.sum([part for _, part in parts], axis=0)
     return sizes, _unevenness(_size_sums(sizes), of_ratios, temperature)
 

@@ -11,6 +11,9 @@ any number of rows. The estimate is unbiased for any θ̂.
 The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the rows by two forward-mode
 derivatives along θ̂ + εδ; nothing of size N × D is ever made. Where a row reads few numbers v that
 are affine in φ(θ), they are derivatives by these.
+
+Where a few rows are read at every decision (:mod:`.always`), they are part of the base with their
+log-likelihood, and what batches and sums find for them is 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +35,14 @@ from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Target", "compile_prior_gradient", "compile_remainder", "make_target", "row_term"]
+__all__ = [
+    "Target",
+    "compile_prior_gradient",
+    "compile_remainder",
+    "make_target",
+    "row_term",
+    "term_of_batches",
+]
 
 
 class Target(NamedTuple):
@@ -47,11 +57,14 @@ class Target(NamedTuple):
         of the batch b, shape (2, b).
     constants
         What else both read.
+    columns
+        Arrays with rows along the first axis that `row` reads after those of the model.
     """
 
     base: Callable[..., float]
     row: Callable[..., np.ndarray]
-    constants: tuple[np.ndarray, ...]
+    constants: tuple[Any, ...]
+    columns: tuple[np.ndarray, ...] = ()
 
 
 def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
@@ -62,12 +75,29 @@ def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
     if control is None or control.order == 0:
         rows = tall.compiled_row_logp
         constants: tuple[np.ndarray, ...] = ()
+    elif control.always is not None:
+        return _target_with_rows(tall, control)
     else:
         rows = compile_remainder(tall, control.order)
         make_base, make_row = surrogate_base, remainder_row
         constants = control.constants
     base = jit_kept(make_base(prior.jitted), [prior.cache_key])
     return Target(base, jit_kept(make_row(rows.jitted), [rows.cache_key]), constants)
+
+
+def _target_with_rows(tall: TallModel, control: ControlVariate) -> Target:
+    """Split the density where some rows are read at every decision."""
+    prior, rows = tall.compiled_prior_logp, tall.compiled_row_logp
+    remainder = compile_remainder(tall, control.order)
+    surrogate = jit_kept(surrogate_base(prior.jitted), [prior.cache_key])
+    base = base_with_rows(surrogate, rows.jitted)
+    batch = tuple(tall.batch(control.always_read))
+    return Target(
+        jit_kept(base, [prior.cache_key, rows.cache_key]),
+        jit_kept(row_of_batches(remainder.jitted), [remainder.cache_key]),
+        (*control.constants, np.array([1 / control.temperature]), batch),
+        control.columns(),
+    )
 
 
 def plain_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:
@@ -123,6 +153,41 @@ def remainder_row(remainder: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return row
 
 
+def base_with_rows(
+    surrogate: Callable[..., float], row_logp: Callable[..., Any]
+) -> Callable[..., float]:
+    """Build the prior part, the Taylor terms of most rows and the log-likelihood of the others."""
+
+    def base(point: np.ndarray, constants: Any) -> float:
+        reference, gradient, hessian, weight, batch = constants
+        value = surrogate(point, (reference, gradient, hessian))
+        if not np.isfinite(value):
+            return value
+        terms = row_logp(point, *batch)[0]
+        total = 0.0
+        for i in range(terms.size):
+            total += terms[i]
+        return value + weight[0] * total
+
+    return base
+
+
+def row_of_batches(remainder: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build what the Taylor terms leave of the log-likelihoods, 0 for rows that the base has."""
+
+    def row(here: np.ndarray, there: np.ndarray, constants: Any, batch: Any) -> np.ndarray:
+        reference, left = constants[0], batch[-1]
+        terms = beside(
+            remainder(here, reference, *batch[:-1])[0], remainder(there, reference, *batch[:-1])[0]
+        )
+        for i in range(left.size):
+            if not left[i]:
+                terms[0, i] = terms[1, i] = 0.0
+        return terms
+
+    return row
+
+
 def compile_prior_gradient(tall: TallModel) -> Callable[..., np.ndarray]:
     """Compile the gradient of the prior part, ``(flat point,) -> array``."""
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
@@ -139,6 +204,18 @@ def row_term(tall: TallModel, reference: Reference, order: int) -> Callable[...,
     if order == 0:
         return partial(_plain, tall.vector_row_logp)
     return partial(_less_taylor, compile_remainder(tall, order), reference.flat)
+
+
+def term_of_batches(tall: TallModel, control: ControlVariate) -> Callable[..., np.ndarray]:
+    """Return the same for a control variate; the batch ends with the columns that it adds."""
+    term = row_term(tall, control.reference, control.order)
+    return term if control.always is None else partial(_if_left, term)
+
+
+def _if_left(
+    term: Callable[..., np.ndarray], point: np.ndarray, batch: Sequence[np.ndarray]
+) -> np.ndarray:
+    return np.where(batch[-1], term(point, batch[:-1]), 0.0)
 
 
 type _Batch = Sequence[np.ndarray]

@@ -155,7 +155,7 @@ class TallStep(BlockedStep):
     @property
     def reference(self) -> Reference | None:
         """The reference point, if one is known."""
-        return None if self.control is None else self.control.reference
+        return None if self.control is None else self.control.whole
 
     @property
     def control_variate(self) -> int:
@@ -366,8 +366,11 @@ def expansion(control: ControlVariate | None) -> str:
     """Say what is subtracted from the rows."""
     if control is None or not control.order:
         return "none"
-    found = control.reference
-    return f"order {control.order}, about a mode found in {found.passes:.1f} passes"
+    passes = f"found in {control.whole.passes:.1f} passes"
+    if control.always is None:
+        return f"order {control.order}, about a mode {passes}"
+    n = control.always.rows.size
+    return f"order {control.order}, of all but {n} row{'s' * (n > 1)}, from a mode {passes}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ from pymc_minibatch.proposals import (
 )
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.always import extreme_rows, may_be_extreme, read_always
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
@@ -99,6 +100,9 @@ DEFAULT_BATCH = 100
 MOST_STEPS = 50
 """Transitions of a draw that are never exceeded by the automatic choice."""
 
+ROUNDS = 3
+"""How often extreme rows are looked for."""
+
 MANY_ROWS = 5000
 """Where a transition reads as many, PyMC's own cost of a draw hardly counts."""
 
@@ -161,6 +165,10 @@ class Deciding:
         About how many rows a full-size move takes, where that is known.
     sized
         What rows are drawn by where they are in partitions.
+    control
+        The control variate; where rows were found to be extreme, one that leaves them out.
+    extreme
+        The numbers of rows that are extreme, and not left out.
     """
 
     acceptance: Acceptance
@@ -171,6 +179,8 @@ class Deciding:
     unevenness: Unevenness | None = None
     rows_read: float = 0.0
     sized: SizedRows | None = None
+    control: ControlVariate | None = None
+    extreme: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def settle(
@@ -181,11 +191,33 @@ def settle(
 ) -> Deciding:
     """Choose what the user has left open, and prepare it.
 
+    Where rows are extreme they are left out of the control variate, to be read at every decision,
+    and it is chosen anew. Others may turn out to be extreme then, as the posterior may be wider.
+
     Raises
     ------
     ValueError
         If rows cannot be drawn in the way asked for, or the exact test has no bounds.
     """
+    settled = _settle(tall, control, acceptance, rows)
+    for _ in range(ROUNDS):
+        if control is None or not settled.extreme.size:
+            break
+        left = read_always(tall, control, settled.extreme)
+        if left is None:
+            break
+        control, settled = left, _settle(tall, left, acceptance, rows)
+    n = 0 if control is None else control.always_read.size
+    told = f"; {n} extreme row{'s' * (n > 1)} at every decision" if n else ""
+    return replace(settled, control=control, reason=settled.reason + told)
+
+
+def _settle(
+    tall: TallModel,
+    control: ControlVariate | None,
+    acceptance: Acceptance | Literal["auto"],
+    rows: RowChoice,
+) -> Deciding:
     reason = "acceptance as asked for"
     if isinstance(acceptance, Exact):
         return _exact(tall, control, acceptance, rows)
@@ -193,7 +225,7 @@ def settle(
         bounds, reason = _affordable(tall, control, rows)
         if bounds is not None:
             assert control is not None
-            return _with_bounds(control.reference, bounds, Exact(), reason)
+            return _with_bounds(tall, control, bounds, Exact(), reason)
     tests = _open_tests(control) if acceptance == "auto" else (acceptance,)
     test = tests[0]
     if rows == "size":
@@ -225,7 +257,17 @@ def settle(
         rows_read=variance,
         row_sizes=RowSizes.of(in_memory) if by_size and in_memory is not None else None,
         sized=sizes if isinstance(sizes, SizedRows) else None,
+        extreme=_extreme_rows(tall, control, sizes),
     )
+
+
+def _extreme_rows(
+    tall: TallModel, control: ControlVariate, sizes: np.ndarray | SizedRows
+) -> np.ndarray:
+    """Find rows to be read always; of those in partitions none is."""
+    if isinstance(sizes, SizedRows):
+        return np.empty(0, dtype=np.int64)
+    return extreme_rows(tall, control, sizes)
 
 
 def _open_tests(control: ControlVariate | None) -> tuple[Acceptance, ...]:
@@ -255,7 +297,7 @@ def _exact(
             f"Exact cannot be used: {error}. Use CorrectedBarker() or leave acceptance out."
         ) from error
     reason = f"about {bounds.expected_rows:,.3g} rows in a decision"
-    return _with_bounds(control.reference, bounds, acceptance, reason)
+    return _with_bounds(tall, control, bounds, acceptance, reason)
 
 
 def _affordable(
@@ -295,6 +337,19 @@ def _cheapest(
 
 
 def _with_bounds(
+    tall: TallModel,
+    control: ControlVariate,
+    bounds: RemainderBounds,
+    acceptance: Exact,
+    reason: str,
+) -> Deciding:
+    settled = _by_bounds(control.reference, bounds, acceptance, reason)
+    if isinstance(bounds.sizes, SizedRows) or not may_be_extreme(control, bounds.sizes):
+        return settled
+    return replace(settled, extreme=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
+
+
+def _by_bounds(
     reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
 ) -> Deciding:
     if isinstance(bounds.sizes, SizedRows):

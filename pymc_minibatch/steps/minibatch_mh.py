@@ -153,7 +153,9 @@ class MinibatchMH(TallStep):
         term of each row varies over the posterior, which one pass about the reference point finds,
         so that the few rows that matter most (a rare category, an outlying predictor) are seen.
         "uniform": without replacement, as in the papers. "auto" draws by size where there is a
-        reference point and that takes clearly fewer rows. Austere and SubLhd draw uniformly.
+        reference point and that takes clearly fewer rows. Austere and SubLhd draw uniformly. Either
+        way, a few rows so extreme that no expansion describes them (a predictor of 10⁵ among
+        standard normals) are read at every decision; ``choice`` says how many.
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     rows_in_memory : float, default 2**30
@@ -208,7 +210,8 @@ class MinibatchMH(TallStep):
     Sample stats, for each draw:
 
     - ``acceptance_rate``: share of its transitions that were accepted (at most about one half).
-    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1.
+    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. Rows that are
+      read at every decision count here, and not in ``batch_size``.
     - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
       one row at the reference, towards one point, count 1.
     - ``n_scanned``: row log-likelihoods scanned, by tests that have to know something
@@ -386,8 +389,8 @@ class MinibatchMH(TallStep):
         )
         if self.tall.partitions is not None and not self.control_variate:
             self.tall = self.tall.copied()
-        self.proposal = self._default_proposal() if proposal is None else proposal
         rows_read = self._settle_decisions(is_open, rows)
+        self.proposal = self._default_proposal() if proposal is None else proposal
         _check_target(self.proposal, self.acceptance)
         self.proposal_options = self.proposal.jit_options
         return rows_read
@@ -398,7 +401,11 @@ class MinibatchMH(TallStep):
         if is_open:
             test = "auto" if self.batch_size is None else CorrectedBarker()
         settled = settle(self.tall, self.control, test, rows)
-        self.acceptance, self.rows = settled.acceptance, settled.rows
+        self.acceptance, self.rows, self.control = (
+            settled.acceptance,
+            settled.rows,
+            settled.control,
+        )
         self.row_sizes, self.ball = settled.row_sizes, settled.ball
         self.sized = settled.sized
         if self.sized is not None:
@@ -497,7 +504,7 @@ class MinibatchMH(TallStep):
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[Any, ...]]:
-        ndims = [values.ndim for values in self.tall.data]
+        ndims = [values.ndim for values in self._density.data]
         return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
 
     @property
@@ -692,9 +699,7 @@ class MinibatchMH(TallStep):
             return None
         self._cost_is_checked = True
         assert self.control is not None
-        expected = (
-            self.n_rows * choose_order(self.tall, self.control.reference, self.temperature)[2]
-        )
+        expected = self.n_rows * choose_order(self.tall, self.control.gaussian, self.temperature)[2]
         if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
             return None
         return (
@@ -727,9 +732,11 @@ class MinibatchMH(TallStep):
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
         n_decisions = max(totals.n_decisions, 1)
+        always = 0 if self.control is None else self.control.always_read.size
         return {
             "acceptance_rate": totals.n_accepted / self.steps_per_draw,
-            "n_likelihood": 2 * totals.n_evaluated,
+            # Rows that are read always, at the first point and at each proposal.
+            "n_likelihood": 2 * totals.n_evaluated + always * (self.steps_per_draw + 1),
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,

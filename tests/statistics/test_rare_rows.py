@@ -25,16 +25,20 @@ def test_a_category_of_28_rows(acceptance):
 
 
 @pytest.mark.slow
-def test_one_extreme_predictor():
-    """Its row cuts the posterior off at zero, and is flat at the mode and at most pairs of points.
+@pytest.mark.parametrize(("seed", "extreme"), [(1, 1e5), (3, 1e5), (3, 2e3)])
+def test_one_extreme_predictor(seed, extreme):
+    """Its row cuts the posterior off near zero, and is flat at most pairs of points.
 
-    Uniform batches do not see it: the mean was a third of an sd off without a warning.
+    Uniform batches do not see it: the mean was a third of an sd off without a warning. With the
+    second data set the mode lies where the row bends, and is many times narrower than the
+    posterior; less extreme, the row would not keep the exact test from reading few rows.
     """
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     x = rng.normal(size=50_000)
     x[7] = 1e5
     y = (rng.random(x.size) < expit(np.clip(0.01 * x, -30, 30))).astype(int)
-    slopes = np.linspace(-1e-4, 0.05, 500)
+    x[7] = extreme
+    slopes = np.linspace(-20 / extreme, 0.05, 800)
     a = np.log(y.mean() / (1 - y.mean()))  # the intercept is independent of the slope
     log_p = np.array([y @ (a + b * x) - np.logaddexp(0, a + b * x).sum() for b in slopes])
     log_p -= (slopes / 2.5) ** 2 / 2
@@ -50,7 +54,7 @@ def test_one_extreme_predictor():
         )
     assert step.rows == "size"
     draws = idata["posterior"]["b"].values
-    error = sd / np.sqrt(float(az.ess(draws)))
-    assert error < 0.1 * sd
-    assert abs(draws.mean() - mean) < Z_MAX * error
+    ess = float(az.ess(draws))
+    assert ess > 500
+    assert abs(draws.mean() - mean) < Z_MAX * sd / np.sqrt(ess)
     assert draws.std() == pytest.approx(sd, rel=0.15)
