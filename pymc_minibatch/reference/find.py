@@ -621,7 +621,7 @@ class _Density:
                 "hessp": lambda t, vector: -self.product(t, vector, rows),
             }
         else:
-            how = {"method": "trust-exact", "hess": lambda t: -self.hessian(t, rows)}
+            how = {"method": "trust-exact", "hess": lambda t: self._finite_precision(t, rows)}
         try:
             found = minimize(
                 loss,
@@ -652,14 +652,7 @@ class _Density:
 
     def factor(self, theta: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, bool]:
         """Factor the precision at a point, or say in which variable it is none."""
-        if not np.isfinite(precision).all():
-            worst = int(np.argmin(np.isfinite(precision).all(axis=0)))
-            raise NoReferenceError(
-                "second derivatives of the log-density are not finite where the search for its "
-                f"mode ended, first by {self._at(theta, worst)}. Infinite data, such as "
-                "upper=np.inf of a pm.Censored, are a frequent cause: put a large finite number in "
-                "their place"
-            )
+        self._check_finite(theta, precision)
         try:
             return cho_factor(precision)
         except LinAlgError:
@@ -671,6 +664,21 @@ class _Density:
                 "the log-density is not concave where the search for its mode ended, mostly in "
                 f"{self._at(theta, worst)}. {ELSEWHERE}"
             ) from None
+
+    def _finite_precision(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        precision = -self.hessian(theta, rows)
+        self._check_finite(theta, precision)
+        return precision
+
+    def _check_finite(self, theta: np.ndarray, precision: np.ndarray) -> None:
+        if not np.isfinite(precision).all():
+            worst = int(np.argmin(np.isfinite(precision).all(axis=0)))
+            raise NoReferenceError(
+                "second derivatives of the log-density are not finite where the search for its "
+                f"mode leads, first by {self._at(theta, worst)}. Infinite data, such as "
+                "upper=np.inf of a pm.Censored, are a frequent cause: put a large finite number in "
+                "their place"
+            )
 
     def _at(self, theta: np.ndarray, position: int) -> str:
         """Name a variable and say where it is."""
