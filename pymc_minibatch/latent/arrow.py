@@ -174,7 +174,8 @@ def _whole(matrix: Matrix) -> np.ndarray:
 def _entries(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return entries of a matrix, of the shape that rows and columns have together."""
     rows, columns = np.broadcast_arrays(rows, columns)
-    return matrix[rows.ravel(), columns.ravel()].reshape(rows.shape)
+    # SciPy gives no array where it is asked for no entry.
+    return _whole(matrix[rows.ravel(), columns.ravel()]).reshape(rows.shape)
 
 
 def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:

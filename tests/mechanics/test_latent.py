@@ -317,6 +317,10 @@ def test_crossed_factors_of_many_levels() -> None:
     precision = Surrogate(tall, field, here, point).conditional(point[field.hyper]).precision
     assert sparse.issparse(precision.cross)
     assert sparse.issparse(precision.dense)
+    second_levels = field.levels[1].latent
+    none = precision.columns_of(field.latent, second_levels, np.empty(0, dtype=np.int64))
+    assert isinstance(none, np.ndarray)
+    assert none.shape == (*second_levels.shape, 0)
     # The rows are normal: the change of their slope is the curvature, at any distance.
     vector = np.zeros(point.size)
     field.latent.put(vector, rng.normal(size=401), rng.normal(size=(900, 1)))
