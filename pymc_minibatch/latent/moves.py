@@ -67,14 +67,14 @@ WALK_SPREAD = 1.0
 SHORTER = 0.25
 """Share of moves of the field that are shorter than the length tuning has found."""
 
-HYPER_MOVES = 3
-"""Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
+HYPER_MOVES = 2
+"""Moves of h in a round."""
 
 COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, there is one."""
 
 DENSE_MOVES = 2
-"""Moves of a dense part of that size in a round: these factor nothing."""
+"""Moves of the dense part in a round: these factor nothing."""
 
 HELD_SHARE = 0.25
 """Share of rounds with moves of h with effects held, where h is costly."""
@@ -242,7 +242,7 @@ class LatentMoves:
         if not costly or rng.random() < HELD_SHARE:
             for i in rng.permutation(n_hyper)[:HELD_MOVES]:
                 self.move_held(rng, point, tuning, int(i), walks)
-        for _ in range((DENSE_MOVES if costly else 1) if n_dense else 0):
+        for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, turns[1], counts)
         for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
