@@ -7,14 +7,14 @@ import numpy as np
 from numba import njit
 
 from pymc_minibatch.acceptance.decision import Acceptance, Rows
-from pymc_minibatch.kernels.rows import make_readers
+from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["make_decision"]
 
 
 def make_decision(
-    ndims: Sequence[int], acceptance: Acceptance, by_size: bool = False
+    ndims: Sequence[int], acceptance: Acceptance, by_size: Drawing = False
 ) -> Callable[..., Any]:
     """Compose a test with the functions that read the data; it returns plain numbers."""
     test = acceptance.build(*make_readers(ndims, by_size))

@@ -1,6 +1,7 @@
 """Read rows: draw a batch, or pass over all of them.
 
-Batches are drawn uniformly without replacement, or by size with replacement (:mod:`.by_size`).
+Batches are drawn uniformly without replacement, or by size with replacement (:mod:`.by_size`,
+:mod:`.by_group`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +14,14 @@ from numba.extending import register_jitable
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_matrix
+from pymc_minibatch.kernels.by_group import draw_from_groups
 from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Drawing", "make_readers"]
 
-type Drawing = bool | Literal["residents"]
+type Drawing = bool | Literal["residents", "groups"]
 
 CHUNK_ROWS = 2048
 """Rows evaluated at once, so that what is computed from them stays in cache."""
@@ -119,7 +121,7 @@ def make_readers(
         Number of dimensions of each array of row data.
     by_size
         Whether batches are drawn by size, from the table in `rows`; or "residents", where all the
-        rows there are were drawn by size before.
+        rows there are were drawn by size before; or "groups", by the table of groups in `rows`.
 
     Returns
     -------
@@ -140,7 +142,8 @@ def make_readers(
     has log ratio -inf.
     """
     take, copy = make_take(ndims), make_copy(len(ndims))
-    draw = draw_residents if by_size == "residents" else draw_from_table
+    draws: dict[str, Any] = {"residents": draw_residents, "groups": draw_from_groups}
+    draw = draws.get(str(by_size), draw_from_table)
 
     @njit
     def draw_log_ratios(

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.growing import (
     GROWTH,
@@ -22,11 +21,11 @@ from pymc_minibatch.acceptance.growing import (
     moments,
     noise,
 )
-from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.kernels.by_group import GroupTable, draw_of_groups
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
 from pymc_minibatch.reference.density import Density
 
-__all__ = ["Grouping", "make_sweep", "running_sums"]
+__all__ = ["Grouping", "make_sweep"]
 
 CHUNK_ROWS = 2048
 """Rows evaluated at once."""
@@ -37,46 +36,14 @@ class Grouping(NamedTuple):
 
     Attributes
     ----------
-    rows : ndarray of int32 or int64, shape (N,)
-        Row numbers sorted by block.
-    starts : ndarray of int64, shape (n_blocks + 1,)
-        Where each block starts among them.
-    sums : ndarray of float64, shape (N,)
-        Running sums of the sizes of the rows of a block, from its first row on.
+    first : ndarray of int64, shape (n_blocks + 1,)
+        The first group of each block, and the end.
+    table : GroupTable
+        The rows of the groups.
     """
 
-    rows: np.ndarray
-    starts: np.ndarray
-    sums: np.ndarray
-
-
-@register_jitable
-def draw_of_block(
-    rng: np.random.Generator,
-    members: np.ndarray,
-    sums: np.ndarray,
-    drawn: np.ndarray,
-    weights: np.ndarray,
-) -> None:
-    """Fill `drawn` with rows of a block by size, and `weights` with 1 / (n p) of each."""
-    total, n = sums[-1], sums.size
-    for i in range(drawn.size):
-        at = min(np.searchsorted(sums, rng.random() * total, side="right"), n - 1)
-        drawn[i] = members[at]
-        size = sums[at] - sums[at - 1] if at > 0 else sums[0]
-        weights[i] = total / (n * size)
-
-
-@jit_kept
-def running_sums(sizes: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Sum the sizes of the rows of each block."""
-    sums = np.empty(rows.size)
-    for b in range(starts.size - 1):
-        total = 0.0
-        for i in range(starts[b], starts[b + 1]):
-            total += sizes[rows[i]]
-            sums[i] = total
-    return sums
+    first: np.ndarray
+    table: GroupTable
 
 
 def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Callable[..., Any]:
@@ -111,7 +78,8 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         accepted: np.ndarray,
     ) -> tuple[int, float, float, int, int]:
         limits, details = parameters
-        rows, starts, sums = grouping
+        bounds, table = grouping
+        rows, starts = table.rows, table.starts[bounds]
         n_blocks, first_batch = starts.size - 1, limits.batch_size[0]
         capacity = max(CHUNK_ROWS, 2 * first_batch)
         chosen = np.empty(capacity, np.int64)
@@ -128,13 +96,12 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                 count = size if whole else first_batch
                 if n + count > capacity:
                     break
-                members = rows[starts[last] : starts[last + 1]]
                 if whole:
-                    chosen[n : n + count] = members
+                    chosen[n : n + count] = rows[starts[last] : starts[last + 1]]
                     weights[n : n + count] = 1.0
                 else:
-                    draw_of_block(
-                        rng, members, sums[starts[last] : starts[last + 1]],
+                    draw_of_groups(
+                        rng, table, bounds[last], bounds[last + 1],
                         chosen[n : n + count], weights[n : n + count],
                     )  # fmt: skip
                 n += count
@@ -154,9 +121,8 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                     n_whole += 1
                     n += size
                     continue
-                own = slice(starts[g], starts[g + 1])
                 outcome = decide(
-                    rng, current, proposed, density, rows[own], sums[own],
+                    rng, current, proposed, density, table, bounds[g], bounds[g + 1],
                     ratios[n : n + first_batch], limits, details,
                 )  # fmt: skip
                 accepted[g], read, s2, error, whole_read, impossible = outcome
@@ -176,13 +142,15 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         current: np.ndarray,
         proposed: np.ndarray,
         density: Density,
-        members: np.ndarray,
-        sums: np.ndarray,
+        table: GroupTable,
+        first: int,
+        last: int,
         first_ratios: np.ndarray,
         limits: Limits,
         details: Any,
     ) -> tuple[bool, int, float, float, bool, int]:
         """Grow the batch of one block until the test is sure; return the further rows read."""
+        members = table.rows[table.starts[first] : table.starts[last]]
         size, scale = members.size, members.size / limits.temperature
         seen, read = first_ratios, 0
         while True:
@@ -203,7 +171,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                 break
             more = np.empty(n - seen.size, np.int64)
             weights, added = np.empty(more.size), np.empty(more.size)
-            draw_of_block(rng, members, sums, more, weights)
+            draw_of_groups(rng, table, first, last, more, weights)
             bad = log_ratios_of(current, proposed, density, take(density.data, more), added)
             if bad >= 0:
                 return False, read, 0.0, 0.0, False, more[bad]

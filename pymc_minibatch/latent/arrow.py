@@ -10,7 +10,7 @@ is factored by eliminating the groups first, which fills nothing in: with C_g C_
 W_g = C_g⁻¹ B_g, what is left for the dense part is S = A − Σ W_gᵀ W_g. Time is O(G(q³ + qp²) + p³)
 and memory O(Gq(q + p)); nothing of the size of the whole is made. Where the dense part holds the
 levels of other factors, of which each group meets few, B and W are sparse, and time and memory are
-those of the entries that are not zero.
+those of the entries that are not zero. Where there are no groups, so is A (:mod:`.cholesky`).
 
 Reference
 ---------
@@ -24,12 +24,17 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 from scipy.linalg import LinAlgError
-from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.latent.cholesky import (
+    DenseCholesky,
+    SparseCholesky,
+    factor_dense,
+    factor_sparse,
+)
 from pymc_minibatch.latent.layout import ArrowLayout
 
-__all__ = ["Arrow", "ArrowFactor", "Matrix", "compact"]
+__all__ = ["Arrow", "ArrowFactor", "Matrix", "compact", "congruent", "denser", "is_empty"]
 
 Matrix = Any
 """An array, or a sparse array of SciPy, which says nothing of types."""
@@ -58,7 +63,9 @@ class Arrow:
 
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
-        return Arrow(self.dense + other.dense, self.cross + other.cross, self.blocks + other.blocks)
+        mine, others = self.cross, other.cross
+        cross = mine if is_empty(others) else others if is_empty(mine) else mine + others
+        return Arrow(self.dense + other.dense, cross, self.blocks + other.blocks)
 
     def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
@@ -106,9 +113,7 @@ class Arrow:
             raise LinAlgError("The block of a group is not positive definite.")
         reduced = _solve_each(cholesky, self.cross)
         rest = _minus_gram(self.dense, reduced)
-        schur, failed = dpotrf(rest, lower=1, clean=1, overwrite_a=1)
-        if failed:
-            raise LinAlgError("The dense part is not positive definite.")
+        schur = factor_sparse(rest) if sparse.issparse(rest) else factor_dense(rest)
         return ArrowFactor(schur, reduced, cholesky)
 
 
@@ -118,25 +123,25 @@ class ArrowFactor:
 
     Attributes
     ----------
-    schur : ndarray, shape (p, p)
-        Lower factor of what elimination of the groups leaves for the dense part.
+    schur : DenseCholesky or SparseCholesky
+        Factor of what elimination of the groups leaves for the dense part.
     reduced : ndarray or sparse array, shape (G q, p)
         ``W_g = C_g⁻¹ B_g``, one below the other.
     cholesky : ndarray, shape (G, q, q)
         Lower factors C_g of the groups' blocks.
     """
 
-    schur: np.ndarray
+    schur: DenseCholesky | SparseCholesky
     reduced: Matrix
     cholesky: np.ndarray
 
     def log_determinant(self) -> float:
         """Return log |L|, half the log-determinant of the matrix."""
-        return float(np.log(np.diagonal(self.schur)).sum()) + log_diagonal(self.cholesky)
+        return self.schur.log_determinant() + log_diagonal(self.cholesky)
 
     def color(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``L⁻ᵀ η``: of standard normal η, a draw with the matrix as its precision."""
-        z_dense = dtrtrs(self.schur, dense, lower=1, trans=1)[0] if dense.size else dense
+        z_dense = self.schur.solve_transposed(dense)
         return z_dense, self.color_groups(z_dense, groups)
 
     def color_groups(self, z_dense: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -148,14 +153,13 @@ class ArrowFactor:
         """Undo :meth:`color`: return ``Lᵀ z``."""
         of_groups = multiply_transposed(self.cholesky, groups)
         of_groups += (self.reduced @ dense).reshape(groups.shape)
-        return self.schur.T @ dense, of_groups
+        return self.schur.multiply_transposed(dense), of_groups
 
     def solve(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Solve for the vector whose product with the matrix is given."""
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
         rest = dense - self.reduced.T @ halfway.ravel()
-        below = dtrtrs(self.schur, rest, lower=1)[0] if dense.size else dense
-        return self.color(below, halfway)
+        return self.color(self.schur.solve(rest), halfway)
 
 
 def compact(matrix: Matrix) -> Matrix:
@@ -167,6 +171,29 @@ def compact(matrix: Matrix) -> Matrix:
     return sparse.csr_array(matrix) if n_entries < SPARSE_SHARE * size else _whole(matrix)
 
 
+def congruent(matrix: Matrix, a: Matrix) -> Matrix:
+    """Return ``Aᵀ M A``, fast where both are sparse and each row of A has one entry."""
+    if not (sparse.issparse(matrix) and sparse.issparse(a)) or np.any(np.diff(a.indptr) != 1):
+        return a.T @ matrix @ a
+    rows = np.repeat(np.arange(a.shape[0]), np.diff(matrix.indptr))
+    entries = matrix.data * a.data[rows] * a.data[matrix.indices]
+    shape = a.shape[1], a.shape[1]
+    if a.shape[0] == a.shape[1] and np.array_equal(a.indices, np.arange(a.shape[0])):
+        return sparse.csr_array((entries, matrix.indices, matrix.indptr), shape)
+    places = a.indices[rows], a.indices[matrix.indices]
+    return sparse.csr_array(sparse.coo_array((entries, places), shape))
+
+
+def denser(matrix: Matrix) -> Matrix:
+    """Return an array where a sparse matrix has become too full; arrays as they are."""
+    return compact(matrix) if sparse.issparse(matrix) else matrix
+
+
+def is_empty(matrix: Matrix) -> bool:
+    """Whether a matrix is kept sparse and has no entries."""
+    return sparse.issparse(matrix) and matrix.nnz == 0
+
+
 def _whole(matrix: Matrix) -> np.ndarray:
     return matrix.toarray() if sparse.issparse(matrix) else matrix
 
@@ -174,7 +201,8 @@ def _whole(matrix: Matrix) -> np.ndarray:
 def _entries(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return entries of a matrix, of the shape that rows and columns have together."""
     rows, columns = np.broadcast_arrays(rows, columns)
-    return matrix[rows.ravel(), columns.ravel()].reshape(rows.shape)
+    # SciPy gives no array where it is asked for no entry.
+    return _whole(matrix[rows.ravel(), columns.ravel()]).reshape(rows.shape)
 
 
 def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
@@ -204,8 +232,10 @@ def _solve_each(cholesky: np.ndarray, matrix: Matrix) -> Matrix:
     return solve_blocks(cholesky, parts).reshape(matrix.shape)
 
 
-def _minus_gram(dense: Matrix, reduced: Matrix) -> np.ndarray:
+def _minus_gram(dense: Matrix, reduced: Matrix) -> Matrix:
     """Return ``A − WᵀW`` by columns; of a sparse W, in the lower triangle only."""
+    if not reduced.size and sparse.issparse(dense):
+        return dense
     if not sparse.issparse(reduced):
         return np.asfortranarray(_whole(dense) - reduced.T @ reduced)
     rest = dense.toarray() if sparse.issparse(dense) else dense.copy()
@@ -276,6 +306,40 @@ def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarr
                 total -= cholesky[g, j, i] * x[g, j]
             x[g, i] = total / cholesky[g, i, i]
     return x
+
+
+@jit_kept
+def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, float]:
+    """Solve ``M_g x_g = b_g`` for vectors b_g, shape (G, q); also return Σ log |det M_g|.
+
+    Where a matrix is singular, that is −∞.
+    """
+    n_groups, width = right.shape
+    x, log_determinant = right.copy(), 0.0
+    work = np.empty((width, width))
+    for g in range(n_groups):
+        work[:] = matrices[g]
+        for i in range(width):
+            largest = i
+            for r in range(i + 1, width):
+                if abs(work[r, i]) > abs(work[largest, i]):
+                    largest = r
+            if not abs(work[largest, i]) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(work[largest, i]))
+            for c in range(width):
+                work[i, c], work[largest, c] = work[largest, c], work[i, c]
+            x[g, i], x[g, largest] = x[g, largest], x[g, i]
+            for r in range(i + 1, width):
+                factor = work[r, i] / work[i, i]
+                for c in range(i, width):
+                    work[r, c] -= factor * work[i, c]
+                x[g, r] -= factor * x[g, i]
+        for i in range(width - 1, -1, -1):
+            for c in range(i + 1, width):
+                x[g, i] -= work[i, c] * x[g, c]
+            x[g, i] /= work[i, i]
+    return x, log_determinant
 
 
 @jit_kept

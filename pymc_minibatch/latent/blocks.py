@@ -8,19 +8,19 @@ rows, would exceed a limit; a group that exceeds it alone is a block of its own.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.kernels.sweep import Grouping, running_sums
+from pymc_minibatch.kernels.by_group import GroupTable
+from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["Blocks", "choose_blocks"]
+__all__ = ["choose_blocks"]
 
 LIMIT = 0.4
 """Standard deviation of the log ratio of a block."""
@@ -33,21 +33,6 @@ PRIOR_WEIGHT = 1.0
 """The variance of a group is estimated from few trials, and drawn towards the mean of all."""
 
 
-class Blocks(NamedTuple):
-    """Runs of groups.
-
-    Attributes
-    ----------
-    first : ndarray of int64, shape (n_blocks + 1,)
-        The first group of each block.
-    grouping : Grouping
-        The rows of each block.
-    """
-
-    first: np.ndarray
-    grouping: Grouping
-
-
 def choose_blocks(
     surrogate: Surrogate,
     hyper: np.ndarray,
@@ -55,12 +40,9 @@ def choose_blocks(
     levels: Levels,
     remainders: Callable[..., np.ndarray],
     temperature: float,
-    sizes: np.ndarray,
-) -> Blocks:
-    """Join groups by what a few full-size moves give, in one pass over the rows for each.
-
-    Within a block rows are drawn in proportion to `sizes`.
-    """
+    table: GroupTable,
+) -> Grouping:
+    """Join groups by what a few full-size moves give, in one pass over the rows for each."""
     rng = np.random.default_rng(3)
     field, at = surrogate.field, surrogate.expansion.at
     given = surrogate.conditional(hyper)
@@ -76,7 +58,9 @@ def choose_blocks(
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
         readings = surrogate.read(point), surrogate.read(proposed)
-        seen = [surrogate.seen_by_rows(reading, surrogate.cubic(levels)) for reading in readings]
+        seen = [
+            surrogate.seen_by_rows(reading, surrogate.cubic(levels.rows)) for reading in readings
+        ]
         differences = [
             chunk
             for _, chunk in over_chunks(
@@ -91,10 +75,7 @@ def choose_blocks(
         spreads += np.bincount(factor.row_levels, np.abs(ratios), minlength=factor.n_levels)
     variances = _averaged(squares) / LIMIT**2
     spreads = _averaged(spreads / temperature) / SPREAD
-    rows, starts = factor.by_level()
-    blocks = join(np.stack([variances, spreads], axis=1))
-    starts = starts[blocks]
-    return Blocks(blocks, Grouping(rows, starts, running_sums(sizes, rows, starts)))
+    return Grouping(join(np.stack([variances, spreads], axis=1)), table)
 
 
 def _averaged(sums: np.ndarray) -> np.ndarray:

@@ -78,12 +78,12 @@ class Cubic:
 
     def coordinates(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return u_g, shape (G, q + m), given δ and Kδ of shape (P,)."""
-        n_groups, width = self.entries.shape
-        u = np.empty((n_groups, width + self.scalars.size))
-        u[:, width:] = delta[self.scalars]
-        read = bent[self.entries] - self.coupling @ delta[self.scalars]
-        u[:, :width] = multiply_blocks(self.inverse, read)
-        return np.clip(u, -self.reach, self.reach)
+        of_scalars, read = delta[self.scalars], bent[self.entries]
+        return clipped(self.inverse, self.coupling, self.reach, of_scalars, read)
+
+    def distances(self, u: np.ndarray) -> np.ndarray:
+        """Return the square of how far out each group is, shape (G,)."""
+        return squared_distances(u, self.reach)
 
     def put(self, flat: np.ndarray, u: np.ndarray) -> None:
         """Write coordinates into the positions of their entries of φ."""
@@ -94,10 +94,6 @@ class Cubic:
     def values(self, u: np.ndarray) -> np.ndarray:
         """Return the share of each group in C, shape (G,)."""
         return powers(self.tensor, self.quartic, u)
-
-    def total(self, u: np.ndarray) -> float:
-        """Return C."""
-        return float(np.sum(self.values(u)))
 
     def slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return two vectors whose first, times K, and second are the gradient of C by φ.
@@ -112,6 +108,44 @@ class Cubic:
         of_groups = multiply_blocks(self.inverse, bend[:, :width].copy())
         of_scalars = bend[:, width:].sum(axis=0)
         return of_groups, of_scalars - np.einsum("gqm,gq->m", self.coupling, of_groups)
+
+
+@jit_kept
+def clipped(
+    inverse: np.ndarray,
+    coupling: np.ndarray,
+    reach: np.ndarray,
+    of_scalars: np.ndarray,
+    read: np.ndarray,
+) -> np.ndarray:
+    """Return u_g given δ of the scalars and Kδ of the groups."""
+    n_groups, width = read.shape
+    n_scalars = of_scalars.size
+    u = np.zeros((n_groups, width + n_scalars))
+    for g in range(n_groups):
+        for j in range(width):
+            own = read[g, j]
+            for m in range(n_scalars):
+                own -= coupling[g, j, m] * of_scalars[m]
+            for i in range(width):
+                u[g, i] += inverse[g, i, j] * own
+        for m in range(n_scalars):
+            u[g, width + m] = of_scalars[m]
+        for i in range(width + n_scalars):
+            u[g, i] = min(max(u[g, i], -reach[g, i]), reach[g, i])
+    return u
+
+
+@jit_kept
+def squared_distances(u: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """Return ``‖u_g‖²`` in units of the reach, of which rows say something."""
+    n_groups, width = u.shape
+    squares = np.zeros(n_groups)
+    for g in range(n_groups):
+        for i in range(width):
+            if reach[g, i] > 0.0:
+                squares[g] += (u[g, i] / reach[g, i]) ** 2
+    return squares
 
 
 @jit_kept

@@ -21,9 +21,10 @@ Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussi
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -38,22 +39,45 @@ from pymc_minibatch.latent.arrow import (
     Arrow,
     Matrix,
     compact,
+    congruent,
+    denser,
+    is_empty,
     multiply_blocks,
     multiply_each,
     multiply_matrices,
+    solve_square,
 )
+from pymc_minibatch.latent.coordinates import Coordinates, find_coordinates
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["LatentField", "LevelPrior", "Levels", "NoFieldError", "find_field", "has_effects"]
+__all__ = [
+    "Joined",
+    "LatentField",
+    "LatentMap",
+    "LevelPrior",
+    "Levels",
+    "NoFieldError",
+    "find_field",
+    "has_effects",
+]
 
 PROBES = 3
 """Points at which derivatives are compared."""
 
 SPREAD = 0.3
 TOLERANCE = 1e-7
+ROUNDING = 1e-13
+"""Derivatives smaller than the largest of their column by this factor are rounding errors."""
+
 LEAST_SINGULAR = 1e-6
+HELD = 1e-9
+"""Relative errors of what rows read where it is to stay the same."""
+
+REMEMBERED = 3
+"""Values of the hyperparameters at which A is kept."""
+
 MOST_DENSE = 3000
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
@@ -69,42 +93,72 @@ class NoFieldError(ValueError):
 
 
 class Derivatives:
-    """Compiled functions of the flat point; rebuilt where they are needed.
+    """Functions of a point in the coordinates of the field; compiled again where they are needed.
 
     Parameters
     ----------
     tall, structure
         The model and what its rows read.
+    coordinates
+        Which variables have others in their place.
     """
 
-    def __init__(self, tall: TallModel, structure: RowStructure) -> None:
+    def __init__(
+        self, tall: TallModel, structure: RowStructure, coordinates: Coordinates | None = None
+    ) -> None:
         self.tall, self.structure = tall, structure
+        self.coordinates = coordinates or Coordinates.none()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out."""
-        return {"tall": self.tall, "structure": self.structure}
+        return {name: getattr(self, name) for name in ("tall", "structure", "coordinates")}
+
+    def within(self, coordinates: Coordinates) -> "Derivatives":
+        """Return the same functions in other coordinates."""
+        other = copy(self)
+        other.coordinates = coordinates
+        return other
+
+    def phi(self, point: np.ndarray) -> np.ndarray:
+        """Return φ."""
+        return self._phi(self.coordinates.to_model(point))
+
+    def push(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+        """Return ``Jφ · vector``."""
+        to_model = self.coordinates.to_model
+        return self._push(to_model(point), to_model(vector))
+
+    def prior(self, point: np.ndarray) -> float:
+        """Return the log prior."""
+        return float(self.tall.compiled_prior_logp(self.coordinates.to_model(point)))
+
+    def prior_gradient(self, point: np.ndarray) -> np.ndarray:
+        """Return the gradient of the log prior."""
+        slope = self._prior_gradient(self.coordinates.to_model(point))
+        return self.coordinates.gradient(slope)
+
+    def prior_product(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+        """Return the Hessian of the log prior times a vector."""
+        to_model = self.coordinates.to_model
+        return self.coordinates.gradient(self._prior_product(to_model(point), to_model(vector)))
 
     @cached_property
-    def phi(self) -> CompiledFunction:
-        """``(point,) -> φ``."""
+    def _phi(self) -> CompiledFunction:
         return compile_numba([self.structure.flat], [self.structure.phi])
 
     @cached_property
-    def push(self) -> CompiledFunction:
-        """``(point, vector) -> Jφ · vector``."""
+    def _push(self) -> CompiledFunction:
         vector: Any = pt.dvector("vector")
         flat, phi = self.structure.flat, self.structure.phi
         along: Any = pushforward(phi, flat, vector)
         return compile_numba([flat, vector], [along])
 
     @cached_property
-    def prior_gradient(self) -> CompiledFunction:
-        """``(point,) -> gradient`` of the log prior."""
+    def _prior_gradient(self) -> CompiledFunction:
         return compile_numba([self.tall.flat], [self._prior_slope])
 
     @cached_property
-    def prior_product(self) -> CompiledFunction:
-        """``(point, vector) -> Hessian · vector`` of the log prior."""
+    def _prior_product(self) -> CompiledFunction:
         flat, vector = self.tall.flat, pt.dvector("vector")
         slope = pt.sum(self._prior_slope * vector)
         product: Any = grad(slope, flat, disconnected_inputs="ignore")
@@ -115,6 +169,21 @@ class Derivatives:
         return grad(self.tall.prior_graph, self.tall.flat, disconnected_inputs="ignore")
 
 
+class Joined(NamedTuple):
+    """What the dense part of z sees of a curvature K.
+
+    Attributes
+    ----------
+    dense : ndarray or sparse array, shape (p, p)
+        ``A_ddᵀ K_dd A_dd``.
+    through : ndarray or sparse array, shape (G q', p)
+        ``K_gd A_dd``.
+    """
+
+    dense: Matrix
+    through: Matrix
+
+
 @dataclass(frozen=True)
 class LatentMap:
     """A(h) in the layouts of φ (rows) and z (columns).
@@ -123,42 +192,87 @@ class LatentMap:
     ----------
     dense : ndarray or sparse array, shape (P_dense, p)
         What the dense part of φ takes from the dense part of z.
-    cross : sparse array, shape (G q', p)
+    cross : ndarray or sparse array, shape (G q', p)
         What the groups of φ take from the dense part of z.
     blocks : ndarray, shape (G, q', q)
         What each group of φ takes from its own z.
     """
 
     dense: Matrix
-    cross: sparse.csr_array
+    cross: Matrix
     blocks: np.ndarray
 
-    def pull_back(self, curvature: Arrow) -> Arrow:
-        """Return ``Aᵀ K A``."""
-        a, c = self.dense, self.cross
-        dense = a.T @ curvature.dense @ a
-        through = curvature.cross @ a  # K_gd A_dd
-        if c.nnz:
+    def join(self, curvature: Arrow) -> Joined:
+        """Return what the dense part of A makes of the dense columns of a curvature K."""
+        a = self.dense
+        return Joined(congruent(curvature.dense, a), curvature.cross @ a)
+
+    def pull_back(self, joined: Joined, blocks: np.ndarray) -> Arrow:
+        """Return ``Aᵀ K A``, given what the dense part of A makes of K, and K's blocks."""
+        dense, through = joined
+        c = self.cross
+        if not is_empty(c):
             mixed = c.T @ through
-            carried = multiply_each(curvature.blocks, c)
+            carried = multiply_each(blocks, c)
             dense = dense + mixed + mixed.T + c.T @ carried
             through = through + carried
         transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
         return Arrow(
-            compact(dense),
-            multiply_each(transposed, compact(through)),
-            multiply_matrices(transposed, multiply_matrices(curvature.blocks, self.blocks)),
+            denser(dense),
+            multiply_each(transposed, denser(through)),
+            multiply_matrices(transposed, multiply_matrices(blocks, self.blocks)),
         )
 
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
-        of_dense = self.dense.T @ dense + self.cross.T @ groups.ravel()
+        of_dense = self.dense.T @ dense
+        if not is_empty(self.cross):
+            of_dense += self.cross.T @ groups.ravel()
         transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
         return of_dense, multiply_blocks(transposed, groups)
 
 
+class _Part:
+    """Some of the rows of a sparse matrix whose pattern is known.
+
+    Parameters
+    ----------
+    row, column : ndarray of int64, shape (K,)
+        Where its entries are, by rows.
+    shape
+        Its shape.
+    """
+
+    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> None:
+        self.row, self.column, self.shape = row, column, shape
+        self.starts = np.searchsorted(row, np.arange(shape[0] + 1))
+        self.sparse = not row.size or sparse.issparse(compact(self._as_sparse(np.ones(row.size))))
+
+    def _as_sparse(self, entries: np.ndarray) -> sparse.csr_array:
+        return sparse.csr_array((entries, self.column, self.starts), self.shape)
+
+    def of(self, entries: np.ndarray) -> Matrix:
+        """Return the matrix with these entries, compact; of none, an empty sparse one."""
+        if self.sparse:
+            return self._as_sparse(entries)
+        matrix = np.zeros(self.shape)
+        matrix[self.row, self.column] = entries
+        return matrix
+
+
 class _Columns:
     """Columns of a sparse matrix that depends on the point, by few directional derivatives.
+
+    Parameters
+    ----------
+    derivatives, name
+        What they are, and of which function.
+    points
+        Points at which they are looked at.
+    positions
+        Positions of the columns in a flat point.
+    rows
+        Positions of the rows in the derivative, for each of two parts of the matrix.
 
     Attributes
     ----------
@@ -172,21 +286,26 @@ class _Columns:
         name: str,
         points: Sequence[np.ndarray],
         positions: np.ndarray,
-        rows: np.ndarray,
+        rows: tuple[np.ndarray, np.ndarray],
     ) -> None:
         self.derivatives, self.name = derivatives, name
-        self.positions, self.rows = positions, rows
+        self.positions, self.rows = positions, np.concatenate(rows)
         self.row, self.column, seen = self._probe(points)
         scale = np.abs(seen).max(initial=0.0) or 1.0
         changes = np.zeros(positions.size, dtype=np.bool_)
         moved = (np.abs(seen - seen[0]) > TOLERANCE * scale).any(axis=0)
         changes[self.column[moved]] = True
         self.base = seen[0]
-        self.starts = np.searchsorted(self.row, np.arange(rows.size + 1))
+        n, self.first = rows[0].size, int(np.searchsorted(self.row, rows[0].size))
+        own = slice(self.first), slice(self.first, None)
+        self.parts = (
+            _Part(self.row[own[0]], self.column[own[0]], (n, positions.size)),
+            _Part(self.row[own[1]] - n, self.column[own[1]], (rows[1].size, positions.size)),
+        )
         self.moving = np.flatnonzero(changes)
         self.changing = bool(changes.any())
         own = changes[self.column]
-        shape = rows.size, positions.size
+        shape = self.rows.size, positions.size
         pattern = sparse.csc_array((own[own], (self.row[own], self.column[own])), shape)
         self.color = np.full(positions.size, -1)
         self.color[changes] = _colored(pattern[:, self.moving])
@@ -208,7 +327,8 @@ class _Columns:
                 seed[position] = 1.0
                 derivatives.append(self.along(point, seed))
             column = np.array(derivatives)
-            own = np.flatnonzero(column.any(axis=0))
+            size = np.abs(column).max(axis=0)
+            own = np.flatnonzero(size > ROUNDING * size.max(initial=0.0))
             at.append(own)
             columns.append(np.full(own.size, j))
             entries.append(column[:, own])
@@ -222,14 +342,20 @@ class _Columns:
         """Return the derivative along a direction."""
         return getattr(self.derivatives, self.name)(point, seed)[self.rows]
 
-    def at(self, point: np.ndarray) -> sparse.csr_array:
-        """Return the matrix at a point."""
-        shape = self.rows.size, self.positions.size
-        return sparse.csr_array((self._entries(point), self.column, self.starts), shape)
+    def at(self, point: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return both parts of the matrix at a point."""
+        if not self.changing:
+            return self._fixed
+        return self._of(self._entries(point))
+
+    @cached_property
+    def _fixed(self) -> tuple[Matrix, Matrix]:
+        return self._of(self.base)
+
+    def _of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
+        return self.parts[0].of(entries[: self.first]), self.parts[1].of(entries[self.first :])
 
     def _entries(self, point: np.ndarray) -> np.ndarray:
-        if not self.changing:
-            return self.base
         entries = self.base.copy()
         if self.unscale is not None:
             seed, scale = np.zeros(point.size), np.ones(self.positions.size)
@@ -366,15 +492,16 @@ class LatentField:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         self.levels = levels
         push, product = derivatives.push, derivatives.prior_product
-        both = np.concatenate([rows.dense, rows.groups.ravel()])
+        both = rows.dense, rows.groups.ravel()
         self._map = _Columns(derivatives, "push", points, latent.dense, both)
-        everything = np.concatenate([latent.dense, latent.groups.ravel()])
+        everything = latent.dense, latent.groups.ravel()
         self._prior = _Columns(derivatives, "prior_product", points, latent.dense, everything)
         group_map = [self._group_blocks(push, p, rows.groups) for p in points]
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map) else None
         self._fixed_prior = group_prior[0] if _alike(group_prior) else None
-        self._fixed: dict[str, Any] = {}
+        self._fixed_precision: Arrow | None = None
+        self._maps: dict[bytes, LatentMap] = {}
 
     def _group_blocks(
         self, derivative: Callable[..., np.ndarray], point: np.ndarray, rows: np.ndarray
@@ -388,30 +515,29 @@ class LatentField:
         return blocks
 
     def map_at(self, point: np.ndarray) -> LatentMap:
-        """Return A(h) at the hyperparameters of a point."""
-        if "map" in self._fixed:
-            return self._fixed["map"]
-        blocks = self._fixed_map
-        if blocks is None:
-            blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
-        n, columns = self.rows.dense.size, self._map.at(point)
-        found = LatentMap(compact(columns[:n]), columns[n:], blocks)
-        if not self._map.changing and self._fixed_map is not None:
-            self._fixed["map"] = found
-        return found
+        """Return A(h) at the hyperparameters of a point, the last ones from memory."""
+        fixed = not self._map.changing and self._fixed_map is not None
+        key = b"" if fixed else point[self.hyper].tobytes()
+        if key not in self._maps:
+            blocks = self._fixed_map
+            if blocks is None:
+                blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
+            if len(self._maps) == REMEMBERED:
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[key] = LatentMap(*self._map.at(point), blocks)
+        return self._maps[key]
 
     def prior_precision_at(self, point: np.ndarray) -> Arrow:
         """Return P, minus the Hessian of the log prior by z, at a point."""
-        if "prior" in self._fixed:
-            return self._fixed["prior"]
+        if self._fixed_precision is not None:
+            return self._fixed_precision
         blocks = self._fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
-        n, columns = self.latent.dense.size, self._prior.at(point)
-        dense = columns[:n]
-        found = Arrow(compact(-(dense + dense.T) / 2), compact(-columns[n:]), -blocks)
+        dense, cross = self._prior.at(point)
+        found = Arrow(compact(-(dense + dense.T) / 2), -cross, -blocks)
         if not self._prior.changing and self._fixed_prior is not None:
-            self._fixed["prior"] = found
+            self._fixed_precision = found
         return found
 
     def with_effects_held(
@@ -438,43 +564,42 @@ class LatentField:
         here, there = self.map_at(point), self.map_at(moved)
         log_jacobian = 0.0
         if here is not there:
-            scale = _column_scales(here, there)
-            if not (np.isfinite(scale).all() and np.all(scale)):
-                return None
-            moved[self.latent.dense] /= scale
-            log_jacobian -= float(np.sum(np.log(np.abs(scale))))
+            if self._map.changing:
+                scale = _column_scales(here, there)
+                if not (np.isfinite(scale).all() and np.all(scale)):
+                    return None
+                moved[self.latent.dense] /= scale
+                log_jacobian -= float(np.sum(np.log(np.abs(scale))))
             if self._fixed_map is None:
                 log_jacobian += self._hold_groups(moved, phi, here.blocks, there.blocks)
                 if not np.isfinite(log_jacobian):
                     return None
-        close = np.allclose(self.derivatives.phi(moved), phi, rtol=1e-9, atol=1e-9)
-        return (moved, log_jacobian) if close else None
+        away = np.abs(self.derivatives.phi(moved) - phi)
+        return (moved, log_jacobian) if np.all(away <= HELD * (1.0 + np.abs(phi))) else None
 
     def _hold_groups(
         self, moved: np.ndarray, phi: np.ndarray, here: np.ndarray, there: np.ndarray
     ) -> float:
         """Put groups where rows read φ, in place; return log |∂z'/∂z|, not finite if impossible."""
+        if here.shape[1] == here.shape[2]:
+            moved[self.latent.groups] = 0.0
+            left = (phi - self.derivatives.phi(moved))[self.rows.groups]
+            moved[self.latent.groups], below = solve_square(there, left)
+            return solve_square(here, left)[1] - below
+        # Rows read more of a level than it has variables of its own.
         with np.errstate(all="ignore"):
-            if here.shape[1] == here.shape[2]:
-                log_jacobian = np.linalg.slogdet(here)[1] - np.linalg.slogdet(there)[1]
-                moved[self.latent.groups] = 0.0
-                left = (phi - self.derivatives.phi(moved))[self.rows.groups]
-                if np.isfinite(log_jacobian).all():
-                    solved = np.linalg.solve(there, left[:, :, None])
-                    moved[self.latent.groups] = solved[:, :, 0]
-            else:  # rows read more of a level than it has variables of its own
-                scale = np.sum(here * there, axis=1) / np.sum(here**2, axis=1)
-                moved[self.latent.groups] /= scale
-                log_jacobian = -np.log(np.abs(scale))
-        return float(np.sum(log_jacobian))
+            scale = np.sum(here * there, axis=1) / np.sum(here**2, axis=1)
+            moved[self.latent.groups] /= scale
+            return -float(np.sum(np.log(np.abs(scale))))
 
 
 def _column_scales(here: LatentMap, there: LatentMap) -> np.ndarray:
     """Return how much larger each column by the dense part is than that of another map."""
     own = np.asarray((here.dense * here.dense).sum(axis=0)).ravel()
     both = np.asarray((here.dense * there.dense).sum(axis=0)).ravel()
-    own += (here.cross * here.cross).sum(axis=0)
-    both += (here.cross * there.cross).sum(axis=0)
+    if not is_empty(here.cross):
+        own += np.asarray((here.cross * here.cross).sum(axis=0)).ravel()
+        both += np.asarray((here.cross * there.cross).sum(axis=0)).ravel()
     return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
 
 
@@ -539,7 +664,10 @@ def find_field(
         raise NoFieldError(
             f"{latent.dense.size} variables beside those of the largest factor are too many."
         )
-    return LatentField(derivatives, hyper, latent, rows, swept, points)
+    of_levels = {name for found in names for name in found}
+    others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]
+    inside = derivatives.within(find_coordinates(derivatives.push, points, others))
+    return LatentField(inside, hyper, latent, rows, swept, points)
 
 
 def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:

@@ -24,24 +24,27 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 from pymc_minibatch.acceptance.decision import Rows
+from pymc_minibatch.kernels.by_group import GroupTable, weigh
+from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import multiply_transposed, solve_blocks_transposed
-from pymc_minibatch.latent.blocks import Blocks
-from pymc_minibatch.latent.field import Levels
+from pymc_minibatch.latent.cubic import Cubic
+from pymc_minibatch.latent.field import LatentField, Levels
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ANGLES",
-    "COSTLY_DENSE",
+    "COSTLY",
     "KINDS",
     "LatentMoves",
     "MoveCounts",
     "Turns",
     "Walks",
+    "overhead",
     "take_best",
 ]
 
@@ -51,8 +54,8 @@ KINDS = ("hyper", "dense", "groups")
 ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
 
-OVERHEAD, CUBED = 3000.0, 1 / 12_000
-"""What a move costs apart from reading rows, in rows: always, and by the cube of a dense part."""
+OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
+"""What a move costs apart from reading rows, in rows: always, and for factoring a dense part."""
 
 EXPLORE = 0.15
 MEMORY = 0.99
@@ -64,14 +67,14 @@ WALK_SPREAD = 1.0
 SHORTER = 0.25
 """Share of moves of the field that are shorter than the length tuning has found."""
 
-HYPER_MOVES = 3
-"""Moves of h in a round: they are accepted less often than the others, and limit what mixes."""
+HYPER_MOVES = 2
+"""Moves of h in a round."""
 
-COSTLY_DENSE = 400
-"""With a larger dense part, whose matrix each h asks to be factored, there is one."""
+COSTLY = 400**3 / 6
+"""If more multiplications are needed to factor the dense part, as each h asks, there is one."""
 
 DENSE_MOVES = 2
-"""Moves of a dense part of that size in a round: these factor nothing."""
+"""Moves of the dense part in a round: these factor nothing."""
 
 HELD_SHARE = 0.25
 """Share of rounds with moves of h with effects held, where h is costly."""
@@ -114,6 +117,11 @@ class Walks(NamedTuple):
     n_moves: np.ndarray
 
 
+def overhead(field: LatentField, work: float) -> float:
+    """Return what a move costs apart from reading rows, in rows."""
+    return OVERHEAD + PER_MULTIPLICATION * work + field.latent.groups.shape[0]
+
+
 def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> None:
     """Credit a jump to its setting, and choose the next one."""
     turns.gains[:] *= MEMORY
@@ -135,6 +143,24 @@ def take_best(turns: Turns) -> None:
     if tried.any():
         rates = np.where(tried, turns.gains / np.where(tried, turns.costs, 1.0), -1.0)
         turns.current[0] = int(np.argmax(rates))
+
+
+class Place(NamedTuple):
+    """A point.
+
+    Attributes
+    ----------
+    key : bytes
+        By which it is recognised.
+    reading : Reading
+        What rows read there.
+    log_density : float
+        log π̃.
+    """
+
+    key: bytes
+    reading: Reading
+    log_density: float
 
 
 @dataclass
@@ -166,6 +192,8 @@ class LatentMoves:
         What both read.
     blocks
         For each grouping factor the levels that decide together.
+    work
+        Multiplications that the factorization of the dense part takes.
     """
 
     def __init__(
@@ -177,15 +205,17 @@ class LatentMoves:
         rows: Rows,
         parameters: tuple[Any, ...],
         group_parameters: tuple[Any, ...],
-        blocks: Sequence[Blocks],
+        blocks: Sequence[Grouping],
+        work: float,
     ) -> None:
         self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
         self.density, self.rows, self.parameters = density, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: tuple[bytes, Conditional] | None = None
-        self.here: tuple[bytes, Reading] | None = None
-        self.overhead = OVERHEAD + CUBED * self.field.latent.dense.size**3
+        self.here: Place | None = None
+        self.costly = work > COSTLY
+        self.overhead = overhead(self.field, work)
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last one from memory."""
@@ -206,13 +236,13 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        costly = n_dense > COSTLY_DENSE
+        costly = self.costly
         for _ in range((1 if costly else HYPER_MOVES) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         if not costly or rng.random() < HELD_SHARE:
             for i in rng.permutation(n_hyper)[:HELD_MOVES]:
                 self.move_held(rng, point, tuning, int(i), walks)
-        for _ in range((DENSE_MOVES if costly else 1) if n_dense else 0):
+        for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, turns[1], counts)
         for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
@@ -231,12 +261,16 @@ class LatentMoves:
         self.field.latent.put(point, given.dense + dense, given.groups + groups)
         return point
 
-    def read(self, point: np.ndarray) -> Reading:
-        """Return what rows read at a point, the last one from memory."""
+    def at(self, point: np.ndarray) -> Place:
+        """Return what is known of a point, the last one from memory."""
         key = point.tobytes()
-        if self.here is None or self.here[0] != key:
-            self.here = key, self.surrogate.read(point)
-        return self.here[1]
+        if self.here is None or self.here.key != key:
+            self.here = self._looked_at(point)
+        return self.here
+
+    def _looked_at(self, point: np.ndarray) -> Place:
+        reading = self.surrogate.read(point)
+        return Place(point.tobytes(), reading, self.surrogate.log_density(point, reading))
 
     def _tested(
         self,
@@ -251,6 +285,8 @@ class LatentMoves:
         before, after = readings
         psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
+        if isinstance(self.rows.table, GroupTable):
+            self._weigh(self.rows.table, cubic, readings)
         seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
         outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.parameters)
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
@@ -262,6 +298,14 @@ class LatentMoves:
         counts.n_grown += grown
         counts.impossible_row = max(counts.impossible_row, impossible)
         return bool(accepted)
+
+    def _weigh(
+        self, table: GroupTable, cubic: Cubic | None, readings: tuple[Reading, Reading]
+    ) -> None:
+        """Let rows of groups that are far out at one of two points be drawn more often."""
+        if cubic is not None:
+            coordinates = (self.surrogate.coordinates(cubic, reading) for reading in readings)
+            weigh(table, *(cubic.distances(u) for u in coordinates))
 
     def move_hyper(
         self,
@@ -276,7 +320,7 @@ class LatentMoves:
         mean, cholesky = scale
         hyper = point[self.field.hyper]
         given = self.conditional(hyper)
-        z = solve_triangular(cholesky, hyper - mean, lower=True)
+        z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
         walks = rng.random() < WALK
         if walks:
             length = 2.4 / math.sqrt(z.size) * math.exp(WALK_SPREAD * rng.standard_normal())
@@ -291,7 +335,7 @@ class LatentMoves:
             then = None
         if then is not None:
             proposed = self._point(candidate, then, self._coordinates(point, given))
-            before, after = self.read(point), self.surrogate.read(proposed)
+            before, after = self.at(point), self._looked_at(proposed)
             log_ratio = (
                 after.log_density
                 - then.log_determinant
@@ -299,16 +343,16 @@ class LatentMoves:
                 + given.log_determinant
                 + log_q
             )
-            accepted = self._tested(rng, log_ratio, (before, after), counts)
+            accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
         if accepted:
             assert then is not None
             point[:] = proposed
             self.known = candidate.tobytes(), then
-            self.here = point.tobytes(), after
+            self.here = after
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
             read = counts.n_evaluated - evaluated
-            cost = self.overhead + self.field.latent.groups.shape[0] + read
+            cost = self.overhead + read
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_held(
@@ -322,8 +366,8 @@ class LatentMoves:
         log_ratio = -np.inf
         if found is not None:
             proposed, log_jacobian = found
-            prior = self.surrogate.tall.compiled_prior_logp
-            log_ratio = float(prior(proposed) - prior(point)) + log_jacobian
+            prior = self.field.derivatives.prior
+            log_ratio = prior(proposed) - prior(point) + log_jacobian
             if level < log_ratio:
                 point[:] = proposed
         if tuning:
@@ -345,15 +389,15 @@ class LatentMoves:
         angle, usual = _angle(rng, turns)
         moved, log_q = _rotated(rng, eta, angle)
         proposed = self._point(point[self.field.hyper], given, (moved, groups))
-        before, after = self.read(point), self.surrogate.read(proposed)
+        before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
-        accepted = self._tested(rng, log_ratio, (before, after), counts)
+        accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
         if accepted:
             point[:] = proposed
-            self.here = point.tobytes(), after
+            self.here = after
         counts.accepted["dense"].append(float(accepted))
         if tuning and usual:
-            cost = self.overhead + groups.shape[0] / 10 + counts.n_evaluated - evaluated
+            cost = self.overhead + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
     def move_levels(
@@ -362,7 +406,7 @@ class LatentMoves:
         point: np.ndarray,
         tuning: bool,
         levels: Levels,
-        blocks: Blocks,
+        blocks: Grouping,
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
@@ -378,20 +422,21 @@ class LatentMoves:
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
-        readings = self.read(point), self.surrogate.read(proposed)
+        readings = self.at(point).reading, self.surrogate.read(proposed)
         psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
         # Under the surrogate each level decides by itself.
         stays = -rng.standard_exponential(psi.size) >= psi
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read(proposed)
-        first, grouping = blocks
-        cubic = self.surrogate.cubic(levels)
+        first, table = blocks
+        cubic = self.surrogate.cubic(levels.rows)
+        self._weigh(table, cubic, (readings[0], after))
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,
             self.surrogate.seen_by_rows(readings[0], cubic),
             self.surrogate.seen_by_rows(after, cubic),
-            grouping,
+            blocks,
             self.density,
             self.group_parameters,
             decided,

@@ -17,21 +17,25 @@ from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
-from pymc_minibatch.kernels.by_size import RowSizes
+from pymc_minibatch.kernels.by_group import GroupTable
+from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
 from pymc_minibatch.kernels.decide import make_decision
-from pymc_minibatch.kernels.sweep import make_sweep
-from pymc_minibatch.latent.blocks import Blocks, choose_blocks
+from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.kernels.sweep import Grouping, make_sweep
+from pymc_minibatch.latent.blocks import choose_blocks
+from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.moves import (
     ANGLES,
-    COSTLY_DENSE,
+    COSTLY,
     KINDS,
     LatentMoves,
     MoveCounts,
     Turns,
     Walks,
+    overhead,
     take_best,
 )
 from pymc_minibatch.latent.search import LatentReference, search
@@ -53,6 +57,12 @@ WIDER = 2.0
 
 SIZING_PAIRS = 4
 """Opposite posterior points at which each row is looked at."""
+
+SIGMAS = 0.3, 0.5, 0.7, 1.0
+"""Noise of decisions, of which the cheapest is chosen."""
+
+VARIANCE_OF_RANGE = 0.1
+"""Variance of what rows add to a log ratio, drawn one by one, relative to that of their ranges."""
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
@@ -108,24 +118,57 @@ class LatentSampler:
         reference: LatentReference,
         factors: Sequence[Factor],
         rows: RowFunctions,
-        acceptance: CorrectedBarker | Penalty,
+        acceptance: CorrectedBarker | Penalty | None,
         temperature: float,
         by_size: bool,
     ) -> None:
-        self.tall, self.reference, self.acceptance = tall, reference, acceptance
-        self.temperature = temperature
-        self.rows, remainders = rows, rows.remainders
+        self.tall, self.reference, self.temperature = tall, reference, temperature
+        self.rows = rows
         surrogate, hyper = reference.surrogate, reference.hyper
-        main = surrogate.cubics[0] if surrogate.cubics else None
-        sizes = _sizes(reference, remainders, main) if by_size else np.ones(tall.n_rows)
-        self.row_sizes = RowSizes.of(sizes) if by_size else None
-        self.blocks: list[Blocks] = []
-        for factor, levels in zip(factors, self.field.levels, strict=True):
-            cubic = surrogate.cubic(levels)
-            own = sizes if cubic is main or not by_size else _sizes(reference, remainders, cubic)
+        self.work = surrogate.conditional(hyper).factor.schur.work
+        looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
+        for factor in factors:
+            if surrogate.cubic(factor.entries) or self._levels(factor):
+                sizes = self._sizes(factor, by_size)
+                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
+                looked_at[id(factor.entries)] = factor, sizes, table
+        self.table: GroupTable | SizeTable | tuple[()] = ()
+        if surrogate.cubics:
+            _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
+        else:
+            sizes = self._sizes(None, by_size)
+            self.table = RowSizes.of(sizes.rows).table
+        if not by_size:
+            self.table = ()
+        self.acceptance = acceptance or self._cheapest_test(sizes.variance)
+        self.blocks: list[Grouping] = []
+        for levels in self.field.levels:
+            factor, _, table = looked_at[id(levels.rows)]
             self.blocks.append(
-                choose_blocks(surrogate, hyper, factor, levels, remainders, temperature, own)
+                choose_blocks(surrogate, hyper, factor, levels, rows.remainders, temperature, table)
             )
+
+    def _cheapest_test(self, variance: float) -> Penalty:
+        """Return the test with the noise at which moves cost least for what they are accepted.
+
+        Noise of σ needs rows in proportion to 1 / σ², and leaves 2 Φ(−σ / 2) of the moves.
+        """
+        fixed = overhead(self.field, self.work)
+        tests = [Penalty(sigma=sigma) for sigma in SIGMAS]
+        return min(tests, key=lambda t: (fixed + variance / t.sigma**2) / t.most_accepted)
+
+    def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
+        if by_size:
+            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
+            sizes = _sizes(self.reference, self.rows.remainders, cubic, self.temperature)
+        else:
+            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0), 0.0)
+        if factor is None or sizes.farthest.size:
+            return sizes
+        return sizes._replace(farthest=np.ones(factor.n_levels))
+
+    def _levels(self, factor: Factor) -> bool:
+        return any(levels.rows is factor.entries for levels in self.field.levels)
 
     @property
     def field(self) -> LatentField:
@@ -133,9 +176,13 @@ class LatentSampler:
         return self.reference.surrogate.field
 
     @property
+    def _coordinates(self) -> Coordinates:
+        return self.field.derivatives.coordinates
+
+    @property
     def costly(self) -> bool:
         """Whether a round costs more than an evaluation of all rows."""
-        return self.field.latent.dense.size > COSTLY_DENSE
+        return self.work > COSTLY
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
@@ -165,8 +212,8 @@ class LatentSampler:
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
         keys = [class_key(self.acceptance), repr(ndims)]
-        by_size = self.row_sizes is not None
-        decide = jit_kept(make_decision(ndims, self.acceptance, by_size), [*keys, repr(by_size)])
+        drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
+        decide = jit_kept(make_decision(ndims, self.acceptance, drawing), [*keys, repr(drawing)])
         sweep = jit_kept(make_sweep(ndims, module.accept, exact), keys)
         n_rows = self.tall.n_rows
         self._first_batch = np.zeros(1, dtype=np.int64)
@@ -176,10 +223,11 @@ class LatentSampler:
             decide,
             sweep,
             self._density,
-            row_workspace(n_rows, () if self.row_sizes is None else self.row_sizes.table),
+            row_workspace(n_rows, self.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
             self.blocks,
+            self.work,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,18 +248,20 @@ class LatentSampler:
         state: LatentState,
         first_batch: int,
     ) -> MoveCounts:
-        """Move a point in place by rounds of all moves; tune."""
+        """Move a point of the model in place by rounds of all moves; tune."""
         moves, counts = self._moves, MoveCounts()
         self._first_batch[0] = first_batch
+        inside = self._coordinates.from_model(point)
         with one_blas_thread():
             for _ in range(n_rounds):
                 scale = state.mean, state.cholesky
                 walks = Walks(state.log_length, state.n_moves)
-                moves.draw(rng, point, tuning, state.turns, scale, walks, counts)
+                moves.draw(rng, inside, tuning, state.turns, scale, walks, counts)
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
-                    self._observe(point[self.field.hyper], state)
+                    self._observe(inside[self.field.hyper], state)
+        point[:] = self._coordinates.to_model(inside)
         return counts
 
     def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
@@ -233,7 +283,7 @@ class LatentSampler:
 
     def compile(self) -> None:
         """Compile all moves, by one round that is thrown away."""
-        point = self.reference.surrogate.center.copy()
+        point = self._coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state(), min(100, self.tall.n_rows))
         self._moves.known = self._moves.here = None
@@ -249,6 +299,11 @@ class LatentSampler:
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off."""
+        inside = self._coordinates.from_model(point)
+        start = self._start(rng, inside)
+        return point if start is inside else self._coordinates.to_model(start)
+
+    def _start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         reference, field = self.reference, self.field
         hyper = point[field.hyper]
         away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
@@ -285,11 +340,13 @@ class LatentSampler:
 
 def make_latent_sampler(
     tall: TallModel,
-    acceptance: Acceptance,
+    acceptance: Acceptance | None,
     temperature: float,
     by_size: bool = True,
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
+
+    Without a test the penalty test is taken, with the noise at which moves are cheapest.
 
     Raises
     ------
@@ -299,7 +356,7 @@ def make_latent_sampler(
     structure = tall.structure
     if structure is None:
         raise NoFieldError("What the rows read is not affine in data-free quantities.")
-    assert isinstance(acceptance, CorrectedBarker | Penalty)
+    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
     if not has_effects(tall, structure):
         raise NoFieldError("No variable depends on others, and there are few effects.")
     rows = RowFunctions(structure)
@@ -309,18 +366,38 @@ def make_latent_sampler(
         entries = [factor.entries for factor in factors]
         field = find_field(tall, structure, entries)
         reference = search(tall, field, rows, factors, temperature)
-        tall.verify_at(reference.surrogate.center)
-        swept = [next(f for f in factors if f.entries is levels.rows) for levels in field.levels]
-        return LatentSampler(tall, reference, swept, rows, acceptance, temperature, by_size)
+        tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
+        return LatentSampler(tall, reference, factors, rows, acceptance, temperature, by_size)
+
+
+class _Sizes(NamedTuple):
+    """How far remainders vary over posterior points.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (N,)
+        That of each row.
+    farthest : ndarray, shape (G,)
+        How far out the levels of a factor were at these points, if it has higher orders.
+    variance : float
+        About the variance of the log ratio of a full-size move from one row.
+    """
+
+    rows: np.ndarray
+    farthest: np.ndarray
+    variance: float
 
 
 def _sizes(
-    reference: LatentReference, remainders: Callable[..., np.ndarray], cubic: Cubic | None
-) -> np.ndarray:
-    """Say how far the remainder of each row varies over posterior points, in one pass."""
+    reference: LatentReference,
+    remainders: Callable[..., np.ndarray],
+    cubic: Cubic | None,
+    temperature: float,
+) -> _Sizes:
+    """Look at all rows in one pass."""
     surrogate, field = reference.surrogate, reference.surrogate.field
     rng = np.random.default_rng(4)
-    seen = []
+    seen, distances = [], [np.empty(0)] if cubic is None else []
     for _ in range(SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         eta = (
@@ -333,7 +410,10 @@ def _sizes(
             point = given.point.copy()
             dense, groups = given.factor.color(*eta)
             field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
-            pair.append(surrogate.seen_by_rows(surrogate.read(point), cubic))
+            reading = surrogate.read(point)
+            pair.append(surrogate.seen_by_rows(reading, cubic))
+            if cubic is not None:
+                distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
         seen.append(pair)
 
     def spread(*batch: np.ndarray) -> np.ndarray:
@@ -343,6 +423,8 @@ def _sizes(
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 
     parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
-    sizes = np.concatenate([part for _, part in parts])
+    ranges = np.concatenate([part for _, part in parts])
     # Remainders can be small at a few points by chance: half of the draws are uniform.
-    return sizes + max(float(sizes.mean()), np.finfo(float).tiny)
+    sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
+    variance = VARIANCE_OF_RANGE * float(np.sum(ranges**2 / sizes)) * float(np.sum(sizes))
+    return _Sizes(sizes, np.max(distances, axis=0), variance / temperature**2)

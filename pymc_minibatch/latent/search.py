@@ -127,7 +127,7 @@ class _Search:
         raise NoFieldError("The log-density does not rise towards the mode of the effects.")
 
     def _density(self, surrogate: Surrogate) -> float:
-        return float(self.tall.compiled_prior_logp(surrogate.center)) + surrogate.expansion.value
+        return self.field.derivatives.prior(surrogate.center) + surrogate.expansion.value
 
     def climb_hyper(self, surrogate: Surrogate) -> np.ndarray:
         """Return the hyperparameters that are most probable under an expansion, not too far."""
@@ -291,6 +291,7 @@ def search(
     started = time.perf_counter()
     run = _Search(tall, field, rows, temperature)
     point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    point = field.derivatives.coordinates.from_model(point)
     stages = [tall.data]
     if tall.n_rows > 2 * SUBSAMPLE:
         some = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))

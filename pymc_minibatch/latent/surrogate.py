@@ -25,6 +25,7 @@ import numpy as np
 from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
+    Matrix,
     factor_blocks,
     multiply_blocks,
     solve_blocks,
@@ -32,10 +33,12 @@ from pymc_minibatch.latent.arrow import (
 )
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import Expansion
-from pymc_minibatch.latent.field import LatentField, Levels
+from pymc_minibatch.latent.field import Joined, LatentField, LatentMap, Levels
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["Conditional", "Reading", "Surrogate"]
+
+NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,16 @@ class Reading(NamedTuple):
         φ.
     bent : ndarray, shape (P,)
         K (φ − φ̂).
-    log_density : float
-        log π̃.
+    u : ndarray, shape (G, q')
+        Coordinates of the first factor's higher orders, where there are any.
+    higher : ndarray, shape (G,)
+        The share of each of its levels in C.
     """
 
     phi: np.ndarray
     bent: np.ndarray
-    log_density: float
+    u: np.ndarray
+    higher: np.ndarray
 
 
 class Surrogate:
@@ -116,6 +122,8 @@ class Surrogate:
     ) -> None:
         self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
         self.cubics = cubics
+        self._raised = expansion.curvature.blocks + expansion.raised
+        self._joined: tuple[Matrix, Joined] | None = None
 
     def phi(self, point: np.ndarray) -> np.ndarray:
         """Return φ(θ)."""
@@ -129,18 +137,26 @@ class Surrogate:
         return bent
 
     def read(self, point: np.ndarray) -> Reading:
-        """Return φ and log π̃ at a point."""
-        phi = self.phi(point)
+        """Return what rows read at a point."""
+        return self.reading(self.phi(point))
+
+    def reading(self, phi: np.ndarray) -> Reading:
+        """Return what is made of φ."""
         delta = phi - self.expansion.at
         bent = self.bend(delta)
-        prior = float(self.tall.compiled_prior_logp(point))
+        if not self.cubics:
+            return Reading(phi, bent, NOTHING, NOTHING)
+        u = self.cubics[0].coordinates(delta, bent)
+        return Reading(phi, bent, u, self.cubics[0].values(u))
+
+    def log_density(self, point: np.ndarray, reading: Reading) -> float:
+        """Return log π̃ at a point, given what rows read there."""
+        prior, expansion = self.field.derivatives.prior(point), self.expansion
         if not np.isfinite(prior):
-            return Reading(phi, bent, -np.inf)
-        expansion = self.expansion
-        log_density = prior + (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ bent)
-        if self.cubics:
-            log_density += self.cubics[0].total(self.cubics[0].coordinates(delta, bent))
-        return Reading(phi, bent, float(log_density))
+            return -np.inf
+        delta = reading.phi - expansion.at
+        second_order = (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ reading.bent)
+        return float(prior + second_order + reading.higher.sum())
 
     def slope_of_higher_orders(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return ∇C given δ and Kδ, all of shape (P,)."""
@@ -158,11 +174,19 @@ class Surrogate:
         n = reading.phi.size
         seen = np.zeros(2 * n)
         seen[:n] = reading.phi
-        cubic.put(seen[n:], self._coordinates(cubic, reading))
+        cubic.put(seen[n:], self.coordinates(cubic, reading))
         return seen
 
-    def _coordinates(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+    def coordinates(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+        """Return u of a factor."""
+        if cubic is self.cubics[0]:
+            return reading.u
         return cubic.coordinates(reading.phi - self.expansion.at, reading.bent)
+
+    def _values(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+        if cubic is self.cubics[0]:
+            return reading.higher
+        return cubic.values(self.coordinates(cubic, reading))
 
     def conditional(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the Gaussian of the latent field given hyperparameters.
@@ -185,11 +209,9 @@ class Surrogate:
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        curvature = self.expansion.curvature
-        raised = curvature.blocks + self.expansion.raised
-        precision = prior_precision + onto.pull_back(
-            Arrow(curvature.dense, curvature.cross, raised)
-        )
+        curvature, raised = self.expansion.curvature, self._raised
+        joined = self._joined_by(onto)
+        precision = prior_precision + onto.pull_back(joined, raised)
         factor = (precision.damped(damping) if damping else precision).factor()
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
         center = self.phi(here)
@@ -205,6 +227,12 @@ class Surrogate:
         return Conditional(
             here, dense, groups, factor, determinant, precision, of_prior, prior_precision, center
         )
+
+    def _joined_by(self, onto: LatentMap) -> Joined:
+        """Return the curvature by the dense part, from memory where A does not change there."""
+        if self._joined is None or self._joined[0] is not onto.dense:
+            self._joined = onto.dense, onto.join(self.expansion.curvature)
+        return self._joined[1]
 
     def given_others(
         self, given: Conditional, point: np.ndarray, levels: Levels
@@ -232,22 +260,22 @@ class Surrogate:
         """
         before, after = readings
         ratios = -np.sum((self.expansion.tilt * (after.phi - before.phi))[levels.rows], axis=1)
-        cubic = self.cubic(levels)
+        cubic = self.cubic(levels.rows)
         if cubic is not None:
-            ratios += cubic.values(self._coordinates(cubic, after))
-            ratios -= cubic.values(self._coordinates(cubic, before))
+            ratios += self._values(cubic, after) - self._values(cubic, before)
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.center)[levels.rows]
                 ratios += sign * np.sum(away * multiply_blocks(self.expansion.raised, away), axis=1)
         if levels.prior is not None:
-            ratios += levels.prior.logp(points[1]) - levels.prior.logp(points[0])
+            here, there = map(self.field.derivatives.coordinates.to_model, points)
+            ratios += levels.prior.logp(there) - levels.prior.logp(here)
             ratios -= self._quadratic_prior(given, *points, levels)
         return ratios
 
-    def cubic(self, levels: Levels) -> Cubic | None:
-        """Return third and fourth order of a factor."""
-        return next((cubic for cubic in self.cubics if cubic.entries is levels.rows), None)
+    def cubic(self, entries: np.ndarray) -> Cubic | None:
+        """Return third and fourth order of the factor with these entries."""
+        return next((cubic for cubic in self.cubics if cubic.entries is entries), None)
 
     def _quadratic_prior(
         self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels
@@ -274,4 +302,5 @@ class Surrogate:
             conditional = self.conditional(hyper)
         except np.linalg.LinAlgError:
             return -np.inf
-        return self.read(conditional.point).log_density - conditional.log_determinant
+        density = self.log_density(conditional.point, self.read(conditional.point))
+        return density - conditional.log_determinant

@@ -125,8 +125,9 @@ class MinibatchMH(TallStep):
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
-        takes Penalty for models with effects and scales of their own, Exact where it has bounds and
-        is expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere;
+        takes Penalty for models with effects and scales of their own, with more noise where rows
+        cost more, Exact where it has bounds and is expected to read few rows, and of
+        CorrectedBarker and Penalty the cheaper one elsewhere;
         ``choice`` says which, and why.
         The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
@@ -340,8 +341,8 @@ class MinibatchMH(TallStep):
     def _latent_sampler(self, is_open: bool, rows: RowChoice) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
         whole = self._active.size == self.tall.layout.size
-        acceptance = Penalty() if is_open else self.acceptance
-        if not (whole and isinstance(acceptance, CorrectedBarker | Penalty)):
+        acceptance = None if is_open else self.acceptance
+        if not (whole and (is_open or isinstance(acceptance, CorrectedBarker | Penalty))):
             return None
         self._copy_for_effects()
         if self.tall.partitions is not None:
@@ -353,9 +354,12 @@ class MinibatchMH(TallStep):
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
-        self.acceptance = sampler.acceptance
+        test = self.acceptance = sampler.acceptance
         self.rows = "uniform" if rows == "uniform" else "size"
-        self.choice = f"{type(self.acceptance).__name__}: {sampler.describe()}."
+        name = type(test).__name__
+        if isinstance(test, Penalty):
+            name += f" at sigma {test.sigma:g}"
+        self.choice = f"{name}: {sampler.describe()}."
         return sampler
 
     def _copy_for_effects(self) -> None:

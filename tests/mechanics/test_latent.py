@@ -13,7 +13,10 @@ from scipy.linalg import block_diag
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
-from pymc_minibatch.latent.arrow import Arrow, compact
+from pymc_minibatch.kernels.by_group import GroupTable
+from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
+from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
+from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
@@ -66,6 +69,58 @@ def test_an_arrow_that_is_not_positive_definite_is_refused() -> None:
         Arrow(np.eye(2), np.full((3, 2), 2.0), np.ones((3, 1, 1))).factor()
     with pytest.raises(np.linalg.LinAlgError, match="block of a group"):
         Arrow(np.eye(2), np.zeros((3, 2)), -np.ones((3, 1, 1))).factor()
+
+
+def test_square_systems_of_groups() -> None:
+    rng = np.random.default_rng(2)
+    matrices, right = rng.normal(size=(9, 3, 3)), rng.normal(size=(9, 3))
+    matrices[0, 0, 0] = 0.0  # asks for another pivot
+    solved, log_determinant = solve_square(matrices, right)
+    np.testing.assert_allclose(solved, np.linalg.solve(matrices, right[:, :, None])[:, :, 0])
+    assert log_determinant == pytest.approx(np.linalg.slogdet(matrices)[1].sum())
+    matrices[4] = 0.0
+    assert solve_square(matrices, right)[1] == -np.inf
+
+
+def test_a_sparse_factor_is_the_dense_one() -> None:
+    """Neighbours on a line, in any order, and an unknown that meets all."""
+    rng = np.random.default_rng(3)
+    size = 120
+    matrix = 2.5 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)
+    matrix[0, 1:] = matrix[1:, 0] = 0.1 * rng.normal(size=size - 1)
+    shuffled = rng.permutation(size)
+    matrix = matrix[np.ix_(shuffled, shuffled)]
+    factor = factor_sparse(sparse.csr_array(matrix))
+    assert isinstance(factor, SparseCholesky)
+    assert factor.entries.size < 3 * size
+    x, y = rng.normal(size=(2, size))
+    solved = factor.solve_transposed(factor.solve(x))
+    np.testing.assert_allclose(solved, np.linalg.solve(matrix, x), rtol=1e-9, atol=1e-12)
+    assert factor.log_determinant() == pytest.approx(np.linalg.slogdet(matrix)[1] / 2, rel=1e-12)
+    np.testing.assert_allclose(factor.solve_transposed(factor.multiply_transposed(y)), y)
+    both = factor.multiply_transposed(x) @ factor.multiply_transposed(y)
+    assert both == pytest.approx(x @ matrix @ y, rel=1e-9)
+    matrix[3, 3] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match="dense part"):
+        factor_sparse(sparse.csr_array(matrix))
+    full = sparse.csr_array(np.eye(size) + 0.001)
+    assert isinstance(factor_sparse(full), DenseCholesky)
+
+
+@pytest.mark.parametrize("kind", ["scaled", "shuffled", "shared", "general"])
+def test_sparse_congruences(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    matrix = sparse.random_array((12, 12), density=0.3, rng=rng).toarray()
+    matrix += matrix.T
+    scale = rng.normal(size=12)
+    a = {
+        "scaled": np.diag(scale),
+        "shuffled": np.diag(scale)[:, rng.permutation(12)],
+        "shared": np.repeat(np.diag(scale[:6]), 2, axis=0),
+        "general": np.tril(np.triu(rng.normal(size=(12, 12)), -1)),
+    }[kind]
+    found = congruent(sparse.csr_array(matrix), sparse.csr_array(a))
+    np.testing.assert_allclose(found.toarray(), a.T @ matrix @ a, atol=1e-12)
 
 
 def slopes_model() -> pm.Model:
@@ -175,7 +230,7 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
         return intercepts.rows.remainders(seen, seen, (at,), tall.data)[0]
 
     def read(h: float) -> Reading:
-        return Reading(at + h * direction, surrogate.bend(h * direction), 0.0)
+        return surrogate.reading(at + h * direction)
 
     def left(h: float) -> float:
         seen = surrogate.seen_by_rows(read(h), cubic)
@@ -188,7 +243,15 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
     seen = surrogate.seen_by_rows(reading, cubic)
     shares = remainder(reading.phi) - remainder(seen)
     u = cubic.coordinates(reading.phi - at, reading.bent)
-    assert cubic.total(u) == pytest.approx(float(shares.sum()), rel=1e-9)
+    assert cubic.values(u).sum() == pytest.approx(float(shares.sum()), rel=1e-9)
+
+
+def test_noise_grows_where_rows_cost_more_than_the_rest(intercepts: LatentSampler) -> None:
+    variances = (0.0, 100.0, 500.0, 2e3, 1e7)
+    sigmas = [intercepts._cheapest_test(variance).sigma for variance in variances]
+    assert sigmas == sorted(sigmas)
+    assert {sigmas[0], sigmas[-1]} == {0.3, 1.0}
+    assert len(set(sigmas)) == 4
 
 
 def test_slope_of_the_higher_orders(intercepts: LatentSampler) -> None:
@@ -198,7 +261,7 @@ def test_slope_of_the_higher_orders(intercepts: LatentSampler) -> None:
     delta, step = rng.normal(0, 0.1, (2, surrogate.expansion.at.size))
 
     def value(delta: np.ndarray) -> float:
-        return cubic.total(cubic.coordinates(delta, surrogate.bend(delta)))
+        return cubic.values(cubic.coordinates(delta, surrogate.bend(delta))).sum()
 
     slope = surrogate.slope_of_higher_orders(delta, surrogate.bend(delta))
     difference = (value(delta + 1e-4 * step) - value(delta - 1e-4 * step)) / 2e-4
@@ -260,10 +323,57 @@ def areas_model() -> pm.Model:
     return model
 
 
+def test_a_walk_is_the_same_in_sparse_coordinates() -> None:
+    """Its field given a scale, and the marginal of the scale, as in the model's own variables."""
+    sampler = sampler_of(walk_model())
+    surrogate, field = sampler.reference.surrogate, sampler.field
+    coordinates = field.derivatives.coordinates
+    assert coordinates.positions.size == 40
+    assert isinstance(sampler.table, GroupTable)  # though days are not swept one by one
+    plain = field.derivatives.within(Coordinates.none())
+    points = [surrogate.center, surrogate.center + 0.5]
+    own = LatentField(plain, field.hyper, field.latent, field.rows, [], points)
+    center = coordinates.to_model(surrogate.center)
+    np.testing.assert_allclose(coordinates.from_model(center), surrogate.center, atol=1e-12)
+    other = Surrogate(sampler.tall, own, surrogate.expansion, center, surrogate.cubics)
+    rng = np.random.default_rng(38)
+    differences = []
+    for shift in (0.0, 0.4):
+        hyper = sampler.reference.hyper + shift
+        inside, outside = surrogate.conditional(hyper), other.conditional(hyper)
+        in_model = coordinates.to_model(inside.point)
+        np.testing.assert_allclose(in_model, outside.point, rtol=1e-9, atol=1e-9)
+        away = rng.normal(size=center.size)
+        none = np.empty((0, 1))
+        norms = [
+            np.linalg.norm(given.factor.whiten(vector[field.latent.dense], none)[0])
+            for given, vector in ((outside, away), (inside, coordinates.from_model(away)))
+        ]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-9)
+        precision = np.abs(inside.precision.dense)
+        assert np.count_nonzero(precision > 1e-9 * precision.max()) < 6 * 41
+        differences.append(surrogate.log_marginal(hyper) - other.log_marginal(hyper))
+    assert differences[0] == pytest.approx(differences[1], abs=1e-8)
+
+
+def curve_model() -> pm.Model:
+    """A smooth curve over 40 places, of scaled steps along directions that all places share."""
+    rng = np.random.default_rng(37)
+    place, at = rng.integers(0, 40, N), np.linspace(0, 1, 40)
+    factor = np.linalg.cholesky(np.exp(-50 * (at[:, None] - at) ** 2) + 1e-3 * np.eye(40))
+    y = rng.poisson(np.exp(0.3 * np.sin(6 * at)[place]))
+    with pm.Model() as model:
+        curve = pm.math.dot(factor, pm.HalfNormal("s") * pm.Normal("z", shape=40))
+        pm.Poisson("y", pm.math.exp(pm.Normal("a") + curve[place]), observed=y)
+    return model
+
+
 def test_a_matrix_that_is_only_scaled_takes_one_derivative() -> None:
-    field = sampler_of(walk_model()).field
+    field = sampler_of(curve_model()).field
+    assert not field.derivatives.coordinates.positions.size
     assert field._map.unscale is not None
-    point = field.derivatives.tall.start + np.random.default_rng(35).normal(0, 0.3, 42)
+    start = field.derivatives.tall.start
+    point = start + np.random.default_rng(35).normal(0, 0.3, start.size)
     expected = np.zeros((field.rows.dense.size, field.latent.dense.size))
     for j, position in enumerate(field.latent.dense):
         seed = np.zeros(point.size)
@@ -294,7 +404,8 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
         rng.normal(size=(G * width, field.rows.dense.size)),
         np.tile(np.eye(width) * 3.0, (G, 1, 1)),
     )
-    pulled = field.map_at(point).pull_back(curvature)
+    onto = field.map_at(point)
+    pulled = onto.pull_back(onto.join(curvature), curvature.blocks)
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
 
@@ -317,6 +428,10 @@ def test_crossed_factors_of_many_levels() -> None:
     precision = Surrogate(tall, field, here, point).conditional(point[field.hyper]).precision
     assert sparse.issparse(precision.cross)
     assert sparse.issparse(precision.dense)
+    second_levels = field.levels[1].latent
+    none = precision.columns_of(field.latent, second_levels, np.empty(0, dtype=np.int64))
+    assert isinstance(none, np.ndarray)
+    assert none.shape == (*second_levels.shape, 0)
     # The rows are normal: the change of their slope is the curvature, at any distance.
     vector = np.zeros(point.size)
     field.latent.put(vector, rng.normal(size=401), rng.normal(size=(900, 1)))
@@ -379,7 +494,7 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
         moved = point.copy()
         moved[levels[0].latent] = mean
         moved[levels[0].latent[3]] += step
-        densities.append(gaussian.read(moved).log_density)
+        densities.append(gaussian.log_density(moved, gaussian.read(moved)))
     slope = (densities[2] - densities[0]) / 2e-2
     bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
     assert abs(slope) < 1e-3 * abs(bend)
@@ -423,7 +538,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     for _ in range(4):
         point = surrogate.center + rng.normal(0, 0.5, surrogate.center.size)
         reading = surrogate.read(point)
-        modelled = reading.log_density + log_remainders(reading).sum()
+        modelled = surrogate.log_density(point, reading) + log_remainders(reading).sum()
         modelled -= expansion.rest @ (reading.phi - expansion.at)
         differences.append(log_posterior(point) - modelled)
     np.testing.assert_allclose(differences, differences[0], atol=1e-7)
