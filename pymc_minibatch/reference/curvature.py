@@ -124,16 +124,20 @@ def _jacobians(arrays: Sequence[np.ndarray], reads: Reads) -> list[tuple[np.ndar
     each = np.arange(len(entries))
     found = []
     for local in range(reads.n_locals):
-        dense = reads.dense_local == local
+        dense = np.flatnonzero(reads.dense_local == local)
         gathered = np.flatnonzero(reads.local == local)
+        if dense.size and not gathered.size and np.all(np.diff(reads.dense[dense]) > 0):
+            adjoining = dense.size == dense[-1] - dense[0] + 1
+            own = columns[:, dense[0] : dense[-1] + 1] if adjoining else columns[:, dense]
+            found.append((reads.dense[dense], own))
+            continue
         read, position = np.unique(
             np.concatenate([reads.dense[dense], entries[:, gathered].ravel()]), return_inverse=True
         )
         own = np.zeros((len(columns), read.size))
-        n_dense = np.count_nonzero(dense)
-        for c, at in zip(np.flatnonzero(dense), position[:n_dense], strict=True):
+        for c, at in zip(dense, position[: dense.size], strict=True):
             own[:, at] += columns[:, c]
-        for s, at in zip(gathered, position[n_dense:].reshape(len(entries), -1).T, strict=True):
+        for s, at in zip(gathered, position[dense.size :].reshape(len(entries), -1).T, strict=True):
             own[each, at] += weights[:, s]
         found.append((read, own))
     return found

@@ -142,10 +142,10 @@ def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     """Map in threads, with few results waiting at any time.
 
     BLAS is kept from starting threads of its own in each of them: more threads than cores wait for
-    each other, on a busy machine for minutes.
+    each other, on a busy machine for minutes. Two chunks or three are not worth the threads.
     """
-    n_threads = min(n_cores(), len(starts))
-    if n_threads == 1:
+    n_threads = min(n_cores(), len(starts) // 2)
+    if n_threads <= 1:
         with one_blas_thread():
             yield from map(apply, starts)
         return

@@ -297,8 +297,8 @@ def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     _, total, _ = make_readers([2, 1], "residents")
     found, bad = total(here, there, step._density)
     assert bad == -1
-    base, _, constants = step._target
-    found += base(there, constants) - base(here, constants)
+    target = step._target
+    found += target.base(there, target.constants) - target.base(here, target.constants)
     right = local.logp({"beta": there}) - local.logp({"beta": here})
     noise = float(residents.noise[0])
     assert 0 < noise < (0.1 * right) ** 2
