@@ -270,21 +270,19 @@ def _verify(tall: TallModel, remainder: CompiledFunction, order: int) -> None:
         If it gives something else.
     """
     derivatives = row_derivatives(tall)
-    reference: np.ndarray | None = None
-    for point, batch in tall.trials():
-        reference = point if reference is None else reference
+    for batch, (reference, *points) in tall.trials():
         gradient, hessian = derivatives.gradient_hessian(reference, batch)
-        delta = point - reference
-        terms = [
-            derivatives.value_gradient(point, batch)[0],
-            -gradient @ delta,
-            -0.5 * delta @ hessian @ delta if order == 2 else 0.0,
-        ]
-        if not np.isfinite(terms).all():
-            continue
-        found = remainder(point, reference, *batch).sum()
-        scale = 1.0 + np.abs(terms).sum()
-        tall.refuse_wrong_code(np.array([found / scale]), np.array([sum(terms) / scale]))
+        for point in points:
+            delta = point - reference
+            terms = [
+                derivatives.value_gradient(point, batch)[0],
+                -gradient @ delta,
+                -0.5 * delta @ hessian @ delta if order == 2 else 0.0,
+            ]
+            if np.isfinite(terms).all():
+                found = remainder(point, reference, *batch).sum()
+                scale = 1.0 + np.abs(terms).sum()
+                tall.refuse_wrong_code(np.array([found / scale]), np.array([sum(terms) / scale]))
 
 
 def _reads_by_structure(tall: TallModel) -> bool:

@@ -167,9 +167,10 @@ class TallModel:
             If machine code gives something else.
         """
         compiled = compile_numba(*self.batch_graph)
-        for point, batch in self.trials():
+        for batch, points in self.trials():
             # Only now: where a graph reads beyond a batch, machine code would not notice.
-            self.refuse_wrong_code(compiled(point, *batch), self.vector_row_logp(point, *batch))
+            for at in points:
+                self.refuse_wrong_code(compiled(at, *batch), self.vector_row_logp(at, *batch))
         return compiled
 
     def refuse_wrong_code(self, actual: np.ndarray, expected: np.ndarray) -> None:
@@ -324,15 +325,14 @@ class TallModel:
         scale = self.n_rows / rows.size
         return self.prior_logp(point) + scale * float(self.row_logp(point, rows).sum())
 
-    def trials(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """Yield points and small batches on which functions of the rows are compared.
+    def trials(self) -> Iterator[tuple[list[np.ndarray], tuple[np.ndarray, ...]]]:
+        """Yield small batches, and the points at which functions of their rows are compared.
 
         There are none where this model was handed over by another process.
         """
         if self._check is not None:
-            for point in self._points:
-                for rows in self._check.batches:
-                    yield point, self._check.taken(rows)
+            for rows in self._check.batches:
+                yield self._check.taken(rows), self._points
 
     def verify_at(self, *points: np.ndarray) -> None:
         """Verify the split again at flat points where it is used, such as the mode.
