@@ -18,6 +18,7 @@ from pymc_minibatch.bounds.likelihood import ADVICE, Likelihood, NoBoundError
 from pymc_minibatch.bounds.quadratic import Quadratic, QuadraticBound
 from pymc_minibatch.bounds.target import TOLERANCE, FireflyTarget, trial_rows
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -115,14 +116,14 @@ class CollapsedTarget(FireflyTarget):
         """The matrix A of the bounds' parabolas."""
         return self.bound.metric(self._n_classes)
 
-    @cached_property
+    @made_once
     def vector_predictor(self) -> Evaluator:
         """``(point, *batch) -> (predictor, scale)``."""
         rows = self.likelihood
         scale = [] if rows.scale is None else [rows.scale]
         return evaluator(rows.inputs, [rows.predictor, *scale])
 
-    @cached_property
+    @made_once
     def vector_quadratic(self) -> Evaluator:
         """``(reference, *batch) -> coefficients``."""
         rows = self.likelihood

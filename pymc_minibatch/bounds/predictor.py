@@ -8,7 +8,6 @@ is affine is verified on random rows and points.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["NoPredictorError", "Predictor", "find_predictor", "linearised"]
@@ -55,12 +55,12 @@ class Predictor:
     term: Variable
     free: Variable
 
-    @cached_property
+    @made_once
     def vector_eta(self) -> Evaluator:
         """``(point, *batch) -> η``."""
         return evaluator(self.inputs, [self.eta])
 
-    @cached_property
+    @made_once
     def vector_derivatives(self) -> Evaluator:
         """``(η, *batch) -> (f'', f''')``."""
         derivative: Any = self.term

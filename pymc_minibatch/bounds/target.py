@@ -10,7 +10,6 @@ make up the base.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.row_input import RowInput
 
@@ -181,14 +181,14 @@ class FireflyTarget(ABC):
     def _n_collapsed(self, constants: tuple[np.ndarray, ...]) -> int:
         return len(constants) - (len(self.data) if self.always.size else 0)
 
-    @cached_property
+    @made_once
     def compiled_base(self) -> CompiledFunction:
         """``(point, reference) -> (value, gradient)`` of each part of the base."""
         inputs, parts = self.base_graph()
         outputs = [graph for part in parts for graph in (part, _gradient(part, inputs[0]))]
         return compile_numba(inputs, outputs)
 
-    @cached_property
+    @made_once
     def compiled_gap(self) -> CompiledFunction:
         """``(point, reference, *batch) -> (gaps[, gradient of the sum of log(exp(gap) - 1)])``."""
         inputs, gap = self.gap_graph()
@@ -197,7 +197,7 @@ class FireflyTarget(ABC):
         slope = disconnected_grad(-1.0 / pt.expm1(-gap))
         return compile_numba(inputs, [gap, _gradient(pt.sum(slope * gap), inputs[0])])
 
-    @cached_property
+    @made_once
     def compiled_always(self) -> CompiledFunction:
         """``(point, reference, *batch) -> (sum of the gaps, its gradient)``."""
         inputs, gap = self.gap_graph()

@@ -35,6 +35,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.latent.arrow import (
     Arrow,
     Matrix,
@@ -142,22 +143,22 @@ class Derivatives:
         to_model = self.coordinates.to_model
         return self.coordinates.gradient(self._prior_product(to_model(point), to_model(vector)))
 
-    @cached_property
+    @made_once
     def _phi(self) -> CompiledFunction:
         return compile_numba([self.structure.flat], [self.structure.phi])
 
-    @cached_property
+    @made_once
     def _push(self) -> CompiledFunction:
         vector: Any = pt.dvector("vector")
         flat, phi = self.structure.flat, self.structure.phi
         along: Any = pushforward(phi, flat, vector)
         return compile_numba([flat, vector], [along])
 
-    @cached_property
+    @made_once
     def _prior_gradient(self) -> CompiledFunction:
         return compile_numba([self.tall.flat], [self._prior_slope])
 
-    @cached_property
+    @made_once
     def _prior_product(self) -> CompiledFunction:
         flat, vector = self.tall.flat, pt.dvector("vector")
         slope = pt.sum(self._prior_slope * vector)
@@ -441,7 +442,7 @@ class LevelPrior:
         """Leave the compiled function out."""
         return {"tall": self.tall, "entries": self.entries}
 
-    @cached_property
+    @made_once
     def logp(self) -> CompiledFunction:
         """``(point,) -> log priors`` of the levels, shape (G,).
 

@@ -5,7 +5,7 @@ Hessian-vector product for each parameter.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.reference.curvature import Curvature, is_dense
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
@@ -95,15 +96,15 @@ class Derivatives:
     def __init__(self, graph: Variable, flat: Variable, batch: Sequence[Variable] = ()) -> None:
         self._flat, self._batch, self._graph = flat, list(batch), graph
 
-    @cached_property
+    @made_once
     def _gradient(self) -> Any:
         return grad(self._graph, self._flat, disconnected_inputs="ignore")
 
-    @cached_property
+    @made_once
     def _slope(self) -> Evaluator:
         return evaluator([self._flat, *self._batch], [self._graph, self._gradient])
 
-    @cached_property
+    @made_once
     def _product(self) -> Evaluator:
         vector = pt.dvector("vector")
         product: Any = grad(
@@ -111,7 +112,7 @@ class Derivatives:
         )
         return evaluator([self._flat, vector, *self._batch], [self._gradient, product])
 
-    @cached_property
+    @made_once
     def _products(self) -> Evaluator:
         """Of all vectors at once, which suits few numbers and not many rows."""
         vector, vectors = pt.dvector("vector"), pt.dmatrix("vectors")

@@ -20,7 +20,6 @@ with cₙ its share in C (:mod:`pymc_minibatch.latent.cubic`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -32,6 +31,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Reads", "RowFunctions", "second_order"]
@@ -98,7 +98,7 @@ class RowFunctions:
         """Leave compiled functions out; they are rebuilt where they are needed."""
         return {"structure": self.structure, "build": self.build, "n_locals": self.n_locals}
 
-    @cached_property
+    @made_once
     def reads(self) -> Reads:
         """Which local inputs read what."""
         terms = self.structure.terms
@@ -124,7 +124,7 @@ class RowFunctions:
             n_locals=self.n_locals,
         )
 
-    @cached_property
+    @made_once
     def triples(self) -> list[tuple[int, int, int]]:
         """Local inputs by which third derivatives are taken, in increasing order.
 
@@ -134,19 +134,19 @@ class RowFunctions:
         read = sorted({*gathered, *(int(i) for i in self.reads.scalar_local)})
         return [t for t in combinations_with_replacement(read, 3) if gathered.intersection(t)]
 
-    @cached_property
+    @made_once
     def singles(self) -> list[int]:
         """Local inputs by which fourth derivatives are taken: those that read gathered entries."""
         return sorted({int(i) for i in self.reads.local})
 
-    @cached_property
+    @made_once
     def local_inputs(self) -> CompiledFunction:
         """``(phi, *batch) -> v``, shape (k, b)."""
         phi = pt.dvector("phi")
         graphs = self.structure.local_graphs(phi)
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
-    @cached_property
+    @made_once
     def arrays(self) -> CompiledFunction:
         """``(*batch)`` gives dense columns, gathered entries of φ and weights, shape (b, ·)."""
         terms = self.structure.terms
@@ -162,19 +162,19 @@ class RowFunctions:
         ]
         return self.build(self.structure.batch, outputs)
 
-    @cached_property
+    @made_once
     def row(self) -> CompiledFunction:
         """``(v, *batch) -> f``, shape (b,)."""
         [value] = self._of_inputs([self._f])
         return self.build([self._v, *self.structure.batch], [value * self._ones])
 
-    @cached_property
+    @made_once
     def first(self) -> CompiledFunction:
         """``(v, *batch)`` gives f and f'ᵢ, shape (1 + k, b)."""
         graphs = self._of_inputs([self._f, *self._slopes])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
-    @cached_property
+    @made_once
     def derivatives(self) -> CompiledFunction:
         """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b)."""
         second = [
@@ -185,7 +185,7 @@ class RowFunctions:
         graphs = self._of_inputs([self._f, *self._slopes, *second])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
-    @cached_property
+    @made_once
     def higher(self) -> Callable[..., np.ndarray]:
         """``(v, taylor, batch)`` gives derivatives beyond the second, given those up to it.
 
@@ -219,7 +219,7 @@ class RowFunctions:
 
         return jit_kept(higher, self.keys, nogil=True)
 
-    @cached_property
+    @made_once
     def remainders(self) -> Callable[..., np.ndarray]:
         """``(first, second, (at,), batch)`` gives the remainders about φ̂ at two readings.
 
@@ -276,22 +276,22 @@ class RowFunctions:
         functions = self.local_inputs, self.row, self.derivatives
         return [*(f.cache_key for f in functions), repr(self.n_locals), repr(self.triples)]
 
-    @cached_property
+    @made_once
     def _f(self) -> Any:
         """The graph of f; simplified before each derivative, which halves what that takes."""
         return _simplified([self.structure.row])[0]
 
-    @cached_property
+    @made_once
     def _slopes(self) -> list[Any]:
         total: Any = pt.sum(self._f)
         locals_ = self.structure.locals
         return _simplified([grad(total, v, disconnected_inputs="ignore") for v in locals_])
 
-    @cached_property
+    @made_once
     def _v(self) -> Any:
         return pt.dmatrix("v")
 
-    @cached_property
+    @made_once
     def _ones(self) -> Any:
         first: Any = self.structure.batch[0]
         return pt.ones((first.shape[0],), dtype="float64")

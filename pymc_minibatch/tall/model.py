@@ -27,6 +27,7 @@ from pytensor.tensor.shape import shape as shape_of
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import (
@@ -152,12 +153,12 @@ class TallModel:
         if data is not None:  # of which some rows only have been seen
             self._refuse_if(compare_orders(self.vector_row_logp, self._points[-1], self.data))
 
-    @cached_property
+    @made_once
     def vector_row_logp(self) -> Evaluator:
         """``(flat point, *batch) -> row log-likelihoods``, for many rows at a time."""
         return evaluator(*self.batch_graph)
 
-    @cached_property
+    @made_once
     def compiled_row_logp(self) -> CompiledFunction:
         """The same as machine code, to be called from Numba or for few rows.
 
@@ -201,7 +202,7 @@ class TallModel:
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
         return self._bind(pt.cast(total, "float64"), {})
 
-    @cached_property
+    @made_once
     def compiled_prior_logp(self) -> CompiledFunction:
         """``(flat point,) -> log-density of the prior part``, a scalar array."""
         return compile_numba([self.flat], [self.prior_graph])

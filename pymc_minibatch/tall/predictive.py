@@ -20,6 +20,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.binding import check_source, extreme_rows
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.model import TallModel
@@ -95,7 +96,7 @@ class Predictive:
         if data is not None:
             self._check_extremes()
 
-    @cached_property
+    @made_once
     def compiled(self) -> CompiledFunction:
         """``(flat point, number of rows, *generators, *batch) -> values``, rows first."""
         dtypes = {given.leaf: given.values.dtype for given in self.inputs}

@@ -27,6 +27,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.affine import Affine
 from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
@@ -175,7 +176,7 @@ class RowStructure:
 
         return [is_bent(part) for part in along]
 
-    @cached_property
+    @made_once
     def compiled_arrays(self) -> CompiledFunction:
         """``(*batch) -> (offsets, columns or index and weight of each term)``."""
         nothing = pt.zeros((pt.as_tensor_variable(self.batch[0]).shape[0],), dtype="float64")

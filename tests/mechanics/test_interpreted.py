@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
 import numpy as np
 import pymc as pm
@@ -15,6 +16,7 @@ from numba import njit
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.jit.interpreted import Interpreted, evaluator
+from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.reference import taylor
 from pymc_minibatch.tall import NotTallError
 
@@ -161,3 +163,20 @@ def test_code_linked_here_can_be_called_by_others():
         return linked(x)[0]
 
     np.testing.assert_allclose(usual(np.ones(2)), 2 * np.exp([1, 1]))
+
+
+def test_threads_wait_for_what_one_of_them_makes():
+    made = []
+
+    class Holder:
+        @made_once
+        def value(self):
+            made.append(1)
+            sleep(0.05)
+            return object()
+
+    holder = Holder()
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(lambda _: holder.value, range(8)))
+    assert len(made) == 1
+    assert all(value is values[0] for value in values)
