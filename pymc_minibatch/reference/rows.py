@@ -34,7 +34,7 @@ from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kep
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Reads", "RowFunctions", "second_order"]
+__all__ = ["Reads", "RowFunctions", "second_order", "simplified"]
 
 DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
@@ -278,14 +278,14 @@ class RowFunctions:
 
     @made_once
     def _f(self) -> Any:
-        """The graph of f; simplified before each derivative, which halves what that takes."""
-        return _simplified([self.structure.row])[0]
+        """The graph of f."""
+        return simplified([self.structure.row])[0]
 
     @made_once
     def _slopes(self) -> list[Any]:
         total: Any = pt.sum(self._f)
         locals_ = self.structure.locals
-        return _simplified([grad(total, v, disconnected_inputs="ignore") for v in locals_])
+        return simplified([grad(total, v, disconnected_inputs="ignore") for v in locals_])
 
     @made_once
     def _v(self) -> Any:
@@ -310,6 +310,7 @@ class RowFunctions:
         return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
 
 
-def _simplified(graphs: Sequence[Any]) -> list[Any]:
+def simplified(graphs: Sequence[Any]) -> list[Any]:
+    """Simplify graphs, which halves what differentiating and compiling them takes."""
     found: Any = rewrite_graph(list(graphs), include=("canonicalize", "stabilize"))
     return list(found)

@@ -33,6 +33,7 @@ from pymc_minibatch.jit.interpreted import Evaluator
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.reference.rows import simplified
 from pymc_minibatch.tall import TallModel
 
 __all__ = [
@@ -253,7 +254,7 @@ def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     taylor: Any = pt.zeros_like(term)
     factorial = 1.0
     for power in range(1, order + 1):
-        derivative = pushforward(derivative, epsilon, pt.ones_like(epsilon))
+        [derivative] = simplified([pushforward(derivative, epsilon, pt.ones_like(epsilon))])
         factorial *= power
         taylor = taylor + derivative / factorial
     at_reference: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
@@ -321,9 +322,11 @@ def _along_blocks(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> 
         parts = graph_replace(structure.parts, {structure.flat: way}, strict=False)
         return structure.local_graphs_of(parts)
 
+    [row] = simplified([structure.row])
+
     def rows(inputs: Sequence[Any]) -> Any:
         replaced = dict(zip(structure.locals, inputs, strict=True))
-        return graph_replace([structure.row], replaced, strict=False)[0]
+        return graph_replace([row], replaced, strict=False)[0]
 
     bent = {term.local for term in structure.terms if structure.bent[structure.part_of(term)]}
     first, last = inputs(reference), inputs(point)
