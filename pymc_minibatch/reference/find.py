@@ -1,11 +1,11 @@
 """Find the posterior mode, and what a Taylor expansion about it needs, in a few passes.
 
 The mode is found on a subsample of the rows, then polished on all of them by Newton steps with the
-subsample's Hessian. The last pass sums gradient and Hessian over all rows; where they are many for
-D products with each row, by what the rows read (:mod:`.curvature`). The control variates
-built on it are right for any reference point; a poor one only makes batches larger. A few more
-searches, on few rows and from elsewhere, tell whether there are other modes. Where rows have kinks,
-second derivatives tell nothing, and gradients at the scale of the posterior take their place.
+subsample's Hessian. The last pass sums gradient and Hessian over all rows (:mod:`.derivatives`).
+The control variates built on it are right for any reference point; a poor one only makes batches
+larger. A few more searches, on few rows and from elsewhere, tell whether there are other modes.
+Where rows have kinks, second derivatives tell nothing, and gradients at the scale of the posterior
+take their place.
 """
 
 import math
