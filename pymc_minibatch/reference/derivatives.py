@@ -105,20 +105,22 @@ class Derivatives:
         return evaluator([self._flat, *self._batch], [self._graph, self._gradient])
 
     @made_once
+    def _along(self) -> tuple[Any, Any]:
+        """A vector, and the Hessian times it."""
+        vector: Any = pt.dvector("vector")
+        slope = pt.sum(self._gradient * vector)
+        return vector, grad(slope, self._flat, disconnected_inputs="ignore")
+
+    @made_once
     def _product(self) -> Evaluator:
-        vector = pt.dvector("vector")
-        product: Any = grad(
-            pt.sum(self._gradient * vector), self._flat, disconnected_inputs="ignore"
-        )
+        vector, product = self._along
         return evaluator([self._flat, vector, *self._batch], [self._gradient, product])
 
     @made_once
     def _products(self) -> Evaluator:
         """Of all vectors at once, which suits few numbers and not many rows."""
-        vector, vectors = pt.dvector("vector"), pt.dmatrix("vectors")
-        product: Any = grad(
-            pt.sum(self._gradient * vector), self._flat, disconnected_inputs="ignore"
-        )
+        vector, product = self._along
+        vectors = pt.dmatrix("vectors")
         return evaluator([self._flat, vectors], vectorize_graph([product], {vector: vectors}))
 
     def slope_at(self, theta: np.ndarray) -> Callable[..., Sequence[Any]]:
