@@ -184,7 +184,7 @@ UFUNCS: dict[type, Callable[..., Any]] = {
     ps.Switch: np.where,
     ps.Cast: lambda x: x,
     ps.Identity: lambda x: x,
-    ps.Second: lambda x, y: np.broadcast_arrays(x, y)[1],
+    ps.Second: lambda x, y: np.broadcast_to(y, np.broadcast_shapes(np.shape(x), np.shape(y))),
     ps.Reciprocal: lambda x: 1.0 / x,
     ps.Sqr: np.square,
     ps.Clip: np.clip,

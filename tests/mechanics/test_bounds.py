@@ -9,7 +9,7 @@ from pytensor.compile.mode import Mode
 
 import pymc_minibatch as pmb
 from pymc_minibatch.bounds import bound as bound_module
-from pymc_minibatch.bounds import collapse, jaakkola_jordan
+from pymc_minibatch.bounds import jaakkola_jordan
 from pymc_minibatch.bounds.choose import BOUNDS, settle
 from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.laplace import climb
@@ -29,7 +29,7 @@ REAL = RNG.standard_t(4, N_ROWS)
 @pytest.fixture(autouse=True)
 def _evaluate_in_python(monkeypatch):
     """Formulas are tested here, and machine code elsewhere: compiling all of it takes minutes."""
-    for module in (bound_module, collapse, tall_module):
+    for module in (bound_module, tall_module):
         monkeypatch.setattr(module, "compile_numba", compile_for_tests)
 
 
