@@ -194,7 +194,7 @@ class RandomWalk:
         )
 
 
-@register_jitable
+@njit
 def propose(
     rng: np.random.Generator,
     theta: np.ndarray,
@@ -208,7 +208,7 @@ def propose(
     return 0.0
 
 
-@register_jitable
+@njit
 def propose_independent(
     rng: np.random.Generator,
     theta: np.ndarray,

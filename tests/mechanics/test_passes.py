@@ -35,8 +35,8 @@ def test_chunks_come_in_order_and_hold_all_rows(data, n_cores, monkeypatch):
 def test_several_chunks_at_a_time(data, monkeypatch):
     monkeypatch.setattr(passes, "n_cores", lambda: 2)
     barrier = threading.Barrier(2, timeout=10)  # passed only by two threads at once
-    pairs = [values[:200] for values in data]
-    assert len(list(over_chunks(lambda *_: barrier.wait(), pairs))) == 2
+    pairs = [values[:400] for values in data]
+    assert len(list(over_chunks(lambda *_: barrier.wait(), pairs))) == 4
 
 
 def test_blas_starts_no_threads_of_its_own(data, monkeypatch):
