@@ -202,7 +202,7 @@ def _entries(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
     """Return entries of a matrix, of the shape that rows and columns have together."""
     rows, columns = np.broadcast_arrays(rows, columns)
     # SciPy gives no array where it is asked for no entry.
-    return _whole(matrix[rows.ravel(), columns.ravel()]).reshape(rows.shape)
+    return _whole(matrix[rows.flatten(), columns.flatten()]).reshape(rows.shape)
 
 
 def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
