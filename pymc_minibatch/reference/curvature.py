@@ -40,10 +40,16 @@ class Curvature:
     ----------
     structure
         What the rows read.
+
+    Raises
+    ------
+    NotImplementedError, NullTypeGradError
+        If an operation has no derivative.
     """
 
     def __init__(self, structure: RowStructure) -> None:
         self.rows = RowFunctions(structure, evaluator)
+        _ = self.rows.derivatives  # raises, before work starts
         flat, phi = structure.flat, structure.phi
         slope, vector = pt.dvector("slope"), pt.dvector("vector")
         along: Any = pushforward(phi, flat, vector)

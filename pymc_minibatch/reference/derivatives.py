@@ -42,6 +42,11 @@ class RowDerivatives:
     ----------
     tall
         The model.
+
+    Raises
+    ------
+    NotImplementedError, NullTypeGradError
+        If an operation has no derivative.
     """
 
     def __init__(self, tall: TallModel) -> None:
@@ -91,37 +96,36 @@ class Derivatives:
     """Value, gradient and Hessian of a scalar graph of a flat point and a batch.
 
     What it returns for a point takes a batch, and can be pickled.
+
+    Raises
+    ------
+    NotImplementedError, NullTypeGradError
+        If an operation has no derivative.
     """
 
     def __init__(self, graph: Variable, flat: Variable, batch: Sequence[Variable] = ()) -> None:
         self._flat, self._batch, self._graph = flat, list(batch), graph
-
-    @made_once
-    def _gradient(self) -> Any:
-        return grad(self._graph, self._flat, disconnected_inputs="ignore")
+        # Not every operation has derivatives; without them this raises, before work starts.
+        self._gradient: Any = grad(graph, flat, disconnected_inputs="ignore")
+        self._vector: Any = pt.dvector("vector")
+        slope = pt.sum(self._gradient * self._vector)
+        self._along: Any = grad(slope, flat, disconnected_inputs="ignore")
 
     @made_once
     def _slope(self) -> Evaluator:
         return evaluator([self._flat, *self._batch], [self._graph, self._gradient])
 
     @made_once
-    def _along(self) -> tuple[Any, Any]:
-        """A vector, and the Hessian times it."""
-        vector: Any = pt.dvector("vector")
-        slope = pt.sum(self._gradient * vector)
-        return vector, grad(slope, self._flat, disconnected_inputs="ignore")
-
-    @made_once
     def _product(self) -> Evaluator:
-        vector, product = self._along
-        return evaluator([self._flat, vector, *self._batch], [self._gradient, product])
+        inputs = [self._flat, self._vector, *self._batch]
+        return evaluator(inputs, [self._gradient, self._along])
 
     @made_once
     def _products(self) -> Evaluator:
         """Of all vectors at once, which suits few numbers and not many rows."""
-        vector, product = self._along
         vectors = pt.dmatrix("vectors")
-        return evaluator([self._flat, vectors], vectorize_graph([product], {vector: vectors}))
+        products = vectorize_graph([self._along], {self._vector: vectors})
+        return evaluator([self._flat, vectors], products)
 
     def slope_at(self, theta: np.ndarray) -> Callable[..., Sequence[Any]]:
         """Return ``(*batch) -> (value, gradient)``."""

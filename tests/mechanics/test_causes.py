@@ -4,8 +4,11 @@ import warnings
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from models import logistic_model
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 
 import pymc_minibatch as pmb
 from pymc_minibatch.reference.decide import decide_control_variate
@@ -127,3 +130,40 @@ def test_discrete_variables_that_rows_do_not_read():
         assert reference.mode["mu"] == pytest.approx((given * 100 + y.sum()) / 600, abs=1e-4)
         at = reference.flat.size - 1 if model.value_vars[-1].name == "mu" else 0
         assert reference.covariance[at, at] == pytest.approx(1 / 600)
+
+
+class Squared(Op):
+    """A square without a derivative, or with a first one only."""
+
+    __props__ = ("times",)
+
+    def __init__(self, times):
+        self.times = times
+
+    def make_node(self, x):
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0] ** 2)
+
+    def pullback(self, inputs, outputs, output_gradients):
+        if not self.times:
+            raise NotImplementedError("no derivative")
+        return [2 * output_gradients[0] * pt.sqrt(Squared(0)(inputs[0]))]
+
+
+@pytest.mark.parametrize("times", [0, 1])
+@pytest.mark.parametrize("where", ["dense", "levels", "prior"])
+def test_operations_without_derivatives(where, times):
+    """Some have none, or a first one only: in rows by what they read, in others, in the prior."""
+    rng = np.random.default_rng(2)
+    X, y = rng.normal(size=(200, 3)), rng.normal(size=200)
+    square = Squared(times)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=3)
+        if where == "prior":
+            pm.Potential("edge", -pt.sum(square(beta)))
+        mean = beta[rng.integers(0, 3, 200)] if where == "levels" else pt.dot(X, beta)
+        pm.Normal("y", mean if where == "prior" else square(mean), 1.0, observed=y)
+    with pytest.raises(pmb.NoReferenceError, match="cannot be differentiated twice"):
+        pmb.find_reference(model)
