@@ -137,8 +137,10 @@ class Derivatives:
 
     def hessian(self, theta: np.ndarray) -> np.ndarray:
         """Evaluate the Hessian of a graph that reads no rows."""
-        hessian = self._products(theta, np.eye(theta.size))
-        return np.asarray(hessian + hessian.T) / 2
+        # Where the gradient is constant, PyTensor gives one product for all vectors.
+        shape = (theta.size, theta.size)
+        hessian = np.broadcast_to(self._products(theta, np.eye(theta.size)), shape)
+        return (hessian + hessian.T) / 2
 
 
 def _products(

@@ -399,3 +399,13 @@ def test_hessian_by_what_the_rows_read(monkeypatch):
     sums = Curvature(tall.structure).sums_at(theta)
     sent = pickle.loads(pickle.dumps(sums))  # as to the workers of a cluster
     np.testing.assert_array_equal(sent(*tall.data)[1], sums(*tall.data)[1])
+
+
+def test_a_flat_prior_has_no_curvature():
+    """Its gradient is constant, and so is what multiplies a vector."""
+    with pm.Model() as model:
+        mu = pm.Flat("mu", shape=3)
+        pm.Normal("y", np.eye(3)[np.arange(60) % 3] @ mu, 1.0, observed=np.arange(60.0))
+    reference = pmb.find_reference(model)
+    np.testing.assert_array_equal(reference.prior_hessian, np.zeros((3, 3)))
+    np.testing.assert_allclose(reference.covariance, np.eye(3) / 20)
