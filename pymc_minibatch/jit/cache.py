@@ -101,7 +101,7 @@ class CacheFile(caching.IndexDataCacheFile):
         except Exception as error:
             if not self._is_pytensors():
                 raise
-            _warn_once("read", self._index_path, error)
+            warn_once("read", self._index_path, error)
             with suppress(OSError):
                 os.unlink(self._index_path)  # to be written anew
             return None
@@ -113,7 +113,7 @@ class CacheFile(caching.IndexDataCacheFile):
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             if not self._is_pytensors():
                 raise
-            _warn_once("written", self._index_path, error)
+            warn_once("written", self._index_path, error)
 
     def _is_pytensors(self) -> bool:
         return os.fspath(self._cache_path) == os.fspath(NUMBA_CACHE_PATH)
@@ -124,7 +124,7 @@ setattr(caching, "IndexDataCacheFile", CacheFile)  # noqa: B010 - for mypy, whic
 _warned: set[str] = set()
 
 
-def _warn_once(done: str, path: str, error: Exception) -> None:
+def warn_once(done: str, path: str, error: Exception) -> None:
     if done in _warned:
         return
     _warned.add(done)

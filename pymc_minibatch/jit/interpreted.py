@@ -18,7 +18,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor import scalar as ps
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import AbstractFunctionGraph
+from pytensor.graph.fg import AbstractFunctionGraph, FunctionGraph
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import math as psm
@@ -26,6 +26,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy import special
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.kept import Graph, kept_rewrite
 
 __all__ = ["Evaluator", "Interpreted", "evaluator"]
 
@@ -104,11 +105,19 @@ def _restored(graph: bytes) -> Interpreted:
 
 
 def _interpreted(inputs: list[Variable], outputs: list[Variable]) -> Interpreted:
+    rewritten = kept_rewrite(_stable, (inputs, outputs))
+    program = _program(FunctionGraph(*rewritten, clone=False))
+    return Interpreted((inputs, outputs), program)
+
+
+def _stable(graph: Graph) -> Graph:
+    inputs, outputs = graph
     mode = Mode(linker="py", optimizer=STABLE)
     function = pymc_compile(inputs, outputs, mode=mode, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
-    return Interpreted((inputs, outputs), _program(function.maker.fgraph))
+    fgraph = function.maker.fgraph
+    return list(fgraph.inputs), list(fgraph.outputs)
 
 
 def _program(fgraph: AbstractFunctionGraph) -> _Program:

@@ -27,10 +27,13 @@ import numpy as np
 import pytensor.tensor as pt
 from numba.extending import register_jitable
 from pytensor.gradient import grad
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import graph_inputs
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.kept import Graph, kept_rewrite
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.structure import RowStructure
 
@@ -312,5 +315,13 @@ class RowFunctions:
 
 def simplified(graphs: Sequence[Any]) -> list[Any]:
     """Simplify graphs, which halves what differentiating and compiling them takes."""
-    found: Any = rewrite_graph(list(graphs), include=("canonicalize", "stabilize"))
-    return list(found)
+    inputs = [v for v in graph_inputs(graphs) if not isinstance(v, Constant)]
+    found, simple = kept_rewrite(_simplify, (inputs, list(graphs)))
+    replaced: list[Any] = graph_replace(simple, dict(zip(found, inputs, strict=True)), strict=False)
+    return replaced
+
+
+def _simplify(graph: Graph) -> Graph:
+    inputs, outputs = graph
+    simple: Any = rewrite_graph(outputs, include=("canonicalize", "stabilize"))
+    return inputs, list(simple)
