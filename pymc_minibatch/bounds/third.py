@@ -176,17 +176,18 @@ def largest_logistic(lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
 def _probit(
     tall: TallModel, derivatives: _Derivatives, eta: np.ndarray, batch: Sequence[np.ndarray]
 ) -> Third | None:
-    signs = []
-    for u in (eta, -eta):
-        ratio = np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi)
-        expected = -ratio * (u + ratio)
-        signs.append(np.abs(derivatives(eta, *batch)[0] - expected))
-    sign = np.where(signs[0] < signs[1], 1.0, -1.0)
-    for step in STEPS:
-        u = sign * (eta + step)
-        ratio = np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi)
-        if not _same(derivatives(eta + step, *batch)[0], -ratio * (u + ratio)):
-            return None
+    near = [derivatives(eta + step, *batch)[0] for step in STEPS]
+
+    def of_normal(sign: float | np.ndarray) -> list[np.ndarray]:
+        points = [sign * (eta + step) for step in STEPS]
+        ratios = [np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi) for u in points]
+        return [-r * (u + r) for u, r in zip(points, ratios, strict=True)]
+
+    # Both signs give the same at 0, so that one point does not suffice.
+    misses = [sum(map(abs, np.subtract(near, of_normal(sign)))) for sign in (1.0, -1.0)]
+    expected = of_normal(np.where(misses[0] < misses[1], 1.0, -1.0))
+    if not all(map(_same, near, expected)):
+        return None
     return lambda lowest, highest, batch: np.full(lowest.size, PROBIT)
 
 

@@ -14,6 +14,7 @@ from numba.extending import register_jitable
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_matrix
+from pymc_minibatch.jit.prefetch import AHEAD, prefetch_row
 from pymc_minibatch.kernels.by_group import draw_from_groups
 from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
@@ -55,9 +56,13 @@ def take_entries(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 @register_jitable
 def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Gather rows of a matrix, twice as fast as by fancy indexing."""
+    """Gather rows of a matrix, much faster than by fancy indexing."""
     taken = np.empty((rows.size, values.shape[1]), values.dtype)
+    for i in range(min(AHEAD, rows.size)):
+        prefetch_row(values, rows[i])
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_row(values, rows[i + AHEAD])
         for j in range(values.shape[1]):
             taken[i, j] = values[rows[i], j]
     return taken

@@ -186,7 +186,7 @@ class SplitCheck:
 
     def _taken(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
         return [
-            np.ascontiguousarray(np.moveaxis(values, axis, 0)[rows])
+            np.ascontiguousarray(np.take(np.moveaxis(values, axis, 0), rows, axis=0))
             for values, axis in zip(arrays, self.axes, strict=True)
             if axis is not None
         ]

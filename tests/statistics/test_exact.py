@@ -129,32 +129,31 @@ def test_the_bound_is_reached_by_cubes(here, there):
     assert largest == pytest.approx(max(abs(here), abs(there)))
 
 
-N_SMALL = 40
-SMALL = np.random.default_rng(7).normal(size=(N_SMALL, 2))
+SMALL = np.random.default_rng(7).normal(size=(40, 2))
 SIMULATED = {
     "logistic": (
         lambda eta, y: pm.Bernoulli("y", logit_p=eta, observed=y),
-        lambda eta, rng: (rng.random(N_SMALL) < expit(eta)).astype(np.int64),
-        lambda y: (y - 0.5, np.full(N_SMALL, -0.25)),
+        lambda eta, rng: (rng.random(eta.size) < expit(eta)).astype(np.int64),
+        lambda y: (y - 0.5, np.full(y.size, -0.25)),
     ),
     "poisson": (
         lambda eta, y: pm.Poisson("y", pm.math.exp(eta), observed=y),
         lambda eta, rng: rng.poisson(np.exp(eta)),
-        lambda y: (y - 1.0, -np.ones(N_SMALL)),
+        lambda y: (y - 1.0, -np.ones(y.size)),
     ),
     "probit": (
         lambda eta, y: pm.Bernoulli("y", p=pm.math.invprobit(eta), observed=y),
-        lambda eta, rng: (rng.random(N_SMALL) < ndtr(eta)).astype(np.int64),
-        lambda y: ((2 * y - 1) * np.sqrt(2 / np.pi), np.full(N_SMALL, -2 / np.pi)),
+        lambda eta, rng: (rng.random(eta.size) < ndtr(eta)).astype(np.int64),
+        lambda y: ((2 * y - 1) * np.sqrt(2 / np.pi), np.full(y.size, -2 / np.pi)),
     ),
     "binomial": (
         lambda eta, y: pm.Binomial("y", 5, logit_p=eta, observed=y),
         lambda eta, rng: rng.binomial(5, expit(eta)),
-        lambda y: (y - 2.5, np.full(N_SMALL, -1.25)),
+        lambda y: (y - 2.5, np.full(y.size, -1.25)),
     ),
     "negative_binomial": (
         lambda eta, y: pm.NegativeBinomial("y", mu=pm.math.exp(eta), alpha=2.0, observed=y),
-        lambda eta, rng: rng.poisson(np.exp(eta) * rng.gamma(2.0, 0.5, N_SMALL)),
+        lambda eta, rng: rng.poisson(np.exp(eta) * rng.gamma(2.0, 0.5, eta.size)),
         lambda y: (y - (y + 2) / 3, -(y + 2) * 2 / 9),
     ),
     "exponential": (
@@ -169,24 +168,27 @@ SIMULATED = {
     ),
     "weibull": (
         lambda eta, y: pm.Weibull("y", 1.5, pm.math.exp(eta), observed=y),
-        lambda eta, rng: np.exp(eta) * rng.weibull(1.5, N_SMALL),
+        lambda eta, rng: np.exp(eta) * rng.weibull(1.5, eta.size),
         lambda y: (1.5 * (y**1.5 - 1), -(1.5**2) * y**1.5),
     ),
     "student_t": (
         lambda eta, y: pm.StudentT("y", 4, mu=eta, sigma=0.5, observed=y),
-        lambda eta, rng: eta + 0.5 * rng.standard_t(4, N_SMALL),
+        lambda eta, rng: eta + 0.5 * rng.standard_t(4, eta.size),
         lambda y: (5 * y / (1 + y**2), -5 * (1 - y**2) / (1 + y**2) ** 2),
     ),
     "normal": (
         lambda eta, y: pm.Normal("y", eta, 1.5, observed=y),
         lambda eta, rng: rng.normal(eta, 1.5),
-        lambda y: (y / 2.25, np.full(N_SMALL, -1 / 2.25)),
+        lambda y: (y / 2.25, np.full(y.size, -1 / 2.25)),
     ),
 }
 """How rows are observed and simulated, and two derivatives of their log-likelihood at 0."""
 
-OF_BOUNDS = {"logistic": 60_000, "poisson": 60_000}
-"""Draws where the test itself is what is looked at; of other families it is their bounds."""
+OF_TEST = ("logistic", "poisson")
+"""There the test itself is what is looked at, in long runs; in others it is the bounds."""
+
+OF_DATA = ("negative_binomial", "exponential", "gamma", "weibull", "student_t")
+"""Families whose bounds depend on what is observed."""
 
 
 @pytest.mark.parametrize("family", SIMULATED)
@@ -196,22 +198,22 @@ def test_joint_distribution_with_data(family):
     All is expanded about the point 0: gradient, curvature and bounds are those of the new data.
     """
     observe, simulate, slopes = SIMULATED[family]
-    n_draws = OF_BOUNDS.get(family, 15_000)
+    X, n_draws = (SMALL, 60_000) if family in OF_TEST else (SMALL[:8], 8_000)
     rng = np.random.default_rng(8)
-    y = simulate(np.zeros(N_SMALL), rng)
+    y = simulate(np.zeros(len(X)), rng)
     zero = np.zeros(2)
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 0.5, shape=2)
-        observe(pm.Data("X", SMALL) @ beta, pm.Data("rows", y))
-    hessian = (SMALL.T * slopes(y)[1]) @ SMALL
+        observe(pm.Data("X", X) @ beta, pm.Data("rows", y))
+    hessian = (X.T * slopes(y)[1]) @ X
     reference = replace(
         pmb.find_reference(model),
         flat=zero,
         mode={"beta": zero},
         hessian=hessian,
         curvature=np.minimum(hessian, 0) - np.eye(2) if family == "student_t" else hessian,
-        row_logps=pmb.TallModel(model).row_logp({"beta": zero}, range(N_SMALL))[
-            np.unique(np.linspace(0, N_SMALL - 1, 20).astype(int))
+        row_logps=pmb.TallModel(model).row_logp({"beta": zero}, range(len(X)))[
+            np.unique(np.linspace(0, len(X) - 1, 20).astype(int))
         ],
     )
     step = pmb.MinibatchMH(
@@ -221,31 +223,32 @@ def test_joint_distribution_with_data(family):
     names = [row.name for row in step.tall.row_inputs.values()]
     predictor = find_predictor(step.tall)
     third = find_third(step.tall, predictor, zero)
-    ball, flat, draws, n_read = step.ball, zero, [], 0
+    ball, flat, draws, n_read = step.ball, np.zeros(2), [], 0
     size_of = partial(
         _lengths_and_bounds, predictor.vector_eta, zero, ball.whiten.T, ball.radius, third
     )
     for _ in range(n_draws):
-        y = simulate(SMALL @ flat, rng)
+        y = simulate(X @ flat, rng)
         slope, curvature = slopes(y)
         data = tuple(
             y.astype(values.dtype) if name == "rows" else values
             for name, values in zip(names, step._density.data, strict=True)
         )
-        constants = (zero, SMALL.T @ slope, (SMALL.T * curvature) @ SMALL)
+        constants = (zero, X.T @ slope, (X.T * curvature) @ X)
         step._density = step._density._replace(data=data, constants=constants)
-        lengths, bounds = size_of(*data)
-        sized = RowSizes.of((bounds * lengths**3).astype(np.float32) + np.float32(1e-9))
-        step._rows = row_workspace(N_SMALL, sized.table)
-        step._parameters = (*step._parameters[:-1], ball._replace(total=sized.total))
+        if family in OF_DATA:
+            lengths, bounds = size_of(*data)
+            sized = RowSizes.of((bounds * lengths**3).astype(np.float32) + np.float32(1e-9))
+            step._rows = row_workspace(len(X), sized.table)
+            step._parameters = (*step._parameters[:-1], ball._replace(total=sized.total))
         n_read += step._transitions(flat, 4).batch_rows
         draws.append(flat.copy())
-    assert n_read / (4 * n_draws) < N_SMALL / 2
-    assert n_read > n_draws / 10 or family == "normal"
+    assert n_read / (4 * n_draws) < len(X)
+    assert n_read > n_draws / 50 or family == "normal"
     for values in np.transpose(draws) / 0.5:
         for moment, expected in ((values, 0.0), (values**2, 1.0)):
             error = float(az.mcse(moment[None]))
-            assert error < 0.15
+            assert error < (0.15 if family in OF_TEST else 0.25)
             assert abs(moment.mean() - expected) < Z_MAX * error
 
 
