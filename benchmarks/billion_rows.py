@@ -25,8 +25,10 @@ BETA = np.linspace(-0.5, 0.5, N_COLUMNS)
 
 def make_rows(part: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Make the rows of a partition, the same each time."""
-    rng = np.random.default_rng([2026, part])
-    X = rng.standard_normal((n, N_COLUMNS), dtype=np.float32)
+    rng = np.random.Generator(np.random.SFC64([2026, part]))
+    X = rng.random((n, N_COLUMNS), dtype=np.float32)
+    X -= np.float32(0.5)
+    X *= np.float32(12**0.5)  # with variance 1
     eta = X @ BETA.astype(np.float32)
     return X, (rng.random(n, dtype=np.float32) < 1 / (1 + np.exp(-eta))).astype(np.int8)
 
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory", default="2GB", help="limit of each worker")
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--chains", type=int, default=2, help="of each of two runs")
     options = parser.parse_args()
 
     import arviz as az
@@ -122,7 +125,7 @@ def main() -> None:
                 options.draws,
                 tune=500,
                 step=step,
-                chains=2,
+                chains=options.chains,
                 cores=1,
                 random_seed=seed,
                 progressbar=False,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from functools import partial
 
 import cloudpickle
@@ -404,6 +405,24 @@ def test_rows_stay_on_their_workers(model, client, whole):
         tall.logp({"beta": np.zeros(N_COLUMNS)})
     sent = sum(client.run(bytes_from_workers).values()) - before
     assert sent < whole["y"].nbytes
+
+
+def page_faults():
+    """Pages that this process is given while arrays of the size of a chunk come and go."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        np.ones(2**16)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_workers_use_memory_again(model, client):
+    """Each array would take 128 pages from the system, which costs more than the pass itself."""
+    pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
+    [*faults] = client.map(lambda _: page_faults(), range(8), pure=False)
+    assert min(client.gather(faults)) < 100 * 128 / 4
 
 
 def test_results_that_workers_hold(model, client, expected):
