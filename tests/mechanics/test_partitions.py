@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 from functools import partial
+from importlib import import_module
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.rows import make_readers
@@ -306,6 +308,33 @@ def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     assert abs(found - right) < 5 * np.sqrt(noise)
     assert residents.fixed_error(0.0, 100, slope=0.25) == pytest.approx(0.25 * np.sqrt(noise))
     assert residents.fixed_error(0.0, 100, slope=0.25) == 0
+
+
+@pytest.fixture(scope="module")
+def draws(expected):
+    z = np.random.default_rng(6).standard_normal((2, 200, N_COLUMNS))
+    beta = expected.flat + z @ np.linalg.cholesky(expected.covariance).T
+    return xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"beta": (("chain", "draw", "beta_dim_0"), beta)})}
+    )
+
+
+def test_leave_one_out_where_rows_stay(tall, model, whole, draws, monkeypatch):
+    local = pmb.loo(draws, tall=pmb.TallModel(model, data=whole), rows=100)
+    found = pmb.loo(draws, tall=tall, rows=100)
+    assert found.elpd == pytest.approx(local.elpd, rel=1e-9)
+    assert found.se == pytest.approx(local.se, rel=1e-6)
+    monkeypatch.setattr(import_module("pymc_minibatch.loo"), "LARGEST_BYTES", 1e5)
+    with pytest.raises(ValueError, match=r"stay in partitions.*0\.0 GB here.*log_likelihood"):
+        pmb.loo(draws, tall=tall)
+
+
+def test_predictions_are_made_on_this_machine(tall, draws, whole):
+    with pytest.raises(ValueError, match=r"stay in partitions.*new_rows, or tall=tall\.copied"):
+        pmb.predict(draws, tall=tall)
+    new = {"X": whole["X"][:50]}
+    by_rows, by_copy = pmb.predict(draws, new, tall=tall), pmb.predict(draws, tall=tall.copied())
+    np.testing.assert_array_equal(by_rows["mean"], by_copy["mean"][:50])
 
 
 # --- What goes wrong --------------------------------------------------------------------------
