@@ -11,6 +11,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.proposals.proposal import approximate
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import gaussian_acceptance
+from pymc_minibatch.steps.common import split_for_step
 from pymc_minibatch.tall.partitions import Partitions
 
 dask = pytest.importorskip("dask", reason="dask is an extra")
@@ -106,7 +107,7 @@ def test_only_new_partitions_are_read(model, rows, old, grown, fresh, jobs, tmp_
     found.check_fits(again)
 
 
-def test_chains_about_a_reference_with_added_rows(model, rows, old, grown, fresh):
+def test_chains_about_a_reference_with_added_rows(model, old, grown, fresh):
     """Moves are about the new mode, though the expansion stays about the old one."""
     found = pmb.find_reference(tall=grown, start=old)
     sd = np.sqrt(np.diag(fresh.covariance))
@@ -114,12 +115,23 @@ def test_chains_about_a_reference_with_added_rows(model, rows, old, grown, fresh
     control = ControlVariate(found, 2, 1.0)
     assert gaussian_acceptance(grown, control) > 0.97
     np.testing.assert_array_equal(approximate(control, np.arange(N_COLUMNS)).mode, found.center)
-    step = pmb.MinibatchMH(model=model, data=as_dask(rows), reference=found, rows_in_memory=0)
+    step = pmb.MinibatchMH(model=model, data=grown, reference=found)
+    assert step.tall is grown
     with model:
         drawn = pm.sample(2000, tune=300, step=step, chains=1, cores=1, random_seed=1, **QUIET)
     draws = drawn.posterior["beta"].values[0]
     assert np.abs((draws.mean(axis=0) - fresh.flat) / sd).max() < 0.2
     assert np.abs(draws.std(axis=0) / sd - 1).max() < 0.2
+
+
+def test_steps_that_need_all_rows_copy_those_of_a_split(model, grown, rows):
+    copied = split_for_step(model, grown, np.inf)
+    assert copied.partitions is None
+    np.testing.assert_array_equal(copied.data[0], rows["X"])
+    with pm.Model() as other:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.zeros(10))
+    with pytest.raises(ValueError, match="data is a TallModel of another model"):
+        pmb.MinibatchMH(model=other, data=grown)
 
 
 def test_rows_may_be_added_again_and_again(model, rows, old, grown):

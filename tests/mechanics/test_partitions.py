@@ -234,11 +234,12 @@ class AskedForAModelError(Exception):
 def test_which_steps_leave_rows_where_they_are(model, monkeypatch, make, stays):
     """The others ask for all rows on this machine, whatever their number."""
 
-    def asked(model, *, data, rows_in_memory):
-        raise AskedForAModelError(rows_in_memory)
+    class Asked:
+        def __init__(self, model, *, data, rows_in_memory):
+            raise AskedForAModelError(rows_in_memory)
 
     for module in (common, sgld):
-        monkeypatch.setattr(module, "TallModel", asked)
+        monkeypatch.setattr(module, "TallModel", Asked)
     with model, pytest.raises(AskedForAModelError) as error:
         make(data={})
     assert (error.value.args[0] < np.inf) == stays
