@@ -71,6 +71,18 @@ def as_dask(data: dict[str, np.ndarray], folder: Path) -> Any:
     return pmb.Columns(dd.read_parquet(folder / "dask"), {"X": list(COLUMNS), "y": "label"})
 
 
+def as_xarray(data: dict[str, np.ndarray]) -> Any:
+    """Make a Dataset on Dask."""
+    import dask.array as da
+    import xarray as xr
+
+    lazy = {
+        name: da.from_array(values, chunks=(GROUP_ROWS, -1)[: values.ndim])
+        for name, values in data.items()
+    }
+    return xr.Dataset({"X": (("row", "column"), lazy["X"]), "y": ("row", lazy["y"])})
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -86,6 +98,7 @@ def main() -> None:
             "memory": (partial(as_parquet, data, "memory://parquet"), 2.0**30),
             "zarr": (partial(as_zarr, data, folder), 2.0**30),
             "parts": (partial(as_parquet, data, f"file://{folder}/parts"), 0),
+            "xarray": (partial(as_xarray, data), 0),
             "dask": (partial(as_dask, data, folder), 0),
             "cluster": (partial(as_dask, data, folder), 0),
         }

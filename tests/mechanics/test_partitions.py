@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
@@ -21,6 +22,7 @@ from pymc_minibatch.steps import common, minibatch_mh
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import temporary
 from pymc_minibatch.tall.cluster import PartError
+from pymc_minibatch.tall.survey import Limits, survey
 
 dask = pytest.importorskip("dask", reason="dask is an extra")
 da = pytest.importorskip("dask.array", reason="dask is an extra")
@@ -115,6 +117,14 @@ def test_blocks_of_other_lengths_are_aligned(model, whole):
     rows = np.array([3999, 4000, 14_999])
     for found, source in zip(tall.batch(rows), (whole["X"], whole["y"]), strict=True):
         np.testing.assert_array_equal(found, source[rows])
+
+
+def test_a_dataset_on_dask_stays(model, whole):
+    lazy = in_partitions()
+    data = xr.Dataset({"X": (("row", "column"), lazy["X"]), "y": ("row", lazy["y"])})
+    tall = pmb.TallModel(model, data=data, rows_in_memory=0)
+    np.testing.assert_array_equal(tall.partitions.lengths, [PART_ROWS] * N_PARTS)
+    np.testing.assert_array_equal(tall.batch(np.array([9999]))[0], whole["X"][[9999]])
 
 
 @pytest.mark.parametrize("kind", ["exact_step", "barker_step"])
@@ -381,6 +391,27 @@ def test_a_bad_partition_is_named(model, change, message):
     data = in_partitions(partial(spoilt, change=change))
     with pytest.raises((ValueError, PartError), match=message):
         pmb.TallModel(model, data=data, rows_in_memory=0)
+
+
+def test_a_bad_value_in_a_late_row_is_named(tall):
+    """Rows are numbered beyond what 32 bits hold."""
+    late = tall.partitions.after(0)
+    late.starts = late.starts + 10**11
+    late.parts = [replace(part, load=_Loads(i == 4)) for i, part in enumerate(late.parts)]
+    limits = [Limits(name, False, -np.inf, np.inf) for name in ("X", "y")]
+    message = r"X has nan in row 100000010123 \(row 123 of partition 4 of X, y\)"
+    with pytest.raises(ValueError, match=message):
+        survey(late, limits)
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """Loads a part, with a missing value or without."""
+
+    is_bad: bool
+
+    def __call__(self):
+        return with_nan(*make_rows(0)) if self.is_bad else make_rows(0)
 
 
 def test_an_empty_partition_and_unknown_lengths(model, whole):
