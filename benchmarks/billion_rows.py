@@ -25,8 +25,10 @@ BETA = np.linspace(-0.5, 0.5, N_COLUMNS)
 
 def make_rows(part: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Make the rows of a partition, the same each time."""
-    rng = np.random.default_rng([2026, part])
-    X = rng.standard_normal((n, N_COLUMNS), dtype=np.float32)
+    rng = np.random.Generator(np.random.SFC64([2026, part]))
+    X = rng.random((n, N_COLUMNS), dtype=np.float32)
+    X -= np.float32(0.5)
+    X *= np.float32(12**0.5)  # with variance 1
     eta = X @ BETA.astype(np.float32)
     return X, (rng.random(n, dtype=np.float32) < 1 / (1 + np.exp(-eta))).astype(np.int8)
 
@@ -45,24 +47,35 @@ def rows_of(n_rows: int) -> dict[str, object]:
     return {"X": da.concatenate(X), "y": da.concatenate(y)}
 
 
-def watch_jobs(jobs: list[tuple[str, int, float]]) -> None:
-    """Note title, partitions and seconds of each job."""
+def watch_jobs(jobs: list[tuple[str, int, float, float]]) -> None:
+    """Note title, partitions, seconds, and CPU seconds of all workers, of each job."""
+    from distributed import default_client
+
     from pymc_minibatch.tall.partitions import Partitions
 
     run = Partitions.run
 
+    def cpu_seconds() -> float:
+        return sum(default_client().run(cpu_of_worker).values())
+
     def timed(self: Partitions, function: object, *args: object, **options: object) -> object:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), cpu_seconds()
         try:
             return run(self, function, *args, **options)
         finally:
+            seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
             chosen = options.get("chosen")
             n = len(self.parts) if chosen is None else len(chosen)
             title = str(options.get("title") or getattr(function, "__name__", type(function)))
-            jobs.append((title, n, time.perf_counter() - start))
-            print(f"{title}: {n} partitions, {jobs[-1][2]:.1f} s", flush=True)
+            jobs.append((title, n, seconds, cpu))
+            print(f"{title}: {n} partitions, {seconds:.1f} s, CPU {cpu:.1f} s", flush=True)
 
     Partitions.run = timed
+
+
+def cpu_of_worker() -> float:
+    """CPU seconds of this process so far."""
+    return time.process_time()
 
 
 def loopback_bytes() -> int:
@@ -89,6 +102,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory", default="2GB", help="limit of each worker")
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--chains", type=int, default=2, help="of each of two runs")
     options = parser.parse_args()
 
     import arviz as az
@@ -97,7 +111,7 @@ def main() -> None:
 
     import pymc_minibatch as pmb
 
-    jobs: list[tuple[str, int, float]] = []
+    jobs: list[tuple[str, int, float, float]] = []
     watch_jobs(jobs)
     with (
         LocalCluster(
@@ -122,7 +136,7 @@ def main() -> None:
                 options.draws,
                 tune=500,
                 step=step,
-                chains=2,
+                chains=options.chains,
                 cores=1,
                 random_seed=seed,
                 progressbar=False,
@@ -141,7 +155,8 @@ def main() -> None:
         "choice": step.choice,
         "seconds_set_up": round(ready - start, 1),
         "seconds_of_two_runs": round(done - ready, 1),
-        "seconds_by_job": [(title, n, round(seconds, 1)) for title, n, seconds in jobs],
+        "seconds_in_jobs": round(sum(seconds for *_, seconds, _ in jobs), 1),
+        "cpu_seconds_in_jobs": round(sum(cpu for *_, cpu in jobs), 1),
         "megabytes_between_workers": round(between / 1e6, 3),
         "megabytes_between_processes": round(sent / 1e6, 1),
         "peak_memory_MB": {

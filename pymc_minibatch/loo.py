@@ -36,6 +36,9 @@ __all__ = ["loo"]
 LARGE_SHARE = 0.5
 """Warn where the error of the subsample is a larger share of that of the data."""
 
+RESULT_BYTES, LARGEST_BYTES = 32, 2**31
+"""Numbers for each row that the result and its making take; what rows in partitions may take."""
+
 
 def loo(
     idata: xr.DataTree,
@@ -79,7 +82,8 @@ def loo(
     ------
     ValueError
         If variables are missing from the posterior or not finite, the model has not as many rows as
-        the run, a row is impossible at the posterior mean, or `data` is needed and not given.
+        the run, a row is impossible at the posterior mean, or `data` is needed and not given; or
+        rows stay in partitions and are so many that the results take more than 2 GiB.
 
     Warns
     -----
@@ -119,12 +123,24 @@ def loo(
             f"The run read {recorded.max():,} rows and the model has {tall.n_rows:,}. Pass the "
             "model and the data that were sampled; for other rows use pmb.log_likelihood."
         )
+    _check_memory(tall)
     posterior = thinned(posterior, max_draws)
     sampled = _sampled_rows(rows, tall.n_rows, random_seed)
     points = points_of(posterior, tall)
     approximate = _at_mean(tall, points)
     values = as_draws(pointwise(tall, points, sampled), posterior, tall, sampled)
     return _estimate(values, _relative_efficiency(posterior, tall), sampled, approximate, tall)
+
+
+def _check_memory(tall: TallModel) -> None:
+    """Refuse rows in partitions whose results this machine may not hold."""
+    if tall.partitions is not None and RESULT_BYTES * tall.n_rows > LARGEST_BYTES:
+        raise ValueError(
+            f"The rows stay in partitions, and results for each of them take "
+            f"{1e-9 * RESULT_BYTES * tall.n_rows:,.1f} GB here. Take pmb.log_likelihood(idata, "
+            "rows=...) of some rows drawn at random, and az.loo of these; N / rows times its elpd "
+            "is that of all."
+        )
 
 
 def _sampled_rows(

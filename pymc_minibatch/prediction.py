@@ -100,8 +100,8 @@ def predict(
     NoPredictionError
         If PyMC cannot draw the variable row by row, or does not know its mean.
     ValueError
-        If variables are missing from the posterior, new rows do not fit the model, or there are too
-        many draws for memory.
+        If variables are missing from the posterior, new rows do not fit the model, there are too
+        many draws for memory, or the rows of the model stay in partitions.
 
     Examples
     --------
@@ -132,6 +132,11 @@ def predict(
     else:
         own_rows = new_rows is None
         tall, posterior = model_and_posterior(idata, model, data, tall, needs_rows=own_rows)
+        if own_rows and tall.partitions is not None:
+            raise ValueError(
+                "The rows stay in partitions, and predictions are made on this machine. Pass those "
+                "to predict as new_rows, or tall=tall.copied() if all rows may be copied to it."
+            )
         posterior = thinned(posterior, max_draws)
         predictive = Predictive(tall, _variable(tall, var_name), kind, new_rows)
         drawing = _ModelPredictions(predictive, points_of(posterior, tall), random_seed)

@@ -87,7 +87,7 @@ def settle(
     if isinstance(bound, Bound):
         chosen: QuadraticBound | Bound = bound
         target = BroughtTarget(tall, bound, active, uses_gradient)
-        touches = start if reference is None else reference.flat
+        touches = start if reference is None else reference.center
     else:
         likelihood = recognise(tall)
         chosen = BOUNDS[likelihood.family] if bound == "auto" else bound
@@ -99,7 +99,7 @@ def settle(
         target = CollapsedTarget(tall, likelihood, chosen, active, tuned, uses_gradient)
         touches = start
         if tuned:
-            touches = climb(target, start) if reference is None else reference.flat
+            touches = climb(target, start) if reference is None else reference.center
     constants = target.constants(touches)
     approximation = approximate(target, constants)
     if isinstance(target, CollapsedTarget) and tuned:

@@ -37,7 +37,7 @@ class Paths:
         rng: np.random.Generator,
         cores: int,
     ) -> None:
-        self.mode = reference.flat
+        self.mode = reference.center
         self.factor = np.linalg.cholesky(np.linalg.inv(reference.precision_at(1.0)))
         self._rng, self._cores = rng, cores
         self._point = tall.layout.empty()

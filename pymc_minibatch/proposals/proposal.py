@@ -38,7 +38,7 @@ def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
     """Return the approximation for some of the parameters, given the others."""
     reference, temperature = control.gaussian, control.temperature
     return Approximation(
-        mode=reference.flat[active],
+        mode=reference.center[active],
         precision=control.precision(active),
         reference=reference.flat,
         slope=reference.gradient[active] / temperature,

@@ -164,7 +164,9 @@ def choose_order(
     batch = _trial_rows(tall, rng)
     highest = 2 if reference.hessian.any() else 1
     size = (TRIAL_PAIRS, 2)
-    points = rng.multivariate_normal(reference.flat, reference.covariance, size, method="cholesky")
+    points = rng.multivariate_normal(
+        reference.center, reference.covariance, size, method="cholesky"
+    )
     kinds = [row_term(tall, reference, order) for order in (0, highest)]
     terms = np.array([[[term(p, batch) for p in pair] for term in kinds] for pair in points])
     with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
@@ -213,7 +215,7 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
     free = np.ones(reference.flat.size, dtype=bool)
     if held is not None:
         free[held] = False
-    points = np.tile(reference.flat, (TRIAL_PAIRS, 2, 1))
+    points = np.tile(reference.center, (TRIAL_PAIRS, 2, 1))
     precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
     z = rng.standard_normal((*points.shape[:2], int(free.sum())))
     points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
@@ -238,15 +240,16 @@ def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
     reference, temperature = control.gaussian, control.temperature
     rng = np.random.default_rng(0)
     precision = reference.precision_at(temperature)
-    deltas = rng.multivariate_normal(
+    away = rng.multivariate_normal(
         np.zeros_like(reference.flat), np.linalg.inv(precision), TRIAL_DRAWS, method="cholesky"
     )
+    deltas = reference.center - reference.flat + away
     prior = np.array([tall.compiled_prior_logp(reference.flat + delta) for delta in deltas])
-    rest = precision + reference.curvature / temperature
     log_weights = np.nan_to_num(
         prior
         + deltas @ reference.gradient / temperature
-        + 0.5 * np.einsum("ki,ij,kj->k", deltas, rest, deltas),
+        + 0.5 * _squares(deltas, reference.curvature / temperature)
+        + 0.5 * _squares(away, precision),
         nan=-np.inf,
     )
     # With w the ratio of the densities, a chain at x accepts x' with probability min(1, w'/w), and
@@ -255,6 +258,11 @@ def gaussian_acceptance(tall: TallModel, control: ControlVariate) -> float:
     n_larger = np.arange(TRIAL_DRAWS)[::-1]
     smaller_of_pair = 2 * (weights @ n_larger) / (TRIAL_DRAWS * (TRIAL_DRAWS - 1))
     return float(smaller_of_pair / weights.mean())
+
+
+def _squares(vectors: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return vᵀAv of each vector."""
+    return np.asarray(np.einsum("ki,ij,kj->k", vectors, matrix, vectors))
 
 
 def start_near_mode(
@@ -270,13 +278,13 @@ def start_near_mode(
     or where these are too far away for it to hold, the one about the mode.
     """
     reference, temperature = control.gaussian, control.temperature
-    precision, mode = reference.precision_at(temperature), reference.flat[active]
+    precision, mode = reference.precision_at(temperature), reference.center[active]
     others = np.setdiff1d(np.arange(reference.flat.size), active)
     own = precision[np.ix_(active, active)]
     whiten = np.linalg.cholesky(own).T
     if not others.size:
         return nearer_start(tall, mode, whiten, temperature, active, point, rng)
-    away = tall.layout.flatten(point)[others] - reference.flat[others]
+    away = tall.layout.flatten(point)[others] - reference.center[others]
     given_others = mode - np.linalg.solve(own, precision[np.ix_(active, others)] @ away)
     starts = [
         nearer_start(tall, center, whiten, temperature, active, point, rng)

@@ -29,6 +29,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_tri
 from scipy.optimize import minimize
 
 from pymc_minibatch.arguments import checked_temperature, checked_type
+from pymc_minibatch.reference.added import with_added_rows
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
@@ -82,7 +83,17 @@ VERIFIED_AT = 2.0
 
 FIND_AGAIN = "Find it again with pmb.find_reference()."
 
-_ARRAYS = ("flat", "gradient", "hessian", "curvature", "prior_hessian", "row_logps")
+_ARRAYS = (
+    "flat",
+    "center",
+    "gradient",
+    "hessian",
+    "curvature",
+    "prior_hessian",
+    "compared_rows",
+    "row_logps",
+    "parts",
+)
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
@@ -97,26 +108,32 @@ class Reference:
     Attributes
     ----------
     mode : dict of str to ndarray
-        The reference point, as ``model.initial_point()`` gives points.
+        The posterior mode, as ``model.initial_point()`` gives points.
     flat : ndarray, shape (D,)
-        The same, raveled in the order of the model's value variables.
+        The reference point, raveled in the order of the model's value variables: the mode, or where
+        rows were added to those of another reference, its point.
+    center : ndarray, shape (D,)
+        The mode, raveled.
     gradient : ndarray, shape (D,)
-        Sum over all rows of the gradients of their log-likelihood at the mode.
+        Sum over all rows of the gradients of their log-likelihood at the reference point.
     hessian : ndarray, shape (D, D)
-        Sum over all rows of the Hessians of their log-likelihood at the mode.
+        Sum over all rows of the Hessians of their log-likelihood at the reference point.
     curvature : ndarray, shape (D, D)
         The same, averaged over the scale of the posterior where rows have kinks, which `hessian`
         does not see (Laplace errors, quantile regression); equal to it elsewhere.
     prior_hessian : ndarray, shape (D, D)
-        Hessian of the prior part at the mode. Discrete variables, which only the prior part may
+        Hessian of the prior part there. Discrete variables, which only the prior part may
         read, are held where the search started, and have a negligible number here.
+    compared_rows : ndarray of int64, shape (at most 20,)
+        Numbers of rows at equal distances, by which another likelihood is noticed.
     row_logps : ndarray, shape (at most 20,)
-        Log-likelihoods at the mode of rows at equal distances, by which another likelihood is
-        noticed.
+        Their log-likelihoods at the reference point.
     n_rows : int
         Rows of the data.
     checksum : int
         Of the values of all rows, by which other data are noticed.
+    parts : ndarray of int64, shape (P, 2)
+        Rows and checksum of each partition; P is 0 where the rows are on this machine.
     temperature : float
         T of the posterior whose mode it is.
     several_modes : bool
@@ -139,13 +156,16 @@ class Reference:
 
     mode: Mapping[str, np.ndarray]
     flat: np.ndarray
+    center: np.ndarray
     gradient: np.ndarray
     hessian: np.ndarray
     curvature: np.ndarray
     prior_hessian: np.ndarray
+    compared_rows: np.ndarray
     row_logps: np.ndarray
     n_rows: int
     checksum: int
+    parts: np.ndarray
     temperature: float
     several_modes: bool
     passes: float
@@ -184,14 +204,24 @@ class Reference:
                 "The reference is of other data: values of the rows, or their order, differ from "
                 f"those of the model. {FIND_AGAIN}"
             )
-        rows, found = _some_row_logps(tall, self.flat)
-        differ = ~np.isclose(found, self.row_logps, rtol=1e-3, atol=1e-3)  # as float32 may round
+        found, differ = self._compared(tall)
         if differ.any():
+            row = self.compared_rows[differ][0]
             raise ValueError(
-                f"The reference is of another likelihood: at its mode row {rows[differ][0]} has "
+                f"The reference is of another likelihood: at its point row {row} has "
                 f"log-likelihood {found[differ][0]:.6g}, and had {self.row_logps[differ][0]:.6g}. "
                 f"{FIND_AGAIN}"
             )
+
+    def agrees_on_rows(self, tall: TallModel) -> bool:
+        """Whether some rows have the log-likelihoods that they had."""
+        return not self._compared(tall)[1].any()
+
+    def _compared(self, tall: TallModel) -> tuple[np.ndarray, np.ndarray]:
+        """Return log-likelihoods of some rows, and whether they differ from what they were."""
+        found = tall.vector_row_logp(self.flat, *tall.batch(self.compared_rows))
+        # Tolerances are as float32 may round.
+        return found, ~np.isclose(found, self.row_logps, rtol=1e-3, atol=1e-3)
 
     def check_variables(self, tall: TallModel) -> None:
         """Refuse the reference of a model with other variables, or in another order.
@@ -278,7 +308,10 @@ def find_reference(
     start : dict of str to ndarray, or Reference, optional
         Where the search starts: values of some or all value variables, as ``model.initial_point()``
         names them, or another reference, such as one of yesterday's data; the model's initial point
-        if not given. Of several modes it finds one near there. Discrete variables stay there.
+        if not given. Of several modes it finds one near there. Discrete variables stay there. Where
+        rows stay in partitions, and the first of these are those of a reference, only those that
+        follow are read, unless the mode has moved by more than half a posterior standard deviation
+        (root mean square over the parameters) or rows have kinks; a message says so.
     random_seed : int, default 0
         Chooses the subsample on which the search starts.
     progressbar : bool, default True
@@ -315,7 +348,11 @@ def find_reference(
     temperature = checked_temperature(temperature)
     checked_type("tall", tall, TallModel, "Leave it out, or split the model: pmb.TallModel(model).")
     tall = TallModel(model, data=data) if tall is None else tall
-    reference = search(tall, temperature, random_seed, progressbar, _checked_start(tall, start))
+    flat = _checked_start(tall, start)
+    reference = None
+    if isinstance(start, Reference):
+        reference = _with_added_rows(tall, start, temperature, progressbar)
+    reference = reference or search(tall, temperature, random_seed, progressbar, flat)
     if reference.several_modes:
         warn(
             "The posterior seems to have several modes. Moves about this one do not reach the "
@@ -328,7 +365,7 @@ def _checked_start(tall: TallModel, start: Any) -> np.ndarray:
     """Return the flat point at which a search starts."""
     if isinstance(start, Reference):
         start.check_variables(tall)
-        return start.flat.copy()
+        return start.center.copy()
     if not isinstance(start, Mapping | None):
         raise TypeError(f"start must be a dict of values by name, or a Reference; got {start!r}.")
     point = tall.model.initial_point()
@@ -346,6 +383,16 @@ def _checked_start(tall: TallModel, start: Any) -> np.ndarray:
     if not np.isfinite(flat).all():
         raise ValueError(f"start must be finite; got {start!r}.")
     return flat
+
+
+def _with_added_rows(
+    tall: TallModel, old: Reference, temperature: float, progressbar: bool
+) -> Reference | None:
+    """Add the rows that follow those of a reference; None where all have to be read."""
+    started = time.perf_counter()
+    prior = Derivatives(_prior_given(tall, old.flat), tall.flat)
+    found = with_added_rows(tall, old, prior, temperature, progressbar)
+    return found and replace(found, seconds=time.perf_counter() - started)
 
 
 def search(
@@ -383,16 +430,20 @@ def search(
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
     curvature = -(precision + prior_hessian) * temperature if density.kinked else hessian
+    rows = _compared_rows(tall)
     reference = Reference(
         mode=tall.layout.unflatten(theta),
         flat=theta,
+        center=theta,
         gradient=gradient,
         hessian=hessian,
         curvature=curvature,
         prior_hessian=prior_hessian,
-        row_logps=_some_row_logps(tall, theta)[1],
+        compared_rows=rows,
+        row_logps=tall.vector_row_logp(theta, *tall.batch(rows)),
         n_rows=tall.n_rows,
         checksum=tall.checksum,
+        parts=tall.part_checksums,
         temperature=temperature,
         several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
@@ -432,6 +483,7 @@ class ExpansionOfMost:
             self.whole,
             mode=self._density.tall.layout.unflatten(flat),
             flat=flat,
+            center=flat,
             gradient=gradient,
             hessian=hessian,
             curvature=hessian,
@@ -448,10 +500,9 @@ def discrete_in_rows(tall: TallModel) -> list[str]:
     return [name for name in tall.row_parameters if name in tall.layout.discrete]
 
 
-def _some_row_logps(tall: TallModel, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of some rows, and their log-likelihoods."""
-    rows = np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
-    return rows, tall.vector_row_logp(flat, *tall.batch(rows))
+def _compared_rows(tall: TallModel) -> np.ndarray:
+    """Return the numbers of rows at equal distances."""
+    return np.unique(np.linspace(0, tall.n_rows - 1, COMPARED_ROWS).astype(np.int64))
 
 
 _Rows = Sequence[np.ndarray]

@@ -226,4 +226,4 @@ def _trial_points(
     axes = length * rng.choice([-1.0, 1.0], (n_axes // 2, dim))
     z = np.concatenate([gaussian, -gaussian, axes, -axes])
     pairs = rng.standard_normal((PAIRS, 2, dim))
-    return reference.flat + z @ root, reference.flat + pairs @ root
+    return reference.center + z @ root, reference.center + pairs @ root

@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     def noise(self, control: ControlVariate, batch_size: int) -> np.ndarray:
         """Covariance of the gradient from a batch, averaged over points about the mode."""
         rng, covariance = np.random.default_rng(0), np.linalg.inv(control.precision(self.active))
-        points = np.tile(control.reference.flat, (NOISY_POINTS, 1))
+        points = np.tile(control.reference.center, (NOISY_POINTS, 1))
         points[:, self.active] += rng.multivariate_normal(
             np.zeros(len(covariance)), covariance, NOISY_POINTS, method="cholesky"
         )
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
         Eigenvalues are found by the power method, with differences of gradients for products.
         """
-        mode, target = control.reference.flat, self.target
+        mode, target = control.reference.center, self.target
         lower, rng = np.linalg.cholesky(np.linalg.inv(precision)), np.random.default_rng(0)
 
         def gradient(z: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, r
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["TallStep", "TallStepState", "expansion"]
+__all__ = ["TallStep", "TallStepState", "expansion", "split_for_step"]
 
 
 _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
@@ -130,7 +130,7 @@ class TallStep(BlockedStep):
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         _progress.info(f"{type(self).__name__}: looking for the rows of the model")
-        self.tall = TallModel(model, data=data, rows_in_memory=rows_in_memory)
+        self.tall = split_for_step(model, data, rows_in_memory)
         self.n_rows = self.tall.n_rows
         _progress.info(f"{type(self).__name__}: setting up on {self.n_rows:,} rows")
         self._active = _positions(self.tall, self.var_names)
@@ -331,6 +331,24 @@ class TallStep(BlockedStep):
             return {stat: step_stats[stat] for stat in cls.shown}
 
         return (update_stats,)
+
+
+def split_for_step(model: Model, data: Any, rows_in_memory: float) -> TallModel:
+    """Split a model, or take the split that was handed over as its data.
+
+    Raises
+    ------
+    ValueError
+        If that is of another model.
+    """
+    if not isinstance(data, TallModel):
+        return TallModel(model, data=data, rows_in_memory=rows_in_memory)
+    if data.model is not model:
+        raise ValueError(
+            "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
+            "model that is sampled, or the data themselves."
+        )
+    return data.copied() if rows_in_memory == math.inf else data
 
 
 def _continuous_value_vars(

@@ -121,8 +121,9 @@ class MinibatchMH(TallStep):
         Continuous free variables to sample; all if not given. Others are left to other steps, and
         their values are read at every draw. With `data`, those on which the rows depend may only be
         left to steps with the same `data`.
-    data : mapping of str to array, optional
-        Data instead of the model's own, from wherever they live; see :class:`TallModel`.
+    data : mapping of str to array, or TallModel, optional
+        Data instead of the model's own, from wherever they live; see :class:`TallModel`. Or such a
+        split itself, made before with these data, to save doing it again.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Penalty for models with effects and scales of their own, with more noise where rows

@@ -1,6 +1,7 @@
 """A checksum of all rows, by which the same data are recognised wherever they lie."""
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["checksum"]
+__all__ = ["checksum", "of_all", "of_parts"]
 
 CHUNK_ENTRIES = 2**17
 """Entries of a chunk: what an entry takes in memory must not decide, since types may differ."""
@@ -21,10 +22,23 @@ def checksum(data: Sequence[np.ndarray]) -> int:
     the same.
     """
     if isinstance(data[0], PartitionedArray):
-        parts = data[0].partitions.run(_part_sum, title="Taking a checksum")
-    else:
-        parts = [part for values in data for part in _chunk_sums(values)]
+        return of_all(of_parts(data))
+    parts = [part for values in data for part in _chunk_sums(values)]
     return crc32(np.array([len(data[0]), *parts], dtype=np.int64))
+
+
+def of_parts(data: Sequence[Any]) -> np.ndarray:
+    """Return rows and checksum of each partition, shape (parts, 2); none of rows elsewhere."""
+    if not isinstance(data[0], PartitionedArray):
+        return np.empty((0, 2), dtype=np.int64)
+    partitions = data[0].partitions
+    sums = partitions.run(_part_sum, title="Taking a checksum")
+    return np.column_stack([partitions.lengths, np.array(sums, dtype=np.int64)])
+
+
+def of_all(parts: np.ndarray) -> int:
+    """Return the checksum of all rows, given :func:`of_parts`."""
+    return crc32(np.array([parts[:, 0].sum(), *parts[:, 1]], dtype=np.int64))
 
 
 def _part_sum(arrays: Sequence[np.ndarray]) -> int:

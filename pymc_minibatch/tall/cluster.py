@@ -5,6 +5,7 @@ Parts stay where they are loaded; results are combined in a tree, also there. Th
 our own: a worker that dies is replaced, and its parts loaded again, by Dask.
 """
 
+import ctypes
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ FAN_IN = 16
 
 SHOWN_PARTS = 50
 """Jobs on fewer parts show no progress bar."""
+
+MAPPED_BYTES, TRIMMED_BYTES = 2**25, 2**26
+"""Up to which glibc, left alone, keeps memory that is freed: larger arrays, and at the top."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class PartError(RuntimeError):
@@ -197,7 +203,23 @@ class _Job:
 
 
 def _apply(job: _Job, arrays: Any, *extra: Any) -> Any:
+    _keep_freed_memory()
     return job.function(arrays.function() if isinstance(arrays, _Job) else arrays, *extra)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let a worker use memory again that it has freed, as other processes do.
+
+    Dask starts workers with MALLOC_TRIM_THRESHOLD_, with which glibc maps each array of 128 kB anew
+    and gives it back: passes in chunks spend most of their time on page faults.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)
 
 
 def _combine(how: _Job, *results: Any) -> Any:

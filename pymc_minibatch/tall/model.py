@@ -39,7 +39,7 @@ from pymc_minibatch.tall.check import (
     compare_orders,
     difference,
 )
-from pymc_minibatch.tall.checksum import checksum
+from pymc_minibatch.tall.checksum import checksum, of_all, of_parts
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
@@ -263,7 +263,12 @@ class TallModel:
     def checksum(self) -> int:
         """Checksum of the values of all rows, in their order; the first time it takes a pass."""
         self.watch.check()
-        return checksum(self.data)
+        return checksum(self.data) if self.partitions is None else of_all(self.part_checksums)
+
+    @cached_property
+    def part_checksums(self) -> np.ndarray:
+        """Rows and checksum of each partition, shape (parts, 2); the first time it takes a pass."""
+        return of_parts(self.data)
 
     @property
     def row_axes(self) -> tuple[dict[Variable, int], dict[Variable, np.dtype], int]:
@@ -335,12 +340,12 @@ class TallModel:
             for rows in self._check.batches:
                 yield self._check.taken(rows), self._points
 
-    def verify_at(self, *points: np.ndarray) -> None:
+    def verify_at(self, *points: np.ndarray, data: Sequence[Any] | None = None) -> None:
         """Verify the split again at flat points where it is used, such as the mode.
 
-        All rows are evaluated in two orders, at the first of them. The full graph
-        is evaluated at all of them, unless this model was handed over by another process. So is
-        what rows read, if it has been used.
+        All rows, or those in `data`, are evaluated in two orders, at the first of them. The full
+        graph is evaluated at all of them, unless this model was handed over by another process. So
+        is what rows read, if it has been used.
 
         Raises
         ------
@@ -357,7 +362,8 @@ class TallModel:
                     f"Rows of {' + '.join(self.row_names)} were found to read\n{lines}\nand have "
                     "another log-likelihood where the posterior is. Please report this model."
                 )
-        self._refuse_if(compare_orders(self.vector_row_logp, points[0], self.data))
+        data = self.data if data is None else data
+        self._refuse_if(compare_orders(self.vector_row_logp, points[0], data))
 
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.

@@ -5,6 +5,7 @@ gathered in one job. Passes over all rows are jobs as well (:mod:`.passes`).
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +68,7 @@ class Partitions:
     @property
     def n_rows(self) -> int:
         """N."""
-        return int(self.starts[-1])
+        return int(self.lengths.sum())
 
     @property
     def row_bytes(self) -> int:
@@ -76,6 +77,13 @@ class Partitions:
             d.itemsize * int(np.prod(t)) for d, t in zip(self.dtypes, self.trailing, strict=True)
         ]
         return sum(sizes)
+
+    def after(self, n_parts: int) -> "Partitions":
+        """Return the parts that follow the first ones; their rows keep their numbers."""
+        rest = copy(self)
+        rest.parts, rest.kept = self.parts[n_parts:], None
+        rest.lengths, rest.starts = self.lengths[n_parts:], self.starts[n_parts:]
+        return rest
 
     def arrays(self) -> dict[str, "PartitionedArray"]:
         """Return the sources by name."""
@@ -154,9 +162,9 @@ class Partitions:
         for first in range(0, len(self.parts), at_once):
             chosen = np.arange(first, min(first + at_once, len(self.parts)))
             for part, arrays in zip(chosen, self.run(as_they_are, chosen=chosen), strict=True):
-                for copy, values in zip(copies, arrays, strict=True):
-                    copy[self.starts[part] : self.starts[part + 1]] = values
-        return {name: reopened(copy) for name, copy in zip(self.names, copies, strict=True)}
+                for written, values in zip(copies, arrays, strict=True):
+                    written[self.starts[part] : self.starts[part + 1]] = values
+        return {name: reopened(written) for name, written in zip(self.names, copies, strict=True)}
 
 
 @dataclass(frozen=True)

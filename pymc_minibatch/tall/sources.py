@@ -176,7 +176,10 @@ def copied_parts(
 
 
 def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
-    """Cut all sources along the rows as the first one that is stored in parts."""
+    """Cut all sources along the rows as the widest one that is stored in parts.
+
+    Parts of a narrow one, such as labels of a byte each, may hold more rows than fit into memory.
+    """
     try:
         from dask import array
     except ImportError as error:
@@ -195,8 +198,8 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
     lengths = {name: len(values) for name, values in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"The sources must have the same number of rows; got {lengths}.")
-    first = next(name for name, source in sources.items() if _is_lazy(source))
-    rows = arrays[first].chunks[0]
+    stored = [arrays[name] for name, source in sources.items() if _is_lazy(source)]
+    rows = max(stored, key=lambda values: values.nbytes).chunks[0]
     aligned = [
         values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1))
         for values in arrays.values()

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.rows import make_readers
@@ -18,6 +22,7 @@ from pymc_minibatch.steps import common, minibatch_mh
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import temporary
 from pymc_minibatch.tall.cluster import PartError
+from pymc_minibatch.tall.survey import Limits, survey
 
 dask = pytest.importorskip("dask", reason="dask is an extra")
 da = pytest.importorskip("dask.array", reason="dask is an extra")
@@ -112,6 +117,14 @@ def test_blocks_of_other_lengths_are_aligned(model, whole):
     rows = np.array([3999, 4000, 14_999])
     for found, source in zip(tall.batch(rows), (whole["X"], whole["y"]), strict=True):
         np.testing.assert_array_equal(found, source[rows])
+
+
+def test_a_dataset_on_dask_stays(model, whole):
+    lazy = in_partitions()
+    data = xr.Dataset({"X": (("row", "column"), lazy["X"]), "y": ("row", lazy["y"])})
+    tall = pmb.TallModel(model, data=data, rows_in_memory=0)
+    np.testing.assert_array_equal(tall.partitions.lengths, [PART_ROWS] * N_PARTS)
+    np.testing.assert_array_equal(tall.batch(np.array([9999]))[0], whole["X"][[9999]])
 
 
 @pytest.mark.parametrize("kind", ["exact_step", "barker_step"])
@@ -231,11 +244,12 @@ class AskedForAModelError(Exception):
 def test_which_steps_leave_rows_where_they_are(model, monkeypatch, make, stays):
     """The others ask for all rows on this machine, whatever their number."""
 
-    def asked(model, *, data, rows_in_memory):
-        raise AskedForAModelError(rows_in_memory)
+    class Asked:
+        def __init__(self, model, *, data, rows_in_memory):
+            raise AskedForAModelError(rows_in_memory)
 
     for module in (common, sgld):
-        monkeypatch.setattr(module, "TallModel", asked)
+        monkeypatch.setattr(module, "TallModel", Asked)
     with model, pytest.raises(AskedForAModelError) as error:
         make(data={})
     assert (error.value.args[0] < np.inf) == stays
@@ -307,6 +321,33 @@ def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     assert residents.fixed_error(0.0, 100, slope=0.25) == 0
 
 
+@pytest.fixture(scope="module")
+def draws(expected):
+    z = np.random.default_rng(6).standard_normal((2, 200, N_COLUMNS))
+    beta = expected.flat + z @ np.linalg.cholesky(expected.covariance).T
+    return xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"beta": (("chain", "draw", "beta_dim_0"), beta)})}
+    )
+
+
+def test_leave_one_out_where_rows_stay(tall, model, whole, draws, monkeypatch):
+    local = pmb.loo(draws, tall=pmb.TallModel(model, data=whole), rows=100)
+    found = pmb.loo(draws, tall=tall, rows=100)
+    assert found.elpd == pytest.approx(local.elpd, rel=1e-9)
+    assert found.se == pytest.approx(local.se, rel=1e-6)
+    monkeypatch.setattr(import_module("pymc_minibatch.loo"), "LARGEST_BYTES", 1e5)
+    with pytest.raises(ValueError, match=r"stay in partitions.*0\.0 GB here.*log_likelihood"):
+        pmb.loo(draws, tall=tall)
+
+
+def test_predictions_are_made_on_this_machine(tall, draws, whole):
+    with pytest.raises(ValueError, match=r"stay in partitions.*new_rows, or tall=tall\.copied"):
+        pmb.predict(draws, tall=tall)
+    new = {"X": whole["X"][:50]}
+    by_rows, by_copy = pmb.predict(draws, new, tall=tall), pmb.predict(draws, tall=tall.copied())
+    np.testing.assert_array_equal(by_rows["mean"], by_copy["mean"][:50])
+
+
 # --- What goes wrong --------------------------------------------------------------------------
 
 
@@ -350,6 +391,27 @@ def test_a_bad_partition_is_named(model, change, message):
     data = in_partitions(partial(spoilt, change=change))
     with pytest.raises((ValueError, PartError), match=message):
         pmb.TallModel(model, data=data, rows_in_memory=0)
+
+
+def test_a_bad_value_in_a_late_row_is_named(tall):
+    """Rows are numbered beyond what 32 bits hold."""
+    late = tall.partitions.after(0)
+    late.starts = late.starts + 10**11
+    late.parts = [replace(part, load=_Loads(i == 4)) for i, part in enumerate(late.parts)]
+    limits = [Limits(name, False, -np.inf, np.inf) for name in ("X", "y")]
+    message = r"X has nan in row 100000010123 \(row 123 of partition 4 of X, y\)"
+    with pytest.raises(ValueError, match=message):
+        survey(late, limits)
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """Loads a part, with a missing value or without."""
+
+    is_bad: bool
+
+    def __call__(self):
+        return with_nan(*make_rows(0)) if self.is_bad else make_rows(0)
 
 
 def test_an_empty_partition_and_unknown_lengths(model, whole):
@@ -404,6 +466,24 @@ def test_rows_stay_on_their_workers(model, client, whole):
         tall.logp({"beta": np.zeros(N_COLUMNS)})
     sent = sum(client.run(bytes_from_workers).values()) - before
     assert sent < whole["y"].nbytes
+
+
+def page_faults():
+    """Pages that this process is given while arrays of the size of a chunk come and go."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        np.ones(2**16)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_workers_use_memory_again(model, client):
+    """Each array would take 128 pages from the system, which costs more than the pass itself."""
+    pmb.TallModel(model, data=in_partitions(), rows_in_memory=0)
+    [*faults] = client.map(lambda _: page_faults(), range(8), pure=False)
+    assert min(client.gather(faults)) < 100 * 128 / 4
 
 
 def test_results_that_workers_hold(model, client, expected):

@@ -306,7 +306,7 @@ def test_a_reference_of_other_data_is_noticed(small_reference, values, change, m
 def test_a_reference_of_another_likelihood_is_noticed(small_reference, values):
     with pm.Model() as model:
         pm.Logistic("y", pm.Normal("mu"), 1, observed=values)
-    with pytest.raises(ValueError, match="another likelihood: at its mode row 0"):
+    with pytest.raises(ValueError, match="another likelihood: at its point row 0"):
         small_reference.check_fits(pmb.TallModel(model))
 
 

@@ -121,6 +121,13 @@ def test_zarr_groups_by_path(model, frame, tmp_path):
         made(name, shape=array.shape, dtype=array.dtype, chunks=(700, *array.shape[1:]))
         store[name][:] = array
     assert_rows_of(pmb.TallModel(model, data=tmp_path / "rows.zarr"), frame)
+    dask = pytest.importorskip("dask", reason="dask is an extra")
+    with dask.config.set({"array.chunk-size": "35kB"}):
+        stays = pmb.TallModel(model, data=tmp_path / "rows.zarr", rows_in_memory=0)
+    lengths = stays.partitions.lengths
+    assert len(lengths) > 1
+    assert (lengths[:-1] % 700 == 0).all()  # a partition is whole chunks of the store
+    assert_rows_of(stays, frame)
     named = {name: f"{tmp_path}/rows.zarr/{name}" for name in values}
     assert_rows_of(
         pmb.TallModel(model, data={n: zarr.open(p, mode="r") for n, p in named.items()}), frame
