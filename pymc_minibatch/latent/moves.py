@@ -74,7 +74,7 @@ COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, there is one."""
 
 DENSE_MOVES = 2
-"""Moves of the dense part in a round, if h is not costly: these factor nothing."""
+"""Moves of the dense part in a round: these factor nothing."""
 
 HELD_SHARE = 0.25
 """Share of rounds with moves of h with effects held, where h is costly."""
@@ -242,23 +242,20 @@ class LatentMoves:
         if not costly or rng.random() < HELD_SHARE:
             for i in rng.permutation(n_hyper)[:HELD_MOVES]:
                 self.move_held(rng, point, tuning, int(i), walks)
-        for _ in range((1 if costly else DENSE_MOVES) if n_dense else 0):
+        for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, turns[1], counts)
-        for levels, blocks in self._factors_in_turn(rng):
+        for levels, blocks in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
 
-    def _factors_in_turn(self, rng: np.random.Generator) -> list[tuple[Levels, Grouping]]:
-        """List the factors to sweep; where h is costly, the first twice and one of the others.
+    def _sweeps(self) -> list[tuple[Levels, Grouping]]:
+        """List the factors to sweep: where h is costly, the first twice.
 
-        These others lie in the dense part, which has a move of its own.
+        The others lie in the dense part, which has moves of its own.
         """
         factors = list(zip(self.field.levels, self.blocks, strict=True))
-        if not self.costly:
-            return factors
-        others = factors[1:]
-        return factors[:1] * 2 + ([others[rng.integers(len(others))]] if others else [])
+        return [*factors, *factors[:1]] if self.costly else factors
 
     def _coordinates(self, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
         dense, groups = self.field.latent.split(point)
