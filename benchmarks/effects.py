@@ -11,7 +11,6 @@ import time
 
 import arviz as az
 import numpy as np
-import nutpie
 import pymc as pm
 import xarray as xr
 from rich.console import Console
@@ -146,6 +145,8 @@ def by_minibatch(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float
 
 def by_nutpie(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
     """Sample with two chains; seconds of set-up and of sampling."""
+    import nutpie
+
     started = time.perf_counter()
     compiled = nutpie.compile_pymc_model(model)
     ready = time.perf_counter()

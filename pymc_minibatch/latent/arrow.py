@@ -247,14 +247,37 @@ def _minus_gram(dense: Matrix, reduced: Matrix) -> Matrix:
 def subtract_gram(
     starts: np.ndarray, columns: np.ndarray, entries: np.ndarray, dense: np.ndarray
 ) -> None:
-    """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix."""
+    """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
+
+    It is written row by row, since a row of it stays in cache and the whole does not.
+    """
+    first, rows, by_column = transposed_entries(starts, columns, entries, dense.shape[0])
+    _, others, by_row = transposed_entries(first, rows, by_column, starts.size - 1)
+    place = starts.copy()
+    for i in range(dense.shape[0]):
+        for k in range(first[i], first[i + 1]):
+            g, entry = rows[k], by_column[k]
+            for m in range(place[g], starts[g + 1]):
+                dense[i, others[m]] -= entry * by_row[m]
+            place[g] += 1
+
+
+@jit_kept
+def transposed_entries(
+    starts: np.ndarray, columns: np.ndarray, entries: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return starts, rows and entries of a sparse matrix by columns, each sorted by rows."""
+    first = np.zeros(width + 1, dtype=starts.dtype)
+    for column in columns:
+        first[column + 1] += 1
+    first = np.cumsum(first).astype(starts.dtype)
+    place, rows, ordered = first.copy(), np.empty_like(columns), np.empty_like(entries)
     for row in range(starts.size - 1):
         for k in range(starts[row], starts[row + 1]):
-            i, entry = columns[k], entries[k]
-            for m in range(starts[row], starts[row + 1]):
-                j = columns[m]
-                if j >= i:
-                    dense[i, j] -= entry * entries[m]
+            at = place[columns[k]]
+            rows[at], ordered[at] = row, entries[k]
+            place[columns[k]] += 1
+    return first, rows, ordered
 
 
 @jit_kept

@@ -245,9 +245,17 @@ class LatentMoves:
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, turns[1], counts)
-        for levels, blocks in zip(self.field.levels, self.blocks, strict=True):
+        for levels, blocks in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
+
+    def _sweeps(self) -> list[tuple[Levels, Grouping]]:
+        """List the factors to sweep: where h is costly, the first twice.
+
+        The others lie in the dense part, which has moves of its own.
+        """
+        factors = list(zip(self.field.levels, self.blocks, strict=True))
+        return [*factors, *factors[:1]] if self.costly else factors
 
     def _coordinates(self, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
         dense, groups = self.field.latent.split(point)

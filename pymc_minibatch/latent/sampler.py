@@ -61,6 +61,9 @@ SIZING_PAIRS = 4
 SIGMAS = 0.3, 0.5, 0.7, 1.0
 """Noise of decisions, of which the cheapest is chosen."""
 
+SIGMA_OF_COSTLY = 0.2
+"""Another choice where a move costs more than reading all rows: fewer of them are then lost."""
+
 VARIANCE_OF_RANGE = 0.1
 """Variance of what rows add to a log ratio, drawn one by one, relative to that of their ranges."""
 
@@ -154,7 +157,8 @@ class LatentSampler:
         Noise of σ needs rows in proportion to 1 / σ², and leaves 2 Φ(−σ / 2) of the moves.
         """
         fixed = overhead(self.field, self.work)
-        tests = [Penalty(sigma=sigma) for sigma in SIGMAS]
+        sigmas = (SIGMA_OF_COSTLY, *SIGMAS) if self.costly else SIGMAS
+        tests = [Penalty(sigma=sigma) for sigma in sigmas]
         return min(tests, key=lambda t: (fixed + variance / t.sigma**2) / t.most_accepted)
 
     def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
@@ -207,21 +211,24 @@ class LatentSampler:
         return Density(data, (at,), address)
 
     @cached_property
-    def _moves(self) -> LatentMoves:
+    def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The tests on all rows and on those of each group, which know no data."""
         ndims = [values.ndim for values in self.tall.data]
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
         keys = [class_key(self.acceptance), repr(ndims)]
         drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
         decide = jit_kept(make_decision(ndims, self.acceptance, drawing), [*keys, repr(drawing)])
-        sweep = jit_kept(make_sweep(ndims, module.accept, exact), keys)
+        return decide, jit_kept(make_sweep(ndims, module.accept, exact), keys)
+
+    @cached_property
+    def _moves(self) -> LatentMoves:
         n_rows = self.tall.n_rows
         self._first_batch = np.zeros(1, dtype=np.int64)
         of_blocks = np.array([BLOCK_BATCH])
         return LatentMoves(
             self.reference,
-            decide,
-            sweep,
+            *self._kernels,
             self._density,
             row_workspace(n_rows, self.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),

@@ -1,0 +1,75 @@
+"""Each move of effects and scales leaves the posterior as it is (Geweke, 2004).
+
+A point from the prior and data made with it are a draw from the joint density, and so they are
+after any number of moves of the point: means of what is read off it must not change. Each kind of
+move is on its own, since others would repair what it does wrong. The complete simulation-based
+calibration is ``python -m benchmarks.calibration``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.calibration import MODELS, Calibration, ranked
+from pymc_minibatch.latent.moves import MoveCounts, Walks
+from pymc_minibatch.latent.sampler import LatentSampler
+
+N_REPLICATIONS = 80
+N_HELD, N_OTHERS = 25, 6
+"""Moves of single hyperparameters, and of other kinds."""
+
+
+def moves_of(sampler: LatentSampler, rng: np.random.Generator) -> dict[str, Callable[..., None]]:
+    """Return what moves a point in place, by kind."""
+    state, moves, counts = sampler.initial_state(), sampler._moves, MoveCounts()
+    hyper, dense, groups = state.turns
+    walks, n_hyper = Walks(state.log_length, state.n_moves), sampler.field.hyper.size
+
+    def held(point: np.ndarray) -> None:
+        for _ in range(N_HELD):
+            moves.move_held(rng, point, False, int(rng.integers(n_hyper)), walks)
+
+    def carried(point: np.ndarray) -> None:
+        for _ in range(N_OTHERS):
+            moves.move_hyper(rng, point, False, hyper, (state.mean, state.cholesky), counts)
+
+    def coefficients(point: np.ndarray) -> None:
+        for _ in range(N_OTHERS):
+            moves.move_dense(rng, point, False, dense, counts)
+
+    def swept(point: np.ndarray) -> None:
+        for _ in range(N_OTHERS):
+            for levels, blocks in moves._sweeps():
+                moves.move_levels(rng, point, False, levels, blocks, groups, counts)
+
+    return {f.__name__: f for f in (held, carried, coefficients, swept)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "costly"),
+    [("noncentred", False), ("nested", False), ("crossed", True)],
+    ids=["noncentred", "nested", "crossed"],
+)
+def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
+    """Where moves are costly, the first factor is swept twice."""
+    calibration, rng = Calibration(MODELS[name]()), np.random.default_rng(1)
+    changes: dict[str, list[float]] = {}
+    for truth, y in calibration.truths(N_REPLICATIONS, seed=2):
+        sampler = calibration.fit(y)
+        sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state(), 50)
+        sampler._moves.costly = costly
+        n_swept = [levels.rows.shape[0] for levels, _ in sampler._moves._sweeps()]
+        assert n_swept == {"noncentred": [20], "nested": [40, 10], "crossed": [20, 12, 20]}[name]
+        before = ranked(calibration.tall, truth)
+        for kind, move in moves_of(sampler, rng).items():
+            point = truth.copy()
+            move(point)
+            for quantity, after in ranked(calibration.tall, point).items():
+                old = before[quantity]
+                changes.setdefault(f"{quantity}, {kind}", []).append(after - old)
+                changes.setdefault(f"{quantity} squared, {kind}", []).append(after**2 - old**2)
+    for quantity, differences in changes.items():
+        error = np.std(differences, ddof=1) / np.sqrt(N_REPLICATIONS)
+        assert abs(np.mean(differences)) <= 4.5 * error, quantity
