@@ -82,8 +82,9 @@ REMEMBERED = 3
 MOST_DENSE = 3000
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
-MOST_HYPER = 30
-"""More hyperparameters than this are too many for moves of all at once."""
+MOST_HYPER, MOST_SCALES = 30, 200
+"""More hyperparameters are too many for moves of all at once. Those that rows do not see while the
+effects are held, such as scales of single coefficients, are moved a few at a time."""
 
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
@@ -637,10 +638,11 @@ def find_field(
     latent_names, hyper_names = _sorted_variables(tall, derivatives, points, rng)
     slices = tall.layout.slices
     hyper = _joined(slices, hyper_names)
-    if hyper.size > MOST_HYPER:
-        raise NoFieldError(
-            f"{hyper.size} variables ({', '.join(hyper_names)}) change how the others enter."
-        )
+    too_many = NoFieldError(
+        f"{hyper.size} variables ({', '.join(hyper_names)}) change how the others enter."
+    )
+    if hyper.size > MOST_SCALES:
+        raise too_many
     n_phi = derivatives.phi(start).size
     swept: list[Levels] = []
     names: list[dict[str, np.ndarray]] = []
@@ -668,7 +670,10 @@ def find_field(
     of_levels = {name for found in names for name in found}
     others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]
     inside = derivatives.within(find_coordinates(derivatives.push, points, others))
-    return LatentField(inside, hyper, latent, rows, swept, points)
+    field = LatentField(inside, hyper, latent, rows, swept, points)
+    if hyper.size > MOST_HYPER and field.with_effects_held(points[0], points[1][hyper]) is None:
+        raise too_many
+    return field
 
 
 def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:

@@ -40,6 +40,7 @@ __all__ = [
     "ANGLES",
     "COSTLY",
     "KINDS",
+    "MOST_AT_ONCE",
     "LatentMoves",
     "MoveCounts",
     "Turns",
@@ -79,6 +80,9 @@ DENSE_MOVES = 2
 HELD_SHARE = 0.25
 """Share of rounds with moves of h with effects held, where h is costly."""
 
+MOST_AT_ONCE = 10
+"""Hyperparameters that move together."""
+
 HELD_MOVES = 5
 """Moves of single hyperparameters with the effects held, in a round."""
 
@@ -103,13 +107,15 @@ class Turns(NamedTuple):
 
 
 class Walks(NamedTuple):
-    """Random walks of single hyperparameters.
+    """Random walks along single directions of h.
+
+    These are the axes, and where they are many also the columns of a factor of their covariance.
 
     Attributes
     ----------
-    log_length : ndarray, shape (H,)
+    log_length : ndarray, shape (K,)
         Log of the standard deviation of a step.
-    n_moves : ndarray, shape (H,)
+    n_moves : ndarray, shape (K,)
         Moves while tuning.
     """
 
@@ -240,8 +246,9 @@ class LatentMoves:
         for _ in range((1 if costly else HYPER_MOVES) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         if not costly or rng.random() < HELD_SHARE:
-            for i in rng.permutation(n_hyper)[:HELD_MOVES]:
-                self.move_held(rng, point, tuning, int(i), walks)
+            n_moves = max(HELD_MOVES, n_hyper // 2)
+            for i in rng.permutation(walks.log_length.size)[:n_moves]:
+                self.move_held(rng, point, tuning, int(i), hyper_scale[1], walks)
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, turns[1], counts)
@@ -330,11 +337,14 @@ class LatentMoves:
         given = self.conditional(hyper)
         z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
         walks = rng.random() < WALK
+        some = _some(rng, z.size)
+        moved = z.copy()
         if walks:
-            length = 2.4 / math.sqrt(z.size) * math.exp(WALK_SPREAD * rng.standard_normal())
-            moved, log_q = z + length * rng.standard_normal(z.size), 0.0
+            length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
+            moved[some] += length * rng.standard_normal(some.size)
+            log_q = 0.0
         else:
-            moved, log_q = _rotated(rng, z, ANGLES[turns.current[0]])
+            moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
         candidate = mean + cholesky @ moved
         accepted, evaluated = False, counts.n_evaluated
         try:
@@ -364,11 +374,21 @@ class LatentMoves:
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_held(
-        self, rng: np.random.Generator, point: np.ndarray, tuning: bool, i: int, walks: Walks
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        i: int,
+        cholesky: np.ndarray,
+        walks: Walks,
     ) -> None:
-        """Move one hyperparameter, the effects as rows read them held."""
+        """Move along one direction of h, the effects as rows read them held."""
         hyper = point[self.field.hyper]
-        hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        step = math.exp(walks.log_length[i]) * rng.standard_normal()
+        if i < hyper.size:
+            hyper[i] += step
+        else:
+            hyper += step * cholesky[:, i - hyper.size]
         level = -rng.standard_exponential()
         found = self.field.with_effects_held(point, hyper)
         log_ratio = -np.inf
@@ -468,6 +488,11 @@ def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
     shorter = rng.random() < SHORTER
     setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
     return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
+
+
+def _some(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Choose which of the whitened hyperparameters move."""
+    return np.arange(size) if size <= MOST_AT_ONCE else rng.permutation(size)[:MOST_AT_ONCE]
 
 
 def _rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:

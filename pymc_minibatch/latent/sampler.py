@@ -31,6 +31,7 @@ from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
     KINDS,
+    MOST_AT_ONCE,
     LatentMoves,
     MoveCounts,
     Turns,
@@ -82,8 +83,8 @@ class LatentState(NamedTuple):
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Where h is thought to be.
-    log_length, n_moves : ndarray, shape (H,)
-        Walks of single hyperparameters.
+    log_length, n_moves : ndarray, shape (H,), or (2H,) where there are many
+        Walks in one dimension of h.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
     """
@@ -191,6 +192,9 @@ class LatentSampler:
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
         size = self.field.hyper.size
+        lengths = np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2)
+        if size > MOST_AT_ONCE:
+            lengths = np.concatenate([lengths, np.full(size, math.log(0.5))])
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
         return LatentState(
@@ -199,8 +203,8 @@ class LatentSampler:
             np.zeros((len(KINDS), ANGLES.size)),
             self.reference.hyper.copy(),
             self.reference.hyper_cholesky.copy(),
-            np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2),
-            np.zeros(size),
+            lengths,
+            np.zeros(lengths.size),
             seen,
         )
 

@@ -1,0 +1,54 @@
+"""A scale of its own for each of many coefficients, as in shrinkage priors."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.latent.field import MOST_HYPER, NoFieldError
+from pymc_minibatch.latent.sampler import make_latent_sampler
+
+Z_MAX = 4.5
+"""For 35 numbers."""
+
+
+def test_shrunken_coefficients():
+    """Against NUTS; hyperparameters are too many to move all of them at once."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(2000, MOST_HYPER + 1))
+    y = X[:, :4] @ [1.0, -0.5, 0.2, 0.1] + rng.normal(size=2000)
+    with pm.Model():
+        tau = pm.HalfNormal("tau", 0.3)
+        local = pm.HalfNormal("local", 1, shape=X.shape[1])
+        z = pm.Normal("z", 0, 1, shape=X.shape[1])
+        beta = pm.Deterministic("beta", z * local * tau)
+        pm.Deterministic("log_local", pt.log(local).mean())
+        pm.Normal("y", X @ beta, 1, observed=y)
+        step = pmb.MinibatchMH()
+        assert step.latent is not None
+        settings = {"chains": 2, "cores": 1, "progressbar": False, "random_seed": 2}
+        ours = pm.sample(2000, tune=1000, step=step, compute_convergence_checks=False, **settings)
+        theirs = pm.sample(1000, tune=1000, target_accept=0.9, **settings)
+    for name in ("beta", "tau", "log_local"):
+        means, errors = [], []
+        for idata in (ours, theirs):
+            means.append(idata.posterior[name].mean(("chain", "draw")).values)
+            errors.append(az.mcse(idata, var_names=[name])[name].values)
+        sd = theirs.posterior[name].std(("chain", "draw")).values
+        error = np.hypot(*errors)
+        assert (error < 0.3 * sd).all()
+        assert (abs(means[0] - means[1]) < Z_MAX * error).all()
+
+
+def test_factors_of_a_product_are_no_scales():
+    """No change of the others makes up for that of many numbers of one factor."""
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(500, 8)), rng.normal(size=(500, 5))
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1)
+        left, right = pm.Normal("left", 0, sd, shape=(8, 8)), pm.Normal("right", shape=(8, 5))
+        pm.Normal("y", X @ (left @ right), 1, observed=y)
+    with pytest.raises(NoFieldError, match=r"41 variables.*change how the others enter"):
+        make_latent_sampler(pmb.TallModel(model), None, 1.0, by_size=True)
