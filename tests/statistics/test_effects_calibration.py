@@ -24,15 +24,16 @@ def moves_of(sampler: LatentSampler, rng: np.random.Generator) -> dict[str, Call
     """Return what moves a point in place, by kind."""
     state, moves, counts = sampler.initial_state(), sampler._moves, MoveCounts()
     hyper, dense, groups = state.turns
-    walks, n_hyper = Walks(state.log_length, state.n_moves), sampler.field.hyper.size
+    walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
 
     def held(point: np.ndarray) -> None:
         for _ in range(N_HELD):
-            moves.move_held(rng, point, False, int(rng.integers(n_hyper)), walks)
+            direction = int(rng.integers(walks.log_length.size))
+            moves.move_held(rng, point, False, direction, state.cholesky, walks)
 
     def carried(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
-            moves.move_hyper(rng, point, False, hyper, (state.mean, state.cholesky), counts)
+            moves.move_hyper(rng, point, False, hyper, scale, counts)
 
     def coefficients(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):

@@ -17,6 +17,7 @@ from pymc_minibatch.acceptance.exact import Ball, bound_factor
 from pymc_minibatch.bounds.predictor import find_predictor
 from pymc_minibatch.bounds.remainder import _lengths_and_bounds
 from pymc_minibatch.bounds.third import find_third
+from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.rows import make_readers
@@ -227,22 +228,23 @@ def test_joint_distribution_with_data(family):
     size_of = partial(
         _lengths_and_bounds, predictor.vector_eta, zero, ball.whiten.T, ball.radius, third
     )
-    for _ in range(n_draws):
-        y = simulate(X @ flat, rng)
-        slope, curvature = slopes(y)
-        data = tuple(
-            y.astype(values.dtype) if name == "rows" else values
-            for name, values in zip(names, step._density.data, strict=True)
-        )
-        constants = (zero, X.T @ slope, (X.T * curvature) @ X)
-        step._density = step._density._replace(data=data, constants=constants)
-        if family in OF_DATA:
-            lengths, bounds = size_of(*data)
-            sized = RowSizes.of((bounds * lengths**3).astype(np.float32) + np.float32(1e-9))
-            step._rows = row_workspace(len(X), sized.table)
-            step._parameters = (*step._parameters[:-1], ball._replace(total=sized.total))
-        n_read += step._transitions(flat, 4).batch_rows
-        draws.append(flat.copy())
+    with one_blas_thread():
+        for _ in range(n_draws):
+            y = simulate(X @ flat, rng)
+            slope, curvature = slopes(y)
+            data = tuple(
+                y.astype(values.dtype) if name == "rows" else values
+                for name, values in zip(names, step._density.data, strict=True)
+            )
+            constants = (zero, X.T @ slope, (X.T * curvature) @ X)
+            step._density = step._density._replace(data=data, constants=constants)
+            if family in OF_DATA:
+                lengths, bounds = size_of(*data)
+                sized = RowSizes.of((bounds * lengths**3).astype(np.float32) + np.float32(1e-9))
+                step._rows = row_workspace(len(X), sized.table)
+                step._parameters = (*step._parameters[:-1], ball._replace(total=sized.total))
+            n_read += step._transitions(flat, 4).batch_rows
+            draws.append(flat.copy())
     assert n_read / (4 * n_draws) < len(X)
     assert n_read > n_draws / 50 or family == "normal"
     for values in np.transpose(draws) / 0.5:
