@@ -1,9 +1,9 @@
 """Graphs that PyTensor has rewritten, kept on disk beside its machine code.
 
-Rewriting takes a third of setting up a model that is known. A graph is kept under all that
-determines how it is rewritten: operations, types and constants, but no names, and the versions and
-settings of what rewrites it. Operations from elsewhere may change while their names stay, so graphs
-with such are rewritten each time, and so are graphs with large constants.
+Rewriting takes more than a second of setting up a model that is known. A graph is kept under all
+that determines how it is rewritten: operations, types and constants, but no names, and the versions
+and settings of what rewrites it. Operations from elsewhere may change while their names stay, so
+graphs with such are rewritten each time, and so are graphs with large constants.
 """
 
 import io
@@ -138,8 +138,10 @@ def _write(path: str, graph: Graph) -> None:
     if len(content) > LARGEST:
         return
     try:
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as folder:
+            whole = os.path.join(folder, "graph")
+            with open(whole, "wb") as file:
+                file.write(content)
+            os.replace(whole, path)
     except OSError as error:
         warn_once("written", path, error)

@@ -34,7 +34,17 @@ from pymc_minibatch.latent.cholesky import (
 )
 from pymc_minibatch.latent.layout import ArrowLayout
 
-__all__ = ["Arrow", "ArrowFactor", "Matrix", "compact", "congruent", "denser", "is_empty"]
+__all__ = [
+    "Arrow",
+    "ArrowFactor",
+    "Matrix",
+    "by_columns",
+    "compact",
+    "congruent",
+    "denser",
+    "is_empty",
+    "log_diagonal",
+]
 
 Matrix = Any
 """An array, or a sparse array of SciPy, which says nothing of types."""
@@ -162,6 +172,10 @@ class ArrowFactor:
         return self.color(self.schur.solve(rest), halfway)
 
 
+def _by_rows(matrix: Matrix) -> bool:
+    return sparse.issparse(matrix) and matrix.format == "csr"
+
+
 def compact(matrix: Matrix) -> Matrix:
     """Return a matrix as a sparse one if it is large and mostly zero, else as an array."""
     size = math.prod(matrix.shape)
@@ -173,15 +187,33 @@ def compact(matrix: Matrix) -> Matrix:
 
 def congruent(matrix: Matrix, a: Matrix) -> Matrix:
     """Return ``Aᵀ M A``, fast where both are sparse and each row of A has one entry."""
-    if not (sparse.issparse(matrix) and sparse.issparse(a)) or np.any(np.diff(a.indptr) != 1):
+    if not _picks(matrix, a):
         return a.T @ matrix @ a
     rows = np.repeat(np.arange(a.shape[0]), np.diff(matrix.indptr))
     entries = matrix.data * a.data[rows] * a.data[matrix.indices]
     shape = a.shape[1], a.shape[1]
-    if a.shape[0] == a.shape[1] and np.array_equal(a.indices, np.arange(a.shape[0])):
+    if _is_diagonal(a):
         return sparse.csr_array((entries, matrix.indices, matrix.indptr), shape)
     places = a.indices[rows], a.indices[matrix.indices]
     return sparse.csr_array(sparse.coo_array((entries, places), shape))
+
+
+def by_columns(matrix: Matrix, a: Matrix) -> Matrix:
+    """Return ``M A``, fast where both are sparse and A is diagonal."""
+    if not (_picks(matrix, a) and _is_diagonal(a)):
+        return matrix @ a
+    entries = matrix.data * a.data[matrix.indices]
+    return sparse.csr_array((entries, matrix.indices, matrix.indptr), matrix.shape)
+
+
+def _picks(matrix: Matrix, a: Matrix) -> bool:
+    """Whether both are sparse and each row of A has one entry."""
+    both = sparse.issparse(matrix) and sparse.issparse(a)
+    return bool(both and np.all(np.diff(a.indptr) == 1))
+
+
+def _is_diagonal(a: Matrix) -> bool:
+    return a.shape[0] == a.shape[1] and np.array_equal(a.indices, np.arange(a.shape[0]))
 
 
 def denser(matrix: Matrix) -> Matrix:
@@ -214,8 +246,15 @@ def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
     return sparse.csr_array((blocks.ravel(), every, starts), shape)
 
 
+def _scaled_rows(scale: np.ndarray, matrix: Matrix) -> Matrix:
+    entries = matrix.data * np.repeat(scale, np.diff(matrix.indptr))
+    return sparse.csr_array((entries, matrix.indices, matrix.indptr), matrix.shape)
+
+
 def multiply_each(blocks: np.ndarray, matrix: Matrix) -> Matrix:
     """Multiply each group's block, (G, m, q), with its rows of a matrix, (G q, n)."""
+    if _by_rows(matrix) and blocks.shape[1:] == (1, 1):
+        return _scaled_rows(blocks.ravel(), matrix)
     if sparse.issparse(matrix):
         return _block_diagonal(blocks) @ matrix
     n_groups, height, width = blocks.shape
@@ -225,6 +264,8 @@ def multiply_each(blocks: np.ndarray, matrix: Matrix) -> Matrix:
 
 def _solve_each(cholesky: np.ndarray, matrix: Matrix) -> Matrix:
     """Solve ``C_g X_g = B_g`` for each group's rows B_g of a matrix, (G q, n)."""
+    if _by_rows(matrix) and cholesky.shape[1] == 1:
+        return _scaled_rows(1.0 / cholesky.ravel(), matrix)
     if sparse.issparse(matrix):
         identity = np.broadcast_to(np.eye(cholesky.shape[1]), cholesky.shape)
         return _block_diagonal(solve_blocks(cholesky, identity)) @ matrix
@@ -239,45 +280,35 @@ def _minus_gram(dense: Matrix, reduced: Matrix) -> Matrix:
     if not sparse.issparse(reduced):
         return np.asfortranarray(_whole(dense) - reduced.T @ reduced)
     rest = dense.toarray() if sparse.issparse(dense) else dense.copy()
-    subtract_gram(reduced.indptr, reduced.indices, reduced.data, rest)
+    by_column = reduced.tocsc()
+    by_row = by_column.tocsr()  # with sorted columns
+    subtract_gram(_parts(by_row), _parts(by_column), rest)
     return rest.T
 
 
+type _Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Where the rows, or columns, of a sparse matrix start, positions in them, and entries."""
+
+
+def _parts(matrix: sparse.csr_array | sparse.csc_array) -> _Parts:
+    return matrix.indptr, matrix.indices, matrix.data
+
+
 @jit_kept
-def subtract_gram(
-    starts: np.ndarray, columns: np.ndarray, entries: np.ndarray, dense: np.ndarray
-) -> None:
+def subtract_gram(by_row: _Parts, by_column: _Parts, dense: np.ndarray) -> None:
     """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
 
     It is written row by row, since a row of it stays in cache and the whole does not.
     """
-    first, rows, by_column = transposed_entries(starts, columns, entries, dense.shape[0])
-    _, others, by_row = transposed_entries(first, rows, by_column, starts.size - 1)
-    place = starts.copy()
+    starts, columns, entries = by_row
+    first, rows, entries_of_column = by_column
+    place = starts.copy()  # of entries from column i on
     for i in range(dense.shape[0]):
         for k in range(first[i], first[i + 1]):
-            g, entry = rows[k], by_column[k]
+            g, entry = rows[k], entries_of_column[k]
             for m in range(place[g], starts[g + 1]):
-                dense[i, others[m]] -= entry * by_row[m]
+                dense[i, columns[m]] -= entry * entries[m]
             place[g] += 1
-
-
-@jit_kept
-def transposed_entries(
-    starts: np.ndarray, columns: np.ndarray, entries: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return starts, rows and entries of a sparse matrix by columns, each sorted by rows."""
-    first = np.zeros(width + 1, dtype=starts.dtype)
-    for column in columns:
-        first[column + 1] += 1
-    first = np.cumsum(first).astype(starts.dtype)
-    place, rows, ordered = first.copy(), np.empty_like(columns), np.empty_like(entries)
-    for row in range(starts.size - 1):
-        for k in range(starts[row], starts[row + 1]):
-            at = place[columns[k]]
-            rows[at], ordered[at] = row, entries[k]
-            place[columns[k]] += 1
-    return first, rows, ordered
 
 
 @jit_kept

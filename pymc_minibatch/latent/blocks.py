@@ -44,16 +44,12 @@ def choose_blocks(
 ) -> Grouping:
     """Join groups by what a few full-size moves give, in one pass over the rows for each."""
     rng = np.random.default_rng(3)
-    field, at = surrogate.field, surrogate.expansion.at
+    at = surrogate.expansion.at
     given = surrogate.conditional(hyper)
     squares, spreads = np.zeros(factor.n_levels), np.zeros(factor.n_levels)
     for _ in range(TRIALS):
-        point, proposed = given.point.copy(), given.point.copy()
-        dense, groups = given.factor.color(
-            rng.standard_normal(given.dense.size), rng.standard_normal(given.groups.shape)
-        )
-        field.latent.put(point, given.dense + dense, given.groups + groups)
-        proposed[:] = point
+        point = given.frame.color(given.layout.noise(rng))
+        proposed = point.copy()
         mean_given, cholesky = surrogate.given_others(given, point, levels)
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise

@@ -39,6 +39,7 @@ from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.latent.arrow import (
     Arrow,
     Matrix,
+    by_columns,
     compact,
     congruent,
     denser,
@@ -207,7 +208,7 @@ class LatentMap:
     def join(self, curvature: Arrow) -> Joined:
         """Return what the dense part of A makes of the dense columns of a curvature K."""
         a = self.dense
-        return Joined(congruent(curvature.dense, a), curvature.cross @ a)
+        return Joined(congruent(curvature.dense, a), by_columns(curvature.cross, a))
 
     def pull_back(self, joined: Joined, blocks: np.ndarray) -> Arrow:
         """Return ``Aᵀ K A``, given what the dense part of A makes of K, and K's blocks."""
@@ -464,6 +465,28 @@ class LevelPrior:
         return compile_numba([self.tall.flat], [self.tall._bind(total, {})])
 
 
+class Held(NamedTuple):
+    """A point with other hyperparameters, at which rows read the same.
+
+    Attributes
+    ----------
+    point : ndarray, shape (D,)
+        h' and z'.
+    of_dense : ndarray, shape (p,)
+        log |∂z'/∂z| of each variable of the dense part.
+    of_groups : float
+        The same of all groups.
+    """
+
+    point: np.ndarray
+    of_dense: np.ndarray
+    of_groups: float
+
+    def log_jacobian(self) -> float:
+        """Return log |∂z'/∂z|."""
+        return float(self.of_dense.sum()) + self.of_groups
+
+
 class LatentField:
     """Layouts of θ and φ, and A(h) and P(h).
 
@@ -542,9 +565,7 @@ class LatentField:
             self._fixed_precision = found
         return found
 
-    def with_effects_held(
-        self, point: np.ndarray, hyper: np.ndarray
-    ) -> tuple[np.ndarray, float] | None:
+    def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "Held | None":
         """Change h and z so that rows read the same φ.
 
         Parameters
@@ -556,28 +577,29 @@ class LatentField:
 
         Returns
         -------
-        (ndarray, float) or None
-            The new point and log |∂z'/∂z|; None where no z does that, as far as scales of the dense
-            part and the blocks of groups go.
+        Held or None
+            The new point; None where no z does that, as far as scales of the dense part and the
+            blocks of groups go.
         """
         phi = self.derivatives.phi(point)
         moved = point.copy()
         moved[self.hyper] = hyper
         here, there = self.map_at(point), self.map_at(moved)
-        log_jacobian = 0.0
+        of_dense, of_groups = np.zeros(self.latent.dense.size), 0.0
         if here is not there:
             if self._map.changing:
                 scale = _column_scales(here, there)
                 if not (np.isfinite(scale).all() and np.all(scale)):
                     return None
                 moved[self.latent.dense] /= scale
-                log_jacobian -= float(np.sum(np.log(np.abs(scale))))
+                of_dense = -np.log(np.abs(scale))
             if self._fixed_map is None:
-                log_jacobian += self._hold_groups(moved, phi, here.blocks, there.blocks)
-                if not np.isfinite(log_jacobian):
+                of_groups = self._hold_groups(moved, phi, here.blocks, there.blocks)
+                if not np.isfinite(of_groups):
                     return None
         away = np.abs(self.derivatives.phi(moved) - phi)
-        return (moved, log_jacobian) if np.all(away <= HELD * (1.0 + np.abs(phi))) else None
+        held = np.all(away <= HELD * (1.0 + np.abs(phi)))
+        return Held(moved, of_dense, of_groups) if held else None
 
     def _hold_groups(
         self, moved: np.ndarray, phi: np.ndarray, here: np.ndarray, there: np.ndarray
@@ -597,12 +619,16 @@ class LatentField:
 
 def _column_scales(here: LatentMap, there: LatentMap) -> np.ndarray:
     """Return how much larger each column by the dense part is than that of another map."""
-    own = np.asarray((here.dense * here.dense).sum(axis=0)).ravel()
-    both = np.asarray((here.dense * there.dense).sum(axis=0)).ravel()
-    if not is_empty(here.cross):
-        own += np.asarray((here.cross * here.cross).sum(axis=0)).ravel()
-        both += np.asarray((here.cross * there.cross).sum(axis=0)).ravel()
+    own = _column_products(here.dense, here.dense) + _column_products(here.cross, here.cross)
+    both = _column_products(here.dense, there.dense) + _column_products(here.cross, there.cross)
     return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
+
+
+def _column_products(a: Matrix, b: Matrix) -> np.ndarray:
+    """Return the products of the columns of one matrix with those of another of its pattern."""
+    if not sparse.issparse(a):
+        return np.einsum("ij,ij->j", a, b)
+    return np.bincount(a.indices, a.data * b.data, minlength=a.shape[1])
 
 
 def _alike(blocks: Sequence[np.ndarray]) -> bool:

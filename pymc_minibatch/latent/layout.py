@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ArrowLayout"]
+__all__ = ["ArrowLayout", "Parts"]
+
+Parts = tuple[np.ndarray, np.ndarray]
+"""The dense part of a vector, (p,), and its groups, (G, q)."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,14 @@ class ArrowLayout:
     dense: np.ndarray
     groups: np.ndarray
 
-    def split(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, flat: np.ndarray) -> Parts:
         """Return the dense part and the groups of a vector."""
         return flat[self.dense], flat[self.groups]
 
     def put(self, flat: np.ndarray, dense: np.ndarray, groups: np.ndarray) -> None:
         """Write both parts into a vector."""
         flat[self.dense], flat[self.groups] = dense, groups
+
+    def noise(self, rng: np.random.Generator) -> Parts:
+        """Draw a standard normal vector."""
+        return rng.standard_normal(self.dense.shape), rng.standard_normal(self.groups.shape)

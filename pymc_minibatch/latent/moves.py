@@ -8,6 +8,11 @@ In the coordinates (h, η) of :mod:`.surrogate`, with η standard normal given h
 - the dense part of η moves, and carries along the effects of all groups;
 - the η of all groups move, each group deciding from its own rows.
 
+Where the dense part is large, as with crossed factors, each new h asks for a factorization that
+takes longer than all else. Then h mostly moves with what rows read held, or with one factor
+following it, and the dense part moves in the coordinates of a usual h: which proposes a little
+worse, and is decided all the same.
+
 The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
 is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
 surrogate first, and those that move are a proposal to the rows (delayed acceptance).
@@ -29,22 +34,28 @@ from scipy.linalg.lapack import dtrtrs
 from pymc_minibatch.acceptance.decision import Rows
 from pymc_minibatch.kernels.by_group import GroupTable, weigh
 from pymc_minibatch.kernels.sweep import Grouping
-from pymc_minibatch.latent.arrow import multiply_transposed, solve_blocks_transposed
+from pymc_minibatch.latent.arrow import (
+    log_diagonal,
+    multiply_transposed,
+    solve_blocks_transposed,
+)
 from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.field import LatentField, Levels
+from pymc_minibatch.latent.field import Held, LatentField, Levels
 from pymc_minibatch.latent.search import LatentReference
-from pymc_minibatch.latent.surrogate import Conditional, Reading
+from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ANGLES",
     "COSTLY",
+    "FACTORING_SHARE",
     "KINDS",
     "MOST_AT_ONCE",
     "LatentMoves",
     "MoveCounts",
     "Turns",
     "Walks",
+    "carried_with",
     "overhead",
     "take_best",
 ]
@@ -72,19 +83,31 @@ HYPER_MOVES = 2
 """Moves of h in a round."""
 
 COSTLY = 400**3 / 6
-"""If more multiplications are needed to factor the dense part, as each h asks, there is one."""
+"""If more multiplications are needed to factor the dense part, as each h asks, few rounds do."""
 
 DENSE_MOVES = 2
 """Moves of the dense part in a round: these factor nothing."""
 
-HELD_SHARE = 0.25
-"""Share of rounds with moves of h with effects held, where h is costly."""
+FACTORING_SHARE = 0.05
+"""Share of rounds in which h moves with η held, where that is costly."""
+
+NEARBY = 0.1
+"""From h to another one, to see whether effects can be held."""
 
 MOST_AT_ONCE = 10
 """Hyperparameters that move together."""
 
 HELD_MOVES = 5
 """Moves of single hyperparameters with the effects held, in a round."""
+
+N_USUAL = 4
+"""Hyperparameters for which the dense part is factored, where it is not for all."""
+
+HELD_IN_A_ROW = 3
+"""The same of each, where other moves of h are rare."""
+
+CARRIED_MOVES = 3
+"""Moves of single hyperparameters that one factor follows, in a round."""
 
 ONE_AT_A_TIME = 0.44
 """Best share of accepted moves of a walk in one dimension."""
@@ -121,6 +144,40 @@ class Walks(NamedTuple):
 
     log_length: np.ndarray
     n_moves: np.ndarray
+
+    def tune(self, i: int, rate: float) -> None:
+        """Change a step so that it is accepted as often as is best."""
+        self.n_moves[i] += 1
+        self.log_length[i] += (rate - ONE_AT_A_TIME) / self.n_moves[i] ** 0.6
+
+    def part(self, first: int, end: int) -> "Walks":
+        """Return some of them."""
+        return Walks(self.log_length[first:end], self.n_moves[first:end])
+
+
+def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
+    """List hyperparameters with the factors whose levels follow them.
+
+    Returns
+    -------
+    list of (int, int) or None
+        A hyperparameter and a factor, by number; None where effects cannot be held.
+    """
+    field = surrogate.field
+    point = surrogate.conditional(surrogate.center[field.hyper]).point
+    gradient = field.derivatives.prior_gradient
+    pairs = []
+    for axis in range(field.hyper.size):
+        hyper = point[field.hyper]
+        hyper[axis] += NEARBY
+        held = field.with_effects_held(point, hyper)
+        if held is None:
+            return None
+        same = np.isclose(held.point, point) & np.isclose(gradient(held.point), gradient(point))
+        pairs += [
+            (axis, k) for k, levels in enumerate(field.levels) if not same[levels.latent].all()
+        ]
+    return pairs
 
 
 def overhead(field: LatentField, work: float) -> float:
@@ -200,6 +257,8 @@ class LatentMoves:
         For each grouping factor the levels that decide together.
     work
         Multiplications that the factorization of the dense part takes.
+    carried
+        What :func:`carried_with` says, where h is costly.
     """
 
     def __init__(
@@ -213,21 +272,24 @@ class LatentMoves:
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
         work: float,
+        carried: Sequence[tuple[int, int]] | None,
     ) -> None:
         self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
         self.density, self.rows, self.parameters = density, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: tuple[bytes, Conditional] | None = None
+        self.usual: tuple[bytes, list[Conditional]] | None = None
         self.here: Place | None = None
         self.costly = work > COSTLY
+        self.fixed_factor, self.carried = carried is not None, carried or ()
         self.overhead = overhead(self.field, work)
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last one from memory."""
         key = hyper.tobytes()
         if self.known is None or self.known[0] != key:
-            self.known = key, self.surrogate.conditional(hyper)
+            self.known = key, self.surrogate.factored_later(hyper)
         return self.known[1]
 
     def draw(
@@ -242,19 +304,33 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        costly = self.costly
-        for _ in range((1 if costly else HYPER_MOVES) if n_hyper else 0):
+        for _ in range(self._hyper_moves(rng) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
-        if not costly or rng.random() < HELD_SHARE:
-            n_moves = max(HELD_MOVES, n_hyper // 2)
-            for i in rng.permutation(walks.log_length.size)[:n_moves]:
-                self.move_held(rng, point, tuning, int(i), hyper_scale[1], walks)
+        n_carried = len(self.carried)
+        held = walks.part(n_carried, walks.log_length.size)
+        for i in self._held_moves(rng, held.log_length.size):
+            self.move_held(rng, point, tuning, int(i), hyper_scale[1], held)
+        for i in rng.permutation(n_carried)[:CARRIED_MOVES]:
+            self.move_carried(rng, point, tuning, int(i), walks, counts)
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
-                self.move_dense(rng, point, tuning, turns[1], counts)
+                self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
         for levels, blocks in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
+
+    def _hyper_moves(self, rng: np.random.Generator) -> int:
+        if self.fixed_factor:
+            return int(rng.random() < FACTORING_SHARE)
+        return 1 if self.costly else HYPER_MOVES
+
+    def _held_moves(self, rng: np.random.Generator, n_directions: int) -> np.ndarray:
+        """Choose the directions in which h moves with the effects held."""
+        every = rng.permutation(n_directions)
+        if self.fixed_factor:
+            return np.repeat(every, HELD_IN_A_ROW)
+        n_hyper = self.field.hyper.size
+        return every[: 0 if self.costly else max(HELD_MOVES, n_hyper // 2)]
 
     def _sweeps(self) -> list[tuple[Levels, Grouping]]:
         """List the factors to sweep: where h is costly, the first twice.
@@ -264,17 +340,23 @@ class LatentMoves:
         factors = list(zip(self.field.levels, self.blocks, strict=True))
         return [*factors, *factors[:1]] if self.costly else factors
 
-    def _coordinates(self, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
-        dense, groups = self.field.latent.split(point)
-        return given.factor.whiten(dense - given.dense, groups - given.groups)
+    def _held(self, point: np.ndarray, hyper: np.ndarray) -> np.ndarray | None:
+        """Return a point with another h, where there is one, at which rows read the same."""
+        if np.array_equal(point[self.field.hyper], hyper):
+            return point
+        held = self.field.with_effects_held(point, hyper)
+        return None if held is None else held.point
 
-    def _point(
-        self, hyper: np.ndarray, given: Conditional, eta: tuple[np.ndarray, np.ndarray]
-    ) -> np.ndarray:
-        point = given.point.copy()
-        dense, groups = given.factor.color(*eta)
-        self.field.latent.put(point, given.dense + dense, given.groups + groups)
-        return point
+    def _usual(self, rng: np.random.Generator, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
+        """Choose one of a few Gaussians given an h that is usual, from memory."""
+        mean, cholesky = scale
+        key = mean.tobytes() + cholesky.tobytes()
+        if self.usual is None or self.usual[0] != key:
+            away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
+            away[0] = 0.0
+            hypers = mean + away @ cholesky.T
+            self.usual = key, [self.surrogate.factored_later(hyper) for hyper in hypers]
+        return self.usual[1][rng.integers(N_USUAL)]
 
     def at(self, point: np.ndarray) -> Place:
         """Return what is known of a point, the last one from memory."""
@@ -347,12 +429,9 @@ class LatentMoves:
             moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
         candidate = mean + cholesky @ moved
         accepted, evaluated = False, counts.n_evaluated
-        try:
-            then = self.surrogate.conditional(candidate)
-        except np.linalg.LinAlgError:
-            then = None
-        if then is not None:
-            proposed = self._point(candidate, then, self._coordinates(point, given))
+        then = self.surrogate.factored_later(candidate)
+        if given.is_proper and then.is_proper:
+            proposed = then.frame.color(given.frame.whiten(point))
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = (
                 after.log_density
@@ -363,7 +442,6 @@ class LatentMoves:
             )
             accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
         if accepted:
-            assert then is not None
             point[:] = proposed
             self.known = candidate.tobytes(), then
             self.here = after
@@ -390,33 +468,93 @@ class LatentMoves:
         else:
             hyper += step * cholesky[:, i - hyper.size]
         level = -rng.standard_exponential()
-        found = self.field.with_effects_held(point, hyper)
+        held = self.field.with_effects_held(point, hyper)
         log_ratio = -np.inf
-        if found is not None:
-            proposed, log_jacobian = found
+        if held is not None:
             prior = self.field.derivatives.prior
-            log_ratio = prior(proposed) - prior(point) + log_jacobian
+            log_ratio = prior(held.point) - prior(point) + held.log_jacobian()
             if level < log_ratio:
-                point[:] = proposed
+                point[:] = held.point
         if tuning:
-            walks.n_moves[i] += 1
             rate = 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0))
-            walks.log_length[i] += (rate - ONE_AT_A_TIME) / walks.n_moves[i] ** 0.6
+            walks.tune(i, rate)
+
+    def move_carried(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        tuning: bool,
+        i: int,
+        walks: Walks,
+        counts: MoveCounts,
+    ) -> None:
+        """Move a hyperparameter, one factor following and the other effects held.
+
+        The levels of the factor keep their places in the Gaussian that all else leaves them.
+        """
+        axis, k = self.carried[i]
+        levels = self.field.levels[k]
+        given = self.conditional(point[self.field.hyper])
+        hyper = point[self.field.hyper]
+        hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        held, accepted = self.field.with_effects_held(point, hyper), False
+        if held is not None:
+            then = self.surrogate.factored_later(hyper)
+            mean, cholesky = self.surrogate.given_others(given, point, levels)
+            mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+            eta = multiply_transposed(cholesky, point[levels.latent] - mean)
+            proposed = held.point
+            proposed[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
+            before, after = self.at(point), self._looked_at(proposed)
+            log_ratio = (
+                after.log_density
+                - log_diagonal(cholesky_then)
+                - before.log_density
+                + log_diagonal(cholesky)
+                + self._of_others(held, levels)
+            )
+            accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
+        if accepted:
+            point[:] = proposed
+            self.known = hyper.tobytes(), then
+            self.here = after
+        counts.accepted["hyper"].append(float(accepted))
+        if tuning:
+            walks.tune(i, float(accepted))
+
+    def _of_others(self, held: Held, levels: Levels) -> float:
+        """Return log |∂z'/∂z| of all but some levels."""
+        layout = self.field.latent
+        if levels.latent is layout.groups:
+            return float(held.of_dense.sum())
+        others = np.delete(held.of_dense, np.searchsorted(layout.dense, levels.latent.ravel()))
+        return float(others.sum()) + held.of_groups
 
     def move_dense(
         self,
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
+        scale: tuple[np.ndarray, np.ndarray],
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
-        """Move the dense part, which carries the groups along."""
-        given = self.conditional(point[self.field.hyper])
-        eta, groups = self._coordinates(point, given)
-        angle, usual = _angle(rng, turns)
+        """Move the dense part, which carries the groups along.
+
+        Where a factor for each h would be costly, the point goes to a usual h and back, with what
+        rows read held.
+        """
+        hyper = point[self.field.hyper]
+        given = self._usual(rng, scale) if self.fixed_factor else self.conditional(hyper)
+        start = self._held(point, given.here[self.field.hyper])
+        if start is None or not given.is_proper:
+            return
+        eta, groups = given.frame.whiten(start)
+        angle, is_set = _angle(rng, turns)
         moved, log_q = _rotated(rng, eta, angle)
-        proposed = self._point(point[self.field.hyper], given, (moved, groups))
+        proposed = self._held(given.frame.color((moved, groups)), hyper)
+        if proposed is None:
+            return
         before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
         accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
@@ -424,7 +562,7 @@ class LatentMoves:
             point[:] = proposed
             self.here = after
         counts.accepted["dense"].append(float(accepted))
-        if tuning and usual:
+        if tuning and is_set:
             cost = self.overhead + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
@@ -446,7 +584,7 @@ class LatentMoves:
         given = self.conditional(point[self.field.hyper])
         mean, cholesky = self.surrogate.given_others(given, point, levels)
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        angle, usual = _angle(rng, turns)
+        angle, is_set = _angle(rng, turns)
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
@@ -475,7 +613,7 @@ class LatentMoves:
         counts.impossible_row = max(counts.impossible_row, impossible)
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
-        if tuning and usual:
+        if tuning and is_set:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
             record(rng, turns, float(jump), OVERHEAD + accepted.size + n_evaluated)
 

@@ -30,12 +30,14 @@ from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, h
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
+    FACTORING_SHARE,
     KINDS,
     MOST_AT_ONCE,
     LatentMoves,
     MoveCounts,
     Turns,
     Walks,
+    carried_with,
     overhead,
     take_best,
 )
@@ -83,8 +85,8 @@ class LatentState(NamedTuple):
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Where h is thought to be.
-    log_length, n_moves : ndarray, shape (H,), or (2H,) where there are many
-        Walks in one dimension of h.
+    log_length, n_moves : ndarray, shape (C + H,), or (C + 2H,) where there are many
+        Walks in one dimension of h: of C that levels follow, then of all.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
     """
@@ -130,6 +132,7 @@ class LatentSampler:
         self.rows = rows
         surrogate, hyper = reference.surrogate, reference.hyper
         self.work = surrogate.conditional(hyper).factor.schur.work
+        self.carried = carried_with(surrogate) if self.costly else None
         looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
         for factor in factors:
             if surrogate.cubic(factor.entries) or self._levels(factor):
@@ -157,7 +160,8 @@ class LatentSampler:
 
         Noise of σ needs rows in proportion to 1 / σ², and leaves 2 Φ(−σ / 2) of the moves.
         """
-        fixed = overhead(self.field, self.work)
+        share = FACTORING_SHARE if self.costly else 1.0
+        fixed = overhead(self.field, share * self.work)
         sigmas = (SIGMA_OF_COSTLY, *SIGMAS) if self.costly else SIGMAS
         tests = [Penalty(sigma=sigma) for sigma in sigmas]
         return min(tests, key=lambda t: (fixed + variance / t.sigma**2) / t.most_accepted)
@@ -195,6 +199,9 @@ class LatentSampler:
         lengths = np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2)
         if size > MOST_AT_ONCE:
             lengths = np.concatenate([lengths, np.full(size, math.log(0.5))])
+        if self.carried:
+            of_pairs = [lengths[axis] for axis, _ in self.carried]
+            lengths = np.concatenate([of_pairs, lengths])
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
         return LatentState(
@@ -239,6 +246,7 @@ class LatentSampler:
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
             self.blocks,
             self.work,
+            self.carried,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -319,21 +327,16 @@ class LatentSampler:
         hyper = point[field.hyper]
         away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
         if np.abs(away).max(initial=0.0) < FAR_OUT:
-            given = reference.surrogate.conditional(hyper)
-            dense, groups = field.latent.split(point - given.point)
-            parts = (away, *given.factor.whiten(dense, groups))
+            parts = (away, *reference.surrogate.conditional(hyper).frame.whiten(point))
             size = sum(part.size for part in parts)
             if sum(float(np.sum(p**2)) for p in parts) < size + FAR_OUT * math.sqrt(2 * size):
                 return point
         wide = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
-        given = reference.surrogate.conditional(reference.hyper + WIDER * np.clip(wide, -1, 1))
-        dense, groups = given.factor.color(
-            WIDER * rng.standard_normal(given.dense.size),
-            rng.standard_normal(given.groups.shape),
-        )
-        start = given.point.copy()
-        field.latent.put(start, given.dense + dense, given.groups + groups)
-        return start
+        frame = reference.surrogate.conditional(
+            reference.hyper + WIDER * np.clip(wide, -1, 1)
+        ).frame
+        dense, groups = field.latent.noise(rng)
+        return frame.color((WIDER * dense, groups))
 
     def describe(self) -> str:
         """Say in words what moves how."""
@@ -406,22 +409,15 @@ def _sizes(
     temperature: float,
 ) -> _Sizes:
     """Look at all rows in one pass."""
-    surrogate, field = reference.surrogate, reference.surrogate.field
-    rng = np.random.default_rng(4)
+    surrogate, rng = reference.surrogate, np.random.default_rng(4)
     seen, distances = [], [np.empty(0)] if cubic is None else []
     for _ in range(SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
-        eta = (
-            rng.standard_normal(field.latent.dense.size),
-            rng.standard_normal(field.latent.groups.shape),
-        )
+        dense, groups = surrogate.field.latent.noise(rng)
         pair = []
         for sign in (1.0, -1.0):
             given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
-            point = given.point.copy()
-            dense, groups = given.factor.color(*eta)
-            field.latent.put(point, given.dense + sign * dense, given.groups + sign * groups)
-            reading = surrogate.read(point)
+            reading = surrogate.read(given.frame.color((sign * dense, sign * groups)))
             pair.append(surrogate.seen_by_rows(reading, cubic))
             if cubic is not None:
                 distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))

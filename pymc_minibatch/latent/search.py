@@ -212,14 +212,9 @@ class _Search:
         given = surrogate.conditional(surrogate.center[self.field.hyper])
         rng = np.random.default_rng(5)
         for _ in range(n_pairs):
-            eta = rng.standard_normal(given.dense.size), rng.standard_normal(given.groups.shape)
-            dense, groups = given.factor.color(*eta)
+            dense, groups = given.layout.noise(rng)
             for sign in (1.0, -1.0):
-                point = given.point.copy()
-                self.field.latent.put(
-                    point, given.dense + sign * dense, given.groups + sign * groups
-                )
-                yield point
+                yield given.frame.color((sign * dense, sign * groups))
 
     def _slope_of_higher_orders(self, surrogate: Surrogate) -> np.ndarray:
         if not surrogate.cubics:

@@ -18,6 +18,7 @@ hierarchical models: partial non-centring.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,44 +35,118 @@ from pymc_minibatch.latent.arrow import (
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import Expansion
 from pymc_minibatch.latent.field import Joined, LatentField, LatentMap, Levels
+from pymc_minibatch.latent.layout import ArrowLayout, Parts
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Conditional", "Reading", "Surrogate"]
+__all__ = ["Conditional", "Frame", "Reading", "Surrogate"]
 
 NOTHING = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coordinates η of the latent field: z = m + L⁻ᵀ η.
+
+    Attributes
+    ----------
+    layout : ArrowLayout
+        Where the latent variables are in a point.
+    origin : ndarray, shape (D,)
+        m, with h in its place.
+    factor : ArrowFactor
+        L.
+    """
+
+    layout: ArrowLayout
+    origin: np.ndarray
+    factor: ArrowFactor
+
+    def color(self, eta: Parts) -> np.ndarray:
+        """Return the point with these coordinates."""
+        point = self.origin.copy()
+        dense, groups = self.factor.color(*eta)
+        at = self.layout.split(point)
+        self.layout.put(point, at[0] + dense, at[1] + groups)
+        return point
+
+    def whiten(self, point: np.ndarray) -> Parts:
+        """Return the coordinates of a point."""
+        return self.factor.whiten(*self.layout.split(point - self.origin))
 
 
 @dataclass(frozen=True)
 class Conditional:
     """The latent field given hyperparameters, as a Gaussian.
 
+    It is factored when it is first asked for what needs the factor.
+
     Attributes
     ----------
-    point : ndarray, shape (D,)
-        The mode m(h), with h in its place.
-    dense, groups : ndarray, shape (p,) and (G, q)
-        m(h).
-    factor : ArrowFactor
-        L(h), the factor of the precision.
-    log_determinant : float
-        log |L|.
+    layout : ArrowLayout
+        Where the latent variables are in a point.
+    here : ndarray, shape (D,)
+        h, and the latent variables of the center, about which all is expanded.
     precision : Arrow
         Λ.
+    slope : tuple of ndarray
+        Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
-        Slope of the log prior at the center, and minus its curvature P there.
-    center : ndarray, shape (P,)
-        φ at h and the latent variables of the center.
+        Of the log prior there: its slope, and minus its curvature P.
+    phi : ndarray, shape (P,)
+        φ there.
+    damping : float
+        By how much the precision is raised before it is factored.
     """
 
-    point: np.ndarray
-    dense: np.ndarray
-    groups: np.ndarray
-    factor: ArrowFactor
-    log_determinant: float
+    layout: ArrowLayout
+    here: np.ndarray
     precision: Arrow
-    prior_slope: tuple[np.ndarray, np.ndarray]
+    slope: Parts
+    prior_slope: Parts
     prior_precision: Arrow
-    center: np.ndarray
+    phi: np.ndarray
+    damping: float
+
+    @cached_property
+    def factor(self) -> ArrowFactor:
+        """L(h); raises LinAlgError if the precision is not positive definite."""
+        damped = self.precision.damped(self.damping) if self.damping else self.precision
+        return damped.factor()
+
+    @cached_property
+    def is_proper(self) -> bool:
+        """Whether the precision is positive definite."""
+        try:
+            return np.isfinite(self.log_determinant)
+        except np.linalg.LinAlgError:
+            return False
+
+    @cached_property
+    def log_determinant(self) -> float:
+        """Half the log-determinant of the precision, log |L|."""
+        return self.factor.log_determinant()
+
+    @cached_property
+    def point(self) -> np.ndarray:
+        """The mode m(h), with h in its place, shape (D,)."""
+        return self.nearer(self.here, self.factor)
+
+    @property
+    def frame(self) -> Frame:
+        """Coordinates in which the field is standard normal."""
+        return Frame(self.layout, self.point, self.factor)
+
+    def nearer(self, point: np.ndarray, factor: ArrowFactor) -> np.ndarray:
+        """Return a point nearer to the mode, by a step with the factor of a similar precision."""
+        moved, step = point.copy(), factor.solve(*self.slope_at(point))
+        dense, groups = self.layout.split(point)
+        self.layout.put(moved, dense + step[0], groups + step[1])
+        return moved
+
+    def slope_at(self, point: np.ndarray) -> Parts:
+        """Return the slope of the log density at a point, dense part and groups."""
+        of_dense, of_groups = self.precision.product(*self.layout.split(point - self.here))
+        return self.slope[0] - of_dense, self.slope[1] - of_groups
 
 
 class Reading(NamedTuple):
@@ -204,28 +279,32 @@ class Surrogate:
         LinAlgError
             If its precision is not positive definite.
         """
-        field = self.field
+        given = self.factored_later(hyper, damping)
+        _ = given.factor
+        return given
+
+    def factored_later(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
+        """Return the same Gaussian before it is factored, which may yet fail."""
+        field, curvature = self.field, self.expansion.curvature
         here = self.center.copy()
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        curvature, raised = self.expansion.curvature, self._raised
-        joined = self._joined_by(onto)
-        precision = prior_precision + onto.pull_back(joined, raised)
-        factor = (precision.damped(damping) if damping else precision).factor()
+        pulled = onto.pull_back(self._joined_by(onto), self._raised)
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
-        center = self.phi(here)
-        delta = field.rows.split(center - self.expansion.at)
+        phi = self.phi(here)
         slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
-        bent = curvature.product(*delta)
+        bent = curvature.product(*field.rows.split(phi - self.expansion.at))
         of_rows = onto.transposed(slope[0] - bent[0], slope[1] - bent[1])
-        step = factor.solve(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1])
-        at = field.latent.split(here)
-        dense, groups = at[0] + step[0], at[1] + step[1]
-        field.latent.put(here, dense, groups)
-        determinant = factor.log_determinant()
         return Conditional(
-            here, dense, groups, factor, determinant, precision, of_prior, prior_precision, center
+            field.latent,
+            here,
+            precision=prior_precision + pulled,
+            slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
+            prior_slope=of_prior,
+            prior_precision=prior_precision,
+            phi=phi,
+            damping=damping,
         )
 
     def _joined_by(self, onto: LatentMap) -> Joined:
@@ -241,8 +320,9 @@ class Surrogate:
         blocks = given.precision.blocks_of(self.field.latent, levels.latent)
         cholesky = np.empty_like(blocks)
         factor_blocks(blocks, cholesky)
-        pull = self._times(given.precision, given.point - point)[levels.latent]
-        halfway = solve_blocks(cholesky, pull[:, :, None])[:, :, 0]
+        pull = np.zeros(point.size)
+        self.field.latent.put(pull, *given.slope_at(point))
+        halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]
         return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
 
     def level_ratios(
@@ -265,7 +345,7 @@ class Surrogate:
             ratios += self._values(cubic, after) - self._values(cubic, before)
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
-                away = (phi - given.center)[levels.rows]
+                away = (phi - given.phi)[levels.rows]
                 ratios += sign * np.sum(away * multiply_blocks(self.expansion.raised, away), axis=1)
         if levels.prior is not None:
             here, there = map(self.field.derivatives.coordinates.to_model, points)

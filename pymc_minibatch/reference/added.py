@@ -89,7 +89,6 @@ def _added(
         old,
         mode=tall.layout.unflatten(flat + step),
         flat=flat,
-        center=flat + step,
         gradient=gradient,
         hessian=hessian,
         curvature=hessian,

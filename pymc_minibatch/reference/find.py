@@ -85,7 +85,6 @@ FIND_AGAIN = "Find it again with pmb.find_reference()."
 
 _ARRAYS = (
     "flat",
-    "center",
     "gradient",
     "hessian",
     "curvature",
@@ -112,8 +111,6 @@ class Reference:
     flat : ndarray, shape (D,)
         The reference point, raveled in the order of the model's value variables: the mode, or where
         rows were added to those of another reference, its point.
-    center : ndarray, shape (D,)
-        The mode, raveled.
     gradient : ndarray, shape (D,)
         Sum over all rows of the gradients of their log-likelihood at the reference point.
     hessian : ndarray, shape (D, D)
@@ -156,7 +153,6 @@ class Reference:
 
     mode: Mapping[str, np.ndarray]
     flat: np.ndarray
-    center: np.ndarray
     gradient: np.ndarray
     hessian: np.ndarray
     curvature: np.ndarray
@@ -170,6 +166,11 @@ class Reference:
     several_modes: bool
     passes: float
     seconds: float
+
+    @property
+    def center(self) -> np.ndarray:
+        """The mode, raveled as `flat` is."""
+        return np.concatenate([np.ravel(values) for values in self.mode.values()]).astype(float)
 
     def precision_at(self, temperature: float) -> np.ndarray:
         """Precision of the Gaussian approximation of the posterior at T, shape (D, D)."""
@@ -434,7 +435,6 @@ def search(
     reference = Reference(
         mode=tall.layout.unflatten(theta),
         flat=theta,
-        center=theta,
         gradient=gradient,
         hessian=hessian,
         curvature=curvature,
@@ -483,7 +483,6 @@ class ExpansionOfMost:
             self.whole,
             mode=self._density.tall.layout.unflatten(flat),
             flat=flat,
-            center=flat,
             gradient=gradient,
             hessian=hessian,
             curvature=hessian,
