@@ -100,6 +100,9 @@ MOST_AT_ONCE = 10
 HELD_MOVES = 5
 """Moves of single hyperparameters with the effects held, in a round."""
 
+REMEMBERED = 2
+"""Conditional densities of the field: here and at the point proposed."""
+
 N_USUAL = 4
 """Hyperparameters for which the dense part is factored, where it is not for all."""
 
@@ -278,7 +281,7 @@ class LatentMoves:
         self.decide, self.sweep = decide, sweep
         self.density, self.rows, self.parameters = density, rows, parameters
         self.group_parameters, self.blocks = group_parameters, blocks
-        self.known: tuple[bytes, Conditional] | None = None
+        self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, list[Conditional]] | None = None
         self.here: Place | None = None
         self.costly = work > COSTLY
@@ -286,11 +289,17 @@ class LatentMoves:
         self.overhead = overhead(self.field, work)
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
-        """Return the Gaussian of the field given h, the last one from memory."""
+        """Return the Gaussian of the field given h, the last two from memory."""
         key = hyper.tobytes()
-        if self.known is None or self.known[0] != key:
-            self.known = key, self.surrogate.factored_later(hyper)
-        return self.known[1]
+        found = self.known.pop(key, None) or self.surrogate.factored_later(hyper)
+        if len(self.known) == REMEMBERED:
+            self.known.pop(next(iter(self.known)))
+        self.known[key] = found  # at the end: the first was needed longest ago
+        return found
+
+    def forget(self) -> None:
+        """Forget all that is kept in memory."""
+        self.known, self.usual, self.here = {}, None, None
 
     def draw(
         self,
@@ -429,7 +438,7 @@ class LatentMoves:
             moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
         candidate = mean + cholesky @ moved
         accepted, evaluated = False, counts.n_evaluated
-        then = self.surrogate.factored_later(candidate)
+        then = self.conditional(candidate)
         if given.is_proper and then.is_proper:
             proposed = then.frame.color(given.frame.whiten(point))
             before, after = self.at(point), self._looked_at(proposed)
@@ -443,7 +452,6 @@ class LatentMoves:
             accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
         if accepted:
             point[:] = proposed
-            self.known = candidate.tobytes(), then
             self.here = after
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
@@ -493,34 +501,38 @@ class LatentMoves:
         The levels of the factor keep their places in the Gaussian that all else leaves them.
         """
         axis, k = self.carried[i]
-        levels = self.field.levels[k]
-        given = self.conditional(point[self.field.hyper])
         hyper = point[self.field.hyper]
         hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
-        held, accepted = self.field.with_effects_held(point, hyper), False
-        if held is not None:
-            then = self.surrogate.factored_later(hyper)
-            mean, cholesky = self.surrogate.given_others(given, point, levels)
-            mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
-            eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-            proposed = held.point
-            proposed[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
+        proposed, log_jacobian = self.followed(point, hyper, self.field.levels[k])
+        accepted = False
+        if np.isfinite(log_jacobian):
             before, after = self.at(point), self._looked_at(proposed)
-            log_ratio = (
-                after.log_density
-                - log_diagonal(cholesky_then)
-                - before.log_density
-                + log_diagonal(cholesky)
-                + self._of_others(held, levels)
-            )
+            log_ratio = after.log_density - before.log_density + log_jacobian
             accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
         if accepted:
             point[:] = proposed
-            self.known = hyper.tobytes(), then
             self.here = after
         counts.accepted["hyper"].append(float(accepted))
         if tuning:
             walks.tune(i, float(accepted))
+
+    def followed(
+        self, point: np.ndarray, hyper: np.ndarray, levels: Levels
+    ) -> tuple[np.ndarray, float]:
+        """Return a point with another h that some levels follow, and log |∂z'/∂z|.
+
+        Where that is not finite, there is no such point.
+        """
+        held = self.field.with_effects_held(point, hyper)
+        if held is None:
+            return point, -np.inf
+        given, then = self.conditional(point[self.field.hyper]), self.conditional(hyper)
+        mean, cholesky = self.surrogate.given_others(given, point, levels)
+        mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+        eta = multiply_transposed(cholesky, point[levels.latent] - mean)
+        held.point[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
+        of_levels = log_diagonal(cholesky) - log_diagonal(cholesky_then)
+        return held.point, of_levels + self._of_others(held, levels)
 
     def _of_others(self, held: Held, levels: Levels) -> float:
         """Return log |∂z'/∂z| of all but some levels."""

@@ -305,7 +305,7 @@ class LatentSampler:
         point = self._coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state(), min(100, self.tall.n_rows))
-        self._moves.known = self._moves.here = None
+        self._moves.forget()
 
     def scale(self, state: LatentState) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""

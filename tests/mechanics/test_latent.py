@@ -294,6 +294,40 @@ def test_hyperparameters_move_with_effects_held(name: str, intercepts: LatentSam
     assert held.log_jacobian() == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
 
 
+def test_levels_follow_a_hyperparameter() -> None:
+    """The Jacobian of the move is that of differences; here two factors share a scale."""
+    sampler = sampler_of(shared_scale_model())
+    moves, field = sampler._moves, sampler.field
+    rng = np.random.default_rng(34)
+    point = field.derivatives.tall.start + rng.normal(0, 0.3, field.derivatives.tall.start.size)
+    hyper = point[field.hyper] + 0.2
+    latent = np.concatenate([field.latent.dense, field.latent.groups.ravel()])
+    assert len(field.levels) == 2
+    for levels in field.levels:
+        proposed, log_jacobian = moves.followed(point, hyper, levels)
+        jacobian = np.empty((latent.size, latent.size))
+        for j, position in enumerate(latent):
+            shifted = point.copy()
+            shifted[position] += 1e-3
+            jacobian[:, j] = (moves.followed(shifted, hyper, levels)[0] - proposed)[latent] / 1e-3
+        assert log_jacobian == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
+        back, log_back = moves.followed(proposed, point[field.hyper], levels)
+        np.testing.assert_allclose(back, point, rtol=1e-8, atol=1e-8)
+        assert log_back == pytest.approx(-log_jacobian, abs=1e-8)
+
+
+def shared_scale_model() -> pm.Model:
+    """Two crossed factors that are not centred, with one scale."""
+    rng = np.random.default_rng(35)
+    first, second = rng.integers(0, 12, 300), rng.integers(0, 7, 300)
+    with pm.Model() as model:
+        scale, mu = pm.HalfNormal("scale", 1), pm.Normal("mu", 0, 2)
+        a, b = pm.Normal("a", shape=12), pm.Normal("b", shape=7)
+        eta = mu + scale * (a[first] + b[second])
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 300))
+    return model
+
+
 def sampler_of(model: pm.Model) -> LatentSampler:
     return make_latent_sampler(TallModel(model), Penalty(), 1.0)
 
