@@ -35,6 +35,7 @@ SITE = RNG.integers(0, N_SITES, N)
 CLASS = RNG.integers(0, N_CLASSES, N)
 PAIRS = RNG.normal(size=(N, 2)) + Y[:, None]
 TABLE = RNG.multinomial(12, np.ones(N_CLASSES) / N_CLASSES, N)
+ATTRIBUTES = RNG.normal(size=(N, N_CLASSES, 3))
 SHARES = RNG.dirichlet(np.ones(N_CLASSES), N)
 
 GALLERY: dict[str, Callable[[], pm.Model]] = {}
@@ -561,6 +562,29 @@ def column_vectors() -> None:
 def reshaped() -> None:
     x = pm.Data("x", X[:, None, :])
     pm.Normal("y", x.reshape((N, 3)) @ coefficients(), 1.0, observed=Y)
+
+
+def _choice(attributes: pt.TensorLike) -> None:
+    """What rows choose of four, by three attributes of each."""
+    of_each = pt.concatenate([pt.zeros(1), pm.Normal("alpha", shape=N_CLASSES - 1)])
+    pm.Categorical("y", logit_p=pt.dot(attributes, coefficients()) + of_each, observed=CLASS)
+
+
+@model
+def choice_by_attributes() -> None:
+    _choice(ATTRIBUTES)
+
+
+@model
+def choice_by_attributes_in_data() -> None:
+    _choice(pm.Data("x", ATTRIBUTES))
+
+
+@model
+def two_products_of_a_stack() -> None:
+    beta = pm.Normal("beta", 0, 1, shape=(3, 2))
+    mean = pt.dot(pm.Data("x", ATTRIBUTES), beta)
+    pm.Normal("y", mean, 1.0, observed=ATTRIBUTES[:, :, :2])
 
 
 @model

@@ -76,7 +76,7 @@ WALK = 0.2
 
 WALK_SPREAD = 1.0
 
-SHORTER = 0.25
+SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
 
 HYPER_MOVES = 2

@@ -365,6 +365,6 @@ def _with_correlations(curvature: np.ndarray, lengths: np.ndarray, fall: object)
     for shrink in (1.0, 0.7, 0.4, 0.0):
         candidate = curvature + shrink * full
         scale = np.sqrt(np.diagonal(candidate))
-        if np.linalg.eigvalsh(candidate / np.outer(scale, scale)).min() > 0.02:
+        if np.linalg.eigvalsh(candidate / np.outer(scale, scale)).min(initial=1.0) > 0.02:
             return candidate
     return curvature

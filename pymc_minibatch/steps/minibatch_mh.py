@@ -80,8 +80,8 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
-STEPS_WITH_DETERMINISTICS = 4
-"""Transitions of a draw at which PyMC evaluates as many numbers as there are rows."""
+ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
+"""Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
 
 LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
@@ -170,8 +170,8 @@ class MinibatchMH(TallStep):
         Transitions for each draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
         one where a transition reads many rows. Of a model with effects a transition moves all of
-        them, and "auto" takes one, or four where PyMC evaluates all rows at each draw for a
-        Deterministic and the moves cost less than that.
+        them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
+        rows at each draw for a Deterministic, but one where a transition is costly.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
@@ -321,6 +321,7 @@ class MinibatchMH(TallStep):
         self.residents: Residents | None = None
         self.ball: Ball | None = None
         self.least_batch = LEAST_BATCH
+        self.steps_are_free = steps_per_draw == "auto"
         free = reference is None and moves is None and control_variate in ("auto", 2)
         self.latent = self._latent_sampler(is_open, rows) if free else None
         if self.latent is None:
@@ -329,12 +330,9 @@ class MinibatchMH(TallStep):
                 self.steps_per_draw = steps_of_draw(
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
-        elif (
-            steps_per_draw == "auto"
-            and not self.latent.costly
-            and self.tall.deterministics_of_rows()
-        ):
-            self.steps_per_draw = STEPS_WITH_DETERMINISTICS
+        elif steps_per_draw == "auto" and not self.latent.costly:
+            rows_are_evaluated = bool(self.tall.deterministics_of_rows())
+            self.steps_per_draw = ROUNDS_WITH_DETERMINISTICS if rows_are_evaluated else ROUNDS
         _log.info(self.choice)
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
@@ -583,7 +581,7 @@ class MinibatchMH(TallStep):
         counts = self.latent.draw(
             self.rng,
             flat,
-            self.steps_per_draw,
+            1 if self.tune and self.steps_are_free else self.steps_per_draw,
             self.tune,
             self.proposal_state,
             int(self.batch_state.size[0]),

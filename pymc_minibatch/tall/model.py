@@ -60,6 +60,7 @@ from pymc_minibatch.tall.sources import (
     check_finite,
     open_sources,
 )
+from pymc_minibatch.tall.stacks import unmerge
 from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
 from pymc_minibatch.tall.tables import Wanted
 
@@ -496,7 +497,7 @@ class TallModel:
             self.n_rows = self._n_own = n_rows
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
-            self._full_term = pt.cast(sum_rows(rows, n_rows), "float64")
+            self._full_term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:

@@ -138,7 +138,7 @@ def test_a_group_variance_near_zero(centred, nuts_of_group_effects):
     """A posterior that no Gaussian fits: the draws are right, from a part of the rows."""
     with group_effects(centred):
         step = pmb.MinibatchMH()
-        idata = pm.sample(8000, tune=1000, step=step, **SETTINGS)
+        idata = pm.sample(4000, tune=1000, step=step, **SETTINGS)
     assert idata.sample_stats.batch_size.mean() < 0.2 * step.n_rows
     ours, theirs = idata.posterior, nuts_of_group_effects
     for method in ("mean", "sd"):
