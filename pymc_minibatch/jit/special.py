@@ -3,6 +3,7 @@
 Without a translation PyTensor calls back into Python, and the kernel cannot be kept on disk.
 """
 
+import math
 from typing import Any
 
 from numba.extending import register_jitable
@@ -14,14 +15,19 @@ from pymc_minibatch.jit.cache import source_number
 
 __all__ = ["trigamma"]
 
+SMALLEST = 1e-150
+"""Numbers whose squares are not zero."""
+
 
 @register_jitable
 def trigamma(x: float) -> float:
-    """Second derivative of log Gamma, for x > 0, to about 1e-15 relative.
+    """Second derivative of log Gamma, for x ≥ 0, to about 1e-15 relative; NaN for x < 0.
 
     The recurrence trigamma(x) = trigamma(x + 1) + 1/x² leads to where the asymptotic series
     (Abramowitz and Stegun 6.4.12) converges at once.
     """
+    if x < SMALLEST:  # machine code raises where it divides by zero
+        return math.inf if x >= 0.0 else math.nan
     total = 0.0
     while x < 12.0:
         total += 1 / x**2

@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from models import logistic_model, logistic_rows
+from numba import njit
 from scipy.special import polygamma
 
 import pymc_minibatch as pmb
@@ -54,6 +55,15 @@ def test_trigamma_matches_scipy():
     x = np.geomspace(1e-3, 1e6, 500)
     ours = np.array([trigamma(value) for value in x])
     np.testing.assert_allclose(ours, polygamma(1, x), rtol=1e-13)
+
+
+def test_trigamma_where_its_square_is_not_a_number():
+    """A shape that has become zero, as far from the mode, must not end a run."""
+    compiled = njit(lambda x: trigamma(x))
+    assert compiled(0.0) == compiled(1e-200) == np.inf
+    assert np.isnan(compiled(-1.0))
+    assert np.isnan(compiled(np.nan))
+    assert compiled(np.inf) == 0.0
 
 
 def test_the_mode_is_the_mode(model, reference):
