@@ -181,9 +181,9 @@ class RowFunctions:
     def derivatives(self) -> CompiledFunction:
         """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b)."""
         second = [
-            grad(pt.sum(f), v, disconnected_inputs="ignore")
+            bend
             for i, f in enumerate(self._slopes)
-            for v in self.structure.locals[: i + 1]
+            for bend in _gradient(f, self.structure.locals[: i + 1])
         ]
         graphs = self._of_inputs([self._f, *self._slopes, *second])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
@@ -286,9 +286,7 @@ class RowFunctions:
 
     @made_once
     def _slopes(self) -> list[Any]:
-        total: Any = pt.sum(self._f)
-        locals_ = self.structure.locals
-        return simplified([grad(total, v, disconnected_inputs="ignore") for v in locals_])
+        return simplified(_gradient(self._f, self.structure.locals))
 
     @made_once
     def _v(self) -> Any:
@@ -311,6 +309,12 @@ class RowFunctions:
         if not vectors:
             return pt.zeros((self._ones.shape[0], 0), dtype=dtype)
         return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
+
+
+def _gradient(of_rows: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Derivatives of each row by its own inputs."""
+    found: Any = grad(pt.sum(of_rows), list(inputs), disconnected_inputs="ignore")
+    return found
 
 
 def simplified(graphs: Sequence[Any]) -> list[Any]:
