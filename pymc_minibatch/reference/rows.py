@@ -312,7 +312,7 @@ class RowFunctions:
 
 
 def _gradient(of_rows: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Derivatives of each row by its own inputs."""
+    """Differentiate each row by its own inputs."""
     found: Any = grad(pt.sum(of_rows), list(inputs), disconnected_inputs="ignore")
     return found
 
