@@ -22,7 +22,9 @@ from pytensor.graph.fg import AbstractFunctionGraph, FunctionGraph
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import math as psm
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from scipy import special
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
@@ -150,7 +152,18 @@ def _run(node: Apply) -> Callable[..., Sequence[Any]]:
     if isinstance(op, ps.ScalarOp):
         out: Any = node.outputs[0]
         return partial(_elementwise, _ufunc(op), out.type.dtype)
+    if isinstance(op, Blockwise):
+        return _of_blocks(op, node)
     if isinstance(op, HasInnerGraph):
+        raise NotVectorizedError(str(op))
+    return partial(_perform, op, node)
+
+
+def _of_blocks(op: Blockwise, node: Apply) -> Callable[..., Sequence[Any]]:
+    """Return what does an operation for each row; PyTensor's own loop is not safe in threads."""
+    if isinstance(op.core_op, SolveTriangular):
+        return partial(_solve_triangular, op.core_op)
+    if op.gufunc_spec is None and getattr(op.core_op, "gufunc_spec", None) is None:
         raise NotVectorizedError(str(op))
     return partial(_perform, op, node)
 
@@ -163,6 +176,20 @@ def _perform(op: Any, node: Apply, *args: Any) -> list[Any]:
     storage: list[list[Any]] = [[None] for _ in node.outputs]
     op.perform(node, list(args), storage)
     return [each[0] for each in storage]
+
+
+def _solve_triangular(op: Any, a: np.ndarray, b: np.ndarray) -> list[Any]:
+    """Solve one triangular system for each row by substitution."""
+    if op.b_ndim == 1:
+        b = b[..., None]
+    leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    x = np.empty((*leading, *b.shape[-2:]), dtype=np.result_type(a, b))
+    size = a.shape[-1]
+    for i in range(size) if op.lower else reversed(range(size)):
+        known = slice(0, i) if op.lower else slice(i + 1, size)
+        rest = b[..., i, :] - np.einsum("...j,...jk->...k", a[..., i, known], x[..., known, :])
+        x[..., i, :] = rest if op.unit_diagonal else rest / a[..., i, i, None]
+    return [x[..., 0] if op.b_ndim == 1 else x]
 
 
 def _ufunc(op: Any) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from pymc.model import modelcontext
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import io_toposort
 from pytensor.link.numba.cache import NUMBA_CACHE_PATH
 
 from pymc_minibatch.jit.cache import PACKAGE, code_key, warn_once
@@ -134,7 +135,12 @@ def _read(path: str) -> Graph | None:
 
 def _write(path: str, graph: Graph) -> None:
     """Put a file in place whole, as other processes may read it meanwhile."""
-    content = pickle.dumps(graph)
+    for node in io_toposort(*graph):
+        node.tag.__dict__.pop("gufunc", None)  # a loop that is made anew and cannot be pickled
+    try:
+        content = pickle.dumps(graph)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
+        return
     if len(content) > LARGEST:
         return
     try:

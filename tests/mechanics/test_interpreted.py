@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import sleep
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from numba import njit
+from scipy.linalg import solve_triangular
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
@@ -73,6 +75,41 @@ def test_it_is_called_by_threads_and_sent(values):
         totals = list(pool.map(lambda shift: found(values[0] + shift, *values[1:]), range(50)))
     again = [sent.outputs(values[0] + shift, *values[1:])[0] for shift in range(50)]
     np.testing.assert_array_equal(totals, again)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("b_ndim", [1, 2])
+@pytest.mark.parametrize("unit_diagonal", [True, False])
+def test_triangular_systems_of_rows(lower, b_ndim, unit_diagonal):
+    """Threads solve those of different rows at once, with one matrix or one for each row."""
+    rng = np.random.default_rng(3)
+    right = pt.tensor("b", shape=(None, 3) if b_ndim == 1 else (None, 3, 2), dtype="float64")
+    of_all, of_each = pt.dmatrix("a"), pt.dtensor3("c")
+    solve = {"lower": lower, "b_ndim": b_ndim, "unit_diagonal": unit_diagonal}
+    graphs = [pt.linalg.solve_triangular(a, right, **solve) for a in (of_all, of_each)]
+    found = evaluator([of_all, of_each, right], graphs)
+    assert isinstance(found, Interpreted)
+    n = 2000
+    b = rng.normal(size=(n, 3) if b_ndim == 1 else (n, 3, 2))
+    matrices = rng.normal(size=(n, 3, 3)) + 3 * np.eye(3)
+
+    def of_rows(rows):
+        return found.outputs(matrices[0], matrices[rows], b[rows])
+
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(of_rows, np.split(np.arange(n), 40)))
+    scipys = partial(solve_triangular, lower=lower, unit_diagonal=unit_diagonal)
+    expected = [[scipys(matrices[0], row) for row in b], list(map(scipys, matrices, b))]
+    for k in range(2):
+        actual = np.concatenate([part[k] for part in parts])
+        np.testing.assert_allclose(actual, expected[k], rtol=1e-9, atol=1e-12)
+
+
+def test_loops_over_rows_that_threads_would_share_are_compiled():
+    """PyTensor's own loop keeps the row at hand where all threads write it."""
+    of_each = pt.dtensor3("c")
+    graph = pt.linalg.cholesky(of_each)
+    assert not isinstance(evaluator([of_each], [graph]), Interpreted)
 
 
 def test_what_numpy_cannot_do_is_compiled(values):
