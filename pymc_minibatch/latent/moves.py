@@ -527,8 +527,11 @@ class LatentMoves:
         if held is None:
             return point, -np.inf
         given, then = self.conditional(point[self.field.hyper]), self.conditional(hyper)
-        mean, cholesky = self.surrogate.given_others(given, point, levels)
-        mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+        try:
+            mean, cholesky = self.surrogate.given_others(given, point, levels)
+            mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+        except np.linalg.LinAlgError:
+            return point, -np.inf
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         held.point[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
         of_levels = log_diagonal(cholesky) - log_diagonal(cholesky_then)
@@ -594,7 +597,10 @@ class LatentMoves:
         a proposal, on which blocks of levels decide.
         """
         given = self.conditional(point[self.field.hyper])
-        mean, cholesky = self.surrogate.given_others(given, point, levels)
+        try:
+            mean, cholesky = self.surrogate.given_others(given, point, levels)
+        except np.linalg.LinAlgError:
+            return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns)
         moved, _ = _rotated(rng, eta, angle)

@@ -316,10 +316,17 @@ class Surrogate:
     def given_others(
         self, given: Conditional, point: np.ndarray, levels: Levels
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables."""
+        """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables.
+
+        Raises
+        ------
+        LinAlgError
+            If the precision of a level is not positive definite.
+        """
         blocks = given.precision.blocks_of(self.field.latent, levels.latent)
         cholesky = np.empty_like(blocks)
-        factor_blocks(blocks, cholesky)
+        if not factor_blocks(blocks, cholesky):
+            raise np.linalg.LinAlgError("The block of a level is not positive definite.")
         pull = np.zeros(point.size)
         self.field.latent.put(pull, *given.slope_at(point))
         halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]

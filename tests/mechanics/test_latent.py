@@ -21,6 +21,7 @@ from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.moves import MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -314,6 +315,27 @@ def test_levels_follow_a_hyperparameter() -> None:
         back, log_back = moves.followed(proposed, point[field.hyper], levels)
         np.testing.assert_allclose(back, point, rtol=1e-8, atol=1e-8)
         assert log_back == pytest.approx(-log_jacobian, abs=1e-8)
+
+
+def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None:
+    """Such as where a prior is not concave: no move rests on a factor that is not there."""
+    sampler = sampler_of(shared_scale_model())
+    moves, field, rng = sampler._moves, sampler.field, np.random.default_rng(36)
+    point = sampler._start(rng, field.derivatives.tall.start).copy()
+    state, counts = sampler.initial_state(), MoveCounts()
+    given = moves.conditional(point[field.hyper])
+    improper = replace(
+        given,
+        precision=Arrow(given.precision.dense, given.precision.cross, -given.precision.blocks),
+    )
+    assert not improper.is_proper
+    moves.known[point[field.hyper].tobytes()] = improper
+    scale, before = (state.mean, state.cholesky), point.copy()
+    moves.move_dense(rng, point, False, scale, state.turns[1], counts)
+    moves.move_levels(rng, point, False, field.levels[0], moves.blocks[0], state.turns[2], counts)
+    moves.move_hyper(rng, point, False, state.turns[0], scale, counts)
+    np.testing.assert_array_equal(point, before)
+    assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 
 
 def shared_scale_model() -> pm.Model:
