@@ -129,19 +129,15 @@ class Conditional:
     @cached_property
     def point(self) -> np.ndarray:
         """The mode m(h), with h in its place, shape (D,)."""
-        return self.nearer(self.here, self.factor)
+        point, step = self.here.copy(), self.factor.solve(*self.slope)
+        dense, groups = self.layout.split(self.here)
+        self.layout.put(point, dense + step[0], groups + step[1])
+        return point
 
     @property
     def frame(self) -> Frame:
         """Coordinates in which the field is standard normal."""
         return Frame(self.layout, self.point, self.factor)
-
-    def nearer(self, point: np.ndarray, factor: ArrowFactor) -> np.ndarray:
-        """Return a point nearer to the mode, by a step with the factor of a similar precision."""
-        moved, step = point.copy(), factor.solve(*self.slope_at(point))
-        dense, groups = self.layout.split(point)
-        self.layout.put(moved, dense + step[0], groups + step[1])
-        return moved
 
     def slope_at(self, point: np.ndarray) -> Parts:
         """Return the slope of the log density at a point, dense part and groups."""
