@@ -89,7 +89,7 @@ def test_triangular_systems_of_rows(lower, b_ndim, unit_diagonal):
     graphs = [pt.linalg.solve_triangular(a, right, **solve) for a in (of_all, of_each)]
     found = evaluator([of_all, of_each, right], graphs)
     assert isinstance(found, Interpreted)
-    n = 2000
+    n = 8000
     b = rng.normal(size=(n, 3) if b_ndim == 1 else (n, 3, 2))
     matrices = rng.normal(size=(n, 3, 3)) + 3 * np.eye(3)
 
@@ -97,7 +97,7 @@ def test_triangular_systems_of_rows(lower, b_ndim, unit_diagonal):
         return found.outputs(matrices[0], matrices[rows], b[rows])
 
     with ThreadPoolExecutor(4) as pool:
-        parts = list(pool.map(of_rows, np.split(np.arange(n), 40)))
+        parts = list(pool.map(of_rows, np.split(np.arange(n), 8)))
     scipys = partial(solve_triangular, lower=lower, unit_diagonal=unit_diagonal)
     expected = [[scipys(matrices[0], row) for row in b], list(map(scipys, matrices, b))]
     for k in range(2):
