@@ -338,6 +338,27 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 
 
+def test_effects_whose_scales_are_known() -> None:
+    """There is no hyperparameter; effects move about their exact conditional means."""
+    rng = np.random.default_rng(37)
+    group = np.repeat(np.arange(60), 20)
+    y = rng.normal(size=60)[group] + rng.normal(size=group.size)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("effect", 0, 1, shape=60)[group], 1.0, observed=y)
+    sampler = sampler_of(model)
+    assert not sampler.field.hyper.size
+    sums = np.bincount(group, y)
+    np.testing.assert_allclose(sampler.reference.surrogate.center, sums / 21, rtol=1e-6)
+    point, state = sums / 21, sampler.initial_state()
+    draws = np.empty((400, 60))
+    for draw in draws:
+        sampler.draw(rng, point, 1, False, state, 50)
+        draw[:] = point
+    z = (draws.mean(axis=0) - sums / 21) * np.sqrt(21)  # of some 200 effective draws
+    assert np.abs(z).max() < 0.5
+    assert draws.std() == pytest.approx(np.sqrt((sums / 21).var() + 1 / 21), rel=0.05)
+
+
 def shared_scale_model() -> pm.Model:
     """Two crossed factors that are not centred, with one scale."""
     rng = np.random.default_rng(35)
