@@ -172,10 +172,6 @@ class ArrowFactor:
         return self.color(self.schur.solve(rest), halfway)
 
 
-def _by_rows(matrix: Matrix) -> bool:
-    return sparse.issparse(matrix) and matrix.format == "csr"
-
-
 def compact(matrix: Matrix) -> Matrix:
     """Return a matrix as a sparse one if it is large and mostly zero, else as an array."""
     size = math.prod(matrix.shape)
@@ -246,6 +242,10 @@ def _block_diagonal(blocks: np.ndarray) -> sparse.csr_array:
     return sparse.csr_array((blocks.ravel(), every, starts), shape)
 
 
+def _by_rows(matrix: Matrix) -> bool:
+    return sparse.issparse(matrix) and matrix.format == "csr"
+
+
 def _scaled_rows(scale: np.ndarray, matrix: Matrix) -> Matrix:
     entries = matrix.data * np.repeat(scale, np.diff(matrix.indptr))
     return sparse.csr_array((entries, matrix.indices, matrix.indptr), matrix.shape)
@@ -282,20 +282,20 @@ def _minus_gram(dense: Matrix, reduced: Matrix) -> Matrix:
     rest = dense.toarray() if sparse.issparse(dense) else dense.copy()
     by_column = reduced.tocsc()
     by_row = by_column.tocsr()  # with sorted columns
-    subtract_gram(_parts(by_row), _parts(by_column), rest)
+    subtract_gram(_compressed(by_row), _compressed(by_column), rest)
     return rest.T
 
 
-type _Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+type _Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Where the rows, or columns, of a sparse matrix start, positions in them, and entries."""
 
 
-def _parts(matrix: sparse.csr_array | sparse.csc_array) -> _Parts:
+def _compressed(matrix: sparse.csr_array | sparse.csc_array) -> _Compressed:
     return matrix.indptr, matrix.indices, matrix.data
 
 
 @jit_kept
-def subtract_gram(by_row: _Parts, by_column: _Parts, dense: np.ndarray) -> None:
+def subtract_gram(by_row: _Compressed, by_column: _Compressed, dense: np.ndarray) -> None:
     """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
 
     It is written row by row, since a row of it stays in cache and the whole does not.

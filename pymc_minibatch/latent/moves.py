@@ -107,7 +107,7 @@ N_USUAL = 4
 """Hyperparameters for which the dense part is factored, where it is not for all."""
 
 HELD_IN_A_ROW = 3
-"""The same of each, where other moves of h are rare."""
+"""Moves of each hyperparameter with the effects held, in a round where others are rare."""
 
 CARRIED_MOVES = 3
 """Moves of single hyperparameters that one factor follows, in a round."""

@@ -160,7 +160,7 @@ class LatentSampler:
 
         Noise of σ needs rows in proportion to 1 / σ², and leaves 2 Φ(−σ / 2) of the moves.
         """
-        share = FACTORING_SHARE if self.costly else 1.0
+        share = 1.0 if self.carried is None else FACTORING_SHARE
         fixed = overhead(self.field, share * self.work)
         sigmas = (SIGMA_OF_COSTLY, *SIGMAS) if self.costly else SIGMAS
         tests = [Penalty(sigma=sigma) for sigma in sigmas]

@@ -326,11 +326,11 @@ class MinibatchMH(TallStep):
         self.latent = self._latent_sampler(is_open, rows) if free else None
         if self.latent is None:
             rows_read = self._set_up_plainly(is_open, moves, reference, control_variate, rows)
-            if steps_per_draw == "auto":
+            if self.steps_are_free:
                 self.steps_per_draw = steps_of_draw(
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
-        elif steps_per_draw == "auto" and not self.latent.costly:
+        elif self.steps_are_free and not self.latent.costly:
             rows_are_evaluated = bool(self.tall.deterministics_of_rows())
             self.steps_per_draw = ROUNDS_WITH_DETERMINISTICS if rows_are_evaluated else ROUNDS
         _log.info(self.choice)

@@ -25,7 +25,14 @@ from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["batch_input", "data_leaves", "leaf_value", "rebuild_graph", "slice_rows"]
+__all__ = [
+    "batch_input",
+    "constant_length",
+    "data_leaves",
+    "leaf_value",
+    "rebuild_graph",
+    "slice_rows",
+]
 
 
 def leaf_value(leaf: Variable) -> np.ndarray:
@@ -108,7 +115,7 @@ def _rebuild(
     if isinstance(node.op, SpecifyShape):
         # Its check is slow to compile and was made on the whole graph. A length of 1 is more than a
         # check: it lets the axis broadcast.
-        lengths = [_constant_length(length) for length in node.inputs[1:]]
+        lengths = [constant_length(length) for length in node.inputs[1:]]
         ones = tuple(1 if n == 1 else None for n in lengths)
         return [specify_shape(inputs[0], ones)] if 1 in ones else [inputs[0]]
     if isinstance(node.op, Alloc):
@@ -128,7 +135,7 @@ def _rebuild(
     return node.op.make_node(*inputs).outputs
 
 
-def _constant_length(length: Variable) -> int | None:
+def constant_length(length: Variable) -> int | None:
     """Return a length that is known when the graph is built."""
     if isinstance(length, SharedVariable):
         return int(length.get_value())
@@ -139,7 +146,7 @@ def _constant_length(length: Variable) -> int | None:
 
 
 def _batch_length(length: Variable, n_rows: int, n_batch: TensorVariable) -> Variable:
-    return n_batch if _constant_length(length) == n_rows else length
+    return n_batch if constant_length(length) == n_rows else length
 
 
 def _batch_shape(shape: Variable, n_rows: int, n_batch: TensorVariable) -> Variable:

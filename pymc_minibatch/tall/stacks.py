@@ -13,11 +13,12 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import io_toposort
-from pytensor.tensor.basic import MakeVector, get_underlying_scalar_constant_value
+from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape_i
+
+from pymc_minibatch.tall.slicing import constant_length
 
 __all__ = ["unmerge"]
 
@@ -55,17 +56,17 @@ def _stack(merged: Variable, parts: Sequence[Any], n_leading: int) -> Any:
         return None
     parts = parts[:n_leading]
     if isinstance(merged, Constant):
-        lengths = _constants(parts)
-        if None in lengths or math.prod(lengths) != len(merged.data):  # type: ignore[arg-type]
+        lengths = [constant_length(length) or 0 for length in parts]
+        if math.prod(lengths) != len(merged.data):
             return None
         return pt.constant(merged.data.reshape(*lengths, merged.data.shape[1]))
     if merged.owner is None or not isinstance(merged.owner.op, Reshape):
         return None
     stack, shape = merged.owner.inputs
     ends = _lengths(shape)[1:]
-    wanted = [*parts, *ends]
-    are_kept = len(ends) == 1 and len(wanted) == stack.ndim
-    are_kept = are_kept and all(_is_length(n, stack, axis) for axis, n in enumerate(wanted))
+    if len(ends) != 1 or stack.ndim != n_leading + 1:
+        return None
+    are_kept = all(_is_length(n, stack, axis) for axis, n in enumerate([*parts, *ends]))
     return stack if are_kept else None
 
 
@@ -88,15 +89,5 @@ def _is_length(length: Variable, array: Variable, axis: int) -> bool:
     node = length.owner
     if node is not None and isinstance(node.op, Shape_i):
         return node.op.i == axis and node.inputs[0] is array
-    return array.type.shape[axis] is not None and _constants([length]) == [array.type.shape[axis]]
-
-
-def _constants(variables: Sequence[Variable]) -> list[int | None]:
-    """Return numbers that are known when the graph is built."""
-    found: list[int | None] = []
-    for variable in variables:
-        try:
-            found.append(int(get_underlying_scalar_constant_value(variable)))
-        except NotScalarConstantError:
-            found.append(None)
-    return found
+    known = array.type.shape[axis]
+    return known is not None and constant_length(length) == known
