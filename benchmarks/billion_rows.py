@@ -5,7 +5,7 @@ nothing of their size is ever stored. Two workers with 2 GB each run the passes;
 main process on rows that were gathered.
 
     python benchmarks/billion_rows.py --rows 1e7
-    python benchmarks/billion_rows.py --rows 1e9 --workers 2
+    python benchmarks/billion_rows.py --rows 1e9 --part-rows 2.5e6 --chains 1
 """
 
 import argparse
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 N_COLUMNS = 10
-PART_ROWS = 500_000
 ROWS_IN_MEMORY = 2e7
 BETA = np.linspace(-0.5, 0.5, N_COLUMNS)
 
@@ -33,14 +32,14 @@ def make_rows(part: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     return X, (rng.random(n, dtype=np.float32) < 1 / (1 + np.exp(-eta))).astype(np.int8)
 
 
-def rows_of(n_rows: int) -> dict[str, object]:
+def rows_of(n_rows: int, part_rows: int) -> dict[str, object]:
     """Return Dask arrays whose blocks make their rows."""
     import dask
     import dask.array as da
 
     X, y = [], []
-    for part, first in enumerate(range(0, n_rows, PART_ROWS)):
-        n = min(PART_ROWS, n_rows - first)
+    for part, first in enumerate(range(0, n_rows, part_rows)):
+        n = min(part_rows, n_rows - first)
         block = dask.delayed(make_rows, nout=2)(part, n)
         X.append(da.from_delayed(block[0], (n, N_COLUMNS), np.float32))
         y.append(da.from_delayed(block[1], (n,), np.int8))
@@ -99,6 +98,7 @@ def main() -> None:
     """Run it and print a report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=float, default=1e7)
+    parser.add_argument("--part-rows", type=float, default=5e5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory", default="2GB", help="limit of each worker")
     parser.add_argument("--draws", type=int, default=1000)
@@ -128,7 +128,9 @@ def main() -> None:
         pm.Bernoulli("y", logit_p=pm.Data("X", stand_in) @ beta, observed=np.arange(50) % 2)
         sent, start = loopback_bytes(), time.perf_counter()
         step = pmb.MinibatchMH(
-            data=rows_of(int(options.rows)), acceptance="exact", rows_in_memory=ROWS_IN_MEMORY
+            data=rows_of(int(options.rows), int(options.part_rows)),
+            acceptance="exact",
+            rows_in_memory=ROWS_IN_MEMORY,
         )
         ready = time.perf_counter()
         runs = [

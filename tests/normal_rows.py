@@ -7,6 +7,8 @@ every mu, which is the Fisher information.
 import numpy as np
 import pymc as pm
 
+from pymc_minibatch.steps.schedule import Constant
+
 N_ROWS, BATCH = 500, 100
 FULL = np.array([[1.0, 0.6, 0.0], [0.0, 1.0, -0.5], [0.0, 0.0, 2.0]])
 Z_MAX = 5.0
@@ -45,3 +47,11 @@ def assert_moments(draws, mean, covariance):
     assert (abs(z.mean(axis=0)) < Z_MAX / np.sqrt(len(z))).all()
     error = abs(np.cov(z.T) - np.eye(3))
     assert (error < Z_MAX * np.sqrt((1 + np.eye(3)) / len(z))).all(), error
+
+
+class Noiseless(Constant):
+    """Steps that only climb."""
+
+    def of_draw(self, draw, steps_per_draw):
+        sizes, noisy = super().of_draw(draw, steps_per_draw)
+        return sizes, ~noisy

@@ -265,7 +265,12 @@ def _on_cluster(
             client.cancel([*futures, *watched])
             raise _LeafError(number, cause)
         advance()
-    return client.gather(futures)
+    return client.gather(futures, direct=_is_here(client))
+
+
+def _is_here(client: Any) -> bool:
+    """Whether all workers are on this machine: their results need not pass the scheduler then."""
+    return "//127.0.0.1:" in client.scheduler.address
 
 
 class _LeafError(Exception):

@@ -16,7 +16,9 @@ from pymc.step_methods.state import equal_dataclass_values
 from stored import as_memory_maps, as_paths, as_zarr
 
 from pymc_minibatch import SGFS, SGHMC, SGLD, SGNHT, Cyclical, Polynomial, find_reference
+from pymc_minibatch.kernels.gradient import make_estimate
 from pymc_minibatch.kernels.sgfs import average_covariance, scoring_state
+from pymc_minibatch.kernels.sgld import LangevinState, learn_scale
 
 TUNE, DRAWS = 20, 15
 STEPS = [SGFS, SGLD, SGHMC, SGNHT]
@@ -195,6 +197,36 @@ def test_draws_are_those_of_a_model_with_the_data(stored, kind, tmp_path):
 # --- Fisher information -----------------------------------------------------------------------
 
 
+def test_the_gradient_of_a_batch_is_that_of_its_rows(model, reference):
+    """Also of a batch of an odd number that is summed in two halves, to tell of the noise."""
+    step = new_step(SGLD, model, reference, control_variate=0)
+    estimate = make_estimate([values.ndim for values in step.tall.data])
+    flat = step.tall.layout.flatten(model.initial_point()) + 0.1
+    rows, active = np.empty(7, np.int64), np.arange(flat.size)
+    noise = np.empty(flat.size)
+    whole, halved = np.empty(flat.size), np.empty(flat.size)
+    for gradient, sampled in ((whole, noise[:0]), (halved, noise)):
+        rng = np.random.default_rng(1)
+        estimate(rng, flat, active, step._density, rows, gradient, sampled)
+
+    def slope(some, scale):
+        """Gradient of the sum of rows by differences, times a scale; the prior if there is none."""
+
+        def value(point):
+            if not len(some):
+                return float(step.tall.compiled_prior_logp(point))
+            return np.sum(step.tall.compiled_row_logp(point, *step.tall.batch(some)))
+
+        steps = 1e-5 * np.eye(flat.size)
+        return np.array([scale * (value(flat + d) - value(flat - d)) / 2e-5 for d in steps])
+
+    first, second = slope(rows[:3], 1 / 3), slope(rows[3:], 1 / 4)
+    expected = slope(rows[:0], 1) + N_ROWS * (3 * first + 4 * second) / 7
+    np.testing.assert_allclose(whole, expected, rtol=1e-6)
+    np.testing.assert_allclose(halved, whole, rtol=1e-12)
+    np.testing.assert_allclose(noise, N_ROWS * np.sqrt(12) / 7 * (first - second), rtol=1e-6)
+
+
 @pytest.mark.parametrize("columns", [1, 3])
 def test_average_of_the_covariances_of_batches(columns):
     """Unbiased ones of few rows, of which batch t has a weight of t (t + 1)."""
@@ -207,6 +239,18 @@ def test_average_of_the_covariances_of_batches(columns):
     expected = np.average(each, axis=0, weights=t * (t + 1))
     expected = np.diag(expected)[:, None] if columns == 1 else np.tril(expected)
     np.testing.assert_allclose(state.fisher, expected, rtol=1e-12)
+
+
+def test_rmsprop_from_the_first_gradient():
+    """As in pSGLD, with the average free of the zeros it starts from."""
+    rng = np.random.default_rng(1)
+    gradients, n_rows = rng.normal(size=(4, 3)) * [1.0, 30.0, 1e-4], 100
+    state = LangevinState(np.ones((3, 1)), np.zeros(3), np.zeros(1), np.zeros(1))
+    for gradient in gradients:
+        learn_scale(gradient, n_rows, state)
+    weights = 0.99 ** np.arange(4)[::-1]
+    squares = weights @ (gradients / n_rows) ** 2 / weights.sum()
+    np.testing.assert_allclose(state.factor[:, 0] ** 2, 1 / (1e-5 + np.sqrt(squares)))
 
 
 def test_the_chain_waits_for_full_rank():

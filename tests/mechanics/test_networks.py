@@ -11,6 +11,7 @@ from pymc.exceptions import SamplingError
 from pymc_minibatch import SGFS, SGHMC, SGLD, NoReferenceError, TallModel
 from pymc_minibatch.kernels.sgfs_low_rank import learn, low_rank_state, solve
 from pymc_minibatch.reference.exchange import interchangeable
+from pymc_minibatch.steps.gradient_step import RATE
 
 N_ROWS = 500
 
@@ -88,6 +89,15 @@ def test_a_chain_that_diverges_while_it_tunes_takes_shorter_steps(tanh_units, mo
     step.tuned.size[:], step.steps_per_draw = 3.0, 500
     with pytest.raises(SamplingError, match="diverges at draw"):
         step.step(point)
+
+
+def test_a_climb_starts_with_steps_of_one_length(tanh_units):
+    """Adam's averages are free of the zeros they start from. The last step has no length."""
+    step = SGHMC(model=tanh_units, batch_size=100, rng=1)
+    start = step.tall.layout.flatten(tanh_units.initial_point()) + 0.1
+    flat = start.copy()
+    step._climb(flat, 2, 0)
+    np.testing.assert_allclose(abs(flat - start), RATE / 2, rtol=1e-6)
 
 
 def test_sgld_needs_a_step_size_for_a_network(tanh_units):

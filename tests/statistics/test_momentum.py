@@ -7,7 +7,7 @@ recursion with normal noise, whose covariance solves a discrete Lyapunov equatio
 
 import numpy as np
 import pytest
-from normal_rows import BATCH, FULL, N_ROWS, assert_moments, draw, normal_rows
+from normal_rows import BATCH, FULL, N_ROWS, Noiseless, assert_moments, draw, normal_rows
 from scipy.linalg import solve_discrete_lyapunov
 
 from pymc_minibatch import SGHMC, SGNHT, find_reference
@@ -92,6 +92,38 @@ def test_control_variate_leaves_no_bias(correlated, kind):
     assert_moments(draws, mean, np.linalg.inv(H))
     if kind is SGHMC:
         assert stats["gradient_noise"] < 1e-10
+
+
+@pytest.mark.parametrize("preconditioner", ["fisher", "diagonal"])
+def test_steps_without_noise(correlated, preconditioner):
+    """With a control variate the gradient of normal rows is exact, and so is each step."""
+    model, mean, H = correlated
+    step = SGHMC(
+        step_size=0.4,
+        friction=0.3,
+        schedule=Noiseless(),
+        preconditioner=preconditioner,
+        reference=find_reference(model),
+        control_variate=1,
+        batch_size=20,
+        steps_per_draw=3,
+        model=model,
+        rng=1,
+    )
+    start = {"mu": mean + np.array([0.1, -0.2, 0.05])}
+    step.step(start)
+    step.stop_tuning()
+    step.tuned.momentum[:] = p = np.array([1.0, 0.5, -2.0])
+    L = step.tuned.factor if step.tuned.factor.shape[1] > 1 else np.diag(step.tuned.factor[:, 0])
+    h, away = np.sqrt(0.4), start["mu"] - mean
+    for _ in range(3):
+        p = p - h * L.T @ H @ away
+        away = away + h / 2 * L @ p
+        p = 0.7 * p
+        away = away + h / 2 * L @ p
+    reached, _ = step.step(start)
+    np.testing.assert_allclose(reached["mu"] - mean, away, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(step.tuned.momentum, p, rtol=1e-5, atol=1e-9)
 
 
 def test_sgnht_finds_the_noise(correlated):

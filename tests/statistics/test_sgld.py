@@ -7,7 +7,7 @@ precision of the posterior and Q the covariance of the batch's gradient.
 
 import numpy as np
 import pytest
-from normal_rows import BATCH, FULL, N_ROWS, assert_moments, draw, normal_rows
+from normal_rows import BATCH, FULL, N_ROWS, Noiseless, assert_moments, draw, normal_rows
 from scipy.linalg import solve_discrete_lyapunov
 
 from pymc_minibatch import SGLD, find_reference
@@ -107,3 +107,30 @@ def test_decreasing_steps(correlated):
     z = (draws - mean) @ np.linalg.cholesky(H)
     variance = np.average(z**2, axis=0, weights=weights)
     assert np.allclose(variance, 1.0, atol=0.35)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize(
+    ("preconditioner", "epsilon"), [("reference", 0.3), ("identity", 3e-4), (MATRIX, 3e-4)]
+)
+def test_steps_without_noise(correlated, preconditioner, epsilon, n_steps):
+    """With a control variate the gradient of normal rows is exact, and so is each step."""
+    model, mean, H = correlated
+    step = SGLD(
+        step_size=epsilon,
+        schedule=Noiseless(),
+        preconditioner=preconditioner,
+        reference=find_reference(model),
+        control_variate=1,
+        batch_size=20,
+        steps_per_draw=n_steps,
+        model=model,
+        rng=1,
+    )
+    step.stop_tuning()
+    named = {"reference": np.linalg.inv(H), "identity": np.eye(3)}
+    M = named[preconditioner] if isinstance(preconditioner, str) else preconditioner
+    away = np.array([0.1, -0.2, 0.05])
+    reached, _ = step.step({"mu": mean + away})
+    expected = np.linalg.matrix_power(np.eye(3) - epsilon / 2 * M @ H, n_steps) @ away
+    np.testing.assert_allclose(reached["mu"] - mean, expected, rtol=1e-5, atol=1e-9)
