@@ -258,8 +258,8 @@ class Progress:
     error: Callable[[np.ndarray], float]
     times: list[float]
     is_average: bool
+    began: float
     errors: list[float] = field(default_factory=list)
-    began: float = field(default_factory=time.process_time)
 
     def __call__(self, trace: Any, draw: Any) -> None:
         now = time.process_time()
@@ -289,6 +289,7 @@ def run(experiment: Experiment, method: str, seed: int, options: argparse.Namesp
             lambda predicted: experiment.error(predicted, data.y_held_out),
             [share * options.seconds for share in SHARES],
             is_average=is_average,
+            began=time.process_time(),
         )
         pm.sample(
             MOST_DRAWS,
