@@ -155,6 +155,20 @@ def test_steps_are_as_long_as_alpha_says(correlated, B):
         np.testing.assert_allclose(kept, np.eye(3) * (1 - 1 / 6), atol=0.018)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_low_rank_steps_are_as_long_as_alpha_says(correlated, alpha):
+    """They are 2 / (1 + α²) of K⁻¹ times the gradient, with the K that was learned."""
+    model, mean, precision = correlated
+    common = {"control_variate": 0, "batch_size": BATCH, "model": model, "rng": 4}
+    step = SGFS(variant="low rank", rank=3, alpha=alpha, steps_per_draw=1, **common)
+    draws, _ = draw(step, 1000, 30_000)
+    K = np.diag(step.tuned.diagonal) + step.tuned.columns @ step.tuned.columns.T
+    whole = np.linalg.solve(K, precision @ (mean - draws[:-1]).T)
+    moved = np.diff(draws, axis=0).T
+    length = np.sum(whole * (precision @ moved)) / np.sum(whole * (precision @ whole))
+    assert length == pytest.approx(2 / (1 + alpha**2), rel=0.035)
+
+
 # --- The default alpha --------------------------------------------------------------------------
 
 
