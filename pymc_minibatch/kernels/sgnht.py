@@ -47,9 +47,9 @@ def bath(
     state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
     lost = state.thermostat[0] * h
     time = 2.0 if abs(lost) < SMALL else (1.0 - math.exp(-2.0 * lost)) / lost
-    spread = math.sqrt(settings.friction * time)
+    keep, spread = math.exp(-lost), math.sqrt(settings.friction * time)
     for j in range(dim):
-        state.momentum[j] *= math.exp(-lost)
+        state.momentum[j] *= keep
         state.momentum[j] += spread * rng.standard_normal()
     state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
     return 1.0 - settings.friction / lost if lost > settings.friction else 0.0
