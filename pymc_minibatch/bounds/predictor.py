@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
-from pytensor.gradient import DisconnectedInputError, NullTypeGradError, grad
+from pytensor.gradient import DisconnectedInputError, grad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
@@ -23,6 +23,7 @@ from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 
 __all__ = ["NoPredictorError", "Predictor", "find_predictor", "linearised"]
 
@@ -69,7 +70,7 @@ class Predictor:
             for _ in range(3):
                 derivative = grad(pt.sum(derivative), self.free, disconnected_inputs="ignore")
                 found.append(derivative)
-        except (NullTypeGradError, DisconnectedInputError, NotImplementedError) as error:
+        except (*NO_DERIVATIVE, DisconnectedInputError) as error:
             raise NoPredictorError(
                 f"the log-likelihood has no third derivative by its predictor ({error})"
             ) from error

@@ -16,17 +16,31 @@ from typing import Any
 import numpy as np
 from numba import njit
 from pymc.pytensorf import compile as pymc_compile
-from pytensor.compile.mode import Mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
+from pytensor.graph.rewriting.basic import in2out
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
+from pytensor.tensor.rewriting.ofg import inline_symbolic_for_fusion
 
 import pymc_minibatch.jit.special  # noqa: F401 - registers translations
+from pymc_minibatch.jit.branchless import local_branchless
 from pymc_minibatch.jit.cache import kernel_key
 from pymc_minibatch.jit.linking import compiled_by_linking
-from pymc_minibatch.jit.matvec import NUMBA_MODE
+from pymc_minibatch.jit.matvec import local_matvec
 
-__all__ = ["CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
+__all__ = ["NUMBA_MODE", "CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
+
+POSITION = 48.0
+"""Among PyTensor's rewrites: after specialisation, before operations are fused or work in place."""
+
+REWRITES = [inline_symbolic_for_fusion, local_matvec, local_branchless]
+"""One after the other; the first, of PyTensor, shows what softmax and the like consist of."""
+
+NUMBA_MODE: Mode = get_mode("NUMBA").register(
+    *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES))
+)
+"""PyTensor's Numba mode with the rewrites of this package."""
 
 INLINED = "_inlined"
 """What a function that is kept calls; no argument has this name."""

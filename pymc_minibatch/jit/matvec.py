@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numba.extending import overload
-from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.cache import source_number
 
-__all__ = ["NUMBA_MODE", "MatVec"]
-
-POSITION = 48.0
-"""Among PyTensor's rewrites: after specialisation, before operations work in place."""
+__all__ = ["MatVec", "local_matvec"]
 
 
 class MatVec(Op):
@@ -56,10 +52,6 @@ def local_matvec(fgraph: Any, node: Apply) -> list[Variable] | None:
         product = MatVec()(b.T, a[0])
         return [product[None, :]]
     return None
-
-
-NUMBA_MODE: Mode = get_mode("NUMBA").register((in2out(local_matvec), POSITION))
-"""PyTensor's Numba mode with this rewrite."""
 
 
 def _matvec(matrix: Any, vector: Any) -> Any:

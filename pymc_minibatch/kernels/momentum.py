@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from pymc_minibatch.jit.triangular import multiply, multiply_transposed
+from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import diverges, make_estimate
 from pymc_minibatch.reference.density import Density
 
@@ -160,11 +160,9 @@ def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
 def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
     """P ← p + h Lᵀ gradient; return the square of the kick."""
     multiply_transposed(state.factor, gradient)
-    squared = 0.0
     for j in range(gradient.size):
-        squared += epsilon * gradient[j] ** 2
         state.momentum[j] += math.sqrt(epsilon) * gradient[j]
-    return squared
+    return epsilon * squared_norm(gradient)
 
 
 @register_jitable

@@ -43,7 +43,7 @@ class Curvature:
 
     Raises
     ------
-    NotImplementedError, NullTypeGradError
+    NotImplementedError, NullTypeGradError, MethodNotDefined
         If an operation has no derivative.
     """
 

@@ -45,7 +45,7 @@ class RowDerivatives:
 
     Raises
     ------
-    NotImplementedError, NullTypeGradError
+    NotImplementedError, NullTypeGradError, MethodNotDefined
         If an operation has no derivative.
     """
 
@@ -99,7 +99,7 @@ class Derivatives:
 
     Raises
     ------
-    NotImplementedError, NullTypeGradError
+    NotImplementedError, NullTypeGradError, MethodNotDefined
         If an operation has no derivative.
     """
 

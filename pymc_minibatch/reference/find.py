@@ -22,7 +22,6 @@ from zipfile import BadZipFile
 import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
-from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
@@ -33,6 +32,7 @@ from pymc_minibatch.reference.added import with_added_rows
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -414,7 +414,7 @@ def search(
     held = initial.copy()
     try:
         density = _Density(tall, temperature, progressbar, held)
-    except (NotImplementedError, NullTypeGradError) as error:
+    except NO_DERIVATIVE as error:
         raise NoReferenceError(
             f"the log-density cannot be differentiated twice: {error}"
         ) from error

@@ -9,12 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from pytensor.gradient import NullTypeGradError, grad
+from pytensor.gradient import grad
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.gradients import compile_gradient_sum, compile_row_gradients
+from pymc_minibatch.tall.gradients import (
+    NO_DERIVATIVE,
+    compile_gradient_sum,
+    compile_row_gradients,
+)
 
 __all__ = ["GradientTarget", "make_gradient_sum", "make_gradient_target"]
 
@@ -60,7 +64,7 @@ def _target(
     try:
         gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
         prior, rows = compile_numba([tall.flat], [gradient]), compile_rows(tall, order)
-    except (NotImplementedError, NullTypeGradError) as error:
+    except NO_DERIVATIVE as error:
         raise ValueError(
             f"The model has no gradient in PyTensor: {error} Use MinibatchMH, which needs none."
         ) from error

@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.gradient import grad, pushforward
+from pytensor.gradient import NullTypeGradError, grad, pushforward
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape, specify_shape
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["compile_gradient_sum", "compile_row_gradients", "row_gradients"]
+__all__ = ["NO_DERIVATIVE", "compile_gradient_sum", "compile_row_gradients", "row_gradients"]
+
+NO_DERIVATIVE = (NotImplementedError, NullTypeGradError, MethodNotDefined)
+"""What PyTensor raises where an operation has no derivative."""
 
 
 def row_gradients(tall: TallModel) -> tuple[list[Variable], Variable]:

@@ -55,6 +55,7 @@ from pymc_minibatch.tall.refusals import (
 )
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
+from pymc_minibatch.tall.softmax import with_softmax
 from pymc_minibatch.tall.sources import (
     ROWS_IN_MEMORY,
     check_finite,
@@ -560,7 +561,8 @@ class TallModel:
         self, row_axes: Mapping[Variable, int], dtypes: Mapping[Variable, np.dtype] | None = None
     ) -> Graph:
         inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
-        return [self.flat, *inputs], [self._bind(term, {})]
+        everything: list[Variable] = [self.flat, *inputs]
+        return everything, [with_softmax(self._bind(term, {}), everything)]
 
     def _full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]

@@ -167,3 +167,13 @@ def test_operations_without_derivatives(where, times):
         pm.Normal("y", mean if where == "prior" else square(mean), 1.0, observed=y)
     with pytest.raises(pmb.NoReferenceError, match="cannot be differentiated twice"):
         pmb.find_reference(model)
+
+
+def test_functions_of_numbers_without_derivatives():
+    """The Bessel function of von Mises's distribution has a first derivative only."""
+    rng = np.random.default_rng(2)
+    with pm.Model() as model:
+        mean, kappa = pm.Normal("mean"), pm.Gamma("kappa", 2, 1)
+        pm.VonMises("y", mean, kappa, observed=rng.vonmises(0.3, 2.0, 200))
+    with pytest.raises(pmb.NoReferenceError, match="cannot be differentiated twice"):
+        pmb.find_reference(model)

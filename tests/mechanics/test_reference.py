@@ -5,14 +5,12 @@ import warnings
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 from models import logistic_model, logistic_rows
 from numba import njit
-from scipy.special import expit, polygamma
+from scipy.special import polygamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.jit.compiled import compile_numba
 from pymc_minibatch.jit.special import trigamma
 from pymc_minibatch.reference import derivatives, taylor
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -66,24 +64,6 @@ def test_trigamma_where_its_square_is_not_a_number():
     assert np.isnan(compiled(-1.0))
     assert np.isnan(compiled(np.nan))
     assert compiled(np.inf) == 0.0
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8"])
-def test_sigmoid_as_pytensor_compiles_it(dtype):
-    """To the last digits, where PyTensor may reorder sums."""
-    x = pt.vector("x", dtype=dtype)
-    compiled = compile_numba([x], [pt.sigmoid(x)])
-    values = np.linspace(0 if dtype == "uint8" else -80, 100, 10_001).astype(dtype)
-    found = compiled(values)
-    epsilon = np.finfo(found.dtype).eps
-    np.testing.assert_allclose(found, expit(values.astype(found.dtype)), rtol=3 * epsilon)
-
-
-def test_sigmoid_of_extremes():
-    x = pt.vector("x")
-    compiled = compile_numba([x], [pt.sigmoid(x)])
-    found = compiled(np.array([-np.inf, -1e4, -708.0, 708.0, np.inf, np.nan]))
-    np.testing.assert_allclose(found, [0, 0, np.exp(-708), 1, 1, np.nan], atol=1e-300)
 
 
 def test_the_mode_is_the_mode(model, reference):

@@ -1,0 +1,193 @@
+"""e^x, the logistic function and softplus without branches or calls.
+
+A processor computes several numbers at once where code takes no branches and calls nothing; the
+C library's functions do both. PyTensor's functions are replaced when a graph is compiled here, if
+they are taken of arrays of doubles. Matrices are gone through entry by entry: several at once need
+a loop that is longer than the few columns that they often have.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, register_jitable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.link.numba.dispatch.basic import (
+    register_funcify_and_cache_key,
+    register_funcify_default_op_cache_key,
+)
+from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
+from pytensor.scalar.basic import Exp, UnaryScalarOp, upgrade_to_float
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.elemwise import Elemwise
+from scipy.special import expit
+
+from pymc_minibatch.jit.cache import source_number
+
+__all__ = ["Entrywise", "exponential", "local_branchless", "sigmoid", "softplus"]
+
+LOG2_E = 1.4426950408889634
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+"""Their sum is log 2 to more digits than a float has."""
+
+SHIFT = 1.5 * 2.0**52
+"""Added to a number, it leaves the nearest whole one in the last bits."""
+
+LEAST, MOST = -746.0, 710.0
+"""Beyond, e^x is 0 or infinite."""
+
+SQRT_2, LN_SQRT_2 = 2**0.5, 0.34657359027997264
+
+
+# PyTensor lets sums be reordered, which would undo the shift.
+@register_jitable(error_model="numpy", fastmath=False)
+def exponential(x: float) -> float:
+    """e^x, to the last digits.
+
+    With k the whole number nearest to x / log 2, it is 2^k times e^r, whose Taylor series converges
+    at once since abs(r) < 0.35. The bits of 2^k are written down, in two factors, each of which is
+    a number even if the result is 0, infinite, or too small for all of its digits.
+    """
+    z = x if not x < LEAST else LEAST  # NaN stays
+    z = z if not z > MOST else MOST
+    shifted = z * LOG2_E + SHIFT
+    whole = shifted - SHIFT
+    r = (z - whole * LN2_HIGH) - whole * LN2_LOW
+    tail = 1 / 40320 + r * (
+        1 / 362880 + r * (1 / 3628800 + r * (1 / 39916800 + r * (1 / 479001600 + r / 6227020800)))
+    )
+    head = 1 / 24 + r * (1 / 120 + r * (1 / 720 + r * (1 / 5040 + r * tail)))
+    series = 1 + r * (1 + r * (1 / 2 + r * (1 / 6 + r * head)))
+    k: int = _bits_of_float(shifted) - _bits_of_float(SHIFT)  # type: ignore[call-arg]
+    half = k >> 1
+    first: float = _float_of_bits((half + 1023) << 52)
+    second: float = _float_of_bits((k - half + 1023) << 52)
+    return series * first * second
+
+
+@register_jitable(error_model="numpy", fastmath=False)
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^(−x)), to the last digits unless it is below 1e-308."""
+    return 1 / (1 + exponential(-x))
+
+
+@register_jitable(error_model="numpy", fastmath=False)
+def softplus(x: float) -> float:
+    """log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^(−abs(x)), to the last digits.
+
+    log(1 + u) is log c + 2 artanh{(1 + u − c) / (1 + u + c)}, with c of 1 or √2: the nearer one, so
+    that the series of artanh converges quickly.
+    """
+    u = exponential(-abs(x))
+    is_large = u > SQRT_2 - 1
+    s = (u - (SQRT_2 - 1 if is_large else 0.0)) / (u + (SQRT_2 + 1 if is_large else 2.0))
+    t = s * s
+    tail = 1 / 13 + t * (1 / 15 + t * (1 / 17 + t * (1 / 19 + t / 21)))
+    head = 1 / 3 + t * (1 / 5 + t * (1 / 7 + t * (1 / 9 + t * (1 / 11 + t * tail))))
+    logarithm = (LN_SQRT_2 if is_large else 0.0) + 2 * (s + s * t * head)
+    return (x if not x < 0 else 0.0) + logarithm
+
+
+@intrinsic
+def _bits_of_float(typing_context: Any, value: Any) -> Any:
+    """Read the bits of a float as a whole number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def _float_of_bits(typing_context: Any, bits: Any) -> Any:
+    """Read the bits of a whole number as a float."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+# --- In the graphs of PyTensor ------------------------------------------------------------------
+
+
+class BranchlessExp(Exp):
+    """e^x of doubles."""
+
+
+class BranchlessSigmoid(Sigmoid):
+    """1 / (1 + e^(−x)) of doubles."""
+
+
+class BranchlessSoftplus(Softplus):
+    """log(1 + e^x) of doubles."""
+
+
+BRANCHLESS: dict[type, UnaryScalarOp] = {
+    Exp: BranchlessExp(upgrade_to_float),
+    Sigmoid: BranchlessSigmoid(upgrade_to_float),
+    Softplus: BranchlessSoftplus(upgrade_to_float),
+}
+FUNCTIONS: dict[type, tuple[Any, Any]] = {
+    BranchlessExp: (exponential, np.exp),
+    BranchlessSigmoid: (sigmoid, expit),
+    BranchlessSoftplus: (softplus, lambda x: np.logaddexp(0, x)),
+}
+"""In Numba and in NumPy."""
+
+
+class Entrywise(Op):
+    """One of these functions of each entry of an array."""
+
+    __props__ = ("scalar_op",)
+
+    def __init__(self, scalar_op: UnaryScalarOp) -> None:
+        self.scalar_op = scalar_op
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        """Take an array of doubles, give one of the same shape."""
+        values: Any = inputs[0]
+        return Apply(self, [values], [values.type()])
+
+    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
+        """Compute in NumPy."""
+        outputs[0][0] = FUNCTIONS[type(self.scalar_op)][1](inputs[0])
+
+
+@node_rewriter([Elemwise])
+def local_branchless(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Replace functions of arrays of doubles."""
+    op: Any = node.op
+    values: Any = node.inputs[0]
+    scalar_op = BRANCHLESS.get(type(op.scalar_op))
+    if scalar_op is None or values.type.dtype != "float64" or values.type.ndim == 0:
+        return None
+    is_one_loop = all(values.type.broadcastable[:-1])
+    replacement: Any = Elemwise(scalar_op) if is_one_loop else Entrywise(scalar_op)
+    return [replacement(values)]
+
+
+def _funcify(op: UnaryScalarOp, node: Any, **kwargs: Any) -> tuple[Any, str]:
+    return FUNCTIONS[type(op)][0], scalar_op_cache_key(op, source=source_number(__file__))
+
+
+for _op in FUNCTIONS:
+    register_funcify_and_cache_key(_op)(_funcify)
+
+
+@register_funcify_default_op_cache_key(Entrywise)
+def _funcify_entrywise(op: Entrywise, node: Apply, **kwargs: Any) -> tuple[Any, int]:
+    function = FUNCTIONS[type(op.scalar_op)][0]
+
+    @njit(error_model="numpy")
+    def entrywise(values: Any) -> Any:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        out = np.empty(flat.size)
+        for i in range(flat.size):
+            out[i] = function(flat[i])
+        return out.reshape(values.shape)
+
+    return entrywise, source_number(__file__)
