@@ -94,7 +94,7 @@ def draw(by_groups: list[Cost], by_rows: list[Cost], path: Path) -> None:
     axes[0].set_title(f"{ROWS:,} rows", fontsize=10)
     axes[1].set_title(f"{GROUPS:,} groups", fontsize=10)
     axes[0].set_ylabel("of one draw")
-    axes[0].legend(frameon=False)
+    axes[0].legend(frameon=False, loc="upper left")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 

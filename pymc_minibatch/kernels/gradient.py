@@ -73,7 +73,8 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
             density.row, (point, density.constants, take(density.data, rows[:first]))
         )
         for j in range(active.size):
-            gradient[j] = base[active[j]] + n_rows / n * total[active[j]]
+            at = np.uint64(active[j])  # never counted from the end, which takes time
+            gradient[j] = base[at] + n_rows / n * total[at]
         if not noise.size:
             return
         second = n - first

@@ -160,8 +160,9 @@ def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
 def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
     """P ← p + h Lᵀ gradient; return the square of the kick."""
     multiply_transposed(state.factor, gradient)
+    h = math.sqrt(epsilon)
     for j in range(gradient.size):
-        state.momentum[j] += math.sqrt(epsilon) * gradient[j]
+        state.momentum[j] += h * gradient[j]
     return epsilon * squared_norm(gradient)
 
 
@@ -174,8 +175,9 @@ def move(
     state: MomentumState,
 ) -> None:
     """θ ← θ + h/2 L (p before friction and noise + p after); overwrites `before`."""
+    h = math.sqrt(epsilon)
     for j in range(before.size):
-        before[j] = 0.5 * math.sqrt(epsilon) * (before[j] + state.momentum[j])
+        before[j] = h / 2 * (before[j] + state.momentum[j])
     multiply(state.factor, before)
     for j in range(before.size):
-        point[active[j]] += before[j]
+        point[np.uint64(active[j])] += before[j]

@@ -117,10 +117,11 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
             multiply_transposed(state.factor, step)
             if diverges(epsilon / 4 * squared_norm(step), dim, state.limit):
                 return True, 0.0
+            spread = math.sqrt(epsilon)
             for i in range(dim):
                 step[i] *= epsilon / 2
                 if langevin.noisy[k]:
-                    step[i] += math.sqrt(epsilon) * rng.standard_normal()
+                    step[i] += spread * rng.standard_normal()
             multiply(state.factor, step)
             for i in range(dim):
                 point[active[i]] += step[i]

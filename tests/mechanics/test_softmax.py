@@ -35,7 +35,7 @@ def test_rows_are_finite_where_a_probability_underflows(tall):
     tall, X, y = tall
     assert LogSoftmax in operations(tall.batch_graph[1][0])
     beta = np.random.default_rng(2).normal(0, 1000, (2, 3))
-    found = tall.row_logp({"beta": beta})
+    found = tall.row_logp({"beta": beta}, np.arange(200))
     np.testing.assert_allclose(found, log_softmax(X @ beta, axis=1)[np.arange(200), y], rtol=1e-12)
 
 
