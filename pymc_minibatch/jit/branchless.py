@@ -1,4 +1,4 @@
-"""e^x, the logistic function and softplus without branches or calls.
+"""e^x and the logistic function without branches or calls.
 
 A processor computes several numbers at once where code takes no branches and calls nothing; the
 C library's functions do both. PyTensor's functions are replaced when a graph is compiled here, if
@@ -21,13 +21,13 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.scalar.basic import Exp, UnaryScalarOp, upgrade_to_float
-from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.scalar.math import Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit
 
 from pymc_minibatch.jit.cache import source_number
 
-__all__ = ["Entrywise", "exponential", "local_branchless", "sigmoid", "softplus"]
+__all__ = ["Entrywise", "exponential", "local_branchless", "sigmoid"]
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -38,8 +38,6 @@ SHIFT = 1.5 * 2.0**52
 
 LEAST, MOST = -746.0, 710.0
 """Beyond, e^x is 0 or infinite."""
-
-SQRT_2, LN_SQRT_2 = 2**0.5, 0.34657359027997264
 
 
 # PyTensor lets sums be reordered, which would undo the shift.
@@ -74,23 +72,6 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + exponential(-x))
 
 
-@register_jitable(error_model="numpy", fastmath=False)
-def softplus(x: float) -> float:
-    """log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^(−abs(x)), to the last digits.
-
-    log(1 + u) is log c + 2 artanh{(1 + u − c) / (1 + u + c)}, with c of 1 or √2: the nearer one, so
-    that the series of artanh converges quickly.
-    """
-    u = exponential(-abs(x))
-    is_large = u > SQRT_2 - 1
-    s = (u - (SQRT_2 - 1 if is_large else 0.0)) / (u + (SQRT_2 + 1 if is_large else 2.0))
-    t = s * s
-    tail = 1 / 13 + t * (1 / 15 + t * (1 / 17 + t * (1 / 19 + t / 21)))
-    head = 1 / 3 + t * (1 / 5 + t * (1 / 7 + t * (1 / 9 + t * (1 / 11 + t * tail))))
-    logarithm = (LN_SQRT_2 if is_large else 0.0) + 2 * (s + s * t * head)
-    return (x if not x < 0 else 0.0) + logarithm
-
-
 @intrinsic
 def _bits_of_float(typing_context: Any, value: Any) -> Any:
     """Read the bits of a float as a whole number."""
@@ -122,19 +103,13 @@ class BranchlessSigmoid(Sigmoid):
     """1 / (1 + e^(−x)) of doubles."""
 
 
-class BranchlessSoftplus(Softplus):
-    """log(1 + e^x) of doubles."""
-
-
 BRANCHLESS: dict[type, UnaryScalarOp] = {
     Exp: BranchlessExp(upgrade_to_float),
     Sigmoid: BranchlessSigmoid(upgrade_to_float),
-    Softplus: BranchlessSoftplus(upgrade_to_float),
 }
 FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessExp: (exponential, np.exp),
     BranchlessSigmoid: (sigmoid, expit),
-    BranchlessSoftplus: (softplus, lambda x: np.logaddexp(0, x)),
 }
 """In Numba and in NumPy."""
 
