@@ -1,8 +1,9 @@
-"""Call a compiled function by its address.
+"""Call a compiled function by its address, or read arrays by theirs.
 
 A jitted function that calls another one by name has it linked in and optimised again, at every
 level of calls above it. By address, the graph of a model is compiled once by itself, and a kernel
-is compiled once for all models whose data have the same types.
+is compiled once for all models whose data have the same types. A kernel that knows not even these
+leaves the reading to a function that finds the data by their address.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,20 @@ from numba.core import cgutils, typing
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
-__all__ = ["address_of", "batch_of_one", "call_array", "call_matrix", "call_scalar"]
+__all__ = [
+    "address_of",
+    "address_of_graph",
+    "array_loader",
+    "batch_of_one",
+    "call_array",
+    "call_graph",
+    "call_matrix",
+    "call_scalar",
+    "stored_arrays",
+]
+
+OF_GRAPH = types.Tuple([types.float64[:, ::1]])
+"""What a compiled graph with one matrix as its result returns."""
 
 
 def address_of(function: Any, *arguments: Any) -> int:
@@ -22,7 +36,23 @@ def address_of(function: Any, *arguments: Any) -> int:
 
     The address is good as long as `function` is alive.
     """
-    signature = tuple(typing.typeof.typeof(argument) for argument in arguments)
+    return _address(function, tuple(map(typing.typeof.typeof, arguments)))
+
+
+def address_of_graph(function: Any, *arguments: Any) -> int:
+    """Do the same for a compiled graph, whose one result has to be a contiguous matrix.
+
+    PyTensor has it take all of its arguments as one tuple.
+    """
+    signature = (types.StarArgTuple(tuple(map(typing.typeof.typeof, arguments))),)
+    address = _address(function, signature)
+    result = function.overloads[signature].signature.return_type
+    if result != OF_GRAPH:
+        raise TypeError(f"The graph returns {result}, not {OF_GRAPH}.")
+    return address
+
+
+def _address(function: Any, signature: tuple[types.Type, ...]) -> int:
     function.compile(signature)
     compiled = function.overloads[signature]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
@@ -33,8 +63,36 @@ def batch_of_one(data: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return tuple(np.empty((1, *values.shape[1:]), values.dtype) for values in data)
 
 
-def _caller(result: types.Type) -> Callable[..., Any]:
-    """Make a jitted ``call(address, arguments)`` for functions with this type of result.
+def stored_arrays(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Write down where arrays are, in the way in which jitted code does, for :func:`array_loader`.
+
+    They and the result have to stay alive as long as they are read by its address.
+    """
+    words: list[int] = []
+    for values in arrays:
+        # Nobody counts references to what is read by address: hence no owner.
+        words += [0, 0, values.size, values.itemsize, values.ctypes.data]
+        words += [*values.shape, *values.strides]
+    return np.array(words, dtype=np.int64)
+
+
+def array_loader(arrays: tuple[np.ndarray, ...]) -> Any:
+    """Make a jitted ``load(address)`` for a tuple of arrays of these types."""
+    kind = typing.typeof.typeof(arrays)
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            pointer = context.get_value_type(kind).as_pointer()
+            return builder.load(builder.inttoptr(values[0], pointer))
+
+        return kind(types.intp), codegen
+
+    return load
+
+
+def _caller(result: types.Type, of_graph: bool = False) -> Callable[..., Any]:
+    """Make a jitted ``call(address, arguments)`` for functions, or graphs, with this result.
 
     The function must have been compiled for exactly the types of `arguments`, a tuple: nothing can
     check that here, and other types would be misread.
@@ -43,11 +101,11 @@ def _caller(result: types.Type) -> Callable[..., Any]:
     @intrinsic
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            types_of_arguments = list(arguments)
+            types_of_arguments = [types.StarArgTuple(arguments)] if of_graph else list(arguments)
             convention = context.call_conv
             function_type = convention.get_function_type(result, types_of_arguments)
             function = builder.inttoptr(values[0], function_type.as_pointer())
-            unpacked = cgutils.unpack_tuple(builder, values[1])
+            unpacked = [values[1]] if of_graph else cgutils.unpack_tuple(builder, values[1])
             status, returned = convention.call_function(
                 builder, function, result, types_of_arguments, unpacked
             )
@@ -68,3 +126,6 @@ call_scalar = _caller(types.float64)
 
 call_matrix = _caller(types.float64[:, ::1])
 """For functions that return a contiguous matrix."""
+
+call_graph = _caller(OF_GRAPH, of_graph=True)
+"""For compiled graphs with one result, a contiguous matrix."""

@@ -31,8 +31,11 @@ CHUNK_ROWS = 2048
 def make_take(ndims: Sequence[int]) -> Callable[..., tuple[np.ndarray, ...]]:
     """Make a function that gathers rows from arrays with these numbers of dimensions.
 
-    Numba types a tuple of different arrays only if each element is written out.
+    Without any it gives their numbers, for rows that are read by a function of their number. Numba
+    types a tuple of different arrays only if each element is written out.
     """
+    if not ndims:
+        return _jit_source("def take(data, rows): return (rows,)", "take")
     names = {1: "take_entries", 2: "take_matrix_rows"}
     takers = [names.get(ndim, "take_rows") for ndim in ndims]
     elements = "".join(f"{taker}(data[{i}], rows), " for i, taker in enumerate(takers))
@@ -77,8 +80,11 @@ def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def make_copy(n_inputs: int) -> Callable[..., tuple[np.ndarray, ...]]:
     """Make a function that copies a range of rows of each of `n_inputs` arrays.
 
-    Copies have the same type as gathered rows, whatever the layout of the data.
+    Copies have the same type as gathered rows, whatever the layout of the data. Without any it
+    gives the numbers of the rows.
     """
+    if not n_inputs:
+        return _jit_source("def copy(data, first, last): return (np.arange(first, last),)", "copy")
     elements = "".join(f"data[{i}][first:last].copy(), " for i in range(n_inputs))
     return _jit_source(f"def copy(data, first, last): return ({elements})", "copy")
 

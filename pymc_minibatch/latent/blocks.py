@@ -7,7 +7,7 @@ standard deviation of the log ratio of a full-size move, or the sum of its absol
 rows, would exceed a limit; a group that exceeds it alone is a block of its own.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["choose_blocks"]
@@ -38,7 +39,7 @@ def choose_blocks(
     hyper: np.ndarray,
     factor: Factor,
     levels: Levels,
-    remainders: Callable[..., np.ndarray],
+    rows: RowFunctions,
     temperature: float,
     table: GroupTable,
 ) -> Grouping:
@@ -54,18 +55,16 @@ def choose_blocks(
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
         readings = surrogate.read(point), surrogate.read(proposed)
-        seen = [
-            surrogate.seen_by_rows(reading, surrogate.cubic(levels.rows)) for reading in readings
-        ]
-        differences = [
-            chunk
-            for _, chunk in over_chunks(
-                lambda *batch, seen=seen: np.diff(remainders(*seen, (at,), batch), axis=0)[0],
-                surrogate.tall.data,
-                "Looking at groups",
-            )
-        ]
-        ratios = np.nan_to_num(np.concatenate(differences), posinf=1e3, neginf=-1e3)
+        cubic = surrogate.cubic(levels.rows)
+        before, after = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
+
+        def change(*batch: np.ndarray, before: Any = before, after: Any = after) -> np.ndarray:
+            here, there = rows.remainders(before, after, at, batch)
+            return there - here
+
+        chunks = over_chunks(change, surrogate.tall.data, "Looking at groups")
+        changes = np.concatenate([chunk for _, chunk in chunks])
+        ratios = np.nan_to_num(changes, posinf=1e3, neginf=-1e3)
         sums = np.bincount(factor.row_levels, ratios, minlength=factor.n_levels)
         squares += (sums / temperature) ** 2
         spreads += np.bincount(factor.row_levels, np.abs(ratios), minlength=factor.n_levels)

@@ -21,7 +21,8 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.latent.arrow import Arrow, Matrix, compact
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.reference.rows import Reads, RowFunctions, second_order
+from pymc_minibatch.reference.remainders import second_order
+from pymc_minibatch.reference.rows import Reads, RowFunctions
 
 __all__ = ["Expansion", "expand"]
 

@@ -16,7 +16,6 @@ from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.jit.pointers import address_of, batch_of_one
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
 from pymc_minibatch.kernels.decide import make_decision
@@ -42,7 +41,7 @@ from pymc_minibatch.latent.moves import (
     take_best,
 )
 from pymc_minibatch.latent.search import LatentReference, search
-from pymc_minibatch.reference.density import Density
+from pymc_minibatch.reference.gathering import Gathering
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
@@ -152,7 +151,7 @@ class LatentSampler:
         for levels in self.field.levels:
             factor, _, table = looked_at[id(levels.rows)]
             self.blocks.append(
-                choose_blocks(surrogate, hyper, factor, levels, rows.remainders, temperature, table)
+                choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
             )
 
     def _cheapest_test(self, variance: float) -> Penalty:
@@ -169,7 +168,7 @@ class LatentSampler:
     def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
         if by_size:
             cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
-            sizes = _sizes(self.reference, self.rows.remainders, cubic, self.temperature)
+            sizes = _sizes(self.reference, self.rows, cubic, self.temperature)
         else:
             sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0), 0.0)
         if factor is None or sizes.farthest.size:
@@ -216,21 +215,18 @@ class LatentSampler:
         )
 
     @cached_property
-    def _density(self) -> Density:
-        at, data = self.reference.surrogate.expansion.at, self.tall.data
-        address = address_of(self.rows.remainders, at, at, (at,), batch_of_one(data))
-        return Density(data, (at,), address)
+    def _gathering(self) -> Gathering:
+        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
 
     @cached_property
     def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The tests on all rows and on those of each group, which know no data."""
-        ndims = [values.ndim for values in self.tall.data]
         module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
-        keys = [class_key(self.acceptance), repr(ndims)]
+        key = class_key(self.acceptance)
         drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
-        decide = jit_kept(make_decision(ndims, self.acceptance, drawing), [*keys, repr(drawing)])
-        return decide, jit_kept(make_sweep(ndims, module.accept, exact), keys)
+        decide = jit_kept(make_decision((), self.acceptance, drawing), [key, repr(drawing)])
+        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
 
     @cached_property
     def _moves(self) -> LatentMoves:
@@ -240,7 +236,7 @@ class LatentSampler:
         return LatentMoves(
             self.reference,
             *self._kernels,
-            self._density,
+            self._gathering.density,
             row_workspace(n_rows, self.table),
             self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
             self.acceptance.parameters(self.temperature, of_blocks, n_rows),
@@ -404,7 +400,7 @@ class _Sizes(NamedTuple):
 
 def _sizes(
     reference: LatentReference,
-    remainders: Callable[..., np.ndarray],
+    rows: RowFunctions,
     cubic: Cubic | None,
     temperature: float,
 ) -> _Sizes:
@@ -425,7 +421,7 @@ def _sizes(
 
     def spread(*batch: np.ndarray) -> np.ndarray:
         at = surrogate.expansion.at
-        values = np.concatenate([remainders(*pair, (at,), batch) for pair in seen])
+        values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
 

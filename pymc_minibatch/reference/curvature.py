@@ -22,7 +22,8 @@ from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
-from pymc_minibatch.reference.rows import Reads, RowFunctions, second_order
+from pymc_minibatch.reference.remainders import second_order
+from pymc_minibatch.reference.rows import Reads, RowFunctions
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Curvature", "is_dense"]

@@ -1,6 +1,6 @@
 """What compiled rows are computed from: data, constants and the addresses of their functions."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Density(NamedTuple):
     """
 
     data: tuple[np.ndarray, ...]
-    constants: tuple[np.ndarray, ...]
+    constants: tuple[Any, ...]
     row: int = 0
     base: int = 0
     drawn: tuple[np.ndarray, ...] = ()

@@ -3,19 +3,8 @@
 A row reads φ through k local inputs vₙ = Jₙ φ. All that the surrogate and its decisions take from a
 row is made of four functions of a batch: vₙ at some φ, what Jₙ consists of, f(vₙ), and f with its
 first and second derivatives. PyTensor takes long to differentiate and to simplify a graph, and
-those beyond the second are large; so these are differences of second ones,
-
-    f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h,
-    f⁗ᵢ ≈ (f″ᵢᵢ(v + hᵢ) − 2 f″ᵢᵢ(v) + f″ᵢᵢ(v − hᵢ)) / h².
-
-An error in them costs nothing but a little efficiency: the higher orders C of the surrogate and the
-shares that rows subtract from it are made of the same numbers.
-
-The remainder of a row is what the surrogate does not say of it,
-
-    rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv − cₙ(u),   Δv = vₙ − v̂ₙ,
-
-with cₙ its share in C (:mod:`pymc_minibatch.latent.cubic`).
+those beyond the second are large; so these are differences of second ones
+(:mod:`pymc_minibatch.reference.remainders`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,28 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from numba.extending import register_jitable
 from pytensor.gradient import grad
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import graph_inputs
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.jit.pointers import address_of_graph
+from pymc_minibatch.reference.remainders import RowConstants, higher_orders, remainders
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Reads", "RowFunctions", "second_order", "simplified"]
-
-DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
-"""Step of differences, relative to a local input, which counts as this large at least."""
-
-
-@register_jitable(inline="always")
-def second_order(i: int, j: int) -> int:
-    """Return where the second derivative by local inputs i ≥ j lies among all."""
-    return i * (i + 1) // 2 + j
+__all__ = ["Reads", "RowFunctions", "simplified"]
 
 
 @dataclass(frozen=True)
@@ -167,9 +148,9 @@ class RowFunctions:
 
     @made_once
     def row(self) -> CompiledFunction:
-        """``(v, *batch) -> f``, shape (b,)."""
-        [value] = self._of_inputs([self._f])
-        return self.build([self._v, *self.structure.batch], [value * self._ones])
+        """``(v, *batch) -> f``, shape (1, b)."""
+        graphs = self._of_inputs([self._f])
+        return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
     def first(self) -> CompiledFunction:
@@ -188,96 +169,39 @@ class RowFunctions:
         graphs = self._of_inputs([self._f, *self._slopes, *second])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
-    @made_once
-    def higher(self) -> Callable[..., np.ndarray]:
-        """``(v, taylor, batch)`` gives derivatives beyond the second, given those up to it.
+    def higher(self, v: np.ndarray, taylor: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
+        """Return derivatives beyond the second, given those up to it.
 
         Third ones by each of the triples come first, then fourth ones by each of the singles, shape
         (triples + singles, b).
         """
-        derivatives, k = self.derivatives.jitted, self.n_locals
-        triples, singles = self._orders
+        return higher_orders(v, taylor, self.constants(np.empty(0), batch), tuple(batch))
 
-        def higher(v: np.ndarray, taylor: np.ndarray, batch: Any) -> np.ndarray:
-            found = np.zeros((len(triples) + len(singles), v.shape[1]))
-            for last in range(k):
-                if not np.any(triples[:, 2] == last):
-                    continue
-                step = DIFFERENCE * np.maximum(np.abs(v[last]), LEAST_INPUT)
-                moved = v.copy()
-                moved[last] = v[last] + step
-                above = derivatives(moved, *batch)[0]
-                moved[last] = v[last] - step
-                below = derivatives(moved, *batch)[0]
-                for t in range(len(triples)):
-                    if triples[t, 2] == last:
-                        at = 1 + k + second_order(triples[t, 1], triples[t, 0])
-                        found[t] = (above[at] - below[at]) / (2.0 * step)
-                for s in range(len(singles)):
-                    if singles[s] == last:
-                        at = 1 + k + second_order(last, last)
-                        bend = above[at] - 2.0 * taylor[at] + below[at]
-                        found[len(triples) + s] = bend / step**2
-            return np.where(np.isfinite(found), found, 0.0)
+    def remainders(
+        self, first: np.ndarray, second: np.ndarray, at: np.ndarray, batch: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """Return the remainders of rows about φ̂ at two readings, shape (2, b)."""
+        return remainders(first, second, self.constants(at, batch), tuple(batch))
 
-        return jit_kept(higher, self.keys, nogil=True)
+    def constants(self, at: np.ndarray, batch: Sequence[np.ndarray]) -> RowConstants:
+        """Return what is the same for all rows of the types of a batch, in this process."""
+        triples = np.array(self.triples, np.int64).reshape(-1, 3)
+        orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
+        singles = np.array(self.singles, np.int64)
+        return RowConstants(at, self._addresses_for(batch), triples, orderings, singles)
+
+    def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:
+        kinds = tuple((values.dtype, values.ndim) for values in batch)
+        if kinds not in self._addresses:
+            phi, v = np.empty(1), np.empty((1, 1))
+            functions = (self.local_inputs, phi), (self.row, v), (self.derivatives, v)
+            found = [address_of_graph(f.jitted, read, *batch) for f, read in functions]
+            self._addresses[kinds] = np.array(found)
+        return self._addresses[kinds]
 
     @made_once
-    def remainders(self) -> Callable[..., np.ndarray]:
-        """``(first, second, (at,), batch)`` gives the remainders about φ̂ at two readings.
-
-        They have shape (2, b). A reading is φ, shape (P,), or φ followed by u in the positions of
-        its entries, shape (2P,); then the higher orders are subtracted. What belongs to φ̂ is
-        computed once for both.
-        """
-        local_inputs, derivatives = self.local_inputs.jitted, self.derivatives.jitted
-        row, higher, k = self.row.jitted, self.higher, self.n_locals
-        triples, singles = self._orders
-        orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
-
-        def remainders(
-            first: np.ndarray, second: np.ndarray, constants: tuple[np.ndarray], batch: Any
-        ) -> np.ndarray:
-            [at] = constants
-            size = at.size
-            there = local_inputs(at, *batch)[0]
-            taylor = derivatives(there, *batch)[0]
-            rest = np.empty((2, there.shape[1]))
-            for n, reading in enumerate((first, second)):
-                here = local_inputs(reading[:size], *batch)[0]
-                rest[n] = row(here, *batch)[0] - taylor[0]
-                delta = here - there
-                for i in range(k):
-                    rest[n] -= taylor[1 + i] * delta[i]
-                    for j in range(i + 1):
-                        share = 0.5 if i == j else 1.0
-                        bend = taylor[1 + k + second_order(i, j)]
-                        rest[n] -= share * bend * delta[i] * delta[j]
-            if first.size > size:
-                offsets = local_inputs(np.zeros(size), *batch)[0]
-                beyond = higher(there, taylor, batch)
-                for n, reading in enumerate((first, second)):
-                    u = local_inputs(reading[size:], *batch)[0] - offsets
-                    for t in range(len(triples)):
-                        a, b, c = triples[t]
-                        rest[n] -= orderings[t] * beyond[t] * u[a] * u[b] * u[c]
-                    for s in range(len(singles)):
-                        rest[n] -= beyond[len(triples) + s] * u[singles[s]] ** 4 / 24.0
-            return rest
-
-        return jit_kept(remainders, self.keys, nogil=True)
-
-    @property
-    def _orders(self) -> tuple[np.ndarray, np.ndarray]:
-        """The triples and the singles, as kernels take them."""
-        triples = np.array(self.triples, np.int64).reshape(-1, 3)
-        return triples, np.array(self.singles, np.int64)
-
-    @property
-    def keys(self) -> list[str | None]:
-        """What identifies the compiled functions on disk."""
-        functions = self.local_inputs, self.row, self.derivatives
-        return [*(f.cache_key for f in functions), repr(self.n_locals), repr(self.triples)]
+    def _addresses(self) -> dict[Any, np.ndarray]:
+        return {}
 
     @made_once
     def _f(self) -> Any:

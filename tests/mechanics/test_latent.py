@@ -195,7 +195,7 @@ def test_remainders_are_of_third_order(tall: TallModel) -> None:
     remainders = RowFunctions(structure).remainders
     direction = rng.normal(size=at.size)
     readings = at + 1e-3 * direction, at + 1e-2 * direction
-    small, large = np.abs(remainders(*readings, (at,), tall.data)).max(axis=1)
+    small, large = np.abs(remainders(*readings, at, tall.data)).max(axis=1)
     assert large / small == pytest.approx(1000.0, rel=0.1)
 
 
@@ -228,7 +228,7 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
     varied, direction[cubic.scalars] = direction[cubic.scalars].copy(), 0.0
 
     def remainder(seen: np.ndarray) -> np.ndarray:
-        return intercepts.rows.remainders(seen, seen, (at,), tall.data)[0]
+        return intercepts.rows.remainders(seen, seen, at, tall.data)[0]
 
     def read(h: float) -> Reading:
         return surrogate.reading(at + h * direction)
@@ -609,7 +609,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
 
     def log_remainders(reading: Reading) -> np.ndarray:
         seen = surrogate.seen_by_rows(reading, cubic)
-        return remainders(seen, seen, (expansion.at,), tall.data)[0] / 2.0
+        return remainders(seen, seen, expansion.at, tall.data)[0] / 2.0
 
     differences = []
     for _ in range(4):

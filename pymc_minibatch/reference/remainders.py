@@ -1,0 +1,174 @@
+"""What the surrogate does not say of a row, computed from the functions of a model by address.
+
+The remainder of a row is
+
+    rₙ(φ) = f(vₙ) − f(v̂ₙ) − f'Δv − ½ Δvᵀ f'' Δv − cₙ(u),   Δv = vₙ − v̂ₙ,
+
+with cₙ its share in the third and fourth order C of the surrogate
+(:mod:`pymc_minibatch.latent.cubic`). These are differences of second derivatives,
+
+    f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h,
+    f⁗ᵢ ≈ (f″ᵢᵢ(v + hᵢ) − 2 f″ᵢᵢ(v) + f″ᵢᵢ(v − hᵢ)) / h².
+
+An error in them costs nothing but a little efficiency: C and the shares that rows subtract from it
+are made of the same numbers.
+
+Nothing here knows a model: it is compiled once for all whose data have the same types.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.pointers import call_graph
+
+__all__ = ["RowConstants", "higher_orders", "remainders", "second_order"]
+
+DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
+"""Step of differences, relative to a local input, which counts as this large at least."""
+
+
+class RowConstants(NamedTuple):
+    """What is the same for all rows.
+
+    Attributes
+    ----------
+    at : ndarray, shape (P,)
+        φ̂.
+    addresses : ndarray of int64, shape (3,)
+        Of the compiled functions that give local inputs, f, and f with its derivatives.
+    triples : ndarray of int64, shape (t, 3)
+        Local inputs by which third derivatives are taken, in increasing order.
+    orderings : ndarray, shape (t,)
+        A sixth of the number of ways to order each triple.
+    singles : ndarray of int64, shape (s,)
+        Local inputs by which fourth derivatives are taken.
+    """
+
+    at: np.ndarray
+    addresses: np.ndarray
+    triples: np.ndarray
+    orderings: np.ndarray
+    singles: np.ndarray
+
+
+@register_jitable(inline="always")
+def second_order(i: int, j: int) -> int:
+    """Return where the second derivative by local inputs i ≥ j lies among all."""
+    return i * (i + 1) // 2 + j
+
+
+@register_jitable
+def differences(
+    v: np.ndarray, taylor: np.ndarray, constants: RowConstants, batch: Any
+) -> np.ndarray:
+    """Return third derivatives by the triples, then fourth ones by the singles, shape (t + s, b).
+
+    Those that are not finite are zero.
+    """
+    k, triples, singles = v.shape[0], constants.triples, constants.singles
+    n_triples = triples.shape[0]
+    found = np.zeros((n_triples + singles.size, v.shape[1]))
+    step, moved = np.empty(v.shape[1]), v.copy()
+    for last in range(k):
+        if not np.any(triples[:, 2] == last):
+            continue
+        for b in range(step.size):
+            step[b] = DIFFERENCE * max(abs(v[last, b]), LEAST_INPUT)
+            moved[last, b] = v[last, b] + step[b]
+        above = call_graph(constants.addresses[2], (moved, *batch))[0]
+        for b in range(step.size):
+            moved[last, b] = v[last, b] - step[b]
+        below = call_graph(constants.addresses[2], (moved, *batch))[0]
+        for b in range(step.size):
+            moved[last, b] = v[last, b]
+        for t in range(n_triples):
+            if triples[t, 2] == last:
+                at = 1 + k + second_order(triples[t, 1], triples[t, 0])
+                for b in range(step.size):
+                    found[t, b] = (above[at, b] - below[at, b]) / (2.0 * step[b])
+        for s in range(singles.size):
+            if singles[s] == last:
+                at = 1 + k + second_order(last, last)
+                for b in range(step.size):
+                    bend = above[at, b] - 2.0 * taylor[at, b] + below[at, b]
+                    found[n_triples + s, b] = bend / step[b] ** 2
+    for t in range(found.shape[0]):
+        for b in range(found.shape[1]):
+            if not np.isfinite(found[t, b]):
+                found[t, b] = 0.0
+    return found
+
+
+@partial(jit_kept, nogil=True)
+def higher_orders(
+    v: np.ndarray, taylor: np.ndarray, constants: RowConstants, batch: Any
+) -> np.ndarray:
+    """Return what :func:`differences` does, to Python."""
+    return differences(v, taylor, constants, batch)
+
+
+@partial(jit_kept, nogil=True)
+def remainders(
+    first: np.ndarray, second: np.ndarray, constants: RowConstants, batch: Any
+) -> np.ndarray:
+    """Return the remainders about φ̂ at two readings, shape (2, b).
+
+    A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
+    then the higher orders are subtracted. What belongs to φ̂ is computed once for both.
+    """
+    of_inputs, of_row, of_derivatives = constants.addresses
+    size = constants.at.size
+    there = call_graph(of_inputs, (constants.at, *batch))[0]
+    taylor = call_graph(of_derivatives, (there, *batch))[0]
+    k, n_rows = there.shape
+    rest = np.empty((2, n_rows))
+    for n, reading in enumerate((first, second)):
+        here = call_graph(of_inputs, (reading[:size], *batch))[0]
+        value = call_graph(of_row, (here, *batch))[0]
+        for b in range(n_rows):
+            rest[n, b] = value[0, b] - taylor[0, b]
+        for i in range(k):
+            for b in range(n_rows):
+                here[i, b] -= there[i, b]
+                rest[n, b] -= taylor[1 + i, b] * here[i, b]
+            for j in range(i + 1):
+                share, at = 0.5 if i == j else 1.0, 1 + k + second_order(i, j)
+                for b in range(n_rows):
+                    rest[n, b] -= share * taylor[at, b] * here[i, b] * here[j, b]
+    if first.size > size:
+        subtract_shares(first, second, there, taylor, constants, batch, rest)
+    return rest
+
+
+@register_jitable
+def subtract_shares(
+    first: np.ndarray,
+    second: np.ndarray,
+    there: np.ndarray,
+    taylor: np.ndarray,
+    constants: RowConstants,
+    batch: Any,
+    rest: np.ndarray,
+) -> None:
+    """Subtract cₙ(u) at both readings."""
+    size, triples, singles = constants.at.size, constants.triples, constants.singles
+    offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
+    beyond = differences(there, taylor, constants, batch)
+    for n, reading in enumerate((first, second)):
+        u = call_graph(constants.addresses[0], (reading[size:], *batch))[0]
+        for i in range(u.shape[0]):
+            for b in range(u.shape[1]):
+                u[i, b] -= offsets[i, b]
+        for t in range(triples.shape[0]):
+            i, j, m = triples[t]
+            for b in range(u.shape[1]):
+                cube = u[i, b] * u[j, b] * u[m, b]
+                rest[n, b] -= constants.orderings[t] * beyond[t, b] * cube
+        for s in range(singles.size):
+            i = singles[s]
+            for b in range(u.shape[1]):
+                rest[n, b] -= beyond[triples.shape[0] + s, b] * u[i, b] ** 4 / 24.0
