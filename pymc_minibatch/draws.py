@@ -186,7 +186,7 @@ def row_axis(tall: TallModel) -> tuple[str, np.ndarray | None]:
     Rows of other data than the model's own have no labels.
     """
     model, name = tall.model, tall.row_names[0]
-    axis = observed_input(tall, name).axis
+    axis = 0 if name in tall.row_potentials else observed_input(tall, name).axis
     dims = model.named_vars_to_dims.get(name)
     dim = f"{name}_dim_{axis}" if dims is None else str(dims[axis])
     labels = None if tall.is_bound else model.coords.get(dim)

@@ -236,11 +236,12 @@ class _ModelPredictions:
 
 
 def _variable(tall: TallModel, var_name: str | None) -> str:
-    if var_name is None and len(tall.row_names) == 1:
-        return tall.row_names[0]
-    if var_name not in tall.row_names:
+    observed = [name for name in tall.row_names if name not in tall.row_potentials]
+    if var_name is None and len(observed) == 1:
+        return observed[0]
+    if var_name not in observed:
         raise ValueError(
-            f"var_name must be one of the observed variables with rows, {tall.row_names}; got "
+            f"var_name must be one of the observed variables with rows, {observed}; got "
             f"{var_name!r}."
         )
     return str(var_name)

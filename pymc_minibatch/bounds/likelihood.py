@@ -100,7 +100,8 @@ def recognise(tall: TallModel) -> Likelihood:
     Raises
     ------
     NoBoundError
-        If there are several observed variables, or theirs is not a family with a known bound.
+        If there are several observed variables, or theirs is not a family with a known bound, or
+        the model computes what rows read from all of them.
     """
     if len(tall.row_names) > 1:
         raise NoBoundError(
@@ -108,6 +109,13 @@ def recognise(tall: TallModel) -> Likelihood:
             f"for one observed variable. {ADVICE}"
         )
     [name] = tall.row_names
+    if tall.row_potentials:
+        raise NoBoundError(f"{name} is a potential, of whose family nothing is known. {ADVICE}")
+    if tall.evaluates_data:
+        raise NoBoundError(
+            f"{name} reads what the model computes from all rows together, such as a mean. Compute "
+            f"that before building the model. {ADVICE}"
+        )
     rv = tall.model[name]
     op = rv.owner.op
     for kind, build in BUILDERS.items():

@@ -2,15 +2,18 @@
 
 ``log p(theta, y) = prior_logp(theta) + sum_n row_logp(theta, n)``
 
-The rows are those of the observed variable. Every array in its log-density that has an axis of
-length N is taken for row data, and the graph is rebuilt on a batch (:mod:`.slicing`). The split is
-accepted only if, on random rows at random points, the batch graph gives what the full graph gives.
+The rows are those of the observed variable, or of a potential in its place. Every array in its
+log-density that has an axis of length N is taken for row data, and the graph is rebuilt on a batch
+(:mod:`.slicing`). The split is accepted only if, on random rows at random points, the batch graph
+gives what the full graph gives. What takes rows together but reads data alone is computed once
+(:mod:`.evaluated`).
 Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,11 +43,13 @@ from pymc_minibatch.tall.check import (
     difference,
 )
 from pymc_minibatch.tall.checksum import checksum, of_all, of_parts
+from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
+from pymc_minibatch.tall.potentials import has_rows, potential_terms
 from pymc_minibatch.tall.refusals import (
     NotTallError,
     dependent_rows,
@@ -101,6 +106,10 @@ class TallModel:
         The number of rows, N.
     row_inputs : dict of str to RowInput
         What was recognised as row data.
+    row_names, row_potentials : list of str
+        The observed variables and potentials that have rows, and which of them are potentials.
+    evaluates_data : bool
+        Whether rows read what the model computes from the data of all rows, once.
     layout : PointLayout
         Order of the value variables in a flat vector.
     start : ndarray
@@ -146,7 +155,7 @@ class TallModel:
         self._rng = np.random.default_rng(20170709)
         self.is_bound = data is not None
         self._check: SplitCheck | None
-        self._check, points = self._split(observed_terms(self.model))
+        self._check, points = self._split_as_is_or_evaluated()
         if data is not None:
             sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
             self._check, points = bind_sources(self, sources, data)
@@ -200,9 +209,16 @@ class TallModel:
     def prior_graph(self) -> Variable:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
-        terms = self.model.logp(vars=factors + self.model.potentials, sum=False)
+        terms = self.model.logp(vars=factors + self._prior_potentials, sum=False)
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
+        if not self.is_bound:
+            [total] = data_evaluated([total])
         return self._bind(pt.cast(total, "float64"), {})
+
+    @property
+    def _prior_potentials(self) -> list[Variable]:
+        potentials: list[Variable] = self.model.potentials
+        return [each for each in potentials if get_var_name(each) not in self.row_potentials]
 
     @made_once
     def compiled_prior_logp(self) -> CompiledFunction:
@@ -429,7 +445,7 @@ class TallModel:
             for rv in self.model.observed_RVs
             if rv.name not in self.row_names
         ]
-        prior += [f"potential {get_var_name(potential)}" for potential in self.model.potentials]
+        prior += [f"potential {get_var_name(potential)}" for potential in self._prior_potentials]
         row_bytes = self.row_bytes
         lines = [
             f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
@@ -465,7 +481,8 @@ class TallModel:
         found = []
         for variable in self.model.deterministics:
             shape = variable.type.shape
-            if None in shape and rows.intersection(ancestors([variable])):
+            reads = self.evaluates_data or rows.intersection(ancestors([variable]))
+            if None in shape and reads:
                 graph = shape_of(*self.model.replace_rvs_by_values([variable]))
                 shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
             if self.n_rows in shape:
@@ -491,6 +508,22 @@ class TallModel:
             wanted[name] = Wanted(names, own.values.ndim, found)
         return wanted
 
+    def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:
+        """Split the model, with what it computes from data in the rows or else computed once."""
+        terms = [*observed_terms(self.model), *potential_terms(self.model)]
+        self.evaluates_data = False
+        try:
+            return self._split(terms)
+        except NotTallError:
+            evaluated = data_evaluated([term.term for term in terms])
+            if self.is_bound or all(a is b.term for a, b in zip(evaluated, terms, strict=True)):
+                raise
+            self.evaluates_data = True
+            replaced = [replace(t, term=e) for t, e in zip(terms, evaluated, strict=True)]
+            with suppress(NotTallError):
+                return self._split(replaced)
+            raise
+
     def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         refusal: NotTallError | None = None
@@ -498,11 +531,12 @@ class TallModel:
             self.n_rows = self._n_own = n_rows
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
+            self.row_potentials = [term.name for term in rows if term.leaf is None]
             self._full_term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:
-                found = self._split_along(candidates, [term.leaf for term in rows])
+                found = self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
             except NotTallError as error:
                 refusal = refusal or error
                 continue
@@ -587,21 +621,27 @@ class TallModel:
     def _check_prior_part(self) -> None:
         """Refuse terms of the prior part that would read every row at every step."""
         rows = {row_input.leaf for row_input in self.row_inputs.values()}
-        for potential in self.model.potentials:
-            if any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves([potential])):
+        for potential in self._prior_potentials:
+            if has_rows(potential, self.n_rows):
                 raise NotTallError(
-                    f"Potential {potential.name} reads data with {self.n_rows} rows, so every step "
-                    "would cost a full pass. Write its rows as an observed pm.CustomDist."
+                    f"Potential {potential.name} reads data with {self.n_rows} rows and is not a "
+                    "sum of one term for each of them, so every step would cost a full pass. "
+                    "Compute what it needs before building the model, or let it end with the sum."
                 )
         for rv in self.model.basic_RVs:
             read = rows.intersection(ancestors([rv]))
-            if rv.name not in self.row_names and read:
+            if rv.name not in self.row_names and read and (self.is_bound or self._reads_rows(rv)):
                 names = ", ".join(sorted(leaf_name(leaf) for leaf in read))
                 raise NotTallError(
                     f"The distribution of {rv.name} reads {names} with {self.n_rows} rows, so "
                     "every step would cost a full pass. Compute what it needs before building the "
                     "model."
                 )
+
+    def _reads_rows(self, rv: Variable) -> bool:
+        """Whether the density of a variable reads rows at each draw, and not once."""
+        evaluated = data_evaluated(self.model.logp(vars=[rv], sum=False))
+        return any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves(evaluated))
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
         for leaf, axes in candidates.items():

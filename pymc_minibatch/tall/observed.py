@@ -15,32 +15,36 @@ from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
 __all__ = ["ObservedTerm", "observed_terms", "row_counts", "sum_rows"]
 
+LARGER = 10
+"""Potentials determine the rows if they have so many times more than what is observed.
+
+Others, such as a prior of neighbouring areas that reads their pairs, are no likelihoods.
+"""
+
 
 @dataclass(frozen=True)
 class ObservedTerm:
-    """An observed variable.
+    """An observed variable, or a potential in its place.
 
     Attributes
     ----------
     name
         Its name.
     leaf
-        Its data.
+        Its data; None for a potential.
     term
         Its log-density; one axis less for each axis of a multivariate distribution.
     distribution
         Name of its distribution.
+    shape
+        Shape of its data.
     """
 
     name: str
-    leaf: Variable
+    leaf: Variable | None
     term: TensorVariable
     distribution: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of its data."""
-        return leaf_value(self.leaf).shape
+    shape: tuple[int, ...]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -59,18 +63,11 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
     Raises
     ------
     NotTallError
-        If there are none, values are missing, data are a minibatch, or shapes do not match.
+        If values are missing, data are a minibatch, or shapes do not match.
     """
     observed = model.observed_RVs
     if not observed:
-        potentials = ", ".join(potential.name for potential in model.potentials)
-        advice = (
-            f"Potentials ({potentials}) are not split into rows: write a likelihood as an observed "
-            "pm.CustomDist, whose logp returns one value per row."
-            if model.potentials
-            else "Give the likelihood its data with observed=."
-        )
-        raise NotTallError(f"The model has no observed variable. {advice}")
+        return []
     free = {rv.name for rv in model.free_RVs}
     for rv in observed:
         _refuse_minibatch_or_missing(rv, free)
@@ -82,7 +79,7 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         values = [model.rvs_to_values[rv] for rv in observed]
         raise unfit_data(names, data_leaves([*observed, *values]), error) from error
     return [
-        ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv))
+        ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv), leaf_value(leaf).shape)
         for rv, leaf, term in zip(observed, leaves, terms, strict=True)
     ]
 
@@ -93,11 +90,16 @@ def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
     Raises
     ------
     NotTallError
-        If what has most entries has one log-density for all of them.
+        If there are no terms, or what has most entries has one log-density for all of them.
     ValueError
         If there are fewer than two rows.
     """
-    main = max(terms, key=lambda term: term.longest)
+    if not terms:
+        raise NotTallError(
+            "The model has no observed variable, and no potential that is a sum over rows of data. "
+            "Give the likelihood its data with observed=."
+        )
+    main = max(terms, key=lambda t: t.longest / (LARGER if t.leaf is None else 1))
     if main.longest < 2:
         raise ValueError(
             f"{main.name} has {main.longest} rows; minibatch sampling needs at least 2. Look at "

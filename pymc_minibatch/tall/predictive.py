@@ -69,6 +69,12 @@ class Predictive:
     def __init__(
         self, tall: TallModel, name: str, kind: Literal["response", "mean"], data: Any
     ) -> None:
+        if tall.evaluates_data:
+            raise NoPredictionError(
+                f"{name} reads what the model computes from all rows together, such as a mean, so "
+                "it is not drawn row by row. Compute that before building the model, or use "
+                "pm.sample_posterior_predictive."
+            )
         self._tall, self.name = tall, name
         own = tall.model.rvs_to_values[tall.model[name]]
         self._observed_leaf = data_leaves([own])[-1]

@@ -120,6 +120,29 @@ def potential_of_rows():
     pm.Potential("penalty", -((mu - SLOPE) ** 2))
 
 
+def weighted_likelihood():
+    mu, weights = pm.Normal("mu"), pm.Data("weights", np.linspace(1.0, 2.0, N))
+    terms = pm.logp(pm.Normal.dist(mu, pm.HalfNormal("sigma")), Y)
+    pm.Potential("likelihood", N / weights.sum() * (weights * terms).sum())
+
+
+def product_of_vectors():
+    terms = pm.logp(pm.Normal.dist(pm.Normal("mu"), 1.0), Y)
+    pm.Potential("likelihood", -pt.dot(np.linspace(1.0, 2.0, N), -terms) / 2.0)
+
+
+def sum_of_sums():
+    mu = pm.Normal("mu")
+    terms = pm.logp(pm.Normal.dist(mu, 1.0), Y)
+    pm.Potential("likelihood", pt.sum(terms) - pt.sum((mu * SLOPE) ** 2))
+
+
+def potential_of_the_rows_together():
+    mu = pm.Normal("mu")
+    observed(mu)
+    pm.Potential("penalty", -pt.sqrt(pt.sum((mu - SLOPE) ** 2)))
+
+
 def total_size():
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=Y, total_size=10_000)
 
@@ -148,25 +171,15 @@ def one_density_for_all():
         (random_walk, ["y (", "RandomWalk", "one number for all its rows", "past values as data"]),
         (latent_random_walk, ["level has one value per row", "marginalise", "NUTS"]),
         (autoregression, ["y (AR)", "past values as data", "NUTS"]),
-        (lag_in_the_graph, ["of y is not", "past is read", "positions of the rows", DATA]),
         (garch, ["y (GARCH11)", "NUTS"]),
         (marginal_gaussian_process, ["y (", "Normal)", "pm.gp.HSGP"]),
         (latent_gaussian_process, ["f_rotated_ has one value per row", "NUTS"]),
-        (cumulative_sum, ["of y is not", "x is cumulated over the rows", DATA]),
-        (cumulative_sum_of_rare_events, ["of y is not", "events is cumulated", DATA]),
-        (distance_to_a_common_value, ["of y is not", "x is reduced over all rows", DATA]),
-        (lag_of_a_constant, ["of y is not", "past is read", DATA]),
-        (centred_in_the_graph, ["of y is not", "x is reduced over all rows", DATA]),
         (softmax_over_rows, ["of y is not", "x is normalised over all rows", DATA]),
-        (total_in_a_matrix_product, ["of y is not", "x is multiplied over all rows", DATA]),
-        (first_row_as_baseline, ["of y is not", "x is read", "positions of the rows", DATA]),
         (own_variable_of_each_row, ["effect has one value per row", "marginalise", "NUTS"]),
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
-        (likelihood_in_a_potential, ["no observed variable", "likelihood", "pm.CustomDist"]),
-        (potential_of_rows, ["Potential penalty", "40 rows", "pm.CustomDist"]),
+        (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
         (total_size, ["y has total_size", "minibatch already", "leave total_size out"]),
-        (prior_of_rows, ["distribution of slope reads x", "full pass", DATA]),
         (no_common_axis, ["x (39, 3)", "y (40,)", "same number of them"]),
         (one_density_for_all, ["y (", "one number for all its rows", "ndim_supp=0"]),
     ],
@@ -180,13 +193,54 @@ def test_refuses(build, parts):
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lag_in_the_graph,
+        cumulative_sum,
+        cumulative_sum_of_rare_events,
+        distance_to_a_common_value,
+        lag_of_a_constant,
+        centred_in_the_graph,
+        total_in_a_matrix_product,
+        first_row_as_baseline,
+        prior_of_rows,
+        likelihood_in_a_potential,
+        potential_of_rows,
+        weighted_likelihood,
+        product_of_vectors,
+        sum_of_sums,
+    ],
+)
+def test_splits_what_is_computed_from_data_or_written_as_a_potential(build):
+    """The prior part and the rows are the model's density, and rows are split."""
+    with pm.Model() as model:
+        build()
+    tall = TallModel(model)
+    logp, rng = model.compile_logp(), np.random.default_rng(3)
+    for _ in range(3):
+        point = tall.layout.unflatten(tall.start + rng.normal(0, 0.5, tall.start.size))
+        assert tall.logp(point) == pytest.approx(float(logp(point)), rel=1e-9)
+        rows = tall.row_logp(point, np.arange(tall.n_rows))
+        assert np.ptp(rows) > 0
+        assert tall.prior_logp(point) + rows.sum() == pytest.approx(float(logp(point)), rel=1e-9)
+
+
+def test_data_from_elsewhere_are_not_computed_once():
+    """The data in the model are a stand-in, whose mean is not that of the rows."""
+    with pm.Model() as model:
+        centred_in_the_graph()
+    with pytest.raises(NotTallError, match="x is reduced over all rows"):
+        TallModel(model, data={"x": SLOPE, "y": Y})
+
+
 def test_what_was_not_tried_is_not_accused(monkeypatch):
     """Whether scales of groups hold rows takes two tries where there are as many of both."""
 
     def build():
         group = pm.Data("group", np.arange(N)[::-1].copy())
         scale = pm.Data("scale", np.linspace(1.0, 2.0, N))
-        pm.Normal("y", pm.Normal("effect", 0, 1) * scale[group], 1.0, observed=Y)
+        pm.Normal("y", (pm.Normal("effect", 0, 1) * scale)[group], 1.0, observed=Y)
 
     with pm.Model() as model:
         build()
