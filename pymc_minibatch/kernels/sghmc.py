@@ -37,12 +37,14 @@ def bath(
 ) -> float:
     """Take friction away, and add the noise that the batch has not brought."""
     dim, keep = state.momentum.size, 1.0 - settings.friction
-    farther = (1.0 - settings.friction / 2) ** 2
-    share = 0.0
+    wanted = 1.0 - keep**2
+    farther = epsilon * (1.0 - settings.friction / 2) ** 2
+    of_batches = 0.0
     for j in range(dim):
-        wanted, batch = 1.0 - keep**2, farther * epsilon * state.noise[j]
-        share += batch / wanted / dim
-        state.momentum[j] *= keep
+        batch = farther * state.noise[j]
+        of_batches += batch
+        kept = keep * state.momentum[j]
         if noisy and batch < wanted:
-            state.momentum[j] += math.sqrt(wanted - batch) * rng.standard_normal()
-    return share
+            kept += math.sqrt(wanted - batch) * rng.standard_normal()
+        state.momentum[j] = kept
+    return of_batches / wanted / dim

@@ -119,12 +119,13 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
                 return True, 0.0
             spread = math.sqrt(epsilon)
             for i in range(dim):
-                step[i] *= epsilon / 2
+                moved = epsilon / 2 * step[i]
                 if langevin.noisy[k]:
-                    step[i] += spread * rng.standard_normal()
+                    moved += spread * rng.standard_normal()
+                step[i] = moved
             multiply(state.factor, step)
             for i in range(dim):
-                point[active[i]] += step[i]
+                point[np.uint64(active[i])] += step[i]
         if n_steps == 0:
             return False, np.nan
         batch *= epsilon / 4

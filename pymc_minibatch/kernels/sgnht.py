@@ -48,8 +48,10 @@ def bath(
     lost = state.thermostat[0] * h
     time = 2.0 if abs(lost) < SMALL else (1.0 - math.exp(-2.0 * lost)) / lost
     keep, spread = math.exp(-lost), math.sqrt(settings.friction * time)
+    squares = 0.0
     for j in range(dim):
-        state.momentum[j] *= keep
-        state.momentum[j] += spread * rng.standard_normal()
-    state.thermostat[0] += h / 2 * (squared_norm(state.momentum) / dim - 1.0)
+        kept = keep * state.momentum[j] + spread * rng.standard_normal()
+        squares += kept**2
+        state.momentum[j] = kept
+    state.thermostat[0] += h / 2 * (squares / dim - 1.0)
     return 1.0 - settings.friction / lost if lost > settings.friction else 0.0
