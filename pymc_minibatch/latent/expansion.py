@@ -85,7 +85,7 @@ def expand(
             stop = min(start + CHUNK_ROWS, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
             local_inputs = rows.local_inputs(phi, *batch)
-            logp, *rest = rows.derivatives(local_inputs, *batch)
+            logp, *rest = rows.taylor(local_inputs, *batch)
             first, second = rest[:k], rest[k:]
             columns, entries, weights = rows.arrays.jitted(*batch)
             sums.value += float(np.sum(logp))

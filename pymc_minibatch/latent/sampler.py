@@ -21,11 +21,13 @@ from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.kernels.sweep import Grouping, make_sweep
+from pymc_minibatch.latent.averages import find_averages, rows_have_kinks
 from pymc_minibatch.latent.blocks import choose_blocks
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
+from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
@@ -41,7 +43,6 @@ from pymc_minibatch.latent.moves import (
     take_best,
 )
 from pymc_minibatch.latent.search import LatentReference, search
-from pymc_minibatch.reference.gathering import Gathering
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
@@ -57,8 +58,8 @@ FAR_OUT = 10.0
 WIDER = 2.0
 """Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
 
-SIZING_PAIRS = 4
-"""Opposite posterior points at which each row is looked at."""
+SIZING_PAIRS, KINKED_PAIRS = 4, 16
+"""Opposite posterior points at which each row is looked at; more where kinks lie between few."""
 
 SIGMAS = 0.3, 0.5, 0.7, 1.0
 """Noise of decisions, of which the cheapest is chosen."""
@@ -375,6 +376,9 @@ def make_latent_sampler(
         factors = find_factors(rows, tall.data)
         entries = [factor.entries for factor in factors]
         field = find_field(tall, structure, entries)
+        start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
+        if rows_have_kinks(structure, start, tall.data):
+            rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature)
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
         return LatentSampler(tall, reference, factors, rows, acceptance, temperature, by_size)
@@ -407,7 +411,7 @@ def _sizes(
     """Look at all rows in one pass."""
     surrogate, rng = reference.surrogate, np.random.default_rng(4)
     seen, distances = [], [np.empty(0)] if cubic is None else []
-    for _ in range(SIZING_PAIRS):
+    for _ in range(KINKED_PAIRS if rows.kinked else SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         dense, groups = surrogate.field.latent.noise(rng)
         pair = []

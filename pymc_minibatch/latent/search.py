@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import minimize
 
+from pymc_minibatch.latent.averages import find_averages
 from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
@@ -85,10 +86,25 @@ class LatentReference:
 
 class _Search:
     def __init__(
-        self, tall: TallModel, field: LatentField, rows: RowFunctions, temperature: float
+        self,
+        tall: TallModel,
+        field: LatentField,
+        rows: RowFunctions,
+        factors: Sequence[Factor],
+        temperature: float,
     ) -> None:
         self.tall, self.field, self.rows, self.temperature = tall, field, rows, temperature
         self.rows_read = 0
+        self.counts = np.zeros(field.rows.dense.size + field.rows.groups.size)
+        for factor in factors:
+            own = np.bincount(factor.row_levels, minlength=factor.n_levels)
+            self.counts[factor.entries] = own[:, None]
+
+    def widen(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> None:
+        """Fit the intervals over which rows with kinks are averaged to a point."""
+        if self.rows.kinked:
+            phi = self.field.derivatives.phi(point)
+            self.rows.averages = find_averages(self.rows, phi, data, self.counts)
 
     def expand(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> Surrogate:
         """Expand the rows, or some of them, about a point.
@@ -152,6 +168,7 @@ class _Search:
         moved = self.field.latent.split(conditional.point - surrogate.center)
         length = math.sqrt(sum(float(np.sum(w**2)) for w in conditional.factor.whiten(*moved)))
         shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
+        self.widen(conditional.point, data)
         expanded = self.expand(conditional.point, data)
         if not np.isfinite(self._density(expanded)):
             start = surrogate.center.copy()
@@ -193,6 +210,8 @@ class _Search:
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
+        if self.rows.kinked:  # an average already; without higher orders groups have no slope here
+            return surrogate
         none = np.zeros(surrogate.expansion.at.size)
         about = none if start is None else start
         for _ in range(TILT_TURNS if start is None else 0):
@@ -240,7 +259,7 @@ class _Search:
 
     def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add third and fourth order by each grouping factor."""
-        if not factors:
+        if not factors or self.rows.kinked:
             return surrogate
         scalars, at = self.rows.reads.scalars, surrogate.expansion.at
         widths = [factor.entries.shape[1] + scalars.size for factor in factors]
@@ -284,7 +303,7 @@ def search(
         If there is no such mode.
     """
     started = time.perf_counter()
-    run = _Search(tall, field, rows, temperature)
+    run = _Search(tall, field, rows, factors, temperature)
     point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
     point = field.derivatives.coordinates.from_model(point)
     stages = [tall.data]
@@ -293,6 +312,7 @@ def search(
         stages.insert(0, tuple(values[some] for values in tall.data))
     try:
         for data in stages:
+            run.widen(point, data)
             surrogate = run.climb_field(run.expand(point, data), data)
             for _ in range(TURNS):
                 surrogate, length, shift = run.turn(surrogate, data)

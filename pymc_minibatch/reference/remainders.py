@@ -25,10 +25,33 @@ from numba.extending import register_jitable
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph
 
-__all__ = ["RowConstants", "higher_orders", "remainders", "second_order"]
+__all__ = ["Averages", "RowConstants", "higher_orders", "remainders", "second_order"]
 
 DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
+
+
+class Averages(NamedTuple):
+    """Half-widths of intervals, ``scale * (least + |J entries|)`` for each local input.
+
+    Attributes
+    ----------
+    scale : ndarray, shape (k,)
+        Empty where rows have no kinks.
+    entries : ndarray, shape (P,)
+        What a row reads of these, as it reads φ, makes its interval wider.
+    least : float
+        The interval of a row that reads nothing of them.
+    """
+
+    scale: np.ndarray
+    entries: np.ndarray
+    least: float
+
+    @classmethod
+    def none(cls) -> "Averages":
+        """Leave rows as they are."""
+        return cls(np.empty(0), np.empty(0), 0.0)
 
 
 class RowConstants(NamedTuple):
@@ -46,6 +69,8 @@ class RowConstants(NamedTuple):
         A sixth of the number of ways to order each triple.
     singles : ndarray of int64, shape (s,)
         Local inputs by which fourth derivatives are taken.
+    averages : Averages
+        The intervals over which rows with kinks are averaged.
     """
 
     at: np.ndarray
@@ -53,6 +78,7 @@ class RowConstants(NamedTuple):
     triples: np.ndarray
     orderings: np.ndarray
     singles: np.ndarray
+    averages: Averages
 
 
 @register_jitable(inline="always")
@@ -123,7 +149,7 @@ def remainders(
     of_inputs, of_row, of_derivatives = constants.addresses
     size = constants.at.size
     there = call_graph(of_inputs, (constants.at, *batch))[0]
-    taylor = call_graph(of_derivatives, (there, *batch))[0]
+    taylor = call_graph(of_derivatives, (with_widths(there, constants, batch), *batch))[0]
     k, n_rows = there.shape
     rest = np.empty((2, n_rows))
     for n, reading in enumerate((first, second)):
@@ -142,6 +168,24 @@ def remainders(
     if first.size > size:
         subtract_shares(first, second, there, taylor, constants, batch, rest)
     return rest
+
+
+@register_jitable
+def with_widths(v: np.ndarray, constants: RowConstants, batch: Any) -> np.ndarray:
+    """Put half-widths below v, where there are any."""
+    k, averages = v.shape[0], constants.averages
+    if averages.scale.size == 0:
+        return v
+    of_inputs = constants.addresses[0]
+    read = call_graph(of_inputs, (averages.entries, *batch))[0]
+    offset = call_graph(of_inputs, (np.zeros(averages.entries.size), *batch))[0]
+    both = np.empty((2 * k, v.shape[1]))
+    both[:k] = v
+    for i in range(k):
+        for b in range(v.shape[1]):
+            away = abs(read[i, b] - offset[i, b])
+            both[k + i, b] = averages.scale[i] * (averages.least + away)
+    return both
 
 
 @register_jitable

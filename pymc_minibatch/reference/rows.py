@@ -5,6 +5,15 @@ row is made of four functions of a batch: vₙ at some φ, what Jₙ consists of
 first and second derivatives. PyTensor takes long to differentiate and to simplify a graph, and
 those beyond the second are large; so these are differences of second ones
 (:mod:`pymc_minibatch.reference.remainders`).
+
+Where f has kinks, as −|y − v| has, its second derivative is zero and says nothing. There f is taken
+in averages over an interval about each local input, of half-width hᵢ, whose derivatives are
+
+    f'ᵢ = (f(v + hᵢ) − f(v − hᵢ)) / 2hᵢ,   f''ᵢⱼ = (f'ᵢ(v + hⱼ) − f'ᵢ(v − hⱼ)) / 2hⱼ.
+
+The intervals of a row are as wide as the posterior of what it reads, and so wider in small groups.
+They are summed for the surrogate and subtracted from rows, so that nothing depends on them but what
+decisions cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +33,12 @@ from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.pointers import address_of_graph
-from pymc_minibatch.reference.remainders import RowConstants, higher_orders, remainders
+from pymc_minibatch.reference.remainders import (
+    Averages,
+    RowConstants,
+    higher_orders,
+    remainders,
+)
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Reads", "RowFunctions", "simplified"]
@@ -72,15 +86,23 @@ class RowFunctions:
     ----------
     n_locals : int
         Number of local inputs, k.
+    averages : Averages
+        Half-widths h of intervals, where rows have kinks.
     """
 
     def __init__(self, structure: RowStructure, build: Callable[..., Any] = compile_numba) -> None:
-        self.structure, self.build = structure, build
+        self.structure, self.build, self.averages = structure, build, Averages.none()
         self.n_locals = len(structure.locals)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out; they are rebuilt where they are needed."""
-        return {"structure": self.structure, "build": self.build, "n_locals": self.n_locals}
+        kept = "structure", "build", "n_locals", "averages"
+        return {name: getattr(self, name) for name in kept}
+
+    @property
+    def kinked(self) -> bool:
+        """Whether derivatives are averages about kinks."""
+        return self.averages.scale.size > 0
 
     @made_once
     def reads(self) -> Reads:
@@ -114,6 +136,8 @@ class RowFunctions:
 
         These read gathered entries or are scalars, and one of them is gathered.
         """
+        if self.kinked:
+            return []
         gathered = {int(i) for i in self.reads.local}
         read = sorted({*gathered, *(int(i) for i in self.reads.scalar_local)})
         return [t for t in combinations_with_replacement(read, 3) if gathered.intersection(t)]
@@ -121,7 +145,7 @@ class RowFunctions:
     @made_once
     def singles(self) -> list[int]:
         """Local inputs by which fourth derivatives are taken: those that read gathered entries."""
-        return sorted({int(i) for i in self.reads.local})
+        return [] if self.kinked else sorted({int(i) for i in self.reads.local})
 
     @made_once
     def local_inputs(self) -> CompiledFunction:
@@ -160,7 +184,12 @@ class RowFunctions:
 
     @made_once
     def derivatives(self) -> CompiledFunction:
-        """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b)."""
+        """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b).
+
+        Where rows have kinks the half-widths of averages are below v, shape (2k, b).
+        """
+        if self.kinked:
+            return self.build([self._v, *self.structure.batch], [self._stacked(self._averages)])
         second = [
             bend
             for i, f in enumerate(self._slopes)
@@ -168,6 +197,19 @@ class RowFunctions:
         ]
         graphs = self._of_inputs([self._f, *self._slopes, *second])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
+
+    def taylor(self, v: np.ndarray, *batch: np.ndarray) -> np.ndarray:
+        """Return f with its derivatives, or averages, as :attr:`derivatives` does, given v."""
+        if self.kinked:
+            v = np.concatenate([v, self.half_widths(*batch)])
+        found: np.ndarray = self.derivatives(v, *batch)
+        return found
+
+    def half_widths(self, *batch: np.ndarray) -> np.ndarray:
+        """Return h of some rows, shape (k, b)."""
+        scale, entries, least = self.averages
+        read = self.local_inputs(entries, *batch) - self.local_inputs(0 * entries, *batch)
+        return np.asarray(scale[:, None] * (least + np.abs(read)))
 
     def higher(self, v: np.ndarray, taylor: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Return derivatives beyond the second, given those up to it.
@@ -188,7 +230,8 @@ class RowFunctions:
         triples = np.array(self.triples, np.int64).reshape(-1, 3)
         orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
         singles = np.array(self.singles, np.int64)
-        return RowConstants(at, self._addresses_for(batch), triples, orderings, singles)
+        addresses = self._addresses_for(batch)
+        return RowConstants(at, addresses, triples, orderings, singles, self.averages)
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:
         kinds = tuple((values.dtype, values.ndim) for values in batch)
@@ -211,6 +254,29 @@ class RowFunctions:
     @made_once
     def _slopes(self) -> list[Any]:
         return simplified(_gradient(self._f, self.structure.locals))
+
+    @property
+    def _averages(self) -> list[Any]:
+        """The average of f over the intervals (by Simpson's rule), and its derivatives."""
+        k, [f] = self.n_locals, self._of_inputs([self._f])
+        graphs, width = [self._f, *self._slopes], [self._v[k + i] for i in range(k)]
+        above = [self._moved(graphs, i, 1) for i in range(k)]
+        below = [self._moved(graphs, i, -1) for i in range(k)]
+        value = f + sum((above[i][0] - 2 * f + below[i][0]) / 6 for i in range(k))
+        slopes = [(above[i][0] - below[i][0]) / (2 * width[i]) for i in range(k)]
+        second = [
+            (above[j][1 + i] - below[j][1 + i]) / (2 * width[j])
+            for i in range(k)
+            for j in range(i + 1)
+        ]
+        return [value, *slopes, *second]
+
+    def _moved(self, graphs: Sequence[Any], i: int, sign: int) -> list[Any]:
+        """Return graphs at one end of the interval about a local input."""
+        rows = {v: self._v[j] for j, v in enumerate(self.structure.locals)}
+        rows[self.structure.locals[i]] = self._v[i] + sign * self._v[self.n_locals + i]
+        moved: list[Any] = graph_replace(list(graphs), rows, strict=False)
+        return moved
 
     @made_once
     def _v(self) -> Any:

@@ -1,7 +1,10 @@
 """Latent fields: arrow matrices, sums over rows, coordinates and blocks."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -15,6 +18,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
+from pymc_minibatch.latent.averages import rows_have_kinks
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.expansion import expand
@@ -633,6 +637,65 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     z = (np.array([point, moved])[:, levels.latent[7, 0]] - mean[7, 0]) * cholesky[7, 0, 0]
     gaussian = 0.5 * (z[0] ** 2 - z[1] ** 2)
     assert ratio + gaussian == pytest.approx(log_posterior(moved) - log_posterior(point), abs=1e-7)
+
+
+def kinked_model() -> pm.Model:
+    """Quantiles of groups, some of them small, with a slope and a scale."""
+    rng = np.random.default_rng(33)
+    group, x = np.minimum(rng.geometric(0.1, 6000) - 1, 29), rng.normal(size=6000)
+    y = 0.3 * x + rng.normal(size=30)[group] + rng.gumbel(size=6000)
+    with pm.Model() as model:
+        mu = pm.Normal("b") * x + pm.HalfNormal("tau") * pm.Normal("z", shape=30)[group]
+        pm.AsymmetricLaplace("y", q=0.7, mu=mu, b=pm.HalfNormal("b_scale"), observed=y)
+    return model
+
+
+def test_averages_about_kinks_are_subtracted_from_rows() -> None:
+    """Whatever their width: the sums added to the surrogate are those that rows lose."""
+    tall = TallModel(kinked_model())
+    sampler = make_latent_sampler(tall, Penalty(), 1.0)
+    assert sampler.rows.kinked
+    surrogate, expansion = sampler.reference.surrogate, sampler.reference.surrogate.expansion
+    at = expansion.at
+    rng = np.random.default_rng(34)
+    shared = pickle.loads(pickle.dumps(sampler.rows))
+    differences = []
+    for _ in range(4):
+        point = surrogate.center + rng.normal(0, 0.1, surrogate.center.size)
+        reading = surrogate.read(point)
+        left, again = (
+            rows.remainders(reading.phi, reading.phi, at, tall.data)[0]
+            for rows in (sampler.rows, shared)
+        )
+        assert np.array_equal(left, again)
+        assert np.abs(left).max() > 1e-3
+        modelled = surrogate.log_density(point, reading) + left.sum()
+        modelled -= expansion.rest @ (reading.phi - at)
+        values = tall.layout.unflatten(point)
+        differences.append(tall.logp(values) - modelled)
+    np.testing.assert_allclose(differences, differences[0], atol=1e-6)
+
+
+def test_kinks_are_found_where_rows_have_some() -> None:
+    """Not where a density has branches but is smooth across them."""
+    rng = np.random.default_rng(35)
+    group, y = rng.integers(0, G, N), rng.normal(size=N)
+
+    def kinked(family: Callable[..., Any]) -> bool:
+        with pm.Model() as model:
+            effect = pm.HalfNormal("tau") * pm.Normal("z", shape=G)
+            family("y", mu=effect[group])
+        tall = TallModel(model)
+        assert tall.structure is not None
+        size = max(where.stop for where in tall.structure.blocks.values())
+        phi = rng.normal(0, 0.3, size)
+        return rows_have_kinks(tall.structure, phi, tall.data)
+
+    assert kinked(partial(pm.Laplace, b=1.0, observed=y))
+    assert kinked(partial(pm.AsymmetricLaplace, kappa=2.0, b=1.0, observed=y))
+    assert not kinked(partial(pm.Normal, sigma=1.0, observed=y))
+    assert not kinked(partial(pm.StudentT, nu=4, sigma=1.0, observed=y))
+    assert not kinked(partial(pm.ExGaussian, sigma=1.0, nu=1.0, observed=y))
 
 
 def test_plain_regressions_have_no_field() -> None:
