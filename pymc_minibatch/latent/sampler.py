@@ -61,6 +61,9 @@ WIDER = 2.0
 SIZING_PAIRS, KINKED_PAIRS = 4, 16
 """Opposite posterior points at which each row is looked at; more where kinks lie between few."""
 
+SIZING_WIDTH, KINKED_WIDTH = 1.0, 1.7
+"""How far apart they are; kinks farther out than all of them would be read too seldom."""
+
 SIGMAS = 0.3, 0.5, 0.7, 1.0
 """Noise of decisions, of which the cheapest is chosen."""
 
@@ -411,13 +414,17 @@ def _sizes(
     """Look at all rows in one pass."""
     surrogate, rng = reference.surrogate, np.random.default_rng(4)
     seen, distances = [], [np.empty(0)] if cubic is None else []
-    for _ in range(KINKED_PAIRS if rows.kinked else SIZING_PAIRS):
+    n_pairs, width = SIZING_PAIRS, SIZING_WIDTH
+    if rows.kinked:
+        n_pairs, width = KINKED_PAIRS, KINKED_WIDTH
+    for _ in range(n_pairs):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         dense, groups = surrogate.field.latent.noise(rng)
         pair = []
         for sign in (1.0, -1.0):
             given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
-            reading = surrogate.read(given.frame.color((sign * dense, sign * groups)))
+            noise = sign * width * dense, sign * width * groups
+            reading = surrogate.read(given.frame.color(noise))
             pair.append(surrogate.seen_by_rows(reading, cubic))
             if cubic is not None:
                 distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
