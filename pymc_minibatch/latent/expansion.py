@@ -71,8 +71,14 @@ def expand(
     phi: np.ndarray,
     layout: ArrowLayout,
     temperature: float,
+    *,
+    concave: bool = False,
 ) -> Expansion:
-    """Sum value, gradient and curvature at φ over all rows, in one pass."""
+    """Sum value, gradient and curvature at φ over all rows, in one pass.
+
+    With `concave` each row bends downwards, as much as it bends upwards in truth. That is no
+    expansion; it is for a climb over places where the log-likelihood is not concave.
+    """
     place = np.zeros(phi.size, dtype=np.int64)  # dense entries 0 to p - 1, then the groups
     place[layout.dense] = np.arange(layout.dense.size)
     place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
@@ -86,7 +92,7 @@ def expand(
             batch = [np.array(values[start:stop]) for values in data]
             local_inputs = rows.local_inputs(phi, *batch)
             logp, *rest = rows.taylor(local_inputs, *batch)
-            first, second = rest[:k], rest[k:]
+            first, second = rest[:k], _concave(rest[k:], k) if concave else rest[k:]
             columns, entries, weights = rows.arrays.jitted(*batch)
             sums.value += float(np.sum(logp))
             _add_dense(reads, columns, first, second, place, sums.slope, sums.dense)
@@ -183,6 +189,17 @@ def _meetings(
         if own.size:
             values = weights[own, s] * weights[own, t] * second[local[s], local[t], own]
             yield -values, places[own, s] - n_dense, places[own, t]
+
+
+def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
+    """Return second derivatives of rows with minus their absolute eigenvalues."""
+    whole = np.empty((second[0].size, k, k))
+    for i in range(k):
+        for j in range(k):
+            whole[:, i, j] = _full(second, i, j)
+    values, vectors = np.linalg.eigh(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
+    bent = np.einsum("bij,bj,bkj->ikb", vectors, -np.abs(values), vectors)
+    return [bent[i, j] for i in range(k) for j in range(i + 1)]
 
 
 def _semidefinite(blocks: np.ndarray) -> np.ndarray:

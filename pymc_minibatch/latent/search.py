@@ -40,6 +40,9 @@ LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
 
 HALVINGS = 12
+WRONG, WRONG_BY_SIZE = 30.0, 0.5
+"""The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
+
 TILT_PAIRS = 2
 """Opposite points of the field over which the slope of the remainders is averaged."""
 
@@ -106,14 +109,16 @@ class _Search:
             phi = self.field.derivatives.phi(point)
             self.rows.averages = find_averages(self.rows, phi, data, self.counts)
 
-    def expand(self, point: np.ndarray, data: tuple[np.ndarray, ...]) -> Surrogate:
+    def expand(
+        self, point: np.ndarray, data: tuple[np.ndarray, ...], concave: bool = False
+    ) -> Surrogate:
         """Expand the rows, or some of them, about a point.
 
         Some do not count for more than they are: repeated, the few rows that a group has among them
         would say that groups differ as much as single rows do.
         """
         phi = self.field.derivatives.phi(point)
-        expansion = expand(self.rows, data, phi, self.field.rows, self.temperature)
+        expansion = expand(self.rows, data, phi, self.field.rows, self.temperature, concave=concave)
         self.rows_read += len(data[0])
         if not (np.isfinite(expansion.value) and np.isfinite(expansion.slope).all()):
             expansion = replace(expansion, value=-np.inf)
@@ -123,7 +128,7 @@ class _Search:
         """Newton's method for the field given h, with steps halved until the density rises."""
         for _ in range(TURNS):
             start = surrogate.center
-            target = _damped_conditional(surrogate, start[self.field.hyper])
+            target = self.target(surrogate, start[self.field.hyper], data)
             step = target.point - start
             moved = self.field.latent.split(step)
             length = math.sqrt(sum(float(np.sum(w**2)) for w in target.factor.whiten(*moved)))
@@ -131,6 +136,21 @@ class _Search:
                 return surrogate
             surrogate = self._backtracked(surrogate, step, data)
         return surrogate
+
+    def target(
+        self, surrogate: Surrogate, hyper: np.ndarray, data: tuple[np.ndarray, ...]
+    ) -> Conditional:
+        """Return the Gaussian of the field; where the density is not concave, a narrower one."""
+        try:
+            return surrogate.conditional(hyper)
+        except np.linalg.LinAlgError:
+            surrogate = self.expand(surrogate.center, data, concave=True)
+        for damping in DAMPING:
+            try:
+                return surrogate.conditional(hyper, damping)
+            except np.linalg.LinAlgError:
+                continue
+        raise NoFieldError("The log-density of the effects is not concave.")
 
     def _backtracked(
         self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
@@ -164,18 +184,36 @@ class _Search:
     ) -> tuple[Surrogate, float, float]:
         """Climb h, move the field to its mode there and expand anew; say how far both moved."""
         hyper = self.climb_hyper(surrogate)
-        conditional = _damped_conditional(surrogate, hyper)
+        conditional = self.target(surrogate, hyper, data)
         moved = self.field.latent.split(conditional.point - surrogate.center)
         length = math.sqrt(sum(float(np.sum(w**2)) for w in conditional.factor.whiten(*moved)))
         shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
-        self.widen(conditional.point, data)
-        expanded = self.expand(conditional.point, data)
+        expanded = self._trusted(surrogate, conditional.point - surrogate.center, data)
         if not np.isfinite(self._density(expanded)):
             start = surrogate.center.copy()
             start[self.field.hyper] = hyper
             expanded = self.climb_field(self.expand(start, data), data)
         n_latent = self.field.latent.dense.size + self.field.latent.groups.size
         return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
+
+    def _trusted(
+        self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
+    ) -> Surrogate:
+        """Expand after a step, halved while the density falls and the surrogate was wrong by much.
+
+        It may fall: a mode of the hyperparameters is not one of the joint density.
+        """
+        here = self._density(surrogate)
+        for halving in range(HALVINGS):
+            point = surrogate.center + step * 0.5**halving
+            self.widen(point, data)
+            expanded = self.expand(point, data)
+            there = self._density(expanded)
+            expected = surrogate.log_density(point, surrogate.read(point))
+            wrong = surrogate.expansion.value + expected - there
+            if there > here or wrong < max(WRONG, WRONG_BY_SIZE * step.size) or self.rows.kinked:
+                break
+        return expanded
 
     def centered(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add higher orders; expand anew about the mean of the field if its mode is far from it.
@@ -337,16 +375,6 @@ def _slope_at(surrogate: Surrogate, other: Surrogate) -> np.ndarray:
     """Return the averaged slope of one expansion's log-likelihood where another one is made."""
     expansion = surrogate.expansion
     return expansion.slope + expansion.tilt - surrogate.bend(other.expansion.at - expansion.at)
-
-
-def _damped_conditional(surrogate: Surrogate, hyper: np.ndarray) -> Conditional:
-    """Return the Gaussian of the field; where the density is not concave, a narrower one."""
-    for damping in DAMPING:
-        try:
-            return surrogate.conditional(hyper, damping)
-        except np.linalg.LinAlgError:
-            continue
-    raise NoFieldError("The log-density of the effects is not concave.")
 
 
 def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:

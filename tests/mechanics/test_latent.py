@@ -698,6 +698,45 @@ def test_kinks_are_found_where_rows_have_some() -> None:
     assert not kinked(partial(pm.ExGaussian, sigma=1.0, nu=1.0, observed=y))
 
 
+def growth_model() -> pm.Model:
+    """Sizes of groups that grow on one logistic curve; started with none of it right."""
+    rng = np.random.default_rng(36)
+    group, t = rng.integers(0, G, N), rng.uniform(0, 10, N)
+    size = np.exp(2 + 0.3 * rng.normal(size=G))
+    y = size[group] / (1 + np.exp(-0.9 * (t - 4))) + 0.5 * rng.normal(size=N)
+    with pm.Model() as model:
+        sizes = pm.math.exp(pm.Normal("a", 2, 1) + pm.HalfNormal("tau") * pm.Normal("z", shape=G))
+        curve = pm.math.sigmoid(pm.LogNormal("k") * (t - pm.Normal("b", 5, 2)))
+        pm.Normal("y", sizes[group] * curve, pm.HalfNormal("sigma"), observed=y)
+    return model
+
+
+def far_model() -> pm.Model:
+    """Student-t rows that all are outliers where the search starts."""
+    rng = np.random.default_rng(37)
+    group = rng.integers(0, G, N)
+    y = 80 + 5 * rng.normal(size=G)[group] + rng.standard_t(3, size=N)
+    with pm.Model() as model:
+        effect = pm.HalfNormal("tau", 10) * pm.Normal("z", shape=G)
+        pm.StudentT("y", nu=3, mu=pm.Normal("a", 0, 100) + effect[group], sigma=1.0, observed=y)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "truth"),
+    [(growth_model, ["k_log__", "b", "sigma_log__"], np.array([np.log(0.9), 4.0, np.log(0.5)])),
+     (far_model, ["tau_log__"], np.array([np.log(5.0)]))],
+)  # fmt: skip
+def test_the_search_climbs_where_rows_are_not_concave(
+    build: Callable[[], pm.Model], names: list[str], truth: np.ndarray
+) -> None:
+    sampler = make_latent_sampler(TallModel(build()), Penalty(), 1.0)
+    center = sampler._coordinates.to_model(sampler.reference.surrogate.center)
+    values = sampler.tall.layout.unflatten(center)
+    found = np.array([values[name] for name in names])
+    np.testing.assert_allclose(found, truth, atol=0.6 if names == ["tau_log__"] else 0.05)
+
+
 def test_plain_regressions_have_no_field() -> None:
     with pm.Model():
         beta = pm.Normal("beta", shape=3)
