@@ -1,9 +1,9 @@
 """Models with effects beside NUTS: seconds until the worst parameter has 400 effective draws.
 
 Every free variable of the model counts, hyperparameters included, and both posteriors are compared:
-means in Monte Carlo standard errors, standard deviations by their ratio.
+means in Monte Carlo standard errors, standard deviations by their ratio. Some models need Bambi.
 
-    python -m benchmarks.effects --model intercepts --rows 50000
+    python -m benchmarks.effects --model intercepts walk --rows 50000
 """
 
 import argparse
@@ -126,24 +126,78 @@ def ratings(n_rows: int) -> pm.Model:
     return model
 
 
+def few_groups(n_rows: int) -> pm.Model:
+    """100 groups, an intercept each, not centred, whose scale is known to a tenth."""
+    rng = np.random.default_rng(7)
+    group = rng.integers(0, 100, n_rows)
+    p = inverse_logit(-0.2 + 0.44 * rng.normal(size=100)[group])
+    with pm.Model() as model:
+        effect = pm.Normal("mu", 0, 1.5) + pm.HalfNormal("tau", 1) * pm.Normal("z", shape=100)
+        pm.Bernoulli("y", logit_p=effect[group], observed=rng.random(n_rows) < p)
+    return model
+
+
+def by_formula(n_rows: int, n_groups: int, scale: float) -> pm.Model:
+    """Build Bambi's default for intercepts and slopes of groups."""
+    import bambi as bmb
+    import pandas as pd
+
+    rng = np.random.default_rng(8)
+    x, group = rng.normal(size=(n_rows, 2)), rng.integers(0, n_groups, n_rows)
+    effect = scale * rng.normal(size=(2, n_groups)) * [[0.6], [0.3]]
+    p = inverse_logit(-0.4 + x @ [0.5, -0.3] + effect[0][group] + effect[1][group] * x[:, 0])
+    y = (rng.random(n_rows) < p).astype(int)
+    frame = pd.DataFrame({"y": y, "x1": x[:, 0], "x2": x[:, 1], "g": group.astype(str)})
+    model = bmb.Model("y ~ x1 + x2 + (1 + x1 | g)", frame, family="bernoulli")
+    model.build()
+    return model.backend.model
+
+
+def bambi(n_rows: int) -> pm.Model:
+    """Bambi's `y ~ x1 + x2 + (1 + x1 | g)`, 300 groups."""
+    return by_formula(n_rows, 300, 1.0)
+
+
+def small_groups(n_rows: int) -> pm.Model:
+    """Fit the same with five rows for each group."""
+    return by_formula(n_rows, n_rows // 5, 1.0)
+
+
+def no_effects(n_rows: int) -> pm.Model:
+    """Fit the same where the true standard deviations are zero."""
+    return by_formula(n_rows, 300, 0.0)
+
+
 MODELS = {
-    f.__name__: f for f in (intercepts, poststratification, correlated, smooth, walk, ratings)
+    f.__name__: f
+    for f in (
+        intercepts,
+        poststratification,
+        correlated,
+        smooth,
+        walk,
+        ratings,
+        few_groups,
+        bambi,
+        small_groups,
+        no_effects,
+    )
 }
 
 
-def by_minibatch(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
+def by_minibatch(model: pm.Model, draws: int, tune: int) -> tuple[xr.DataTree, float, float]:
     """Sample with two chains; seconds of set-up and of sampling."""
     started = time.perf_counter()
     with model:
         step = pmb.MinibatchMH()
         ready = time.perf_counter()
         idata = pm.sample(
-            draws, tune=500, chains=2, cores=2, step=step, random_seed=1, progressbar=False
+            draws, tune=tune, chains=2, cores=2, step=step, random_seed=1, progressbar=False
         )
     return idata, ready - started, time.perf_counter() - ready
 
 
-def by_nutpie(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
+def by_nutpie(model: pm.Model, draws: int, tune: int) -> tuple[xr.DataTree, float, float]:
     """Sample with two chains; seconds of set-up and of sampling."""
     import nutpie
 
@@ -151,7 +205,7 @@ def by_nutpie(model: pm.Model, draws: int) -> tuple[xr.DataTree, float, float]:
     compiled = nutpie.compile_pymc_model(model)
     ready = time.perf_counter()
     idata = nutpie.sample(
-        compiled, draws=draws, tune=500, chains=2, cores=2, seed=1, progress_bar=False
+        compiled, draws=draws, tune=tune, chains=2, cores=2, seed=1, progress_bar=False
     )
     return idata, ready - started, time.perf_counter() - ready
 
@@ -172,34 +226,51 @@ def differences(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     return float(np.max(z)), float(np.expm1(np.max(ratio)))
 
 
+def measure(name: str, options: argparse.Namespace) -> None:
+    """Sample one model by both, and print a table."""
+    model = MODELS[name](options.rows)
+    about = str(MODELS[name].__doc__).splitlines()[0]
+    table = Table(title=f"{about} {options.rows:,} rows, two chains")
+    columns = "set-up (s)", "sampling (s)", "worst ESS", "R-hat", "ESS/s", f"s to {WANTED}"
+    for column in ("sampler", *columns):
+        table.add_column(column, justify="right")
+    found = []
+    for sampler_name, sampler, draws, tune in (
+        ("MinibatchMH", by_minibatch, options.draws, 500),
+        ("nutpie", by_nutpie, options.nuts_draws, options.nuts_tune),
+    ):
+        idata, set_up, sampling = sampler(model, draws, tune)
+        chains = chains_of(idata, model)
+        found.append(chains)
+        each = list(np.moveaxis(chains, 2, 0))
+        ess = min(float(az.ess(chain)) for chain in each)
+        r_hat = max(float(az.rhat(chain)) for chain in each)
+        tuning = sampling * tune / (tune + draws)
+        wanted = set_up + tuning + (sampling - tuning) * WANTED / ess
+        numbers = set_up, sampling, ess, r_hat, ess / (sampling - tuning), wanted
+        formats = ",.1f", ",.1f", ",.0f", ".3f", ",.2f", ",.0f"
+        cells = (f"{n:{f}}" for n, f in zip(numbers, formats, strict=True))
+        table.add_row(sampler_name, *cells)
+    Console(width=100).print(table)
+    z, ratio = differences(*found)
+    print(
+        f"Largest of {found[0].shape[2]:,} differences: means {z:.1f} standard errors, "
+        f"standard deviations {ratio:.0%}.\n",
+        flush=True,
+    )
+
+
 def main() -> None:
-    """Print a table."""
+    """Print a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=[*MODELS], default="intercepts")
+    parser.add_argument("--model", choices=[*MODELS], nargs="+", default=["intercepts"])
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--nuts-draws", type=int, default=300)
+    parser.add_argument("--nuts-tune", type=int, default=500)
     options = parser.parse_args()
-    model = MODELS[options.model](options.rows)
-    table = Table(title=f"{MODELS[options.model].__doc__} {options.rows:,} rows, two chains")
-    for column in ("sampler", "set-up (s)", "sampling (s)", "worst ESS", "ESS/s", f"s to {WANTED}"):
-        table.add_column(column, justify="right")
-    found = []
-    for name, sampler, draws in (
-        ("MinibatchMH", by_minibatch, options.draws),
-        ("nutpie", by_nutpie, options.nuts_draws),
-    ):
-        idata, set_up, sampling = sampler(model, draws)
-        chains = chains_of(idata, model)
-        found.append(chains)
-        ess = min(float(az.ess(chain)) for chain in np.moveaxis(chains, 2, 0))
-        tuning = sampling * 500 / (500 + draws)
-        wanted = set_up + tuning + (sampling - tuning) * WANTED / ess
-        numbers = set_up, sampling, ess, ess / (sampling - tuning), wanted
-        table.add_row(name, *(f"{number:,.1f}" for number in numbers))
-    Console().print(table)
-    z, ratio = differences(*found)
-    print(f"Largest difference: means {z:.1f} standard errors, standard deviations {ratio:.0%}.")
+    for name in options.model:
+        measure(name, options)
 
 
 if __name__ == "__main__":
