@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import njit, types
 from numba.core import cgutils, typing
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
@@ -39,17 +39,39 @@ def address_of(function: Any, *arguments: Any) -> int:
     return _address(function, tuple(map(typing.typeof.typeof, arguments)))
 
 
-def address_of_graph(function: Any, *arguments: Any) -> int:
-    """Do the same for a compiled graph, whose one result has to be a contiguous matrix.
+def address_of_graph(function: Any, *arguments: Any) -> tuple[int, Any]:
+    """Do the same for a compiled graph, whose one result is a matrix.
 
-    PyTensor has it take all of its arguments as one tuple.
+    PyTensor has it take all of its arguments as one tuple. Some rewritten graphs end in a view that
+    is not contiguous; such results are copied.
+
+    Returns
+    -------
+    address : int
+        For :func:`call_graph`.
+    function : object
+        Has to stay alive as long as the address is used.
+
+    Raises
+    ------
+    TypeError
+        If the graph returns something else.
     """
     signature = (types.StarArgTuple(tuple(map(typing.typeof.typeof, arguments))),)
-    address = _address(function, signature)
-    result = function.overloads[signature].signature.return_type
-    if result != OF_GRAPH:
-        raise TypeError(f"The graph returns {result}, not {OF_GRAPH}.")
-    return address
+    for candidate in (function, _contiguous(function)):
+        address = _address(candidate, signature)
+        result = candidate.overloads[signature].signature.return_type
+        if result == OF_GRAPH:
+            return address, candidate
+    raise TypeError(f"The graph returns {result}, not {OF_GRAPH}.")
+
+
+def _contiguous(graph: Any) -> Any:
+    @njit
+    def copied(*arguments):  # type: ignore[no-untyped-def]
+        return (np.ascontiguousarray(graph(*arguments)[0]),)
+
+    return copied
 
 
 def _address(function: Any, signature: tuple[types.Type, ...]) -> int:

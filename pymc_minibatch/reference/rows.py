@@ -239,11 +239,12 @@ class RowFunctions:
             phi, v = np.empty(1), np.empty((1, 1))
             functions = (self.local_inputs, phi), (self.row, v), (self.derivatives, v)
             found = [address_of_graph(f.jitted, read, *batch) for f, read in functions]
-            self._addresses[kinds] = np.array(found)
-        return self._addresses[kinds]
+            addresses, kept_alive = zip(*found, strict=True)
+            self._addresses[kinds] = np.array(addresses), kept_alive
+        return self._addresses[kinds][0]
 
     @made_once
-    def _addresses(self) -> dict[Any, np.ndarray]:
+    def _addresses(self) -> dict[Any, tuple[np.ndarray, Any]]:
         return {}
 
     @made_once

@@ -7,7 +7,13 @@ from numba import njit
 
 from pymc_minibatch.jit.compiled import compile_numba
 from pymc_minibatch.jit.matvec import MatVec
-from pymc_minibatch.jit.pointers import address_of, call_array, call_scalar
+from pymc_minibatch.jit.pointers import (
+    address_of,
+    address_of_graph,
+    call_array,
+    call_graph,
+    call_scalar,
+)
 
 SHAPES = {
     "matrix @ vector": ((None, 4), (4,)),
@@ -92,3 +98,22 @@ def test_memory_is_given_back():
     for _ in range(100):
         scaled_by_address(address, values, 2.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_results_that_are_not_contiguous_are_copied():
+    """Read by their address they would be taken for contiguous ones."""
+
+    @njit
+    def graph(*arguments):
+        return (arguments[0].T,)
+
+    @njit
+    def of_vectors(*arguments):
+        return (arguments[0][0],)
+
+    matrix = np.arange(6.0).reshape(2, 3)
+    address, _kept_alive = address_of_graph(graph, matrix)
+    call = njit(lambda address, matrix: call_graph(address, (matrix,))[0])
+    np.testing.assert_array_equal(call(address, matrix), matrix.T)
+    with pytest.raises(TypeError, match="The graph returns"):
+        address_of_graph(of_vectors, matrix)
