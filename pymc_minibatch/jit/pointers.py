@@ -123,7 +123,8 @@ def _caller(result: types.Type, of_graph: bool = False) -> Callable[..., Any]:
     @intrinsic
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            types_of_arguments = [types.StarArgTuple(arguments)] if of_graph else list(arguments)
+            each = tuple(arguments.types)
+            types_of_arguments = [types.StarArgTuple(each)] if of_graph else each
             convention = context.call_conv
             function_type = convention.get_function_type(result, types_of_arguments)
             function = builder.inttoptr(values[0], function_type.as_pointer())
