@@ -60,7 +60,7 @@ def _matvec(matrix: Any, vector: Any) -> Any:
 
 @overload(_matvec, jit_options={"fastmath": {"reassoc", "contract"}})
 def _overload_matvec(matrix: Any, vector: Any) -> Any:
-    """Run along memory: over columns where these are contiguous.
+    """Run along memory: over columns where these are contiguous, four at a time.
 
     The vector is copied, since a column of a matrix has a stride, which keeps the compiler from
     taking several products at a time.
@@ -68,7 +68,13 @@ def _overload_matvec(matrix: Any, vector: Any) -> Any:
 
     def by_columns(matrix: Any, vector: Any) -> Any:
         out = np.zeros(matrix.shape[0], matrix.dtype)
-        for j in range(matrix.shape[1]):
+        fours = matrix.shape[1] - matrix.shape[1] % 4
+        for j in range(0, fours, 4):
+            a, b, c, d = vector[j], vector[j + 1], vector[j + 2], vector[j + 3]
+            for i in range(matrix.shape[0]):
+                first = matrix[i, j] * a + matrix[i, j + 1] * b
+                out[i] += first + (matrix[i, j + 2] * c + matrix[i, j + 3] * d)
+        for j in range(fours, matrix.shape[1]):
             for i in range(matrix.shape[0]):
                 out[i] += matrix[i, j] * vector[j]
         return out

@@ -11,10 +11,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-__all__ = ["AHEAD", "prefetch_row"]
+__all__ = ["prefetch_row", "rows_ahead"]
 
-AHEAD = 8
-"""Rows on their way at the same time; a processor follows some ten lines of memory."""
+LINES_AHEAD, MOST_AHEAD = 128, 64
+"""Lines of memory, and rows, on their way at the same time. Fewer lines leave the memory idle."""
 
 LINE = 64
 """Bytes that come from memory at once."""
@@ -44,11 +44,22 @@ def _prefetch(typing_context: Any, values: Any, offset: Any) -> Any:
 
 
 @register_jitable
+def _entries_of_line(values: Any) -> int:
+    return max(1, LINE // max(1, abs(values.strides[1])))
+
+
+@register_jitable
+def rows_ahead(values: Any) -> int:
+    """Return how many rows of a matrix should be on their way."""
+    lines = 1 + values.shape[1] // _entries_of_line(values)
+    return max(1, min(LINES_AHEAD // min(lines, MOST_LINES), MOST_AHEAD))
+
+
+@register_jitable
 def prefetch_row(values: Any, row: int) -> None:
     """Ask for a row of a matrix of any layout. It need not exist."""
-    width, stride = values.shape[1], values.strides[1]
-    step = max(1, LINE // max(1, abs(stride)))
-    first = row * values.strides[0]
+    width, step = values.shape[1], _entries_of_line(values)
+    first, stride = row * values.strides[0], values.strides[1]
     for j in range(0, min(width, MOST_LINES * step), step):
         _prefetch(values, first + j * stride)  # type: ignore[call-arg]
     _prefetch(values, first + (width - 1) * stride)  # type: ignore[call-arg]

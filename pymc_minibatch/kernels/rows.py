@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.pointers import call_matrix
-from pymc_minibatch.jit.prefetch import AHEAD, prefetch_row
+from pymc_minibatch.jit.prefetch import prefetch_row, rows_ahead
 from pymc_minibatch.kernels.by_group import draw_from_groups
 from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
@@ -66,11 +66,12 @@ def take_matrix_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """
     taken = np.empty((rows.size, values.shape[1]), values.dtype)
     width = np.uint64(values.shape[1])
-    for i in range(min(AHEAD, rows.size)):
+    ahead = rows_ahead(values)
+    for i in range(min(ahead, rows.size)):
         prefetch_row(values, rows[i])
     for i in range(rows.size):
-        if i + AHEAD < rows.size:
-            prefetch_row(values, rows[i + AHEAD])
+        if i + ahead < rows.size:
+            prefetch_row(values, rows[i + ahead])
         to, row = np.uint64(i), np.uint64(rows[i])
         for j in range(width):
             taken[to, j] = values[row, j]
