@@ -7,7 +7,8 @@ enough rows have a kink in theirs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from pytensor.graph.traversal import ancestors
@@ -26,14 +27,14 @@ WITH_KINKS = ps.Abs, ps.Sign, ps.Switch, ps.ScalarMaximum, ps.ScalarMinimum, ps.
 LOOKED_AT = 4096
 """Rows."""
 
-NEARBY = 0.2
-"""Of the scale on which a row tells a local input, for a look at its kinks."""
+NEARBY, INTERVALS, HALVINGS = 0.2, 8, 12
+"""Where kinks are looked for, in units of the scale on which a row tells a local input, and how."""
 
-DIFFERENT = 0.3
-"""Curvatures that differ by a larger share are those of kinks."""
+OF_KINKS = 0.3
+"""Rows have kinks if more of the change of their slopes is that of jumps."""
 
-STRAIGHT = 0.9
-"""Rows without any curvature, if so many are, are lines between kinks."""
+JUMP = 0.1
+"""What is left of a change is a jump if it is a larger share of it."""
 
 SDS = 2.0
 """Half-width, in standard deviations of what a row reads."""
@@ -45,30 +46,50 @@ DOUBLINGS = 40
 
 
 def rows_have_kinks(structure: RowStructure, phi: np.ndarray, data: Sequence[np.ndarray]) -> bool:
-    """Compare second derivatives of rows with differences of their slopes nearby."""
+    """Look for jumps of the slopes of some rows nearby."""
     nodes = [v.owner for v in ancestors([structure.row]) if v.owner is not None]
     scalar_ops = [node.op.scalar_op for node in nodes if isinstance(node.op, Elemwise)]
     if not any(isinstance(op, WITH_KINKS) for op in scalar_ops):
         return False
     rows, batch = RowFunctions(structure, evaluator), _some(data)
-    v, k = rows.local_inputs(phi, *batch), rows.n_locals
+    v = rows.local_inputs(phi, *batch)
+
+    def slope(i: int, away: np.ndarray | float) -> np.ndarray:
+        """Return the slope of each row by a local input, some way off along it."""
+        moved = v.copy()
+        moved[i] += away
+        found: np.ndarray = rows.first(moved, *batch)[1 + i]
+        return found
+
     with np.errstate(all="ignore"):
-        scale = _scale(rows, v, batch)
-        for i in range(k):
-            step = np.zeros((k, 1))
-            step[i] = NEARBY * scale[i]
-            ends = [rows.first(v + sign * step, *batch)[1 + i] for sign in (1, -1)]
-            apart = (ends[0] - ends[1]) / (2 * step[i])
-            inside = [
-                rows.derivatives(v + share * step, *batch)[1 + k + i * (i + 1) // 2 + i]
-                for share in (-0.7, 0.0, 0.7)
-            ]
-            if i in rows.reads.local and np.mean(inside[1] == 0.0) > STRAIGHT:
-                return True
-            found, here = np.nanmean(apart), np.nanmean(inside)
-            if abs(found - here) > DIFFERENT * max(abs(found), abs(here)):
-                return True
-    return False
+        widths = NEARBY * _scale(rows, v, batch)
+        shares = (_share_of_jumps(partial(slope, i), width) for i, width in enumerate(widths))
+        return any(share > OF_KINKS for share in shares)
+
+
+def _share_of_jumps(slope: Callable[[np.ndarray | float], np.ndarray], width: float) -> float:
+    """Return how much of the change of slopes from end to end is that of their largest jumps.
+
+    For each row the interval of the largest change is halved again and again: of a change that is
+    smooth nothing is left. Rows whose slope is not finite everywhere do not count.
+    """
+    edges = np.linspace(-width, width, INTERVALS + 1)
+    values = np.array([slope(edge) for edge in edges])
+    changes = np.abs(np.diff(values, axis=0))
+    first, each = np.argmax(changes, axis=0), np.arange(values.shape[1])
+    low, high = edges[first], edges[first + 1]
+    at_low, at_high = values[first, each], values[first + 1, each]
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        between = slope(middle)
+        left = np.abs(between - at_low) > np.abs(at_high - between)
+        low, high = np.where(left, low, middle), np.where(left, middle, high)
+        at_low, at_high = np.where(left, at_low, between), np.where(left, between, at_high)
+    jumps = np.abs(at_high - at_low)
+    largest = changes.max(axis=0)
+    jumps[(jumps < JUMP * largest) | (jumps > 2 * largest)] = 0.0  # smooth, or a pole
+    finite = np.isfinite(values).all(axis=0) & np.isfinite(jumps)
+    return float(jumps[finite].sum() / max(changes[:, finite].sum(), np.finfo(float).tiny))
 
 
 def find_averages(

@@ -36,6 +36,9 @@ TURNS = 25
 CLOSE = 0.05
 """Turns end when the field moves by fewer standard deviations per variable than this, and h too."""
 
+DENSE_SHARE = 0.25
+"""What the farthest variable of the dense part counts for in that."""
+
 LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
 
@@ -49,7 +52,7 @@ TILT_PAIRS = 2
 CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the higher orders is, and how often, since it moves the points."""
 
-CENTERINGS, FAR = 2, 1.0
+CENTERINGS, FAR, TOO_FAR = 2, 1.0, 10.0
 """How often the mean of the field is taken for its mode, and from how many standard deviations."""
 
 MOST_CUBES = 2 * 10**6
@@ -127,40 +130,68 @@ class _Search:
     def climb_field(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
         """Newton's method for the field given h, with steps halved until the density rises."""
         for _ in range(TURNS):
-            start = surrogate.center
-            target = self.target(surrogate, start[self.field.hyper], data)
-            step = target.point - start
-            moved = self.field.latent.split(step)
-            length = math.sqrt(sum(float(np.sum(w**2)) for w in target.factor.whiten(*moved)))
-            if length < CLOSE * math.sqrt(step.size):
+            target, concave = self._target(surrogate, data)
+            length = self._length(surrogate, target)
+            if length < CLOSE and concave:
                 return surrogate
-            surrogate = self._backtracked(surrogate, step, data)
+            step = target.point - surrogate.center
+            surrogate = self._backtracked(surrogate, step, data, lengthens=not concave)
         return surrogate
 
-    def target(
-        self, surrogate: Surrogate, hyper: np.ndarray, data: tuple[np.ndarray, ...]
-    ) -> Conditional:
-        """Return the Gaussian of the field; where the density is not concave, a narrower one."""
+    def _target(
+        self, surrogate: Surrogate, data: tuple[np.ndarray, ...]
+    ) -> tuple[Conditional, bool]:
+        """Return the Gaussian of the field given h, and whether the density is concave.
+
+        Where it is not, that of rows which are made so.
+        """
+        hyper = surrogate.center[self.field.hyper]
         try:
-            return surrogate.conditional(hyper)
+            return surrogate.conditional(hyper), True
         except np.linalg.LinAlgError:
             surrogate = self.expand(surrogate.center, data, concave=True)
         for damping in DAMPING:
             try:
-                return surrogate.conditional(hyper, damping)
+                return surrogate.conditional(hyper, damping), False
             except np.linalg.LinAlgError:
                 continue
         raise NoFieldError("The log-density of the effects is not concave.")
 
+    def _length(self, surrogate: Surrogate, target: Conditional) -> float:
+        """Return how far the field is from its mode, in standard deviations per variable.
+
+        Few dense variables are not to be lost among many levels.
+        """
+        moved = self.field.latent.split(target.point - surrogate.center)
+        dense, groups = target.factor.whiten(*moved)
+        squares = float(np.sum(dense**2) + np.sum(groups**2))
+        n_latent = max(dense.size + groups.size, 1)
+        return max(math.sqrt(squares / n_latent), DENSE_SHARE * np.abs(dense).max(initial=0.0))
+
     def _backtracked(
-        self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
+        self,
+        surrogate: Surrogate,
+        step: np.ndarray,
+        data: tuple[np.ndarray, ...],
+        lengthens: bool,
     ) -> Surrogate:
+        """Halve a step until the density rises, or double it as long as it does.
+
+        Steps where the density is not concave may be far too short.
+        """
         here = self._density(surrogate)
         for halving in range(HALVINGS):
             moved = self.expand(surrogate.center + step * 0.5**halving, data)
             if self._density(moved) > here - 1e-6 * abs(here):
-                return moved
-        raise NoFieldError("The log-density does not rise towards the mode of the effects.")
+                break
+        else:
+            raise NoFieldError("The log-density does not rise towards the mode of the effects.")
+        for doubling in range(1, HALVINGS if lengthens and halving == 0 else 1):
+            farther = self.expand(surrogate.center + step * 2.0**doubling, data)
+            if not self._density(farther) > self._density(moved):
+                break
+            moved = farther
+        return moved
 
     def _density(self, surrogate: Surrogate) -> float:
         return self.field.derivatives.prior(surrogate.center) + surrogate.expansion.value
@@ -183,18 +214,17 @@ class _Search:
         self, surrogate: Surrogate, data: tuple[np.ndarray, ...]
     ) -> tuple[Surrogate, float, float]:
         """Climb h, move the field to its mode there and expand anew; say how far both moved."""
+        if not self._target(surrogate, data)[1]:
+            surrogate = self.climb_field(surrogate, data)
         hyper = self.climb_hyper(surrogate)
-        conditional = self.target(surrogate, hyper, data)
-        moved = self.field.latent.split(conditional.point - surrogate.center)
-        length = math.sqrt(sum(float(np.sum(w**2)) for w in conditional.factor.whiten(*moved)))
+        conditional = surrogate.conditional(hyper)
         shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
         expanded = self._trusted(surrogate, conditional.point - surrogate.center, data)
         if not np.isfinite(self._density(expanded)):
             start = surrogate.center.copy()
             start[self.field.hyper] = hyper
             expanded = self.climb_field(self.expand(start, data), data)
-        n_latent = self.field.latent.dense.size + self.field.latent.groups.size
-        return expanded, length / math.sqrt(max(n_latent, 1)), float(shift)
+        return expanded, self._length(surrogate, conditional), float(shift)
 
     def _trusted(
         self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
@@ -220,12 +250,16 @@ class _Search:
 
         That of the scale of the rows is: at the mode, many effects fit the rows too well.
         """
-        surrogate = self.tilted(self.with_higher_orders(surrogate, factors))
+        plain = self.with_higher_orders(surrogate, factors)
+        surrogate = self.tilted(plain)
         for _ in range(CENTERINGS):
             mean = surrogate.conditional(surrogate.center[self.field.hyper])
             moved = self.field.latent.split(mean.point - surrogate.center)
             dense, _ = mean.factor.whiten(*moved)
-            if np.abs(dense).max(initial=0.0) < FAR:
+            farthest = np.abs(dense).max(initial=0.0)
+            if farthest > TOO_FAR:  # an average over places that posteriors do not reach
+                return plain
+            if farthest < FAR:
                 break
             try:
                 surrogate = self._expanded_at(mean.point, surrogate, factors)
