@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from scipy import sparse
 from scipy.linalg import block_diag
@@ -722,15 +723,33 @@ def far_model() -> pm.Model:
     return model
 
 
+def outliers_model() -> pm.Model:
+    """Rows of two normal distributions, one of them wide."""
+    rng = np.random.default_rng(38)
+    group, x = rng.integers(0, G, N), rng.normal(size=N)
+    noise = np.where(rng.random(N) < 0.05, 5.0, 0.5) * rng.normal(size=N)
+    y = 1 + 0.5 * x + 0.4 * rng.normal(size=G)[group] + noise
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("tau"), shape=G)
+        mu = pm.Normal("a", 0, 2) + pm.Normal("b") * x + effect[group]
+        share, narrow = pm.Beta("share", 1, 9), pm.HalfNormal("narrow")
+        wide = narrow + pm.HalfNormal("wider", 10)
+        components = [pm.Normal.dist(mu, narrow), pm.Normal.dist(mu, wide)]
+        pm.Mixture("y", w=pt.stack([1 - share, share]), comp_dists=components, observed=y)
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "names", "truth"),
     [(growth_model, ["k_log__", "b", "sigma_log__"], np.array([np.log(0.9), 4.0, np.log(0.5)])),
-     (far_model, ["tau_log__"], np.array([np.log(5.0)]))],
+     (far_model, ["tau_log__"], np.array([np.log(5.0)])),
+     (outliers_model, ["b", "narrow_log__"], np.array([0.5, np.log(0.5)]))],
 )  # fmt: skip
 def test_the_search_climbs_where_rows_are_not_concave(
     build: Callable[[], pm.Model], names: list[str], truth: np.ndarray
 ) -> None:
     sampler = make_latent_sampler(TallModel(build()), Penalty(), 1.0)
+    assert not sampler.rows.kinked
     center = sampler._coordinates.to_model(sampler.reference.surrogate.center)
     values = sampler.tall.layout.unflatten(center)
     found = np.array([values[name] for name in names])
