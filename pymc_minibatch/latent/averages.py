@@ -63,6 +63,9 @@ def rows_have_kinks(structure: RowStructure, phi: np.ndarray, data: Sequence[np.
 
     with np.errstate(all="ignore"):
         widths = NEARBY * _scale(rows, v, batch)
+        # What all rows share may be a scale or a probability, which does not change its sign.
+        shared = (np.ptp(v, axis=1) == 0) & (v[:, 0] != 0)
+        widths[shared] = np.minimum(widths, np.abs(v[:, 0]) / 2)[shared]
         shares = (_share_of_jumps(partial(slope, i), width) for i, width in enumerate(widths))
         return any(share > OF_KINKS for share in shares)
 
