@@ -72,7 +72,14 @@ OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
 EXPLORE = 0.15
 MEMORY = 0.99
 WALK = 0.2
-"""Share of moves of h that are a random walk, since its tails can be heavier than a Gaussian's."""
+"""Share of moves of h that are a random walk, since its tails can be heavier than a Gaussian's.
+
+Far out it is larger: others seldom leave a heavy tail, such as that of the logarithm of a scale
+that may be zero.
+"""
+
+FARTHEST = 5.0
+"""Beyond so many standard deviations that share stays the same."""
 
 WALK_SPREAD = 1.0
 
@@ -427,15 +434,17 @@ class LatentMoves:
         hyper = point[self.field.hyper]
         given = self.conditional(hyper)
         z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
-        walks = rng.random() < WALK
+        share = _walk_share(z)
+        walks = rng.random() < share
         some = _some(rng, z.size)
         moved = z.copy()
         if walks:
             length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
             moved[some] += length * rng.standard_normal(some.size)
-            log_q = 0.0
+            log_q = math.log(_walk_share(moved) / share)
         else:
             moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
+            log_q += math.log((1 - _walk_share(moved)) / (1 - share))
         candidate = mean + cholesky @ moved
         accepted, evaluated = False, counts.n_evaluated
         then = self.conditional(candidate)
@@ -634,6 +643,12 @@ class LatentMoves:
         if tuning and is_set:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
             record(rng, turns, float(jump), OVERHEAD + accepted.size + n_evaluated)
+
+
+def _walk_share(z: np.ndarray) -> float:
+    """Return how likely a random walk is chosen at a whitened h."""
+    beyond = math.sqrt(float(z @ z)) - math.sqrt(z.size) - 1.0
+    return 1.0 - (1.0 - WALK) * math.exp(-min(max(beyond, 0.0), FARTHEST))
 
 
 def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
