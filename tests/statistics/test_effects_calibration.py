@@ -8,21 +8,24 @@ calibration is ``python -m benchmarks.calibration``.
 
 from collections.abc import Callable
 
+import arviz as az
 import numpy as np
 import pytest
 
 from benchmarks.calibration import MODELS, Calibration, ranked
 from pymc_minibatch.latent.moves import MoveCounts, Walks, carried_with
-from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 
 N_REPLICATIONS = 80
 N_HELD, N_OTHERS = 25, 6
 """Moves of single hyperparameters, and of other kinds."""
 
 
-def moves_of(sampler: LatentSampler, rng: np.random.Generator) -> dict[str, Callable[..., None]]:
-    """Return what moves a point in place, by kind."""
-    state, moves, counts = sampler.initial_state(), sampler._moves, MoveCounts()
+def moves_of(
+    sampler: LatentSampler, rng: np.random.Generator, state: LatentState | None = None
+) -> dict[str, Callable[..., None]]:
+    """Return what moves a point in place, by kind, untuned unless a state is given."""
+    state, moves, counts = state or sampler.initial_state(), sampler._moves, MoveCounts()
     hyper, dense, groups = state.turns
     walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
     n_with_one = len(sampler.carried or ())
@@ -85,3 +88,31 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
     for quantity, differences in changes.items():
         error = np.std(differences, ddof=1) / np.sqrt(N_REPLICATIONS)
         assert abs(np.mean(differences)) <= 4.5 * error, quantity
+
+
+@pytest.mark.slow
+def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A share that grows with a hyperparameter and one that falls give the same mean."""
+    calibration, rng = Calibration(MODELS["noncentred"]()), np.random.default_rng(1)
+    truth, y = next(calibration.truths(1, seed=2))
+    sampler, point = calibration.fit(y), truth.copy()
+    state = sampler.initial_state()
+    sampler.draw(rng, point, 300, True, state, 50)
+    sampler.end_tuning(state)
+    kinds = moves_of(sampler, rng, state)
+    means, variances = [], []
+    for sign in (1, -1):
+        monkeypatch.setattr(
+            "pymc_minibatch.latent.moves._walk_share",
+            lambda z, sign=sign: 0.5 + 0.45 * sign * np.tanh(3 * z[0]),
+        )
+        first = []
+        for _ in range(1000):
+            for kind in ("carried", "coefficients", "swept"):
+                kinds[kind](point)
+            first.append(point[sampler._moves.field.hyper[0]])
+        means.append(np.mean(first))
+        variances.append(np.var(first) / float(az.ess(np.array(first)[None])))
+    assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))
