@@ -52,8 +52,12 @@ TILT_PAIRS = 2
 CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the higher orders is, and how often, since it moves the points."""
 
-CENTERINGS, FAR, TOO_FAR = 2, 1.0, 10.0
-"""How often the mean of the field is taken for its mode, and from how many standard deviations."""
+CENTERINGS, FAR, TOO_FAR = 4, 1.0, 10.0
+"""How often the mean of the field is taken for its mode; from how many standard deviations, and
+from how many it is not believed in the end."""
+
+NEARER = 0.5
+"""What is left each time of that distance, if there is such a mean."""
 
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
@@ -251,21 +255,22 @@ class _Search:
         That of the scale of the rows is: at the mode, many effects fit the rows too well.
         """
         plain = self.with_higher_orders(surrogate, factors)
-        surrogate = self.tilted(plain)
+        surrogate, last = self.tilted(plain), np.inf
         for _ in range(CENTERINGS):
             mean = surrogate.conditional(surrogate.center[self.field.hyper])
             moved = self.field.latent.split(mean.point - surrogate.center)
             dense, _ = mean.factor.whiten(*moved)
             farthest = np.abs(dense).max(initial=0.0)
-            if farthest > TOO_FAR:  # an average over places that posteriors do not reach
-                return plain
             if farthest < FAR:
+                return surrogate
+            if farthest > NEARER * last:  # an average over places that posteriors do not reach
                 break
+            last = farthest
             try:
                 surrogate = self._expanded_at(mean.point, surrogate, factors)
             except np.linalg.LinAlgError:  # not concave there
                 break
-        return surrogate
+        return surrogate if farthest < TOO_FAR else plain
 
     def _expanded_at(
         self, point: np.ndarray, surrogate: Surrogate, factors: Sequence[Factor]
