@@ -49,7 +49,7 @@ def test_scale_of_rows_in_many_small_groups() -> None:
     rng = np.random.default_rng(3)
     y = 1.0 + 0.7 * rng.normal(size=(N_GROUPS, 1)) + rng.normal(size=(N_GROUPS, N_ROWS))
     group = np.repeat(np.arange(N_GROUPS), N_ROWS)
-    with pm.Model() as model:
+    with pm.Model():
         mu, sd, s = pm.Normal("mu", 0, 1), pm.HalfNormal("sd", 1), pm.HalfNormal("s", 1)
         z = pm.Normal("z", shape=N_GROUPS)
         pm.Normal("y", mu + sd * z[group], s, observed=y.ravel())
