@@ -77,6 +77,10 @@ class Arrow:
         cross = mine if is_empty(others) else others if is_empty(mine) else mine + others
         return Arrow(self.dense + other.dense, cross, self.blocks + other.blocks)
 
+    def scaled(self, by: float) -> "Arrow":
+        """Multiply by a number."""
+        return Arrow(by * self.dense, by * self.cross, by * self.blocks)
+
     def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
         if positions is layout.groups:

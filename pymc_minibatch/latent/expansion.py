@@ -24,7 +24,7 @@ from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import Reads, RowFunctions
 
-__all__ = ["Expansion", "expand"]
+__all__ = ["Expansion", "expand", "semidefinite"]
 
 CHUNK_ROWS = 2**12
 PARTS = 8
@@ -129,7 +129,7 @@ def expand(
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
     cross = total.cross(place[reads.dense]) / t
     curvature = Arrow(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
-    raised = _semidefinite(blocks) - blocks
+    raised = semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, raised)
 
 
@@ -202,7 +202,7 @@ def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
     return [bent[i, j] for i in range(k) for j in range(i + 1)]
 
 
-def _semidefinite(blocks: np.ndarray) -> np.ndarray:
+def semidefinite(blocks: np.ndarray) -> np.ndarray:
     """Return the nearest positive semidefinite blocks."""
     if blocks.shape[1] == 1:
         return np.maximum(blocks, 0.0)

@@ -4,12 +4,17 @@ A joint mode of effects and the logs of their scales is far from the bulk of the
 not exist. So the hyperparameters are found by their own density, the Laplace approximation of the
 marginal, in turns: a pass over the rows expands the log-likelihood about the present φ̂; under
 this expansion, which reads no row, the marginal of h is climbed, and the field moves to its mode
-given h.
+given h. Groups with few rows that say little, such as two yeses or noes, are not Gaussian at their
+mode, and where they are many the error of Laplace's approximation adds up to many standard
+deviations of h. So more turns follow with slope and curvature of the rows averaged over the field
+given h, which lead to the mode of a lower bound of the marginal.
 
 References
 ----------
 Tierney and Kadane (1986), Accurate approximations for posterior moments and marginal densities.
 Breslow and Clayton (1993), Approximate inference in generalized linear mixed models.
+Ormerod and Wand (2012), Gaussian variational approximate inference for generalized linear mixed
+models, for the averages.
 """
 
 import math
@@ -22,7 +27,7 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.latent.averages import find_averages
 from pymc_minibatch.latent.cubic import cubic_of
-from pymc_minibatch.latent.expansion import expand
+from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
@@ -45,6 +50,12 @@ LONGEST = 1.0
 HALVINGS = 12
 WRONG, WRONG_BY_SIZE = 30.0, 0.5
 """The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
+
+AVERAGED_TURNS, STILL = 9, 0.25
+"""Turns with averages, which end when h moves by fewer standard deviations than this."""
+
+EACH, MOST_LEFT = 3, 0.9
+"""After so many turns, all that are to come are foretold; each leaves at most this of a step."""
 
 TILT_PAIRS = 2
 """Opposite points of the field over which the slope of the remainders is averaged."""
@@ -249,6 +260,59 @@ class _Search:
                 break
         return expanded
 
+    def averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
+        """Climb h with averages of the rows; expand about the field given it.
+
+        Returns
+        -------
+        surrogate : Surrogate
+            At the mode of h.
+        hyper_cholesky : ndarray, shape (H, H)
+            Lower factor of the covariance of h.
+        """
+        hyper = surrogate.center[self.field.hyper]
+        cholesky = _cholesky(surrogate, hyper)
+        if self.rows.kinked or not hyper.size:
+            return surrogate, cholesky
+        present, passed = surrogate, [hyper]
+        for turn in range(1, AVERAGED_TURNS + 1):
+            try:
+                present = self._average(present)
+                hyper = self.climb_hyper(present)
+                present = _moved(present, present.conditional(hyper).point)
+                cholesky = _cholesky(present, hyper)
+            except np.linalg.LinAlgError:  # no density there
+                return surrogate, cholesky
+            passed.append(hyper)
+            sd = np.sqrt(np.sum(cholesky**2, axis=1))
+            if np.all(np.abs(passed[-1] - passed[-2]) < STILL * sd):
+                break
+            if turn % EACH == 0:
+                passed.append(_limit(*passed[-3:]))
+                present = _moved(present, present.conditional(passed[-1]).point)
+        return self.expand(present.center, self.tall.data), cholesky
+
+    def _average(self, surrogate: Surrogate) -> Surrogate:
+        """Return the surrogate whose slope and curvature of rows are averages over the field.
+
+        Two opposite points suffice: what a group's own average lacks has either sign.
+        """
+        one, other = (
+            self.expand(point, self.tall.data).expansion for point in self._points(surrogate, 1)
+        )
+        if not np.isfinite(one.value + other.value):
+            raise np.linalg.LinAlgError("The log-likelihood is not finite all over the field.")
+        curvature = (one.curvature + other.curvature).scaled(0.5)
+        averaged = replace(
+            one,
+            at=(one.at + other.at) / 2,
+            slope=(one.slope + other.slope) / 2,
+            curvature=curvature,
+            raised=semidefinite(curvature.blocks) - curvature.blocks,
+        )
+        about = Surrogate(self.tall, self.field, averaged, surrogate.center)
+        return _moved(about, surrogate.center)
+
     def centered(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add higher orders; expand anew about the mean of the field if its mode is far from it.
 
@@ -396,8 +460,8 @@ def search(
                 if length < CLOSE and shift < CLOSE:
                     break
             point = surrogate.center
-        hyper = point[field.hyper]
-        cholesky = np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
+        surrogate, cholesky = run.averaged(surrogate)
+        hyper = surrogate.center[field.hyper]
         surrogate = run.centered(surrogate, factors)
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
@@ -408,6 +472,28 @@ def search(
         run.rows_read / tall.n_rows,
         time.perf_counter() - started,
     )
+
+
+def _moved(surrogate: Surrogate, point: np.ndarray) -> Surrogate:
+    """Return the same expansion about another point."""
+    expansion = surrogate.expansion
+    phi = surrogate.phi(point)
+    slope = expansion.slope - surrogate.bend(phi - expansion.at)
+    moved = replace(expansion, at=phi, slope=slope)
+    return Surrogate(surrogate.tall, surrogate.field, moved, point)
+
+
+def _limit(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarray:
+    """Return where turns go of which each moves by a fixed share of the one before it (Aitken)."""
+    before, after = second - first, third - second
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.clip(np.nan_to_num(after / before), 0.0, MOST_LEFT)
+    return np.asarray(third + after * share / (1.0 - share))
+
+
+def _cholesky(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
+    """Return the lower factor of the covariance of h about its mode."""
+    return np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
 
 
 def _slope_at(surrogate: Surrogate, other: Surrogate) -> np.ndarray:
