@@ -98,6 +98,7 @@ def measure(name: str, n_rows: int, tune: int, draws: int) -> dict[str, Any]:
     ess, r_hat = az.ess(idata), az.rhat(idata)
     worst = min(float(ess[name].min()) for name in traced)
     evaluated = float(idata.sample_stats["n_likelihood"].mean())
+    swept = float(idata.sample_stats["rows_per_sweep"].mean())
     return {
         "rows": f"{n_rows:,}",
         "set-up (s)": f"{set_up:.1f}",
@@ -105,6 +106,7 @@ def measure(name: str, n_rows: int, tune: int, draws: int) -> dict[str, Any]:
         "worst ESS": f"{worst:.0f}",
         "R-hat": f"{max(float(r_hat[name].max()) for name in traced):.3f}",
         f"s to {WANTED}": f"{set_up + sampling - kept + kept * WANTED / worst:.0f}",
+        "rows a sweep": f"{swept / n_rows:.2%}",
         "rows a draw": f"{evaluated / 2 / n_rows:.1%}",
         "GB, set-up": f"{beside:.2f}",
         "GB, a chain": f"{peak(resource.RUSAGE_CHILDREN):.2f}",

@@ -116,6 +116,10 @@ def _decisions(idata: xr.DataTree, n_rows: int) -> Iterator[str]:
         ]
         more = f" ({', '.join(parts)})" if parts else ""
         yield f"Acceptance: {accepted.mean():.2f}{more}."
+    swept = stat_of(idata, "rows_per_sweep")
+    if swept is not None and not np.isnan(swept).all():
+        read = float(np.nanmean(swept))
+        yield f"Sweeps over groups: {read:,.0f} rows each ({read / n_rows:.2%})."
     noise = stat_of(idata, "gradient_noise")
     if noise is not None:
         yield f"Noise: {noise.mean():.1%} of what drives the chain comes from the batches."

@@ -246,6 +246,8 @@ class MoveCounts:
     variance: float = 0.0
     test_error: float = 0.0
     n_grown: int = 0
+    sweeps: int = 0
+    sweep_rows: int = 0
     accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     impossible_row: int = -1
 
@@ -636,6 +638,8 @@ class LatentMoves:
         )
         accepted = np.repeat(decided, np.diff(first)) & ~stays
         counts.n_evaluated += n_evaluated
+        counts.sweeps += 1
+        counts.sweep_rows += n_evaluated
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]

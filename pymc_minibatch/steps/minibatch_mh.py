@@ -88,8 +88,14 @@ LASTING = 1e5
 
 LEAST_RESIDENTS = 100_000
 
-KINDS = ("acceptance_rate_hyper", "acceptance_rate_dense", "acceptance_rate_groups")
-"""Stats of the kinds of moves of a model with effects."""
+OF_EFFECTS = (
+    "acceptance_rate_hyper",
+    "acceptance_rate_dense",
+    "acceptance_rate_groups",
+    "n_sweeps",
+    "rows_per_sweep",
+)
+"""Stats of a model with effects, NaN elsewhere."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -225,9 +231,11 @@ class MinibatchMH(TallStep):
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
     - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
-      were accepted; NaN elsewhere, as the next two.
+      were accepted; NaN elsewhere, as the next four.
     - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
     - ``acceptance_rate_groups``: the same for effects of groups.
+    - ``n_sweeps``: how often all levels of a grouping factor were visited.
+    - ``rows_per_sweep``: mean number of rows that such a visit read.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
@@ -257,7 +265,7 @@ class MinibatchMH(TallStep):
         "test_error": (np.float64, []),
         "exact": (np.bool_, []),
         "scale": (np.float64, []),
-        **dict.fromkeys(KINDS, (np.float64, [])),
+        **dict.fromkeys(OF_EFFECTS, (np.float64, [])),
         **TallStep.stats_dtypes_shapes,
         "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
     }
@@ -604,6 +612,8 @@ class MinibatchMH(TallStep):
             "acceptance_rate_hyper": kinds["hyper"],
             "acceptance_rate_dense": kinds["dense"],
             "acceptance_rate_groups": kinds["groups"],
+            "n_sweeps": counts.sweeps,
+            "rows_per_sweep": counts.sweep_rows / counts.sweeps if counts.sweeps else np.nan,
             "warning": None,
         }
 
@@ -747,7 +757,7 @@ class MinibatchMH(TallStep):
             "test_error": min(1.0, totals.test_error + self._fixed_error(totals)),
             "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
-            **dict.fromkeys(KINDS, np.nan),
+            **dict.fromkeys(OF_EFFECTS, np.nan),
         }
 
     def _fixed_error(self, totals: Totals) -> float:

@@ -802,3 +802,11 @@ def test_cores_and_seeds(step: pmb.MinibatchMH) -> None:
         for cores in (1, 2)
     ]  # fmt: skip
     np.testing.assert_array_equal(*draws)
+
+
+def test_stats_of_sweeps(step: pmb.MinibatchMH) -> None:
+    _, (stats,) = step.step(step.tall.model.initial_point())
+    rounds = 1 if step.tune else step.steps_per_draw
+    assert stats["n_sweeps"] == rounds  # of one factor
+    assert 0 < stats["n_sweeps"] * stats["rows_per_sweep"] < stats["n_likelihood"] / 2
+    assert stats["rows_per_sweep"] <= step.tall.n_rows

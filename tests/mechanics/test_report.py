@@ -71,7 +71,8 @@ def test_advice_for_chains():
 
 def test_kinds_of_moves_and_exact_tests():
     kinds = {"acceptance_rate_hyper": 0.3, "acceptance_rate_dense": np.nan}
-    text = pmb.report(run(**GOOD, **kinds))
+    text = pmb.report(run(**GOOD, **kinds, rows_per_sweep=300.0))
+    assert "Sweeps over groups: 300 rows each (0.30%)." in text
     assert "Acceptance: 0.45 (0.30 for scales of effects)." in text
     assert "by an exact test" in pmb.report(run(**(GOOD | {"exact": True})))
     assert "Bright rows: 70 on average (0.07%)" in pmb.report(run(**GOOD, n_bright=70.0))
