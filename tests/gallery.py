@@ -253,6 +253,21 @@ def truncated_counts() -> None:
 
 
 @model
+def censored_gamma() -> None:
+    """Its distribution function has one derivative by the shape in PyTensor, and no second."""
+    shape = pm.Gamma("shape", 2, 1)
+    time = pm.Gamma.dist(alpha=shape, beta=shape / pt.exp(predictor()))
+    pm.Censored("y", time, lower=None, upper=3.0, observed=np.minimum(POSITIVE, 3.0))
+
+
+@model
+def truncated_dispersed_counts() -> None:
+    """As before, of the beta distribution."""
+    count = pm.NegativeBinomial.dist(mu=pt.exp(predictor()), alpha=pm.Exponential("alpha", 0.5))
+    pm.Truncated("y", count, lower=1, observed=COUNTS + 1)
+
+
+@model
 def mixture_of_normals() -> None:
     weights = pm.Dirichlet("weights", np.ones(2))
     centres = pm.Normal("centres", 0, 2, shape=2, transform=ordered, initval=[-1, 1])

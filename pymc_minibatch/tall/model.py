@@ -69,6 +69,7 @@ from pymc_minibatch.tall.sources import (
 from pymc_minibatch.tall.stacks import unmerge
 from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
 from pymc_minibatch.tall.tables import Wanted
+from pymc_minibatch.tall.twice import twice_differentiable
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
@@ -213,7 +214,7 @@ class TallModel:
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
         if not self.is_bound:
             [total] = data_evaluated([total])
-        return self._bind(pt.cast(total, "float64"), {})
+        return self._bind(twice_differentiable(pt.cast(total, "float64")), {})
 
     @property
     def _prior_potentials(self) -> list[Variable]:
@@ -532,7 +533,8 @@ class TallModel:
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
             self.row_potentials = [term.name for term in rows if term.leaf is None]
-            self._full_term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
+            term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
+            self._full_term = twice_differentiable(term)
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:

@@ -1,0 +1,98 @@
+"""Operations that PyTensor differentiates once are replaced by others with two derivatives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.gradient import grad
+from pytensor.tensor.math import Prod
+
+import pymc_minibatch as pmb
+from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.tall.twice import LONGEST, twice_differentiable
+
+# First derivatives by each argument, and second derivatives by each pair of them, row by row,
+# which mpmath computes at 40 digits.
+EXACT = [
+    (
+        pt.gammainc, (0.3, 5.1),
+        (-0.0030776846544897, 0.00065147836324302),
+        (-0.0091464441219991, 0.0033432337076506, -0.00074089696211951),
+    ),
+    (
+        pt.gammainc, (3000.0, 3100.0),
+        (-0.0014031076087079, 0.0013802764846875),
+        (-4.6008914923739e-5, 4.5489080240762e-5, -4.4970298372075e-5),
+    ),
+    (
+        pt.gammaincc, (3.0, 60.0),
+        (5.1959295826873e-23, -1.5761719372854e-23),
+        (1.5924070227279e-22, -4.9989242274027e-23, 1.5236328727092e-23),
+    ),
+    (
+        pt.betainc, (40.0, 0.5, 0.9),
+        (-0.0004406298793083, 0.013389632740758, 0.18473781068818),
+        (
+            5.1965625143166e-5, -0.001470614413563, -0.01714041684774,
+            0.028600210540412, 0.61884033906862, 8.9289941832621,
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "at", "first", "second"), EXACT)
+def test_distribution_functions(
+    function: Callable[..., Any],
+    at: tuple[float, ...],
+    first: tuple[float, ...],
+    second: tuple[float, ...],
+) -> None:
+    x: Any = pt.dvector("x")
+    plain = function(*(x[i] for i in range(len(at))))
+    value = twice_differentiable(plain)
+    slopes: Any = grad(value, x)
+    bends: list[Any] = [grad(slopes[i], x)[i:] for i in range(len(at))]
+    together = pt.concatenate([plain[None], value[None], slopes, *bends])
+    found = compile_numba([x], [together])(np.array(at))
+    assert found[0] == found[1]
+    np.testing.assert_allclose(found[2:], [*first, *second], rtol=2e-8)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, (0, 1)])
+def test_products(axis: int | tuple[int, ...] | None) -> None:
+    at = np.array([[1.5, -0.5, 2.0], [0.3, 1.1, -0.7]])
+    flat = pt.dvector("flat", shape=(6,))
+    x: Any = flat.reshape((2, 3))
+    along = pt.dvector("along")
+    value: Any = pt.sum(pt.prod(x, axis=axis) ** 2)
+    slope: Any = grad(twice_differentiable(value), flat)
+    bend: Any = grad(pt.sum(slope * along), flat)
+    direction, step = np.random.default_rng(1).normal(size=at.size), 1e-5
+    evaluate = compile_numba([flat, along], [pt.concatenate([slope, bend])])
+    slope_here, bend_here = np.split(evaluate(at.ravel(), direction), 2)
+    once = compile_numba([flat], [grad(value, flat)])
+    np.testing.assert_allclose(slope_here, once(at.ravel()), rtol=1e-12)
+    differences = once(at.ravel() + step * direction) - once(at.ravel() - step * direction)
+    np.testing.assert_allclose(bend_here, differences / (2 * step), rtol=1e-7, atol=1e-9)
+
+
+def test_products_that_stay() -> None:
+    whole, long = pt.lmatrix("whole"), pt.dvector("long", shape=(LONGEST + 1,))
+    for value in (pt.prod(whole), pt.prod(long), pt.prod(pt.dvector("unknown"))):
+        assert isinstance(twice_differentiable(value).owner.op, Prod)
+
+
+def test_a_model_with_both() -> None:
+    rng = np.random.default_rng(2)
+    group, time = rng.integers(0, 60, 3000), rng.gamma(2.0, 1.0, 3000)
+    with pm.Model():
+        shape = pm.Gamma("shape", 2, 1)
+        scales = pm.HalfNormal("scales", 1, shape=2)
+        effect = pt.prod(scales) * pm.Normal("z", shape=60)
+        row = pm.Gamma.dist(alpha=shape, beta=shape / pt.exp(effect[group]))
+        pm.Censored("y", row, lower=None, upper=3.0, observed=np.minimum(time, 3.0))
+        step = pmb.MinibatchMH()
+    assert step.latent is not None  # groups are moved one by one
