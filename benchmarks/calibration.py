@@ -109,13 +109,13 @@ class Calibration:
     def draws(self, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return draws on the unconstrained scale, shape (draws, D)."""
         sampler = self.fit(y)
-        state, first_batch = sampler.initial_state(), min(100, self.tall.n_rows)
+        state = sampler.initial_state()
         point = sampler.near_mode(rng, self.tall.layout.flatten(self.model.initial_point()))
-        sampler.draw(rng, point, TUNE, True, state, first_batch)
+        sampler.draw(rng, point, TUNE, True, state)
         sampler.end_tuning(state)
         kept = []
         for _ in range(N_DRAWS):
-            sampler.draw(rng, point, THIN, False, state, first_batch)
+            sampler.draw(rng, point, THIN, False, state)
             kept.append(point.copy())
         return np.array(kept)
 

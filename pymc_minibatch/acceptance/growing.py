@@ -46,12 +46,14 @@ from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "LEAST_BATCH",
+    "NORMAL_UNEVENNESS",
     "FirstBatch",
     "Limits",
     "build_growing",
     "new_first_batch",
     "rows_wanted",
     "tune_first_batch",
+    "upper_smoothness",
 ]
 
 HEADROOM = 0.9
@@ -62,6 +64,9 @@ GROWTH = 1.1
 
 NORMAL_THIRD_MOMENT = 1.6
 """E|Z|³ of a standard normal, rounded up."""
+
+NORMAL_UNEVENNESS = NORMAL_THIRD_MOMENT / 3
+"""What normal rows of variance 1 add to the bound on the error, less a factor that others share."""
 
 LEAST_BATCH = 16
 """A tuned first batch is never smaller: fewer rows tell too little about their own variance."""
@@ -192,16 +197,19 @@ def build_growing(
     return decide
 
 
-def rows_wanted(limits: Limits, variance: float, n_rows: int) -> int:
-    """Say how large a batch has to be where log ratios are normal; all rows if more than half are.
+def rows_wanted(
+    limits: Limits, variance: float, n_rows: int, unevenness: float = NORMAL_UNEVENNESS
+) -> int:
+    """Say how large a batch has to be; all rows if more than half are.
 
-    `variance` is s² of a batch of one row.
+    `variance` is s² of a batch of one row, and `unevenness` that of :func:`noise` for rows with a
+    variance of 1, by default where log ratios are normal.
     """
     steps = math.ceil(math.log(max(2.0, n_rows / LEAST_BATCH)) / math.log(GROWTH))
     n = np.ceil(LEAST_BATCH * GROWTH ** np.arange(steps + 1))
     s2 = variance / n
     smoothness = np.append(limits.smoothness, np.inf)[np.searchsorted(limits.variance_grid, s2)]
-    third = 2 * NORMAL_THIRD_MOMENT / 6 * variance**1.5
+    third = unevenness * variance**1.5
     with np.errstate(invalid="ignore"):  # infinity times nothing
         error = limits.own_error + np.nan_to_num(smoothness * third / n**2, posinf=np.inf)
     do = (s2 < limits.variance) & (error <= limits.error) & (2 * n <= n_rows)

@@ -24,7 +24,7 @@ center or not to center: interweaving.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from pymc_minibatch.latent.arrow import (
     solve_blocks_transposed,
 )
 from pymc_minibatch.latent.cubic import Cubic
+from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.field import Held, LatentField, Levels
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
@@ -48,6 +49,7 @@ from pymc_minibatch.reference.density import Density
 __all__ = [
     "ANGLES",
     "COSTLY",
+    "DECIDED",
     "FACTORING_SHARE",
     "KINDS",
     "MOST_AT_ONCE",
@@ -62,6 +64,9 @@ __all__ = [
 
 KINDS = ("hyper", "dense", "groups")
 """Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""
+
+DECIDED = ("hyper", "carried", "dense")
+"""Kinds of moves on which all rows decide."""
 
 ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried: a right angle is an independent draw."""
@@ -245,7 +250,6 @@ class MoveCounts:
     batch_rows: int = 0
     variance: float = 0.0
     test_error: float = 0.0
-    n_grown: int = 0
     sweeps: int = 0
     sweep_rows: int = 0
     accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
@@ -263,8 +267,12 @@ class LatentMoves:
         The minibatch test on all rows.
     sweep
         The test on the rows of each group.
-    density, rows, parameters
+    density, rows
         What both read.
+    tests, decisions
+        What decides on all rows, and what is tuned of it for each kind of moves.
+    group_parameters
+        What the test on the rows of groups reads.
     blocks
         For each grouping factor the levels that decide together.
     work
@@ -280,7 +288,8 @@ class LatentMoves:
         sweep: Callable[..., Any],
         density: Density,
         rows: Rows,
-        parameters: tuple[Any, ...],
+        tests: DecisionTests,
+        decisions: Mapping[str, DecisionState],
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
         work: float,
@@ -288,7 +297,8 @@ class LatentMoves:
     ) -> None:
         self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
-        self.density, self.rows, self.parameters = density, rows, parameters
+        self.density, self.rows = density, rows
+        self.tests, self.decisions = tests, decisions
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, list[Conditional]] | None = None
@@ -392,9 +402,14 @@ class LatentMoves:
         rng: np.random.Generator,
         log_ratio: float,
         readings: tuple[Reading, Reading],
+        kind: str,
+        tuning: bool,
         counts: MoveCounts,
     ) -> bool:
-        """Decide, given the log ratio under the surrogate, on it and the remainders of all rows."""
+        """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
+
+        What decides is tuned for each kind of moves.
+        """
         if not np.isfinite(log_ratio):
             return False
         before, after = readings
@@ -403,15 +418,17 @@ class LatentMoves:
         if isinstance(self.rows.table, GroupTable):
             self._weigh(self.rows.table, cubic, readings)
         seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.parameters)
+        state = self.decisions[kind]
+        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.tests.chosen(state))
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
         counts.decisions += 1
         counts.batch_rows += batch_size
         counts.variance += variance
         counts.test_error = max(counts.test_error, error)
-        counts.n_grown += grown
         counts.impossible_row = max(counts.impossible_row, impossible)
+        if tuning:
+            self.tests.tune(state, grown, batch_size, variance, error)
         return bool(accepted)
 
     def _weigh(
@@ -460,7 +477,9 @@ class LatentMoves:
                 + given.log_determinant
                 + log_q
             )
-            accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
+            accepted = self._tested(
+                rng, log_ratio, (before.reading, after.reading), "hyper", tuning, counts
+            )
         if accepted:
             point[:] = proposed
             self.here = after
@@ -519,7 +538,9 @@ class LatentMoves:
         if np.isfinite(log_jacobian):
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = after.log_density - before.log_density + log_jacobian
-            accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
+            accepted = self._tested(
+                rng, log_ratio, (before.reading, after.reading), "carried", tuning, counts
+            )
         if accepted:
             point[:] = proposed
             self.here = after
@@ -583,7 +604,9 @@ class LatentMoves:
             return
         before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
-        accepted = self._tested(rng, log_ratio, (before.reading, after.reading), counts)
+        accepted = self._tested(
+            rng, log_ratio, (before.reading, after.reading), "dense", tuning, counts
+        )
         if accepted:
             point[:] = proposed
             self.here = after

@@ -13,6 +13,7 @@ import numpy as np
 
 from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
+from pymc_minibatch.acceptance.growing import FirstBatch
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import one_blas_thread
@@ -25,12 +26,14 @@ from pymc_minibatch.latent.averages import find_averages, rows_have_kinks
 from pymc_minibatch.latent.blocks import choose_blocks
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.cubic import Cubic
+from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
+    DECIDED,
     FACTORING_SHARE,
     KINDS,
     MOST_AT_ONCE,
@@ -58,20 +61,20 @@ FAR_OUT = 10.0
 WIDER = 2.0
 """Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
 
-SIZING_PAIRS, KINKED_PAIRS = 4, 16
-"""Opposite posterior points at which each row is looked at; more where kinks lie between few."""
+SIZING_PAIRS = 16
+"""Opposite posterior points at which each row is looked at."""
 
-SIZING_WIDTH, KINKED_WIDTH = 1.0, 1.7
-"""How far apart they are; kinks farther out than all of them would be read too seldom."""
+SIZING_WIDTH, KINKED_WIDTH = 1.5, 1.7
+"""How far apart they are: rows that do more farther out would be read too seldom."""
 
-SIGMAS = 0.3, 0.5, 0.7, 1.0
-"""Noise of decisions, of which the cheapest is chosen."""
+SIGMAS = 0.2, 0.3, 0.5, 0.7, 1.0
+"""Noise of decisions, of which the cheapest is chosen for each kind of moves."""
 
-SIGMA_OF_COSTLY = 0.2
-"""Another choice where a move costs more than reading all rows: fewer of them are then lost."""
+FIRST_SIGMA = 0.5
+"""That before tuning."""
 
-VARIANCE_OF_RANGE = 0.1
-"""Variance of what rows add to a log ratio, drawn one by one, relative to that of their ranges."""
+BLOCK_SIGMA = 0.3
+"""That of decisions on blocks of groups, which read few rows."""
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
@@ -92,6 +95,10 @@ class LatentState(NamedTuple):
         Walks in one dimension of h: of C that levels follow, then of all.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
+    batch_size, test : ndarray of int64, shape (3,)
+        Rows of the first batch, and which test decides, for kinds of moves on all rows.
+    batch_tuning, moments : ndarray, shapes (3, 2) and (3, 3)
+        What tunes them.
     """
 
     current: np.ndarray
@@ -102,6 +109,10 @@ class LatentState(NamedTuple):
     log_length: np.ndarray
     n_moves: np.ndarray
     seen: np.ndarray
+    batch_size: np.ndarray
+    batch_tuning: np.ndarray
+    test: np.ndarray
+    moments: np.ndarray
 
     @property
     def turns(self) -> list[Turns]:
@@ -110,6 +121,18 @@ class LatentState(NamedTuple):
             Turns(self.current[k : k + 1], self.gains[k], self.costs[k])
             for k in range(self.current.size)
         ]
+
+    @property
+    def decisions(self) -> dict[str, DecisionState]:
+        """What decides on kinds of moves, as views."""
+        return {
+            kind: DecisionState(
+                FirstBatch(self.batch_size[k : k + 1], self.batch_tuning[k]),
+                self.test[k : k + 1],
+                self.moments[k],
+            )
+            for k, kind in enumerate(DECIDED)
+        }
 
 
 class LatentSampler:
@@ -130,9 +153,10 @@ class LatentSampler:
         acceptance: CorrectedBarker | Penalty | None,
         temperature: float,
         by_size: bool,
+        batch_size: int | None = None,
     ) -> None:
         self.tall, self.reference, self.temperature = tall, reference, temperature
-        self.rows = rows
+        self.rows, self.batch_size = rows, batch_size
         surrogate, hyper = reference.surrogate, reference.hyper
         self.work = surrogate.conditional(hyper).factor.schur.work
         self.carried = carried_with(surrogate) if self.costly else None
@@ -150,7 +174,7 @@ class LatentSampler:
             self.table = RowSizes.of(sizes.rows).table
         if not by_size:
             self.table = ()
-        self.acceptance = acceptance or self._cheapest_test(sizes.variance)
+        self.acceptance = acceptance
         self.blocks: list[Grouping] = []
         for levels in self.field.levels:
             factor, _, table = looked_at[id(levels.rows)]
@@ -158,23 +182,12 @@ class LatentSampler:
                 choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
             )
 
-    def _cheapest_test(self, variance: float) -> Penalty:
-        """Return the test with the noise at which moves cost least for what they are accepted.
-
-        Noise of σ needs rows in proportion to 1 / σ², and leaves 2 Φ(−σ / 2) of the moves.
-        """
-        share = 1.0 if self.carried is None else FACTORING_SHARE
-        fixed = overhead(self.field, share * self.work)
-        sigmas = (SIGMA_OF_COSTLY, *SIGMAS) if self.costly else SIGMAS
-        tests = [Penalty(sigma=sigma) for sigma in sigmas]
-        return min(tests, key=lambda t: (fixed + variance / t.sigma**2) / t.most_accepted)
-
     def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
         if by_size:
             cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
-            sizes = _sizes(self.reference, self.rows, cubic, self.temperature)
+            sizes = _sizes(self.reference, self.rows, cubic)
         else:
-            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0), 0.0)
+            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0))
         if factor is None or sizes.farthest.size:
             return sizes
         return sizes._replace(farthest=np.ones(factor.n_levels))
@@ -207,6 +220,7 @@ class LatentSampler:
             lengths = np.concatenate([of_pairs, lengths])
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
+        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
         return LatentState(
             np.zeros(len(KINDS), dtype=np.int64),
             np.zeros((len(KINDS), ANGLES.size)),
@@ -216,6 +230,10 @@ class LatentSampler:
             lengths,
             np.zeros(lengths.size),
             seen,
+            np.full(len(DECIDED), first),
+            np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
+            np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
+            np.zeros((len(DECIDED), 3)),
         )
 
     @cached_property
@@ -225,25 +243,35 @@ class LatentSampler:
     @cached_property
     def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The tests on all rows and on those of each group, which know no data."""
-        module = corrected_barker if isinstance(self.acceptance, CorrectedBarker) else penalty
+        test = self._tests[0]
+        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
         exact = module.barker if module is corrected_barker else module.metropolis
-        key = class_key(self.acceptance)
+        key = class_key(test)
         drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
-        decide = jit_kept(make_decision((), self.acceptance, drawing), [key, repr(drawing)])
+        decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
         return decide, jit_kept(make_sweep((), module.accept, exact), [key])
+
+    @property
+    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
+        """The tests of which one is chosen for each kind of moves."""
+        if self.acceptance is None:
+            return [Penalty(sigma=sigma) for sigma in SIGMAS]
+        return [self.acceptance]  # type: ignore[return-value]
 
     @cached_property
     def _moves(self) -> LatentMoves:
-        n_rows = self.tall.n_rows
-        self._first_batch = np.zeros(1, dtype=np.int64)
-        of_blocks = np.array([BLOCK_BATCH])
+        n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
+        share = 1.0 if self.carried is None else FACTORING_SHARE
+        fixed = overhead(self.field, share * self.work)
+        tunes_batches = self.batch_size is None
         return LatentMoves(
             self.reference,
             *self._kernels,
             self._gathering.density,
             row_workspace(n_rows, self.table),
-            self.acceptance.parameters(self.temperature, self._first_batch, n_rows),
-            self.acceptance.parameters(self.temperature, of_blocks, n_rows),
+            DecisionTests(self._tests, self.temperature, n_rows, fixed, tunes_batches),
+            self.initial_state().decisions,
+            of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
             self.blocks,
             self.work,
             self.carried,
@@ -255,7 +283,6 @@ class LatentSampler:
             name: value
             for name, value in self.__dict__.items()
             if not isinstance(getattr(type(self), name, None), cached_property)
-            and name != "_first_batch"
         }
 
     def draw(
@@ -265,11 +292,10 @@ class LatentSampler:
         n_rounds: int,
         tuning: bool,
         state: LatentState,
-        first_batch: int,
     ) -> MoveCounts:
         """Move a point of the model in place by rounds of all moves; tune."""
         moves, counts = self._moves, MoveCounts()
-        self._first_batch[0] = first_batch
+        moves.decisions = state.decisions
         inside = self._coordinates.from_model(point)
         with one_blas_thread():
             for _ in range(n_rounds):
@@ -304,7 +330,7 @@ class LatentSampler:
         """Compile all moves, by one round that is thrown away."""
         point = self._coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
-        self.draw(rng, point, 1, False, self.initial_state(), min(100, self.tall.n_rows))
+        self.draw(rng, point, 1, False, self.initial_state())
         self._moves.forget()
 
     def scale(self, state: LatentState) -> float:
@@ -357,10 +383,12 @@ def make_latent_sampler(
     acceptance: Acceptance | None,
     temperature: float,
     by_size: bool = True,
+    batch_size: int | None = None,
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
-    Without a test the penalty test is taken, with the noise at which moves are cheapest.
+    Without a test the penalty test is taken, with the noise at which moves are cheapest; without a
+    size of the first batches, each kind of moves tunes its own.
 
     Raises
     ------
@@ -384,7 +412,9 @@ def make_latent_sampler(
             rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature)
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
-        return LatentSampler(tall, reference, factors, rows, acceptance, temperature, by_size)
+        return LatentSampler(
+            tall, reference, factors, rows, acceptance, temperature, by_size, batch_size
+        )
 
 
 class _Sizes(NamedTuple):
@@ -396,28 +426,22 @@ class _Sizes(NamedTuple):
         That of each row.
     farthest : ndarray, shape (G,)
         How far out the levels of a factor were at these points, if it has higher orders.
-    variance : float
-        About the variance of the log ratio of a full-size move from one row.
     """
 
     rows: np.ndarray
     farthest: np.ndarray
-    variance: float
 
 
 def _sizes(
     reference: LatentReference,
     rows: RowFunctions,
     cubic: Cubic | None,
-    temperature: float,
 ) -> _Sizes:
     """Look at all rows in one pass."""
     surrogate, rng = reference.surrogate, np.random.default_rng(4)
     seen, distances = [], [np.empty(0)] if cubic is None else []
-    n_pairs, width = SIZING_PAIRS, SIZING_WIDTH
-    if rows.kinked:
-        n_pairs, width = KINKED_PAIRS, KINKED_WIDTH
-    for _ in range(n_pairs):
+    width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
+    for _ in range(SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         dense, groups = surrogate.field.latent.noise(rng)
         pair = []
@@ -440,5 +464,4 @@ def _sizes(
     ranges = np.concatenate([part for _, part in parts])
     # Remainders can be small at a few points by chance: half of the draws are uniform.
     sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
-    variance = VARIANCE_OF_RANGE * float(np.sum(ranges**2 / sizes)) * float(np.sum(sizes))
-    return _Sizes(sizes, np.max(distances, axis=0), variance / temperature**2)
+    return _Sizes(sizes, np.max(distances, axis=0))

@@ -534,7 +534,7 @@ def _with_correlations(curvature: np.ndarray, lengths: np.ndarray, fall: object)
             a, b = lengths[i] / 2, lengths[j] / 2
             mixed = fall((i, a), (j, b)) + fall((i, -a), (j, -b))  # type: ignore[operator]
             mixed -= fall((i, a), (j, -b)) + fall((i, -a), (j, b))  # type: ignore[operator]
-            full[i, j] = full[j, i] = mixed / (4 * a * b)
+            full[i, j] = full[j, i] = mixed / (4 * a * b) if math.isfinite(mixed) else 0.0
     for shrink in (1.0, 0.7, 0.4, 0.0):
         candidate = curvature + shrink * full
         scale = np.sqrt(np.diagonal(candidate))

@@ -356,16 +356,20 @@ class MinibatchMH(TallStep):
             return None
         try:
             sampler = make_latent_sampler(
-                self.tall, acceptance, self.temperature, by_size=rows != "uniform"
+                self.tall,
+                acceptance,
+                self.temperature,
+                by_size=rows != "uniform",
+                batch_size=self.batch_size,
             )
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
-        test = self.acceptance = sampler.acceptance
+        test = self.acceptance = sampler.acceptance or Penalty()
         self.rows = "uniform" if rows == "uniform" else "size"
         name = type(test).__name__
         if isinstance(test, Penalty):
-            name += f" at sigma {test.sigma:g}"
+            name += " of tuned sigma" if is_open else f" at sigma {test.sigma:g}"
         self.choice = f"{name}: {sampler.describe()}."
         return sampler
 
@@ -592,11 +596,8 @@ class MinibatchMH(TallStep):
             1 if self.tune and self.steps_are_free else self.steps_per_draw,
             self.tune,
             self.proposal_state,
-            int(self.batch_state.size[0]),
         )
         self.refuse_impossible(counts.impossible_row, flat)
-        if self.tune:
-            self._tune_batch(counts.n_grown, counts.decisions)
         n_decisions = max(counts.decisions, 1)
         kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
         return {

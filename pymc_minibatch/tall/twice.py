@@ -8,15 +8,18 @@ derivative; an expansion of the log-likelihood does.
 import math
 from typing import Any
 
+import pytensor.scalar
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
-from pytensor.scalar.basic import ScalarOp, exp, log, log1p, sqrt, upgrade_to_float
-from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, gammaln
+from pytensor.scalar.basic import ScalarOp, upgrade_to_float
+from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Prod
 
 __all__ = ["twice_differentiable"]
+
+ps: Any = pytensor.scalar
 
 STEP = 0.005
 """Of differences, relative to the distance over which a shape changes a probability."""
@@ -39,17 +42,23 @@ def twice_differentiable(term: Any) -> Any:
 @node_rewriter([Elemwise])
 def local_distribution_function(fgraph: Any, node: Apply) -> list[Variable] | None:
     """Differentiate distribution functions by differences."""
-    by_differences = BY_DIFFERENCES.get(type(node.op.scalar_op))
-    return by_differences and [Elemwise(by_differences)(*node.inputs)]
+    op: Any = node.op
+    by_differences = BY_DIFFERENCES.get(type(op.scalar_op))
+    if by_differences is None:
+        return None
+    replaced: Any = Elemwise(by_differences)(*node.inputs)
+    return [replaced]
 
 
 @node_rewriter([Prod])
 def local_product(fgraph: Any, node: Apply) -> list[Variable] | None:
     """Write a product along axes of known lengths as multiplications."""
+    op: Any = node.op
     value: Any = node.inputs[0]
-    axes = sorted(range(value.ndim) if node.op.axis is None else node.op.axis, reverse=True)
+    axes = sorted(range(value.ndim) if op.axis is None else op.axis, reverse=True)
     lengths = [value.type.shape[axis] for axis in axes]
-    if value.dtype != node.outputs[0].dtype or None in lengths or math.prod(lengths) > LONGEST:
+    whole = value.dtype not in ("float32", "float64")
+    if whole or {None, 0}.intersection(lengths) or math.prod(lengths) > LONGEST:
         return None
     for axis, length in zip(axes, lengths, strict=True):
         along = value.dimshuffle(axis, *(i for i in range(value.ndim) if i != axis))
@@ -63,15 +72,15 @@ class _ByDifferences:
     It has the shapes as its first arguments and what it is evaluated at as its last.
     """
 
-    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+    def pullback(self: Any, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivatives times `grads`."""
         by_shape = [self._difference(inputs, i) for i in range(len(inputs) - 1)]
         return [grads[0] * slope for slope in (*by_shape, self._density(*inputs))]
 
     def _difference(self: Any, inputs: Any, i: int) -> Any:
         shape = inputs[i]
-        # The distributions are about sqrt(shape) wide, and shape where that is below 1.
-        step = STEP * shape / (1 + sqrt(shape))
+        # The distributions are about ps.sqrt(shape) wide, and shape where that is below 1.
+        step = STEP * shape / (1 + ps.sqrt(shape))
 
         def shifted(steps: int) -> Any:
             return self(*inputs[:i], shape + steps * step, *inputs[i + 1 :])
@@ -83,22 +92,22 @@ class GammaIncByDifferences(_ByDifferences, GammaInc):
     """Distribution function of a gamma variable."""
 
     def _density(self, k: Any, x: Any) -> Any:
-        return exp((k - 1) * log(x) - x - gammaln(k))
+        return ps.exp((k - 1) * ps.log(x) - x - ps.gammaln(k))
 
 
 class GammaIncCByDifferences(_ByDifferences, GammaIncC):
     """Probability that a gamma variable is larger."""
 
     def _density(self, k: Any, x: Any) -> Any:
-        return -exp((k - 1) * log(x) - x - gammaln(k))
+        return -ps.exp((k - 1) * ps.log(x) - x - ps.gammaln(k))
 
 
 class BetaIncByDifferences(_ByDifferences, BetaInc):
     """Distribution function of a beta variable."""
 
     def _density(self, a: Any, b: Any, x: Any) -> Any:
-        scale = gammaln(a) + gammaln(b) - gammaln(a + b)
-        return exp((a - 1) * log(x) + (b - 1) * log1p(-x) - scale)
+        scale = ps.gammaln(a) + ps.gammaln(b) - ps.gammaln(a + b)
+        return ps.exp((a - 1) * ps.log(x) + (b - 1) * ps.log1p(-x) - scale)
 
 
 BY_DIFFERENCES: dict[type, ScalarOp] = {

@@ -17,17 +17,19 @@ from scipy.linalg import block_diag
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
+from pymc_minibatch.acceptance.growing import new_first_batch, upper_smoothness
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
 from pymc_minibatch.latent.averages import rows_have_kinks
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
 from pymc_minibatch.latent.coordinates import Coordinates
+from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.latent.moves import MoveCounts
-from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.latent.moves import DECIDED, MoveCounts
+from pymc_minibatch.latent.sampler import SIGMAS, LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -252,12 +254,61 @@ def test_higher_orders_by_groups(intercepts: LatentSampler) -> None:
     assert cubic.values(u).sum() == pytest.approx(float(shares.sum()), rel=1e-9)
 
 
-def test_noise_grows_where_rows_cost_more_than_the_rest(intercepts: LatentSampler) -> None:
-    variances = (0.0, 100.0, 500.0, 2e3, 1e7)
-    sigmas = [intercepts._cheapest_test(variance).sigma for variance in variances]
-    assert sigmas == sorted(sigmas)
-    assert {sigmas[0], sigmas[-1]} == {0.3, 1.0}
-    assert len(set(sigmas)) == 4
+def decision_state(test: int) -> DecisionState:
+    return DecisionState(new_first_batch(10 * FIRST_BATCH), np.array([test]), np.zeros(3))
+
+
+def learn(decide: DecisionTests, state: DecisionState, variance: float, uneven: float) -> None:
+    """Let a decision be seen whose rows have this variance, and are as uneven as is said."""
+    n, s2 = max(round(1000 * variance), 1), 1e-3
+    limits = decide.chosen(state)[0]
+    error = upper_smoothness(s2, limits) * (n * s2) ** 1.5 / n**2 * uneven
+    decide.tune(state, False, n, s2, error)
+
+
+def test_noise_grows_where_rows_cost_more_than_the_rest() -> None:
+    """Until so many are needed that all are read, whatever the noise."""
+    tests = [Penalty(sigma=sigma) for sigma in SIGMAS]
+    decide = DecisionTests(tests, 1.0, 10**6, overhead=300.0)
+    chosen = []
+    for variance in (0.01, 0.1, 0.3, 3.0, 1e3, 1e9):
+        state = decision_state(test=2)
+        for _ in range(2 * EVERY):
+            learn(decide, state, variance, uneven=3.0)
+        np.testing.assert_allclose(state.moments[1:], np.log([variance, 3.0]))
+        chosen.append(int(state.test[0]))
+    assert chosen[:-1] == sorted(chosen[:-1])
+    assert (chosen[0], chosen[-2], chosen[-1]) == (0, len(SIGMAS) - 1, 0)
+    assert len(set(chosen)) >= 3
+
+
+def test_first_batches_follow_the_noise() -> None:
+    decide = DecisionTests([Penalty(sigma=s) for s in (0.3, 1.0)], 1.0, 10**6, overhead=300.0)
+    state = decision_state(test=0)
+    for _ in range(EVERY - 1):
+        learn(decide, state, 1000.0, uneven=1.0)
+    before = state.batch.size[0]
+    learn(decide, state, 1000.0, uneven=1.0)
+    few, many = decide.wanted(1000 * np.exp(1.0), 1.0)[::-1]
+    assert state.test[0] == 1
+    learn(decide, state, 1000.0, uneven=1.0)
+    assert state.batch.size[0] / before == pytest.approx(few / many, rel=0.1)
+    state.batch.size[0] = 10**7  # never more than there are
+    assert decide.chosen(state)[0].batch_size[0] == 10**6
+
+
+def test_each_kind_of_moves_has_its_own_first_batch() -> None:
+    """With a given size they keep it."""
+    model = crossed_model()
+    sizes = []
+    for batch_size in (None, 40):
+        sampler = make_latent_sampler(TallModel(model), None, 1.0, batch_size=batch_size)
+        rng, state = np.random.default_rng(38), sampler.initial_state()
+        point = sampler.near_mode(rng, sampler.tall.start)
+        sampler.draw(rng, point, 60, True, state)
+        sizes.append(list(state.batch_size))
+    assert sizes[0][DECIDED.index("hyper")] != sizes[0][DECIDED.index("dense")]
+    assert sizes[1] == [40] * len(DECIDED)
 
 
 def test_slope_of_the_higher_orders(intercepts: LatentSampler) -> None:
@@ -357,7 +408,7 @@ def test_effects_whose_scales_are_known() -> None:
     point, state = sums / 21, sampler.initial_state()
     draws = np.empty((400, 60))
     for draw in draws:
-        sampler.draw(rng, point, 1, False, state, 50)
+        sampler.draw(rng, point, 1, False, state)
         draw[:] = point
     z = (draws.mean(axis=0) - sums / 21) * np.sqrt(21)  # of some 200 effective draws
     assert np.abs(z).max() < 0.5
@@ -780,7 +831,7 @@ def test_draws_are_the_same_after_pickling(step: pmb.MinibatchMH) -> None:
         rng, state = np.random.default_rng(10), s.initial_state()
         point = s.near_mode(rng, s.tall.start)
         for _ in range(5):
-            s.draw(rng, point, 2, True, state, 100)
+            s.draw(rng, point, 2, True, state)
         points.append(point)
     np.testing.assert_array_equal(*points)
 

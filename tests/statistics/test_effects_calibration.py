@@ -72,7 +72,7 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
         if costly:
             sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
             assert sampler.carried
-        sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state(), 50)
+        sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
         n_swept = [levels.rows.shape[0] for levels, _ in sampler._moves._sweeps()]
         assert (
             n_swept == {"noncentred": [20], "nested": [40, 10, 40], "crossed": [20, 12, 20]}[name]
@@ -99,7 +99,7 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
     truth, y = next(calibration.truths(1, seed=2))
     sampler, point = calibration.fit(y), truth.copy()
     state = sampler.initial_state()
-    sampler.draw(rng, point, 300, True, state, 50)
+    sampler.draw(rng, point, 300, True, state)
     sampler.end_tuning(state)
     kinds = moves_of(sampler, rng, state)
     means, variances = [], []
