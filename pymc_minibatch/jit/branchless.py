@@ -1,4 +1,4 @@
-"""e^x and the logistic function without branches or calls.
+"""e^x, logarithms and what is made of them, without branches or calls.
 
 A processor computes several numbers at once where code takes no branches and calls nothing; the
 C library's functions do both. PyTensor's functions are replaced when a graph is compiled here, if
@@ -6,6 +6,7 @@ they are taken of arrays of doubles. Matrices are gone through entry by entry: s
 a loop that is longer than the few columns that they often have.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,23 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
     register_funcify_default_op_cache_key,
 )
-from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
-from pytensor.scalar.basic import Exp, UnaryScalarOp, upgrade_to_float
-from pytensor.scalar.math import Sigmoid
+from pytensor.link.numba.dispatch.scalar import numba_funcify_Composite, scalar_op_cache_key
+from pytensor.scalar.basic import Composite, Exp, Log, Log1p, UnaryScalarOp, upgrade_to_float
+from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit
 
 from pymc_minibatch.jit.cache import source_number
 
-__all__ = ["Entrywise", "exponential", "local_branchless", "sigmoid"]
+__all__ = [
+    "Entrywise",
+    "exponential",
+    "local_branchless",
+    "local_inlined",
+    "logarithm",
+    "sigmoid",
+    "softplus",
+]
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -39,9 +48,16 @@ SHIFT = 1.5 * 2.0**52
 LEAST, MOST = -746.0, 710.0
 """Beyond, e^x is 0 or infinite."""
 
+LEAST_NORMAL, RAISED = 2.0**-1022, 54
+"""Smaller numbers have fewer digits; they are multiplied by 2^54 before their bits are read."""
+
+ROOT_HALF = 0x3FE6A09E667F3BCD
+"""The bits of the root of one half, above which the logarithm of what a power of two leaves is
+taken."""
+
 
 # PyTensor lets sums be reordered, which would undo the shift.
-@register_jitable(error_model="numpy", fastmath=False)
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
 def exponential(x: float) -> float:
     """e^x, to the last digits.
 
@@ -66,10 +82,62 @@ def exponential(x: float) -> float:
     return series * first * second
 
 
-@register_jitable(error_model="numpy", fastmath=False)
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
 def sigmoid(x: float) -> float:
     """1 / (1 + e^(−x)), to the last digits unless it is below 1e-308."""
     return 1 / (1 + exponential(-x))
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def softplus(x: float) -> float:
+    """log(1 + e^x), to the last digits.
+
+    It is max(x, 0) + log(1 + z) with z = e^(−|x|) ≤ 1.
+    """
+    z = exponential(-abs(x))
+    return (x if x > 0.0 else 0.0) + _twice_atanh(z, 2.0 + z)
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def logarithm(x: float) -> float:
+    """Log x, to the last digits.
+
+    With x = 2^k m and m between the roots of 1/2 and 2, it is k log 2 + log m.
+    """
+    is_small = x < LEAST_NORMAL
+    y = x * 2.0**RAISED if is_small else x
+    bits: int = _bits_of_float(y)  # type: ignore[call-arg]
+    k = (bits - ROOT_HALF) >> 52
+    m: float = _float_of_bits(bits - (k << 52))
+    power = float(k - RAISED) if is_small else float(k)
+    found = power * LN2_HIGH + (power * LN2_LOW + _twice_atanh(m - 1.0, m + 1.0))
+    found = found if x > 0.0 else -np.inf
+    found = found if x < np.inf else x
+    return found if x >= 0.0 else np.nan
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def logarithm_of_next(x: float) -> float:
+    """log(1 + x), to the last digits: what rounding 1 + x leaves out is added."""
+    y = 1.0 + x
+    # The larger of the two comes first, so that nothing of the other is lost.
+    left = x - (y - 1.0) if x < 1.0 else 1.0 - (y - x)
+    inside = x > -1.0 and x < np.inf
+    return logarithm(y) + (left / y if inside else 0.0)
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})
+def _twice_atanh(a: float, b: float) -> float:
+    """2 atanh(a / b) for |a| ≤ b / 3, by its series."""
+    inverse = 1.0 / b
+    ratio = a * inverse
+    w = ratio * ratio
+    rest = 1 / 25 + w * (1 / 27 + w * (1 / 29 + w * (1 / 31 + w / 33)))
+    tail = 1 / 17 + w * (1 / 19 + w * (1 / 21 + w * (1 / 23 + w * rest)))
+    head = 1 / 9 + w * (1 / 11 + w * (1 / 13 + w * (1 / 15 + w * tail)))
+    series = w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * head)))
+    twice = (a + a) * inverse
+    return twice + twice * series
 
 
 @intrinsic
@@ -103,13 +171,31 @@ class BranchlessSigmoid(Sigmoid):
     """1 / (1 + e^(−x)) of doubles."""
 
 
+class BranchlessSoftplus(Softplus):
+    """log(1 + e^x) of doubles."""
+
+
+class BranchlessLog(Log):
+    """Log x of doubles."""
+
+
+class BranchlessLog1p(Log1p):
+    """log(1 + x) of doubles."""
+
+
 BRANCHLESS: dict[type, UnaryScalarOp] = {
     Exp: BranchlessExp(upgrade_to_float),
     Sigmoid: BranchlessSigmoid(upgrade_to_float),
+    Softplus: BranchlessSoftplus(upgrade_to_float),
+    Log: BranchlessLog(upgrade_to_float),
+    Log1p: BranchlessLog1p(upgrade_to_float),
 }
 FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessExp: (exponential, np.exp),
     BranchlessSigmoid: (sigmoid, expit),
+    BranchlessSoftplus: (softplus, partial(np.logaddexp, 0.0)),
+    BranchlessLog: (logarithm, np.log),
+    BranchlessLog1p: (logarithm_of_next, np.log1p),
 }
 """In Numba and in NumPy."""
 
@@ -166,3 +252,29 @@ def _funcify_entrywise(op: Entrywise, node: Apply, **kwargs: Any) -> tuple[Any, 
         return out.reshape(values.shape)
 
     return entrywise, source_number(__file__)
+
+
+class InlinedComposite(Composite):
+    """Several operations on numbers, all in the loop over the entries of an array.
+
+    A call there would keep the processor from computing several entries at once.
+    """
+
+
+@node_rewriter([Elemwise])
+def local_inlined(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Have operations that were fused written into the loop."""
+    op: Any = node.op
+    inner = op.scalar_op
+    if type(inner) is not Composite or node.outputs[0].type.ndim == 0:
+        return None
+    inlined: Any = Elemwise(InlinedComposite(inner.inputs, inner.outputs))
+    found: list[Variable] = inlined.make_node(*node.inputs).outputs
+    return found
+
+
+@register_funcify_and_cache_key(InlinedComposite)
+def _funcify_inlined(op: InlinedComposite, node: Any, **kwargs: Any) -> tuple[Any, str | None]:
+    function, key = numba_funcify_Composite(op, node=node, **kwargs)
+    function.targetoptions["forceinline"] = True
+    return function, key and f"{key}-inlined"

@@ -24,21 +24,35 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.tensor.rewriting.ofg import inline_symbolic_for_fusion
 
 import pymc_minibatch.jit.special  # noqa: F401 - registers translations
-from pymc_minibatch.jit.branchless import local_branchless
+from pymc_minibatch.jit.branchless import local_branchless, local_inlined
 from pymc_minibatch.jit.cache import kernel_key
+from pymc_minibatch.jit.lean import (
+    local_added_axes,
+    local_true_checks,
+    local_unchecked,
+)
 from pymc_minibatch.jit.linking import compiled_by_linking
 from pymc_minibatch.jit.matvec import local_matvec
 
 __all__ = ["NUMBA_MODE", "CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
 
-POSITION = 48.0
-"""Among PyTensor's rewrites: after specialisation, before operations are fused or work in place."""
+FIRST, POSITION, FUSED = 0.5, 48.0, 49.5
+"""Among PyTensor's rewrites: before all, so that what a check decides is simplified; after
+specialisation, before operations are fused; and after that, before they work in place."""
 
-REWRITES = [inline_symbolic_for_fusion, local_matvec, local_branchless]
+REWRITES = [
+    inline_symbolic_for_fusion,
+    local_unchecked,
+    local_matvec,
+    local_added_axes,
+    local_branchless,
+]
 """One after the other; the first, of PyTensor, shows what softmax and the like consist of."""
 
 NUMBA_MODE: Mode = get_mode("NUMBA").register(
-    *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES))
+    (in2out(local_true_checks), FIRST),
+    *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES)),
+    (in2out(local_inlined), FUSED),
 )
 """PyTensor's Numba mode with the rewrites of this package."""
 

@@ -1,16 +1,28 @@
-"""e^x and the logistic function as they are compiled here, against NumPy and SciPy."""
+"""e^x, logarithms and the like as they are compiled here, against NumPy and SciPy."""
+
+from functools import partial
 
 import numpy as np
+import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Constant
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import All
 from scipy.special import expit
 
-from pymc_minibatch.jit.branchless import BRANCHLESS, Entrywise
-from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.branchless import BRANCHLESS, Entrywise, InlinedComposite
+from pymc_minibatch.jit.compiled import NUMBA_MODE, compile_numba
 
-FUNCTIONS = {"exp": (pt.exp, np.exp), "sigmoid": (pt.sigmoid, expit)}
+FUNCTIONS = {
+    "exp": (pt.exp, np.exp),
+    "sigmoid": (pt.sigmoid, expit),
+    "softplus": (pt.softplus, partial(np.logaddexp, 0.0)),
+    "log": (pt.log, np.log),
+    "log1p": (pt.log1p, np.log1p),
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -23,8 +35,21 @@ def test_vectors(name, dtype):
     values = np.linspace(0 if dtype == "uint8" else -80, 88, 10_001).astype(dtype)
     found = compiled(values)
     epsilon = np.finfo(found.dtype).eps
-    expected = numeric(values.astype(found.dtype))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = numeric(values.astype(found.dtype))
     np.testing.assert_allclose(found, expected, rtol=4 * epsilon)
+
+
+@pytest.mark.parametrize("name", ["log", "log1p"])
+def test_logarithms_of_all_sizes(name):
+    """From the least number to the largest, and near those whose logarithm is zero."""
+    symbolic, numeric = FUNCTIONS[name]
+    x = pt.vector("x")
+    rng = np.random.default_rng(3)
+    near = rng.normal(0, 10.0 ** rng.uniform(-15, -1, 10_000)) + (name == "log")
+    values = np.concatenate([2.0 ** rng.uniform(-1074, 1024, 10_000), near])
+    found = compile_numba([x], [symbolic(x)])(values)
+    np.testing.assert_allclose(found, numeric(values), rtol=5e-16)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -33,7 +58,7 @@ def test_matrices(name):
     symbolic, numeric = FUNCTIONS[name]
     x, row = pt.dmatrix("x"), pt.drow("row")
     compiled = compile_numba([x, row], [symbolic(x.T), symbolic(row)])
-    values = np.random.default_rng(1).normal(size=(30, 7))
+    values = np.random.default_rng(1).exponential(size=(30, 7))
     for array in (values, np.asfortranarray(values), values[::2], values[:0]):
         found, found_row = compiled.outputs(array, values[:1])
         np.testing.assert_allclose(found, numeric(array.T), rtol=1e-15)
@@ -46,11 +71,63 @@ def test_extremes(name):
     symbolic, numeric = FUNCTIONS[name]
     x = pt.vector("x")
     values = np.array([-np.inf, -1e4, -745.2, -744.4, -720, -708, -0.0, 708, 709.7, 1e4, np.inf])
-    values = np.append(values, np.nan)
-    with np.errstate(over="ignore", invalid="ignore"):
+    values = np.concatenate([values, [np.nan, 0.0, -1.0, 5e-324, 1e300]])
+    with np.errstate(all="ignore"):
         expected = numeric(values)
     found = compile_numba([x], [symbolic(x)])(values)
     np.testing.assert_allclose(found, expected, rtol=1e-15, atol=5e-309)
+
+
+def test_fused_with_other_operations():
+    """A condition between two of them is a choice between results, in the loop over entries."""
+    x, y = pt.vector("x"), pt.vector("y")
+    chosen = pt.switch(pt.gt(y, 0), -pt.softplus(-x), x - pt.log1p(x**2) * pt.exp(-x))
+    values, signs = np.random.default_rng(4).normal(size=(2, 1000))
+    expected = np.where(
+        signs > 0, -np.logaddexp(0, -values), values - np.log1p(values**2) * np.exp(-values)
+    )
+    found = compile_numba([x, y], [chosen])
+    np.testing.assert_allclose(found(values, signs), expected, rtol=1e-13)
+    graph = pymc_compile([x, y], [chosen], mode=NUMBA_MODE).maker.fgraph
+    assert [type(node.op.scalar_op) for node in graph.apply_nodes] == [InlinedComposite]
+
+
+def test_checks_that_cannot_fail():
+    """They are left out; others, and results that are no numbers, stay what they are."""
+    eta, p = pt.vector("eta"), pt.vector("p")
+    y = np.array([1.0, 0.0, 1.0])
+    of_eta = pm.logp(pm.Bernoulli.dist(logit_p=eta), y)
+    of_p = pm.logp(pm.Bernoulli.dist(p=p), y)
+    graph = pymc_compile([eta], [of_eta], mode=NUMBA_MODE).maker.fgraph
+    assert not any(isinstance(node.op, All) for node in graph.apply_nodes)
+    found = compile_numba([eta], [of_eta])(np.array([-800.0, 0.3, np.nan]))
+    np.testing.assert_allclose(found[:2], [-800.0, -np.logaddexp(0, 0.3)])
+    assert not np.isfinite(found[2])
+    checked = compile_numba([p], [of_p])
+    assert np.isinf(checked(np.array([0.5, 1.5, 0.5]))).all()
+    assert np.isinf(checked(np.array([0.5, -0.1, 0.5]))).all()
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_true"),
+    [
+        (lambda x: pt.ge(pt.exp(x), 0), True),
+        (lambda x: pt.le(-1, pt.softplus(x)), True),
+        (lambda x: pt.le(pt.sigmoid(x), 1), True),
+        (lambda x: pt.ge(1, pt.sigmoid(x)[:, None]), True),
+        (lambda x: pt.ge(x, 0), False),
+        (lambda x: pt.gt(pt.exp(x), 0), False),
+        (lambda x: pt.ge(pt.exp(x), 0.5), False),
+        (lambda x: pt.le(pt.sigmoid(x), 0.5), False),
+        (lambda x: pt.le(pt.exp(x), 1), False),
+        (lambda x: pt.ge(0, pt.exp(x)), False),
+    ],
+)
+def test_which_checks_cannot_fail(condition, is_true):
+    x = pt.vector("x")
+    graph = pymc_compile([x], [pt.all(condition(x))], mode=NUMBA_MODE).maker.fgraph
+    read = graph.outputs[0].owner.inputs  # of a copy, where the output is a constant
+    assert isinstance(read[0], Constant) == is_true
 
 
 def test_in_python():

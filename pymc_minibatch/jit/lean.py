@@ -1,0 +1,121 @@
+"""Parts of graphs that never change a result, and take long to compile or to run.
+
+PyMC checks the parameters of each distribution, such as 0 ≤ p ≤ 1, also where p is a logistic
+function of something and cannot be anything else; and axes are added that are removed again.
+"""
+
+from typing import Any
+
+from numba import njit
+from pytensor import scalar as ps
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
+from pytensor.scalar.math import Sigmoid
+from pytensor.tensor.basic import constant as tensor_constant
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import All
+from pytensor.tensor.shape import SpecifyShape
+
+from pymc_minibatch.jit.cache import source_number
+
+__all__ = ["local_added_axes", "local_true_checks", "local_unchecked"]
+
+
+@node_rewriter([All])
+def local_true_checks(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Leave out a check that all entries of an array are in a range that has no others.
+
+    What is not a number fails the check; it leads to a result that is none either way.
+    """
+    if node.outputs[0].type.ndim == 0 and _always_true(node.inputs[0]):
+        return [tensor_constant(True, dtype="bool")]
+    return None
+
+
+def _always_true(condition: Variable) -> bool:
+    node: Any = condition.owner
+    if node is None or not isinstance(node.op, Elemwise):
+        return False
+    if isinstance(node.op.scalar_op, ps.GE | ps.LE):
+        larger, smaller = node.inputs if isinstance(node.op.scalar_op, ps.GE) else node.inputs[::-1]
+        return (_least(larger) >= _most(smaller)) is True
+    return False
+
+
+def _least(values: Variable) -> float:
+    """Return a number below which no entry is."""
+    node: Any = values.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        return _least(node.inputs[0])
+    if node is not None and isinstance(node.op, Elemwise):
+        return 0.0 if node.op.scalar_op.non_negative else -float("inf")
+    return _constant(values, -float("inf"))
+
+
+def _most(values: Variable) -> float:
+    """Return a number above which no entry is."""
+    node: Any = values.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        return _most(node.inputs[0])
+    if node is not None and isinstance(node.op, Elemwise):
+        return 1.0 if isinstance(node.op.scalar_op, Sigmoid) else float("inf")
+    return _constant(values, float("inf"))
+
+
+def _constant(values: Variable, otherwise: float) -> float:
+    try:
+        return float(get_underlying_scalar_constant_value(values))
+    except NotScalarConstantError:
+        return otherwise
+
+
+class Unchecked(Op):
+    """An array whose lengths are known, without a look at them."""
+
+    __props__ = ("lengths",)
+
+    def __init__(self, lengths: tuple[int | None, ...]) -> None:
+        self.lengths, self.view_map = lengths, {0: [0]}
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        """Take an array, give the same."""
+        values: Any = inputs[0]
+        return Apply(self, [values], [values.type.clone(shape=self.lengths)()])
+
+    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
+        """Do nothing."""
+        outputs[0][0] = inputs[0]
+
+
+@node_rewriter([SpecifyShape])
+def local_unchecked(fgraph: Any, node: Apply) -> list[Variable]:
+    """Leave out checks of lengths, which compile slowly and were made on the whole graph."""
+    found: Any = Unchecked(node.outputs[0].type.shape)(node.inputs[0])
+    return [found]
+
+
+@register_funcify_default_op_cache_key(Unchecked)
+def _funcify_unchecked(op: Unchecked, node: Apply, **kwargs: Any) -> tuple[Any, int]:
+    @njit
+    def unchecked(values: Any) -> Any:
+        return values
+
+    return unchecked, source_number(__file__)
+
+
+@node_rewriter([DimShuffle])
+def local_added_axes(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Join two operations on axes, of which the second often removes what the first has added."""
+    outer: Any = node.op
+    inner: Any = node.inputs[0].owner
+    if inner is None or not isinstance(inner.op, DimShuffle):
+        return None
+    order = ["x" if axis == "x" else inner.op.new_order[axis] for axis in outer.new_order]
+    source: Any = inner.inputs[0]
+    if order == list(range(source.type.ndim)):
+        return [source]
+    return [source.dimshuffle(order)]
