@@ -39,7 +39,7 @@ IMPORTED = {
         "register_funcify_and_cache_key",
         "register_funcify_default_op_cache_key",
     },
-    "pytensor.link.numba.dispatch.scalar": {"scalar_op_cache_key"},
+    "pytensor.link.numba.dispatch.scalar": {"numba_funcify_Composite", "scalar_op_cache_key"},
 }
 
 READ = {
