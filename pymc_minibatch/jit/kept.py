@@ -17,11 +17,15 @@ from importlib.metadata import version
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from pymc.model import modelcontext
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import io_toposort
 from pytensor.link.numba.cache import NUMBA_CACHE_PATH
+from pytensor.misc.frozendict import frozendict
+from pytensor.scalar.basic import Composite, ScalarOp
 
 from pymc_minibatch.jit.cache import PACKAGE, code_key, warn_once
 
@@ -60,6 +64,8 @@ def kept_rewrite(rewrite: Callable[[Graph], Graph], graph: Graph) -> Graph:
     if found is None:
         found = rewrite(graph)
         _write(path, found)
+        # What shares constants as later runs find it gives the same keys to what is made of it.
+        found = _read(path) or found
     return found
 
 
@@ -68,42 +74,70 @@ class _UnknownError(Exception):
 
 
 class _KeyPickler(pickle.Pickler):
-    """Pickles what determines how a graph is rewritten."""
+    """Pickles what determines how a graph is rewritten.
 
-    def __init__(self, file: io.BytesIO, inputs: Sequence[Variable]) -> None:
+    Equal things give equal bytes, whether or not they are one object. A graph that was built here
+    shares constants, types and strings otherwise than one that was read from disk.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self._inputs = {variable: i for i, variable in enumerate(inputs)}
+        self.fast = True  # no references to what was pickled before
 
     def reducer_override(self, obj: Any) -> Any:
-        """Leave names out of variables, and refuse what is not known."""
-        if isinstance(obj, Variable):
-            if obj in self._inputs:
-                return _part, (self._inputs[obj], obj.type)
-            if isinstance(obj, Constant):
-                return _part, (obj.type, obj.data)
-            if obj.owner is None:
-                raise _UnknownError
-            return _part, (obj.owner, obj.index, obj.type)
-        if isinstance(obj, Apply):
-            return _part, (obj.op, obj.inputs)
+        """Write operations by their properties, and refuse what is not known."""
+        if isinstance(obj, Variable | Apply):
+            raise _UnknownError
         if isinstance(obj, type | FunctionType) and obj.__module__.split(".")[0] not in KNOWN:
             raise _UnknownError
+        if isinstance(obj, Composite):
+            return _part, (type(obj), _written(obj.fgraph.inputs, obj.fgraph.outputs))
+        if isinstance(obj, HasInnerGraph):
+            raise _UnknownError
+        if isinstance(obj, ScalarOp):
+            state = {name: value for name, value in vars(obj).items() if name != "name"}
+            return _part, (type(obj), sorted(state.items()))
+        if isinstance(obj, Op) and hasattr(type(obj), "__props__"):
+            return _part, (type(obj), obj._props())  # type: ignore[attr-defined]
+        if isinstance(obj, frozendict):  # which keeps its hash
+            return _part, tuple(obj.items())
+        if isinstance(obj, np.ndarray) and obj.dtype != object:
+            return _part, (str(obj.dtype), obj.shape, obj.tobytes())
         return NotImplemented
 
 
 def _part(*parts: Any) -> None:
-    """Stand for a variable or an application in a key, which nobody unpickles."""
+    """Stand for an operation in a key, which nobody unpickles."""
+
+
+def _written(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> bytes:
+    """Write a graph down without names, operation by operation."""
+    numbers = {variable: i for i, variable in enumerate(inputs)}
+
+    def told(variable: Variable) -> Any:
+        if variable in numbers:
+            return numbers[variable]
+        if not isinstance(variable, Constant):
+            raise _UnknownError
+        return variable.type, variable.data
+
+    nodes = []
+    for node in io_toposort(inputs, outputs):
+        nodes.append((node.op, [told(v) for v in node.inputs], [v.type for v in node.outputs]))
+        for variable in node.outputs:
+            numbers.setdefault(variable, len(numbers))
+    file = io.BytesIO()
+    _KeyPickler(file).dump(([v.type for v in inputs], nodes, [told(v) for v in outputs]))
+    return file.getvalue()
 
 
 def _graph_key(rewrite: Callable[..., Any], graph: Graph) -> str | None:
-    inputs, outputs = graph
-    file = io.BytesIO()
     try:
-        _KeyPickler(file, inputs).dump((inputs, outputs))
+        written = _written(*graph)
     except (_UnknownError, pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
     digest = sha256(f"{_versions()} {_checks_bounds()} {rewrite.__qualname__}".encode())
-    digest.update(file.getbuffer())
+    digest.update(written)
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ PyMC checks the parameters of each distribution, such as 0 ≤ p ≤ 1, also whe
 function of something and cannot be anything else; and axes are added that are removed again.
 """
 
+import math
 from typing import Any
 
 from numba import njit
@@ -12,7 +13,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
-from pytensor.scalar.math import Sigmoid
+from pytensor.scalar.math import Erfc, Sigmoid
 from pytensor.tensor.basic import constant as tensor_constant
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -23,6 +24,11 @@ from pytensor.tensor.shape import SpecifyShape
 from pymc_minibatch.jit.cache import source_number
 
 __all__ = ["local_added_axes", "local_true_checks", "local_unchecked"]
+
+EVERYWHERE = -math.inf, math.inf
+
+RANGES = {Sigmoid: (0.0, 1.0), Erfc: (0.0, 2.0)}
+"""Between which numbers the values of a function are."""
 
 
 @node_rewriter([All])
@@ -42,35 +48,31 @@ def _always_true(condition: Variable) -> bool:
         return False
     if isinstance(node.op.scalar_op, ps.GE | ps.LE):
         larger, smaller = node.inputs if isinstance(node.op.scalar_op, ps.GE) else node.inputs[::-1]
-        return (_least(larger) >= _most(smaller)) is True
+        return _range(larger)[0] >= _range(smaller)[1]
     return False
 
 
-def _least(values: Variable) -> float:
-    """Return a number below which no entry is."""
+def _range(values: Variable) -> tuple[float, float]:
+    """Return numbers between which all entries are."""
     node: Any = values.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        return _least(node.inputs[0])
-    if node is not None and isinstance(node.op, Elemwise):
-        return 0.0 if node.op.scalar_op.non_negative else -float("inf")
-    return _constant(values, -float("inf"))
+    if node is None or not isinstance(node.op, DimShuffle | Elemwise):
+        return _constant(values)
+    if isinstance(node.op, DimShuffle):
+        return _range(node.inputs[0])
+    scalar_op = node.op.scalar_op
+    if isinstance(scalar_op, ps.Mul):
+        leasts, mosts = zip(*map(_range, node.inputs), strict=True)
+        return (math.prod(leasts), math.prod(mosts)) if min(leasts) >= 0 else EVERYWHERE
+    least = 0.0 if getattr(scalar_op, "non_negative", False) else -math.inf
+    return RANGES.get(type(scalar_op), (least, math.inf))
 
 
-def _most(values: Variable) -> float:
-    """Return a number above which no entry is."""
-    node: Any = values.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        return _most(node.inputs[0])
-    if node is not None and isinstance(node.op, Elemwise):
-        return 1.0 if isinstance(node.op.scalar_op, Sigmoid) else float("inf")
-    return _constant(values, float("inf"))
-
-
-def _constant(values: Variable, otherwise: float) -> float:
+def _constant(values: Variable) -> tuple[float, float]:
     try:
-        return float(get_underlying_scalar_constant_value(values))
+        number = float(get_underlying_scalar_constant_value(values))
     except NotScalarConstantError:
-        return otherwise
+        return EVERYWHERE
+    return number, number
 
 
 class Unchecked(Op):

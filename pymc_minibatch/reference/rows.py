@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import grad
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, clone
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import graph_inputs
@@ -318,5 +318,6 @@ def simplified(graphs: Sequence[Any]) -> list[Any]:
 
 def _simplify(graph: Graph) -> Graph:
     inputs, outputs = graph
-    simple: Any = rewrite_graph(outputs, include=("canonicalize", "stabilize"))
+    _, copied = clone(inputs, outputs, copy_inputs=False)  # a graph is rewritten where it is
+    simple: Any = rewrite_graph(list(copied), include=("canonicalize", "stabilize"))
     return inputs, list(simple)

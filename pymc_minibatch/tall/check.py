@@ -264,8 +264,10 @@ def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.n
     n_rows = len(values)
     if values.dtype.kind == "f":
         noise = rng.normal(size=(2, n_rows, *[1] * (values.ndim - 1))).astype(values.dtype)
-        yield np.where(values == 0, noise[0], values * np.exp(noise[1] / 4))
-        yield values * np.exp(noise[1] / 4)
+        made_up, is_zero = values * np.exp(noise[1] / 4), values == 0
+        if is_zero.any():
+            yield np.where(is_zero, noise[0], made_up)
+        yield made_up
     elif values.dtype.kind in "iu":
         low, high = values.min(axis=0), values.max(axis=0)
         wider = np.minimum(high, np.iinfo(values.dtype).max - 1) + 1

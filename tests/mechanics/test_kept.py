@@ -1,5 +1,6 @@
 """Rewritten graphs are read from disk where nothing has changed, and only there."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.scalar.basic import Composite
 
 from pymc_minibatch.jit import cache, kept
 from pymc_minibatch.jit.interpreted import evaluator
@@ -70,6 +72,37 @@ def test_which_inputs_are_which_matters(rewritten):
     assert len(noted) == 3
     rewrite([y, x], [y - x])
     assert len(noted) == 3
+
+
+def fused(constant=2.0, name="x"):
+    """A graph with an operation that has a graph inside, as PyTensor fuses operations."""
+    x = pt.dvector(name)
+    function = pytensor.function([x], pt.exp(x * constant) + pt.log(x), mode="FAST_RUN")
+    [output] = function.maker.fgraph.outputs
+    assert any(isinstance(n.op.scalar_op, Composite) for n in function.maker.fgraph.apply_nodes)
+    return list(function.maker.fgraph.inputs), [output]
+
+
+def test_graphs_of_fused_operations(rewritten):
+    rewrite, noted = rewritten
+    for _ in range(2):
+        rewrite(*fused())
+    assert len(noted) == 1
+    rewrite(*fused(constant=3.0))
+    assert len(noted) == 2
+
+
+def test_it_does_not_matter_which_parts_are_one_object(rewritten):
+    """What is made of a graph that was read is found by later runs under the same key."""
+    rewrite, noted = rewritten
+    x = pt.dvector("x")
+    logp = pm.logp(pm.Bernoulli.dist(p=pm.math.invprobit(x)), np.ones(3))
+    hash(pt.mul)  # which it remembers
+    rewrite([x], [logp])
+    inputs, outputs = pickle.loads(pickle.dumps(([x], [logp])))
+    rewrite(inputs, outputs)
+    rewrite([x], [pm.logp(pm.Bernoulli.dist(p=pm.math.invprobit(x)), np.ones(3))])
+    assert len(noted) == 1
 
 
 def test_settings_and_versions_matter(rewritten, monkeypatch):
@@ -139,6 +172,14 @@ def test_folders_that_cannot_be_written(rewritten, monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match=r"cannot be written \(FileNotFoundError"):
         rewrite(*graph())
     assert len(noted) == 1
+
+
+def test_simplifying_leaves_a_graph_as_it_was():
+    x = pt.dvector("x")
+    output = pt.log(pt.exp(x)) + 0.0
+    before = pytensor.dprint(output, file="str")
+    simplified([output])
+    assert pytensor.dprint(output, file="str") == before
 
 
 def test_simplified_graphs_are_of_the_inputs_given(folder):

@@ -54,6 +54,7 @@ READ = {
     "_index_path": "numba.core.caching: where a function is kept",
     "_mmap": "numpy.memmap: the map behind an array",
     "_print_name": "PyMC's distributions: the name for people",
+    "_props": "pytensor.graph.op.Op: by which operations are equal",
     "_re_center_intercept": "bambi.Model: undoes what Bambi does to the intercept",
     "_replace": "named tuples: a part of their interface",
 }
