@@ -7,14 +7,19 @@ far out they are now. Far out, terms of high order grow steeply, so that fixed p
 leave the estimate with heavy tails.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.sources import by_reference, mapped_if_large, referred_to
 
 __all__ = ["GroupTable", "draw_from_groups", "draw_of_groups", "weigh"]
+
+MAPPED_BYTES = 2**28
+"""What has an entry for each row is put into a file where it takes more than this."""
 
 FLOOR = 0.2
 """Share of its size with which a row is drawn at least, however near its group is."""
@@ -50,13 +55,28 @@ class GroupTable(NamedTuple):
     def of(
         cls, rows: np.ndarray, starts: np.ndarray, sizes: np.ndarray, farthest: np.ndarray
     ) -> "GroupTable":
-        """Sum the sizes of rows, which are positive, by groups."""
+        """Sum the sizes of rows, which are positive, by groups.
+
+        What has an entry for each row is put into files where it is large.
+        """
         n_groups = starts.size - 1
-        sums = running_sums(sizes, rows, starts)
+        sums = mapped_if_large(running_sums(sizes, rows, starts), MAPPED_BYTES)
+        rows = mapped_if_large(rows, MAPPED_BYTES)
         farthest = np.where(farthest > 0.0, farthest, 1.0)
         table = cls(rows, starts, sums, farthest, np.empty(n_groups), np.empty(n_groups))
         weigh(table, np.zeros(n_groups), np.zeros(n_groups))
         return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what has an entry for each row by reference, so that processes share it."""
+        of_rows = by_reference(self.rows), by_reference(self.sums)
+        return _restored, (*of_rows, self.starts, *self[3:])
+
+
+def _restored(
+    rows: np.ndarray | RowFile, sums: np.ndarray | RowFile, starts: np.ndarray, *rest: np.ndarray
+) -> GroupTable:
+    return GroupTable(referred_to(rows), starts, referred_to(sums), *rest)
 
 
 @jit_kept

@@ -23,8 +23,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.tall.mapped import RowFile
-from pymc_minibatch.tall.sources import share
-from pymc_minibatch.tall.temporary import new_array, reopened
+from pymc_minibatch.tall.sources import by_reference, mapped_if_large, referred_to
 
 __all__ = ["RowSizes", "SizeTable", "draw_by_size"]
 
@@ -91,33 +90,17 @@ class RowSizes:
         order = order.astype(np.uint32 if sizes.size < 2**32 else np.int64)
         total = float(tops @ counts[used])
         cut, alias = _alias_table(tops * counts[used] / total)
-        table = SizeTable(_mapped(order), starts, total / (sizes.size * tops), cut, alias)
+        order = mapped_if_large(order, MAPPED_BYTES)
+        table = SizeTable(order, starts, total / (sizes.size * tops), cut, alias)
         return cls(table, total)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the numbers of the rows by reference, so that processes share them."""
-        order = self.table.order
-        return _restored, (RowFile.of(order) or share(order), self.table[1:], self.total)
-
-
-def _mapped(order: np.ndarray) -> np.ndarray:
-    if order.nbytes < MAPPED_BYTES:
-        return _read_only(order)
-    mapped = new_array(order.shape, order.dtype)
-    mapped[:] = order
-    return _read_only(reopened(mapped))
-
-
-def _read_only(order: np.ndarray) -> np.ndarray:
-    """View row numbers as those in a file are, so that the same machine code reads both."""
-    view = order.view(np.ndarray)
-    view.flags.writeable = False
-    return view
+        return _restored, (by_reference(self.table.order), self.table[1:], self.total)
 
 
 def _restored(order: np.ndarray | RowFile, rest: tuple[np.ndarray, ...], total: float) -> RowSizes:
-    opened = order.open() if isinstance(order, RowFile) else order
-    return RowSizes(SizeTable(_read_only(opened), *rest), total)
+    return RowSizes(SizeTable(referred_to(order), *rest), total)
 
 
 def _alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

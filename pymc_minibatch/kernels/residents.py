@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.sources import share
 from pymc_minibatch.tall.weighted import SizedRows
 
@@ -82,7 +82,7 @@ class Residents:
         drawn = sized.draw(rng, n)
         weights = sized.total / (n * drawn.sizes)
         table = ResidentTable(weights, np.array([0, once], dtype=np.int64))
-        return cls(table, tuple(map(_read_only, drawn.data)), drawn.numbers)
+        return cls(table, tuple(map(read_only, drawn.data)), drawn.numbers)
 
     @classmethod
     def none(cls, sized: SizedRows) -> "Residents":
@@ -90,7 +90,7 @@ class Residents:
         partitions = sized.partitions
         rows = partitions.kept_rows()[:2]
         table = ResidentTable(np.zeros(2), np.array([2, 1], dtype=np.int64))
-        return cls(table, tuple(map(_read_only, partitions.take(rows))), rows)
+        return cls(table, tuple(map(read_only, partitions.take(rows))), rows)
 
     @property
     def is_fresh(self) -> bool:
@@ -125,10 +125,4 @@ def _restored(
     table: ResidentTable, data: tuple[np.ndarray | RowFile, ...], numbers: np.ndarray
 ) -> Residents:
     opened = (values.open() if isinstance(values, RowFile) else values for values in data)
-    return Residents(table, tuple(map(_read_only, opened)), numbers)
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    view = values.view(np.ndarray)
-    view.flags.writeable = False
-    return view
+    return Residents(table, tuple(map(read_only, opened)), numbers)

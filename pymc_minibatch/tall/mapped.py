@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FileWatch", "RowFile"]
+__all__ = ["FileWatch", "RowFile", "read_only"]
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size in bytes, and time of the last change in nanoseconds."""
@@ -139,3 +139,10 @@ class FileWatch:
 def _close(watched: list[tuple[int, int, int, RowFile]]) -> None:
     for descriptor, *_ in watched:
         os.close(descriptor)
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    """View an array as those in files are, so that the same machine code reads both."""
+    view = values.view(np.ndarray)
+    view.flags.writeable = False
+    return view

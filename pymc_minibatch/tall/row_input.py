@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.sources import share
 
@@ -53,17 +53,10 @@ def make_input(name: str, leaf: Variable, axis: int, values: Any) -> RowInput:
     """Take an array as row data, by reference where it lies in a file or in partitions."""
     if isinstance(values, PartitionedArray):
         return RowInput(name, leaf, axis, values)
-    return RowInput(name, leaf, axis, _read_only(values), RowFile.of(values))
+    return RowInput(name, leaf, axis, read_only(values), RowFile.of(values))
 
 
 def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:
     if isinstance(values, RowFile):
-        return RowInput(name, leaf, axis, _read_only(values.open()), values)
-    return RowInput(name, leaf, axis, _read_only(values))
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    """View an array so that it cannot be written: compiled code tells such arrays from others."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
+        return RowInput(name, leaf, axis, read_only(values.open()), values)
+    return RowInput(name, leaf, axis, read_only(values))

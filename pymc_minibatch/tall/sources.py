@@ -23,7 +23,7 @@ import numpy as np
 from rich.progress import track
 
 from pymc_minibatch.jit.cores import n_cores
-from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.tables import (
@@ -39,12 +39,15 @@ from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
 __all__ = [
     "ROWS_IN_MEMORY",
+    "by_reference",
     "by_value",
     "check_dtype",
     "check_finite",
     "check_range",
     "chunks",
+    "mapped_if_large",
     "open_sources",
+    "referred_to",
     "share",
 ]
 
@@ -411,6 +414,25 @@ def by_value() -> Iterator[None]:
 
 _shared: dict[int, np.memmap] = {}
 """Copies in files of arrays in memory, by the number of the array that Python knows it by."""
+
+
+def mapped_if_large(values: np.ndarray, limit: int) -> np.ndarray:
+    """Put an array that nobody changes into a temporary file where it takes `limit` bytes."""
+    if values.nbytes < limit:
+        return read_only(values)
+    mapped = new_array(values.shape, values.dtype)
+    mapped[:] = values
+    return read_only(reopened(mapped))
+
+
+def by_reference(values: np.ndarray) -> "np.ndarray | RowFile":
+    """Return what to pickle in place of such an array, so that processes share it."""
+    return RowFile.of(values) or share(values)
+
+
+def referred_to(values: "np.ndarray | RowFile") -> np.ndarray:
+    """Return the array."""
+    return read_only(values.open() if isinstance(values, RowFile) else values)
 
 
 def share(values: np.ndarray) -> "np.ndarray | RowFile":

@@ -1,9 +1,13 @@
 """Rows drawn by groups: their frequencies, and the weights that make up for them."""
 
+import pickle
+
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.kernels import by_group
 from pymc_minibatch.kernels.by_group import GroupTable, draw_from_groups, draw_of_groups, weigh
+from pymc_minibatch.tall.mapped import RowFile
 
 GROUP_SIZES = np.array([0, 3, 1, 0, 5, 2, 0])
 DRAWS = 40_000
@@ -71,3 +75,21 @@ def test_groups_far_out_are_drawn_more_often() -> None:
     np.testing.assert_allclose(table.factors, [0.2, 2.2, 0.2, 0.2, 4.2, 0.2, 0.2])
     totals = [table.sums[table.starts[g + 1] - 1] if GROUP_SIZES[g] else 0.0 for g in range(7)]
     np.testing.assert_allclose(table.shares, np.cumsum(totals * table.factors))
+
+
+def test_large_tables_lie_in_files(monkeypatch) -> None:
+    """They are read by the same machine code, and pickled by reference."""
+    in_memory = table_of(np.random.default_rng(3))
+    monkeypatch.setattr(by_group, "MAPPED_BYTES", 1)
+    in_files = table_of(np.random.default_rng(3))
+    compiled = len(from_all.signatures)
+    drawn = []
+    for table in (in_memory, in_files, pickle.loads(pickle.dumps(in_files))):
+        rows, weights = np.empty(100, dtype=np.int64), np.empty(100)
+        from_all(np.random.default_rng(4), table, rows, weights)
+        drawn.append((rows.tolist(), weights.tolist()))
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert len(from_all.signatures) == max(compiled, 1)
+    assert RowFile.of(in_memory.sums) is None
+    assert RowFile.of(in_files.sums) is not None
+    assert len(pickle.dumps(in_files)) < len(pickle.dumps(in_memory)) + 1000
