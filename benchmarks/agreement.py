@@ -180,9 +180,9 @@ def main() -> None:
     parser.add_argument("--model", choices=[*MODELS], nargs="+", default=[*MODELS])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=3000, help="of each chain of MinibatchMH")
-    parser.add_argument("--nuts-draws", type=int, default=2000)
-    parser.add_argument("--nuts-tune", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=1500, help="of each chain of MinibatchMH")
+    parser.add_argument("--nuts-draws", type=int, default=1000)
+    parser.add_argument("--nuts-tune", type=int, default=400)
     options = parser.parse_args()
     print(f"{machine()} {versions()}\n\nMinibatchMH / NUTS:\n")
     for i, name in enumerate(options.model):
