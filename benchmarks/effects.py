@@ -2,12 +2,14 @@
 
 Every free variable of the model counts, hyperparameters included, and both posteriors are compared:
 means in Monte Carlo standard errors, standard deviations by their ratio. Some models need Bambi.
+Longer runs of models that are harder to get right: ``python -m benchmarks.agreement``.
 
     python -m benchmarks.effects --model intercepts walk --rows 50000
 """
 
 import argparse
 import time
+from typing import NamedTuple
 
 import arviz as az
 import numpy as np
@@ -185,27 +187,37 @@ MODELS = {
 }
 
 
-def by_minibatch(model: pm.Model, draws: int, tune: int) -> tuple[xr.DataTree, float, float]:
-    """Sample with two chains; seconds of set-up and of sampling."""
+def by_minibatch(
+    model: pm.Model, draws: int, tune: int, chains: int = 2, cores: int = 2
+) -> tuple[xr.DataTree, float, float]:
+    """Return draws, seconds of set-up and of sampling."""
     started = time.perf_counter()
     with model:
         step = pmb.MinibatchMH()
         ready = time.perf_counter()
         idata = pm.sample(
-            draws, tune=tune, chains=2, cores=2, step=step, random_seed=1, progressbar=False
+            draws,
+            tune=tune,
+            chains=chains,
+            cores=cores,
+            step=step,
+            random_seed=1,
+            progressbar=False,
         )
     return idata, ready - started, time.perf_counter() - ready
 
 
-def by_nutpie(model: pm.Model, draws: int, tune: int) -> tuple[xr.DataTree, float, float]:
-    """Sample with two chains; seconds of set-up and of sampling."""
+def by_nutpie(
+    model: pm.Model, draws: int, tune: int, chains: int = 2, cores: int = 2
+) -> tuple[xr.DataTree, float, float]:
+    """Return draws, seconds of set-up and of sampling."""
     import nutpie
 
     started = time.perf_counter()
     compiled = nutpie.compile_pymc_model(model)
     ready = time.perf_counter()
     idata = nutpie.sample(
-        compiled, draws=draws, tune=tune, chains=2, cores=2, seed=1, progress_bar=False
+        compiled, draws=draws, tune=tune, chains=chains, cores=cores, seed=1, progress_bar=False
     )
     return idata, ready - started, time.perf_counter() - ready
 
@@ -216,14 +228,47 @@ def chains_of(idata: xr.DataTree, model: pm.Model) -> np.ndarray:
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in values], axis=2)
 
 
-def differences(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Largest difference of means in standard errors, and of standard deviations as a share."""
-    z, ratio = [], []
+def worst(chains: np.ndarray) -> tuple[float, float]:
+    """Return the smallest number of effective draws and the largest R-hat."""
+    each = list(np.moveaxis(chains, 2, 0))
+    return min(float(az.ess(x)) for x in each), max(float(az.rhat(x)) for x in each)
+
+
+class Differences(NamedTuple):
+    """How far draws of two samplers are apart, for each parameter.
+
+    Attributes
+    ----------
+    means, sds : ndarray, shape (P,)
+        Differences of means and of standard deviations, in Monte Carlo standard errors.
+    log_ratio : ndarray, shape (P,)
+        Log ratio of standard deviations.
+    noise : ndarray, shape (P,)
+        The Monte Carlo standard error of that.
+    """
+
+    means: np.ndarray
+    sds: np.ndarray
+    log_ratio: np.ndarray
+    noise: np.ndarray
+
+
+def differences(first: np.ndarray, second: np.ndarray) -> Differences:
+    """Compare draws, each of shape (chains, draws, P)."""
+    found = []
     for a, b in zip(np.moveaxis(first, 2, 0), np.moveaxis(second, 2, 0), strict=True):
-        error = np.hypot(az.mcse(a, method="mean"), az.mcse(b, method="mean"))
-        z.append(abs(a.mean() - b.mean()) / error)
-        ratio.append(abs(np.log(a.std() / b.std())))
-    return float(np.max(z)), float(np.expm1(np.max(ratio)))
+        of_mean, of_sd = (
+            [float(az.mcse(draws, method=method)) for draws in (a, b)] for method in ("mean", "sd")
+        )
+        found.append(
+            (
+                (a.mean() - b.mean()) / np.hypot(*of_mean),
+                (a.std() - b.std()) / np.hypot(*of_sd),
+                np.log(a.std() / b.std()),
+                np.hypot(of_sd[0] / a.std(), of_sd[1] / b.std()),
+            )
+        )
+    return Differences(*np.array(found).T)
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
@@ -242,9 +287,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         idata, set_up, sampling = sampler(model, draws, tune)
         chains = chains_of(idata, model)
         found.append(chains)
-        each = list(np.moveaxis(chains, 2, 0))
-        ess = min(float(az.ess(chain)) for chain in each)
-        r_hat = max(float(az.rhat(chain)) for chain in each)
+        ess, r_hat = worst(chains)
         tuning = sampling * tune / (tune + draws)
         wanted = set_up + tuning + (sampling - tuning) * WANTED / ess
         numbers = set_up, sampling, ess, r_hat, ess / (sampling - tuning), wanted
@@ -252,7 +295,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
         cells = (f"{n:{f}}" for n, f in zip(numbers, formats, strict=True))
         table.add_row(sampler_name, *cells)
     Console(width=100).print(table)
-    z, ratio = differences(*found)
+    compared = differences(*found)
+    z, ratio = np.abs(compared.means).max(), np.expm1(np.abs(compared.log_ratio).max())
     print(
         f"Largest of {found[0].shape[2]:,} differences: means {z:.1f} standard errors, "
         f"standard deviations {ratio:.0%}.\n",

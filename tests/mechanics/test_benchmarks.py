@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import agreement
 from benchmarks.data import MODELS, simulate
+from benchmarks.effects import differences, worst
 from benchmarks.figure import Point, draw, read_points
 from benchmarks.models_pymc import build
 from benchmarks.outcome import Clock, Settings, summarise
@@ -82,6 +84,32 @@ def test_models_have_as_many_rows_as_asked_for(name):
     data = simulate(name, 300)
     assert {len(values) for values in data.values()} == {300}
     assert [variable.name for variable in build(name, data).observed_RVs] == ["y"]
+
+
+@pytest.mark.parametrize("name", agreement.MODELS)
+def test_models_with_groups_have_as_many_rows_as_asked_for(name):
+    model = agreement.MODELS[name](3000)
+    [y] = model.observed_RVs
+    assert model.rvs_to_values[y].data.shape == (3000,)
+    assert max(v.size for v in model.initial_point().values()) in (200, 400)
+
+
+def test_differences_are_in_standard_errors():
+    first, second, third = np.random.default_rng(1).normal(size=(3, 4, 500, 60))
+    same, apart = differences(first, second), differences(first, 1.2 * third + 0.2)
+    for z in (same.means, same.sds, same.log_ratio / same.noise):
+        assert 0.7 < agreement.rms(z) < 1.3
+        assert np.abs(z).max() < 4
+    assert same.noise.mean() == pytest.approx(np.hypot(*[1 / np.sqrt(2 * 2000)] * 2), rel=0.1)
+    error = 0.2 / np.sqrt((1 + 1.2**2) / 2000)
+    assert apart.means.mean() == pytest.approx(-error, rel=0.2)
+    np.testing.assert_allclose(apart.log_ratio, -np.log(1.2), atol=0.1)
+    assert worst(first)[0] > 1500
+    assert worst(first)[1] < 1.01
+    assert agreement.largest(np.ones(200)) == pytest.approx(2.9, abs=0.1)
+    row = agreement.compare(first, second)
+    assert row["parameters"] == "60"
+    assert float(row["means, largest z"]) < 4
 
 
 PAGE = """# Benchmarks

@@ -12,6 +12,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import xarray as xr
 from scipy import sparse
 from scipy.linalg import block_diag
 
@@ -844,15 +845,25 @@ def test_a_chain_far_away_starts_near_the_mode(step: pmb.MinibatchMH) -> None:
     np.testing.assert_array_equal(step.latent.near_mode(rng, near), near)
 
 
-def test_cores_and_seeds(step: pmb.MinibatchMH) -> None:
-    draws = [
-        pm.sample(
-            20, tune=20, chains=2, cores=cores, step=step, model=step.tall.model,
-            random_seed=12, progressbar=False, compute_convergence_checks=False,
-        ).posterior["z"].values
-        for cores in (1, 2)
-    ]  # fmt: skip
-    np.testing.assert_array_equal(*draws)
+def drawn(step: pmb.MinibatchMH, **kwargs: Any) -> xr.Dataset:
+    idata = pm.sample(
+        20, tune=20, chains=2, step=step, model=step.tall.model, random_seed=12,
+        progressbar=False, compute_convergence_checks=False, **kwargs,
+    )  # fmt: skip
+    return idata.posterior.to_dataset()
+
+
+@pytest.fixture(scope="module")
+def in_one_process(step: pmb.MinibatchMH) -> xr.Dataset:
+    return drawn(step, cores=1)
+
+
+@pytest.mark.parametrize("mp_ctx", ["fork", "forkserver", "spawn"])
+def test_processes_give_the_same_draws(
+    step: pmb.MinibatchMH, in_one_process: xr.Dataset, mp_ctx: str
+) -> None:
+    assert len(np.unique(in_one_process["mu"])) > 10
+    xr.testing.assert_equal(drawn(step, cores=2, mp_ctx=mp_ctx), in_one_process)
 
 
 def test_stats_of_sweeps(step: pmb.MinibatchMH) -> None:

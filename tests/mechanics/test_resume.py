@@ -97,6 +97,49 @@ def test_a_step_of_another_kind_refuses_the_state(model):
         new_step(model).sampling_state = pm.Metropolis(model=model).sampling_state
 
 
+# --- Models with effects -----------------------------------------------------------------------
+
+
+def effects_model():
+    """Counts of classes in schools, and a coefficient."""
+    rng = np.random.default_rng(4)
+    class_, x = rng.integers(0, 30, 500), rng.normal(size=500)
+    with pm.Model() as model:
+        school = pm.Normal("school", pm.Normal("mu"), pm.HalfNormal("sd_school"), shape=5)
+        within = pm.HalfNormal("sd_class") * pm.Normal("z", shape=30)
+        rate = pm.math.exp(school[class_ // 6] + within[class_] + pm.Normal("slope") * x)
+        pm.Poisson("y", rate, observed=rng.poisson(np.exp(0.3 * x)))
+    return model
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["cheap", "costly"])
+def model_of_effects(request):
+    """Where factoring is costly, other moves are made, with other things in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            for module in ("moves", "sampler"):
+                patch.setattr(f"pymc_minibatch.latent.{module}.COSTLY", 0.0)
+        yield effects_model()
+
+
+def test_resumed_by_hand_with_effects(model_of_effects):
+    """One step serves many chains, and what it remembers of one does not change another."""
+    step, resumed = (MinibatchMH(model=model_of_effects, rng=seed) for seed in (1, 2))
+    assert step.latent is not None
+    assert step.latent.costly == bool(step.latent.carried)
+    point, done = model_of_effects.initial_point(), 0
+    saved, points, stats = [], [], []
+    for last in (1, 60, 99, 100, 105, TUNE, TUNE + 15, TUNE + DRAWS):
+        more, of_more = run(step, point, done, last)
+        points, stats, point, done = points + more, stats + of_more, more[-1], last
+        saved.append((done, point, pickle.dumps(step.sampling_state)))
+    for done, point, state in saved[:-1]:
+        resumed.sampling_state = pickle.loads(state)
+        again, of_again = run(resumed, point, done, TUNE + DRAWS)
+        np.testing.assert_equal(again, points[done:])
+        np.testing.assert_equal(of_again, stats[done:])
+
+
 # --- From disk --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,277 @@
+"""What moves of a latent field add to the log ratio of densities, against differences.
+
+A move turns a point and noise into another point. So its log ratio is the difference of log
+densities, log |∂z'/∂z| of the latent variables at the same noise, and the ratio of how likely the
+hyperparameters, and what is rotated, go back and there.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_minibatch.acceptance import Penalty
+from pymc_minibatch.latent import moves as moves_module
+from pymc_minibatch.latent.field import Levels
+from pymc_minibatch.latent.moves import ANGLES, LatentMoves, MoveCounts, Walks, carried_with
+from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.tall import TallModel
+
+STEP = 1e-3
+SEEDS = range(6)
+TURN = 3
+"""Angle of what is rotated: not a right one, at which all else is forgotten."""
+
+
+def shared_scale_model() -> pm.Model:
+    """Two crossed factors with one scale, of which few rows tell."""
+    rng = np.random.default_rng(1)
+    first, second = rng.integers(0, 8, 60), rng.integers(0, 5, 60)
+    with pm.Model() as model:
+        scale, a, b = pm.HalfNormal("scale"), pm.Normal("a", shape=8), pm.Normal("b", shape=5)
+        log_odds = pm.Normal("mu", 0, 2) + scale * (a[first] + b[second])
+        pm.Bernoulli("y", logit_p=log_odds, observed=rng.integers(0, 2, 60))
+    return model
+
+
+def mixed_model() -> pm.Model:
+    """Two crossed factors, one of them centred, and a slope."""
+    rng = np.random.default_rng(2)
+    first, second, x = rng.integers(0, 7, 50), rng.integers(0, 5, 50), rng.normal(size=50)
+    with pm.Model() as model:
+        a = pm.Normal("a", pm.Normal("mu"), pm.HalfNormal("sd_a"), shape=7)
+        b = pm.HalfNormal("sd_b") * pm.Normal("z_b", shape=5)
+        rate = pm.math.exp(a[first] + b[second] + pm.Normal("slope") * x)
+        pm.Poisson("y", rate, observed=rng.poisson(1.0, 50))
+    return model
+
+
+@pytest.fixture(scope="module", params=[shared_scale_model, mixed_model])
+def sampler(request: pytest.FixtureRequest) -> LatentSampler:
+    found = make_latent_sampler(TallModel(request.param()), Penalty(), 1.0)
+    # As if factoring were costly, which allows all kinds of moves.
+    found.work, found.carried = 1e12, carried_with(found.reference.surrogate)
+    assert found.carried
+    return found
+
+
+@pytest.fixture
+def moves(sampler: LatentSampler, monkeypatch: pytest.MonkeyPatch) -> LatentMoves:
+    """Return the moves; how often walks are chosen depends on h more than it does."""
+    monkeypatch.setattr(moves_module, "_walk_share", share)
+    return sampler._moves
+
+
+def share(z: np.ndarray) -> float:
+    return 0.5 + 0.3 * math.tanh(float(z[0]))
+
+
+def start(sampler: LatentSampler, seed: int) -> np.ndarray:
+    """Return a point away from the mode."""
+    rng, reference = np.random.default_rng(seed), sampler.reference
+    hyper = reference.hyper + 0.5 * reference.hyper_cholesky @ rng.normal(size=reference.hyper.size)
+    dense, groups = sampler.field.latent.noise(rng)
+    return reference.surrogate.conditional(hyper).frame.color((dense, groups))
+
+
+def log_density(sampler: LatentSampler, point: np.ndarray) -> float:
+    surrogate = sampler.reference.surrogate
+    return surrogate.log_density(point, surrogate.read(point))
+
+
+def added(
+    sampler: LatentSampler,
+    monkeypatch: pytest.MonkeyPatch,
+    move: Callable[[np.random.Generator, np.ndarray], None],
+    seed: int,
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Return what a move adds to the ratio of densities, log |∂z'/∂z|, and both points."""
+    ratios: list[float] = []
+
+    def accepted(rng: np.random.Generator, log_ratio: float, *_: object) -> bool:
+        ratios.append(log_ratio)
+        return True
+
+    monkeypatch.setattr(sampler._moves, "_tested", accepted)
+    layout, before = sampler.field.latent, start(sampler, seed)
+    latent = np.concatenate([layout.dense, layout.groups.ravel()])
+
+    def moved(shift: float = 0.0, position: int = 0) -> np.ndarray:
+        point = before.copy()
+        point[position] += shift
+        move(np.random.default_rng(seed), point)
+        return point
+
+    after = moved()
+    [ratio] = ratios
+    columns = [(moved(STEP, j) - moved(-STEP, j))[latent] / (2 * STEP) for j in latent]
+    log_jacobian = np.linalg.slogdet(np.array(columns))[1]
+    densities = [log_density(sampler, point) for point in (before, after)]
+    return ratio - densities[1] + densities[0], log_jacobian, before, after
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hyperparameters_with_the_field_following(
+    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    state = sampler.initial_state()
+    scale, turns = (state.mean, state.cholesky), state.turns[0]
+    turns.current[0] = TURN
+
+    def move(rng: np.random.Generator, point: np.ndarray) -> None:
+        moves.move_hyper(rng, point, False, turns, scale, MoveCounts())
+
+    found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
+    z, there = (
+        np.linalg.solve(state.cholesky, point[sampler.field.hyper] - state.mean) for point in points
+    )
+    walks = np.random.default_rng(seed).random() < share(z)
+    odds = [share(x) if walks else 1.0 - share(x) for x in (z, there)]
+    back_and_there = math.log(odds[1] / odds[0])
+    if not walks:
+        back_and_there += log_rotation(there, z) - log_rotation(z, there)
+    assert found == pytest.approx(log_jacobian + back_and_there, abs=1e-6)
+
+
+def log_rotation(z: np.ndarray, there: np.ndarray) -> float:
+    """Return how likely a rotation goes from one point to another."""
+    angle = ANGLES[TURN]
+    return -0.5 * float(np.sum((there - math.cos(angle) * z) ** 2)) / math.sin(angle) ** 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hyperparameters_with_one_factor_following(
+    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    state = sampler.initial_state()
+    walks = Walks(np.full_like(state.log_length, math.log(0.3)), state.n_moves)
+    assert len(moves.carried) > 1
+    for i in range(len(moves.carried)):
+
+        def move(rng: np.random.Generator, point: np.ndarray, i: int = i) -> None:
+            moves.move_carried(rng, point, False, i, walks, MoveCounts())
+
+        found, log_jacobian, *_ = added(sampler, monkeypatch, move, seed)
+        assert found == pytest.approx(log_jacobian, abs=1e-6)
+        assert abs(log_jacobian) > 1e-3  # or it would not be missed
+
+
+@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_coefficients(
+    sampler: LatentSampler,
+    moves: LatentMoves,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    costly: bool,
+) -> None:
+    """All but what is rotated; where factoring is costly, there and back from a usual h."""
+    monkeypatch.setattr(moves, "fixed_factor", costly)
+    state, n_dense = sampler.initial_state(), sampler.field.latent.dense.size
+    usual = moves._usual(np.random.default_rng(seed), (state.mean, state.cholesky))
+    monkeypatch.setattr(moves, "_usual", lambda *_: usual)
+    monkeypatch.setattr(moves_module, "_angle", lambda *_: (ANGLES[TURN], True))
+    whitened: list[np.ndarray] = []
+
+    def rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
+        moved, _ = found = as_always(rng, z, angle)
+        whitened.extend([z, moved])
+        return found
+
+    as_always = moves_module._rotated
+    monkeypatch.setattr(moves_module, "_rotated", rotated)
+
+    def move(rng: np.random.Generator, point: np.ndarray) -> None:
+        moves.move_dense(
+            rng, point, False, (state.mean, state.cholesky), state.turns[1], MoveCounts()
+        )
+
+    found, log_jacobian, *_ = added(sampler, monkeypatch, move, seed)
+    eta, there = whitened[:2]
+    back_and_there = log_rotation(there, eta) - log_rotation(eta, there)
+    log_jacobian -= n_dense * math.log(math.cos(ANGLES[TURN]))
+    assert found == pytest.approx(log_jacobian + back_and_there, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hyperparameters_with_effects_held(
+    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Rows read the same, so that priors and the Jacobian decide."""
+    field, state = sampler.field, sampler.initial_state()
+    rates: list[float] = []
+    monkeypatch.setattr(Walks, "tune", lambda _, i, rate: rates.append(rate))
+    walks = Walks(np.full(field.hyper.size, math.log(0.5)), np.zeros(field.hyper.size))
+    jacobians = []
+    for i in range(field.hyper.size):
+        before, step = start(sampler, seed), 0.5 * np.random.default_rng(seed).standard_normal()
+        moves.move_held(np.random.default_rng(seed), before.copy(), True, i, state.cholesky, walks)
+        hyper = before[field.hyper]
+        hyper[i] += step
+        held = field.with_effects_held(before, hyper)
+        assert held is not None
+        jacobians.append(held.log_jacobian())
+        ratio = log_density(sampler, held.point) - log_density(sampler, before) + jacobians[-1]
+        assert rates[-1] == pytest.approx(math.exp(min(ratio, 0.0)))
+    assert np.any(np.abs(jacobians) > 1e-3)
+
+
+def ratio_beside_remainders(
+    sampler: LatentSampler, levels: Levels, before: np.ndarray, after: np.ndarray
+) -> float:
+    """Return the log ratio of the surrogate with the higher orders of a factor."""
+    surrogate = sampler.reference.surrogate
+    cubic, values = surrogate.cubic(levels.rows), []
+    for point in (before, after):
+        reading = surrogate.read(point)
+        value = surrogate.log_density(point, reading) - reading.higher.sum()
+        value -= surrogate.expansion.rest @ reading.phi
+        if cubic is not None:
+            value += surrogate._values(cubic, reading).sum()
+        values.append(value)
+    return float(values[1] - values[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_levels(
+    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """They are drawn from a Gaussian, which is found from what is proposed with known noise.
+
+    It has to be that of the hyperparameters of now, where those of before are still in memory.
+    """
+    turns, surrogate = sampler.initial_state().turns[2], sampler.reference.surrogate
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def recorded(*args: Any) -> np.ndarray:
+        psi = level_ratios(*args)
+        seen.append((args[1][1].copy(), psi))
+        return psi
+
+    level_ratios = surrogate.level_ratios
+    monkeypatch.setattr(surrogate, "level_ratios", recorded)
+    for levels, blocks in zip(sampler.field.levels, moves.blocks, strict=True):
+        before, where = start(sampler, seed), levels.latent[:, 0]
+        for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):
+            monkeypatch.setattr(
+                moves_module, "_rotated", lambda _, z, __, noise=noise: (0.0 * z + noise, 0.0)
+            )
+            moves.move_levels(
+                np.random.default_rng(seed),
+                point.copy(),
+                False,
+                levels,
+                blocks,
+                turns,
+                MoveCounts(),
+            )
+        (mean, _), (proposed, psi) = seen[-2:]
+        z = (before - mean)[where] / (proposed - mean)[where]
+        for g, position in enumerate(where):
+            one = before.copy()
+            one[position] = proposed[position]
+            ratio = ratio_beside_remainders(sampler, levels, before, one)
+            assert psi[g] == pytest.approx(ratio + 0.5 * (1.0 - z[g] ** 2), abs=1e-7)
