@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 import pymc_minibatch as pmb
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import find_field
-from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.sampler import MinibatchSampler
 from pymc_minibatch.latent.search import search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -94,13 +94,13 @@ class Calibration:
         self.field = find_field(self.tall, structure, entries)
         self.kernels: Any = None
 
-    def fit(self, y: np.ndarray) -> LatentSampler:
+    def fit(self, y: np.ndarray) -> MinibatchSampler:
         """Set up on other data."""
         old = self.tall.row_inputs["y"]
         values = y.astype(old.values.dtype)
         self.tall.row_inputs["y"] = make_input("y", old.leaf, old.axis, values)
         reference = search(self.tall, self.field, self.rows, self.factors)
-        sampler = LatentSampler(self.tall, reference, self.factors, self.rows, None, 1.0, True)
+        sampler = MinibatchSampler(self.tall, reference, self.factors, self.rows, None, 1.0, True)
         if self.kernels is None:
             self.kernels = sampler._kernels
         sampler._kernels = self.kernels

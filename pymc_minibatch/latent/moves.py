@@ -13,8 +13,9 @@ takes longer than all else. Then h mostly moves with what rows read held, or wit
 following it, and the dense part moves in the coordinates of a usual h: which proposes a little
 worse, and is decided all the same.
 
-The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
-is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
+The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
+decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), or the bright rows of
+Firefly Monte Carlo (:mod:`.firefly`). Levels, of which each could move by itself, decide under the
 surrogate first, and those that move are a proposal to the rows (delayed acceptance).
 
 References
@@ -24,27 +25,20 @@ center or not to center: interweaving.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
-from pymc_minibatch.acceptance.decision import Rows
-from pymc_minibatch.kernels.by_group import GroupTable, weigh
-from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import (
     log_diagonal,
     multiply_transposed,
     solve_blocks_transposed,
 )
-from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.field import Held, LatentField, Levels
-from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
-from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ANGLES",
@@ -53,6 +47,7 @@ __all__ = [
     "FACTORING_SHARE",
     "KINDS",
     "MOST_AT_ONCE",
+    "Decisions",
     "LatentMoves",
     "MoveCounts",
     "Turns",
@@ -254,6 +249,35 @@ class MoveCounts:
     sweep_rows: int = 0
     accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     impossible_row: int = -1
+    n_bright: int = 0
+
+
+class Decisions(Protocol):
+    """What accepts and rejects moves, from rows."""
+
+    def on_all(
+        self,
+        rng: np.random.Generator,
+        log_ratio: float,
+        readings: tuple[Reading, Reading],
+        kind: str,
+        tuning: bool,
+        counts: MoveCounts,
+    ) -> bool:
+        """Decide on a move of what all rows read, given its log ratio under the surrogate."""
+
+    def on_levels(
+        self,
+        rng: np.random.Generator,
+        readings: tuple[Reading, Reading],
+        factor: int,
+        moving: np.ndarray,
+        counts: MoveCounts,
+    ) -> np.ndarray:
+        """Decide on each of the levels of a factor that move, which the surrogate has accepted.
+
+        Levels that do not move are rejected.
+        """
 
 
 class LatentMoves:
@@ -261,20 +285,10 @@ class LatentMoves:
 
     Parameters
     ----------
-    reference
-        The surrogate about the mode.
-    decide
-        The minibatch test on all rows.
-    sweep
-        The test on the rows of each group.
-    density, rows
-        What both read.
-    tests, decisions
-        What decides on all rows, and what is tuned of it for each kind of moves.
-    group_parameters
-        What the test on the rows of groups reads.
-    blocks
-        For each grouping factor the levels that decide together.
+    surrogate
+        The density that moves follow.
+    decisions
+        What decides on them.
     work
         Multiplications that the factorization of the dense part takes.
     carried
@@ -283,23 +297,12 @@ class LatentMoves:
 
     def __init__(
         self,
-        reference: LatentReference,
-        decide: Callable[..., Any],
-        sweep: Callable[..., Any],
-        density: Density,
-        rows: Rows,
-        tests: DecisionTests,
-        decisions: Mapping[str, DecisionState],
-        group_parameters: tuple[Any, ...],
-        blocks: Sequence[Grouping],
+        surrogate: Surrogate,
+        decisions: Decisions,
         work: float,
         carried: Sequence[tuple[int, int]] | None,
     ) -> None:
-        self.surrogate, self.field = reference.surrogate, reference.surrogate.field
-        self.decide, self.sweep = decide, sweep
-        self.density, self.rows = density, rows
-        self.tests, self.decisions = tests, decisions
-        self.group_parameters, self.blocks = group_parameters, blocks
+        self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
         self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, list[Conditional]] | None = None
         self.here: Place | None = None
@@ -343,9 +346,9 @@ class LatentMoves:
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
-        for levels, blocks in self._sweeps():
+        for factor in self._sweeps():
             if counts.impossible_row < 0:
-                self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
+                self.move_levels(rng, point, tuning, factor, turns[2], counts)
 
     def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
@@ -360,12 +363,12 @@ class LatentMoves:
         n_hyper = self.field.hyper.size
         return every[: 0 if self.costly else max(HELD_MOVES, n_hyper // 2)]
 
-    def _sweeps(self) -> list[tuple[Levels, Grouping]]:
-        """List the factors to sweep: where h is costly, the first twice.
+    def _sweeps(self) -> list[int]:
+        """List the factors to sweep, by number: where h is costly, the first twice.
 
         The others lie in the dense part, which has moves of its own.
         """
-        factors = list(zip(self.field.levels, self.blocks, strict=True))
+        factors = [*range(len(self.field.levels))]
         return [*factors, *factors[:1]] if self.costly else factors
 
     def _held(self, point: np.ndarray, hyper: np.ndarray) -> np.ndarray | None:
@@ -406,38 +409,10 @@ class LatentMoves:
         tuning: bool,
         counts: MoveCounts,
     ) -> bool:
-        """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
-
-        What decides is tuned for each kind of moves.
-        """
+        """Decide on a move, if it is possible under the surrogate."""
         if not np.isfinite(log_ratio):
             return False
-        before, after = readings
-        psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
-        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        if isinstance(self.rows.table, GroupTable):
-            self._weigh(self.rows.table, cubic, readings)
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        state = self.decisions[kind]
-        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.tests.chosen(state))
-        accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
-        counts.n_evaluated += n_evaluated
-        counts.decisions += 1
-        counts.batch_rows += batch_size
-        counts.variance += variance
-        counts.test_error = max(counts.test_error, error)
-        counts.impossible_row = max(counts.impossible_row, impossible)
-        if tuning:
-            self.tests.tune(state, grown, batch_size, variance, error)
-        return bool(accepted)
-
-    def _weigh(
-        self, table: GroupTable, cubic: Cubic | None, readings: tuple[Reading, Reading]
-    ) -> None:
-        """Let rows of groups that are far out at one of two points be drawn more often."""
-        if cubic is not None:
-            coordinates = (self.surrogate.coordinates(cubic, reading) for reading in readings)
-            weigh(table, *(cubic.distances(u) for u in coordinates))
+        return self.decisions.on_all(rng, log_ratio, readings, kind, tuning, counts)
 
     def move_hyper(
         self,
@@ -620,16 +595,16 @@ class LatentMoves:
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
-        levels: Levels,
-        blocks: Grouping,
+        factor: int,
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
         """Move the effects of all levels of a factor, given all else.
 
         Given all else the levels are independent; so any of them that move under the surrogate are
-        a proposal, on which blocks of levels decide.
+        a proposal to the rows.
         """
+        levels = self.field.levels[factor]
         given = self.conditional(point[self.field.hyper])
         try:
             mean, cholesky = self.surrogate.given_others(given, point, levels)
@@ -646,30 +621,16 @@ class LatentMoves:
         stays = -rng.standard_exponential(psi.size) >= psi
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read(proposed)
-        first, table = blocks
-        cubic = self.surrogate.cubic(levels.rows)
-        self._weigh(table, cubic, (readings[0], after))
-        decided = np.zeros(first.size - 1, dtype=np.bool_)
-        n_evaluated, _, error, _, impossible = self.sweep(
-            rng,
-            self.surrogate.seen_by_rows(readings[0], cubic),
-            self.surrogate.seen_by_rows(after, cubic),
-            blocks,
-            self.density,
-            self.group_parameters,
-            decided,
-        )
-        accepted = np.repeat(decided, np.diff(first)) & ~stays
-        counts.n_evaluated += n_evaluated
+        evaluated = counts.n_evaluated
+        accepted = self.decisions.on_levels(rng, (readings[0], after), factor, ~stays, counts)
+        read = counts.n_evaluated - evaluated
         counts.sweeps += 1
-        counts.sweep_rows += n_evaluated
-        counts.test_error = max(counts.test_error, error)
-        counts.impossible_row = max(counts.impossible_row, impossible)
+        counts.sweep_rows += read
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
         if tuning and is_set:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
-            record(rng, turns, float(jump), OVERHEAD + accepted.size + n_evaluated)
+            record(rng, turns, float(jump), OVERHEAD + accepted.size + read)
 
 
 def _walk_share(z: np.ndarray) -> float:

@@ -50,8 +50,8 @@ def moves_of(
 
     def swept(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
-            for levels, blocks in moves._sweeps():
-                moves.move_levels(rng, point, False, levels, blocks, groups, counts)
+            for factor in moves._sweeps():
+                moves.move_levels(rng, point, False, factor, groups, counts)
 
     kinds = (held, carried, carried_with_one, coefficients, swept)
     return {f.__name__: f for f in kinds if n_with_one or f is not carried_with_one}
@@ -73,7 +73,8 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
             sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
             assert sampler.carried
         sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
-        n_swept = [levels.rows.shape[0] for levels, _ in sampler._moves._sweeps()]
+        levels = sampler.field.levels
+        n_swept = [levels[k].rows.shape[0] for k in sampler._moves._sweeps()]
         assert (
             n_swept == {"noncentred": [20], "nested": [40, 10, 40], "crossed": [20, 12, 20]}[name]
         )
