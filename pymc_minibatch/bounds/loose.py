@@ -106,9 +106,9 @@ def loose_rows(
     return looser_than_most(gaps)
 
 
-def looser_than_most(gaps: np.ndarray) -> np.ndarray:
+def looser_than_most(gaps: np.ndarray, least: float = LOOSE) -> np.ndarray:
     """Return the numbers of the rows whose mean gaps over the posterior stand out, if few do."""
-    loose = np.flatnonzero(gaps > max(LOOSE, LOOSER_THAN_MOST * float(np.median(gaps))))
+    loose = np.flatnonzero(gaps > max(least, LOOSER_THAN_MOST * float(np.median(gaps))))
     return loose if loose.size <= MOST_LOOSE * gaps.size else loose[:0]
 
 

@@ -42,7 +42,7 @@ from pymc_minibatch.kernels.firefly import (
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.moves import MoveCounts, Sweeping
 from pymc_minibatch.latent.sampler import (
     LatentSampler,
     LatentState,
@@ -64,8 +64,21 @@ TRIAL_POINTS = 8
 FAR = 10.0
 """Bounds are also verified so many times as far out."""
 
+LOOSE = 0.05
+"""Rows that would be bright so often are read always.
+
+Levels move by themselves here, so that a bright row is less in the way than where all variables
+move at once."""
+
 Z_COST = 1.0
-"""Rows that an update of z reads for each one that the moves of a round read."""
+"""Rows that the updates of z in a round read for each one that its moves read."""
+
+
+SWEEPING = Sweeping(times=4, shorter=0.7, mirrors=True)
+"""Bright rows keep a level away from where their bounds touch, on one side and as far out as it is.
+
+Then moves that are short or mirrored leave it sooner than independent ones, and a sweep takes few
+rows. In groups of rare outcomes, whose bounds are loose, this is worth most."""
 
 
 class FireflyDecisions:
@@ -84,6 +97,8 @@ class FireflyDecisions:
 
     Attributes
     ----------
+    q : float
+        The probability to propose that a dark row turns bright.
     flies : Fireflies
         The bright rows, with log L̃ at the current point.
     gaps : ndarray
@@ -101,7 +116,7 @@ class FireflyDecisions:
         tolerance: float,
     ) -> None:
         self.density, self.always, self.row_levels = density, always, row_levels
-        self.tolerance = tolerance
+        self.tolerance, self.q = tolerance, 0.5
         self.flies: Fireflies = new_fireflies(density.data[0].size, always)
         self.gaps, self._proposed = np.zeros(always.size), np.zeros(always.size)
         self.counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
@@ -113,13 +128,19 @@ class FireflyDecisions:
         """The numbers of the bright rows."""
         return self.flies.bright[: self.flies.n_bright[0]]
 
-    def turn(self, rng: np.random.Generator, phi: np.ndarray, q: float, anew: bool = False) -> None:
-        """Let rows turn bright and dark, or draw all of it anew."""
-        how = ALL if anew else IMPLICIT
-        self._update_z(rng, phi, self.density, self.flies, how, 0, q, self.tolerance, self.counts)
-        if anew:
-            self._read(phi)
-            self.gaps[:] = self._proposed
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Let some rows turn bright and dark."""
+        self._turn(rng, reading.phi, IMPLICIT, self.q)
+
+    def relight(self, rng: np.random.Generator, phi: np.ndarray) -> None:
+        """Draw anew which rows are bright."""
+        self._turn(rng, phi, ALL, 1.0)
+        self._read(phi)
+        self.gaps[:] = self._proposed
+
+    def _turn(self, rng: np.random.Generator, phi: np.ndarray, how: int, q: float) -> None:
+        density, flies, tolerance, counts = self.density, self.flies, self.tolerance, self.counts
+        self._update_z(rng, phi, density, flies, how, 0, q, tolerance, counts)
 
     def on_all(
         self,
@@ -197,6 +218,8 @@ class FireflySampler(LatentSampler):
     q
         The probability to propose that a dark row turns bright; tuned if not given.
     """
+
+    sweeping = SWEEPING
 
     def __init__(
         self,
@@ -278,7 +301,7 @@ class FireflySampler(LatentSampler):
         lit, q = self._decisions, self.light.q
         lit.counts[2] = -1
         phi = self.reference.surrogate.phi(self._coordinates.from_model(point))
-        lit.turn(rng, phi, 1.0, anew=True)
+        lit.relight(rng, phi)
         if q[0] < 0.0:
             q[0] = first_q(lit.bright.size, self.tall.n_rows)
 
@@ -290,15 +313,15 @@ class FireflySampler(LatentSampler):
         state: LatentState,
         counts: MoveCounts,
     ) -> None:
-        """Let rows turn bright and dark, then make all moves."""
-        lit, light = self._decisions, self.light
-        lit.turn(rng, self._moves.at(inside).reading.phi, float(light.q[0]))
-        counts.n_bright += lit.bright.size
-        evaluated = counts.n_evaluated
+        """Make all moves; tune q."""
+        lit, light, evaluated = self._decisions, self.light, counts.n_evaluated
+        lit.q = float(light.q[0])
         super()._round(rng, inside, tuning, state, counts)
+        counts.n_bright += lit.bright.size
         if tuning:
             light.n_corrections[0] += 1
-            z_cost = Z_COST if self.q is None else 0.0
+            n_updates = 1 + self.sweeping.times * len(self.field.levels)
+            z_cost = Z_COST / n_updates if self.q is None else 0.0
             tune_q(light, counts.n_evaluated - evaluated, z_cost, self.tall.n_rows)
 
     def compile(self) -> None:
@@ -332,7 +355,7 @@ def make_firefly_sampler(
         start = found.phi(field.derivatives.coordinates.from_model(tall.start))
         readings = [found.phi(point) for point in _points(located.reference)]
         rows.check(tall, at, [start, *readings, *(at + FAR * (phi - at) for phi in readings)])
-        always = looser_than_most(_mean_gaps(tall, rows, at, readings))
+        always = looser_than_most(_mean_gaps(tall, rows, at, readings), LOOSE)
         reference = replace(located.reference, surrogate=surrogate)
         tolerance = rows.tolerance(at, tall)
         return FireflySampler(tall, reference, rows, located.factors, always, tolerance, q)

@@ -55,6 +55,9 @@ class MinibatchDecisions:
         self.tests, self.states = tests, states
         self.group_parameters, self.blocks = group_parameters, blocks
 
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Do nothing: each decision draws its own batch."""
+
     def on_all(
         self,
         rng: np.random.Generator,

@@ -50,6 +50,7 @@ __all__ = [
     "Decisions",
     "LatentMoves",
     "MoveCounts",
+    "Sweeping",
     "Turns",
     "Walks",
     "carried_with",
@@ -252,8 +253,32 @@ class MoveCounts:
     n_bright: int = 0
 
 
+class Sweeping(NamedTuple):
+    """How factors are swept.
+
+    Attributes
+    ----------
+    times : int
+        Sweeps over a factor in a round.
+    shorter : float
+        Share of sweeps whose moves are shorter than the length tuning has found.
+    mirrors : bool
+        Whether half of these move levels near to where they are mirrored in their mean.
+    """
+
+    times: int = 1
+    shorter: float = SHORTER
+    mirrors: bool = False
+
+
+ONE_SWEEP = Sweeping()
+
+
 class Decisions(Protocol):
     """What accepts and rejects moves, from rows."""
+
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Draw anew what decisions rest on beside the point, before a round and each sweep."""
 
     def on_all(
         self,
@@ -289,6 +314,8 @@ class LatentMoves:
         The density that moves follow.
     decisions
         What decides on them.
+    sweeping
+        How factors are swept.
     work
         Multiplications that the factorization of the dense part takes.
     carried
@@ -299,10 +326,12 @@ class LatentMoves:
         self,
         surrogate: Surrogate,
         decisions: Decisions,
+        sweeping: Sweeping,
         work: float,
         carried: Sequence[tuple[int, int]] | None,
     ) -> None:
         self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
+        self.sweeping = sweeping
         self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, list[Conditional]] | None = None
         self.here: Place | None = None
@@ -335,6 +364,7 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
+        self.decisions.refresh(rng, self.at(point).reading)
         for _ in range(self._hyper_moves(rng) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         n_carried = len(self.carried)
@@ -368,7 +398,7 @@ class LatentMoves:
 
         The others lie in the dense part, which has moves of its own.
         """
-        factors = [*range(len(self.field.levels))]
+        factors = [*range(len(self.field.levels))] * self.sweeping.times
         return [*factors, *factors[:1]] if self.costly else factors
 
     def _held(self, point: np.ndarray, hyper: np.ndarray) -> np.ndarray | None:
@@ -611,11 +641,12 @@ class LatentMoves:
         except np.linalg.LinAlgError:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        angle, is_set = _angle(rng, turns)
+        angle, is_set = _angle(rng, turns, self.sweeping)
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         readings = self.at(point).reading, self.surrogate.read(proposed)
+        self.decisions.refresh(rng, readings[0])
         psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
         # Under the surrogate each level decides by itself.
         stays = -rng.standard_exponential(psi.size) >= psi
@@ -639,14 +670,19 @@ def _walk_share(z: np.ndarray) -> float:
     return 1.0 - (1.0 - WALK) * math.exp(-min(max(beyond, 0.0), FARTHEST))
 
 
-def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
+def _angle(
+    rng: np.random.Generator, turns: Turns, sweeping: Sweeping = ONE_SWEEP
+) -> tuple[float, bool]:
     """Return the angle in use, or now and then a shorter one, which leaves heavy tails sooner.
 
     Also return whether it is the one in use.
     """
-    shorter = rng.random() < SHORTER
+    shorter = rng.random() < sweeping.shorter
     setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
-    return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
+    angle = float(ANGLES[min(setting, ANGLES.size - 1)])
+    if shorter and sweeping.mirrors and rng.random() < 0.5:
+        angle = math.pi - angle
+    return angle, not shorter
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

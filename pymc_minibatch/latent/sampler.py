@@ -42,6 +42,7 @@ from pymc_minibatch.latent.moves import (
     Decisions,
     LatentMoves,
     MoveCounts,
+    Sweeping,
     Turns,
     Walks,
     carried_with,
@@ -157,7 +158,14 @@ class LatentSampler(ABC):
         The model.
     reference
         Where the log-likelihood is expanded, or bounds of it.
+
+    Attributes
+    ----------
+    sweeping : Sweeping
+        How factors are swept.
     """
+
+    sweeping = Sweeping()
 
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
         self.tall, self.reference = tall, reference
@@ -209,7 +217,8 @@ class LatentSampler(ABC):
 
     @cached_property
     def _moves(self) -> LatentMoves:
-        return LatentMoves(self.reference.surrogate, self._decisions, self.work, self.carried)
+        surrogate, decisions = self.reference.surrogate, self._decisions
+        return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
