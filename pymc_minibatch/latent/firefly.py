@@ -16,9 +16,9 @@ References
 Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -46,6 +46,7 @@ from pymc_minibatch.latent.moves import MoveCounts, Sweeping
 from pymc_minibatch.latent.sampler import (
     LatentSampler,
     LatentState,
+    Located,
     locate,
     structure_with_effects,
 )
@@ -56,7 +57,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.updates.update import Fireflies, new_fireflies
 
-__all__ = ["FireflySampler", "make_firefly_sampler"]
+__all__ = ["FireflySampler", "bounded", "make_firefly_sampler"]
 
 TRIAL_POINTS = 8
 """Points about the mode at which bounds are verified, and seen how loose they are."""
@@ -79,6 +80,12 @@ SWEEPING = Sweeping(times=4, shorter=0.7, mirrors=True)
 
 Then moves that are short or mirrored leave it sooner than independent ones, and a sweep takes few
 rows. In groups of rare outcomes, whose bounds are loose, this is worth most."""
+
+
+@cache
+def kernels() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Compile what reads bright rows and turns them, by their numbers: once for all models."""
+    return jit_kept(make_look(()), ["by number"]), jit_kept(make_z_update(()), ["by number"])
 
 
 class FireflyDecisions:
@@ -120,8 +127,7 @@ class FireflyDecisions:
         self.flies: Fireflies = new_fireflies(density.data[0].size, always)
         self.gaps, self._proposed = np.zeros(always.size), np.zeros(always.size)
         self.counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
-        self._look = jit_kept(make_look(()), ["by number"])
-        self._update_z = jit_kept(make_z_update(()), ["by number"])
+        self._look, self._update_z = kernels()
 
     @property
     def bright(self) -> np.ndarray:
@@ -263,18 +269,25 @@ class FireflySampler(LatentSampler):
 
     @property
     def fireflies(self) -> tuple[np.ndarray, ...]:
-        """Bright rows, their log odds, gaps of others, and where; empty before the start."""
+        """Bright rows, their log odds, gaps of others, and where they and bounds were found.
+
+        Empty before the start.
+        """
         if self._lit_at is None:
             return ()
-        lit = self._decisions
+        lit, touches = self._decisions, self.reference.surrogate.expansion.at
         odds = lit.flies.log_odds[: lit.bright.size]
-        return lit.bright.copy(), odds.copy(), lit.gaps.copy(), self._lit_at.copy()
+        found = lit.bright, odds, lit.gaps, self._lit_at, touches
+        return tuple(values.copy() for values in found)
 
     @fireflies.setter
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
         self._lit_at = None
-        if stored:
-            bright, log_odds, self._decisions.gaps[:], self._lit_at = stored
+        if not stored:
+            return
+        bright, log_odds, gaps, lit_at, touches = stored
+        if np.allclose(touches, self.reference.surrogate.expansion.at, rtol=1e-6, atol=1e-8):
+            self._lit_at, self._decisions.gaps[:] = lit_at, gaps
             restore(self._decisions.flies, bright, log_odds)
 
     def draw(
@@ -346,7 +359,19 @@ def make_firefly_sampler(
     """
     structure = structure_with_effects(tall)
     rows = BoundedRows(tall, structure, *recognised(tall, bound))
-    located = locate(tall, 1.0)
+    return bounded(tall, rows, locate(tall, 1.0), q)
+
+
+def bounded(
+    tall: TallModel, rows: BoundedRows, located: Located, q: float | None = None
+) -> FireflySampler:
+    """Put bounds below the rows of a model whose mode is known.
+
+    Raises
+    ------
+    NoBoundError, BoundError
+        If they are found not to be bounds, or of another likelihood.
+    """
     found, field = located.reference.surrogate, located.reference.surrogate.field
     at = found.expansion.at
     with one_blas_thread():

@@ -91,7 +91,10 @@ class FlyMC(TallStep):
     tune_bounds : bool, default True
         Whether bounds touch each row at the posterior mode. Untuned bounds leave most rows bright.
     kernel : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
-        How θ moves given the bright rows. "auto" is Hamiltonian, the fastest measured.
+        How θ moves given the bright rows. "auto" sweeps over the effects of a model, if it has any
+        and rows read one predictor; elsewhere it is Hamiltonian, the fastest measured. A reference,
+        untuned bounds, a bound of your own, explicit updates of z and `theta_updates` also ask for
+        moves of all variables at once; ``choice`` says which moves there are.
     z_update : {"implicit", "explicit"}, default "implicit"
         How rows turn bright and dark: by Metropolis proposals at a few rows, or by drawing the
         state of a random `fraction` of the rows anew.
@@ -103,8 +106,10 @@ class FlyMC(TallStep):
     theta_updates : int, optional
         Updates of θ for each update of z; 1 if not given, the best measured except for Langevin
         updates, which gain from 4.
-    steps_per_draw : int, default 1
-        Iterations (an update of z, then those of θ) for each draw that is kept.
+    steps_per_draw : int or "auto", default "auto"
+        Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
+        model with effects one iteration moves all of them, and "auto" takes one while tuning and
+        two afterwards, or four where PyMC evaluates all rows at each draw for a Deterministic.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
@@ -112,6 +117,10 @@ class FlyMC(TallStep):
 
     Attributes
     ----------
+    choice : str
+        How variables are moved, and why not by sweeps where they are not.
+    steps_per_draw : int
+        Iterations for each draw.
     setup_seconds : float
         Time spent on the search for the mode, the sums and compilation, with that of a reference
         that was handed over.
@@ -144,13 +153,19 @@ class FlyMC(TallStep):
 
     Sample stats, for each draw:
 
-    - ``acceptance_rate``: share of its updates of θ that were accepted.
+    - ``acceptance_rate``: share of its updates of θ, or moves of effects, that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
     - ``n_bright``: mean number of bright rows, with those that are always read.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
+    - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
+      were accepted; NaN elsewhere, as the next four.
+    - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
+    - ``acceptance_rate_groups``: the same for effects of groups.
+    - ``n_sweeps``: how often all levels of a grouping factor were visited.
+    - ``rows_per_sweep``: mean number of rows that such a visit read.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.

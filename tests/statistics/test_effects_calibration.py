@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration import MODELS, Calibration, ranked
+from pymc_minibatch.latent.firefly import FireflySampler
 from pymc_minibatch.latent.moves import MoveCounts, Walks, carried_with
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 
@@ -117,3 +118,46 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
         means.append(np.mean(first))
         variances.append(np.var(first) / float(az.ess(np.array(first)[None])))
     assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))
+
+
+def light(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
+    """Draw which rows are bright; return how many are expected to be."""
+    sampler._moves.forget()
+    sampler._relight(rng, point)
+    sampler._decisions.q = 0.3
+    return expected_bright(sampler, point)
+
+
+def expected_bright(sampler: FireflySampler, point: np.ndarray) -> float:
+    surrogate = sampler.reference.surrogate
+    phi = surrogate.phi(sampler._coordinates.from_model(point))
+    gaps = sampler.rows.remainders(phi, phi, surrogate.expansion.at, sampler.tall.data)[0]
+    return float(-np.expm1(-np.delete(gaps, sampler.always)).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("costly", [False, True])
+def test_moves_by_bright_rows_keep_the_joint_density(costly: bool) -> None:
+    """And rows stay bright as often as they should, given the point."""
+    calibration = Calibration(MODELS["nested"](), by_bright_rows=True)
+    rng, changes = np.random.default_rng(1), {}
+    for truth, y in calibration.truths(N_REPLICATIONS, seed=2):
+        sampler = calibration.fit(y)
+        assert isinstance(sampler, FireflySampler)
+        if costly:
+            sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
+            assert sampler.carried
+        before = ranked(calibration.tall, truth)
+        for kind, move in moves_of(sampler, rng).items():
+            point = truth.copy()
+            light(sampler, rng, point)
+            move(point)
+            excess = sampler._decisions.bright.size - expected_bright(sampler, point)
+            changes.setdefault(f"bright rows, {kind}", []).append(excess)
+            for quantity, after in ranked(calibration.tall, point).items():
+                old = before[quantity]
+                changes.setdefault(f"{quantity}, {kind}", []).append(after - old)
+                changes.setdefault(f"{quantity} squared, {kind}", []).append(after**2 - old**2)
+    for quantity, differences in changes.items():
+        error = np.std(differences, ddof=1) / np.sqrt(N_REPLICATIONS)
+        assert abs(np.mean(differences)) <= 4.5 * error, quantity
