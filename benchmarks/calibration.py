@@ -102,16 +102,25 @@ class Calibration:
         if by_bright_rows:
             self.bounded_rows = BoundedRows(self.tall, structure, *recognised(self.tall, "auto"))
 
-    def fit(self, y: np.ndarray) -> LatentSampler:
-        """Set up on other data."""
+    def put(self, y: np.ndarray) -> None:
+        """Put other data in place."""
         old = self.tall.row_inputs["y"]
         values = y.astype(old.values.dtype)
         self.tall.row_inputs["y"] = make_input("y", old.leaf, old.axis, values)
+
+    def located(self) -> Located:
+        """Find the mode with the present data."""
         reference = search(self.tall, self.field, self.rows, self.factors)
+        return Located(self.rows, self.factors, reference)
+
+    def fit(self, y: np.ndarray) -> LatentSampler:
+        """Set up on other data."""
+        self.put(y)
+        located = self.located()
         if self.bounded_rows is not None:
-            located = Located(self.rows, self.factors, reference)
             return bounded(self.tall, self.bounded_rows, located)
-        sampler = MinibatchSampler(self.tall, reference, self.factors, self.rows, None, 1.0, True)
+        rows, factors, reference = located
+        sampler = MinibatchSampler(self.tall, reference, factors, rows, None, 1.0, True)
         if self.kernels is None:
             self.kernels = sampler._kernels
         sampler._kernels = self.kernels
