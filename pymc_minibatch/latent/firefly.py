@@ -71,7 +71,7 @@ LOOSE = 0.05
 Levels move by themselves here, so that a bright row is less in the way than where all variables
 move at once."""
 
-Z_COST = 1.0
+Z_COST = 4.0
 """Rows that the updates of z in a round read for each one that its moves read."""
 
 

@@ -151,8 +151,8 @@ def looked_at(tall: TallModel, flat: np.ndarray) -> dict[str, float]:
 def changes_by_bright_rows(name: str, n: int, costly: bool = False) -> dict[str, np.ndarray]:
     """Return what moves of each kind change in draws from the joint density.
 
-    All bounds touch at the mode of data that are hardly ever 0: they are bounds wherever they touch,
-    and far from there many rows are bright.
+    All bounds touch at the mode of data that are hardly ever 0. They are bounds wherever they
+    touch, and far from there many rows are bright.
     """
     calibration, rng = (
         Calibration(MODELS[name](), by_bright_rows=True),
