@@ -19,9 +19,12 @@ from scipy.special import expit
 from scipy.stats import chisquare
 
 import pymc_minibatch as pmb
+from pymc_minibatch.bounds.choose import recognised
+from pymc_minibatch.bounds.rows import BoundedRows
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import find_field
-from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.firefly import bounded
+from pymc_minibatch.latent.sampler import LatentSampler, Located, MinibatchSampler
 from pymc_minibatch.latent.search import search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -82,9 +85,11 @@ class Calibration:
     ----------
     model
         It has one observed variable, y, and its scales have log transforms.
+    by_bright_rows
+        Whether the bright rows of Firefly Monte Carlo decide, in place of minibatch tests.
     """
 
-    def __init__(self, model: pm.Model) -> None:
+    def __init__(self, model: pm.Model, by_bright_rows: bool = False) -> None:
         self.model, self.tall = model, pmb.TallModel(model)
         structure = self.tall.structure
         assert structure is not None
@@ -93,14 +98,29 @@ class Calibration:
         entries = [factor.entries for factor in self.factors]
         self.field = find_field(self.tall, structure, entries)
         self.kernels: Any = None
+        self.bounded_rows = None
+        if by_bright_rows:
+            self.bounded_rows = BoundedRows(self.tall, structure, *recognised(self.tall, "auto"))
 
-    def fit(self, y: np.ndarray) -> LatentSampler:
-        """Set up on other data."""
+    def put(self, y: np.ndarray) -> None:
+        """Put other data in place."""
         old = self.tall.row_inputs["y"]
         values = y.astype(old.values.dtype)
         self.tall.row_inputs["y"] = make_input("y", old.leaf, old.axis, values)
+
+    def located(self) -> Located:
+        """Find the mode with the present data."""
         reference = search(self.tall, self.field, self.rows, self.factors)
-        sampler = LatentSampler(self.tall, reference, self.factors, self.rows, None, 1.0, True)
+        return Located(self.rows, self.factors, reference)
+
+    def fit(self, y: np.ndarray) -> LatentSampler:
+        """Set up on other data."""
+        self.put(y)
+        located = self.located()
+        if self.bounded_rows is not None:
+            return bounded(self.tall, self.bounded_rows, located)
+        rows, factors, reference = located
+        sampler = MinibatchSampler(self.tall, reference, factors, rows, None, 1.0, True)
         if self.kernels is None:
             self.kernels = sampler._kernels
         sampler._kernels = self.kernels
@@ -138,9 +158,12 @@ def ranked(tall: TallModel, flat: np.ndarray) -> dict[str, float]:
     return entries | {"log density": tall.logp(tall.layout.unflatten(flat))}
 
 
-def ranks(model: pm.Model, n: int, seed: int = 1) -> dict[str, np.ndarray]:
+def ranks(
+    model: pm.Model, n: int, by_bright_rows: bool = False, seed: int = 1
+) -> dict[str, np.ndarray]:
     """Return the ranks of true values among draws, from 0 to the number of draws."""
-    calibration, rng, found = Calibration(model), np.random.default_rng(seed), []
+    calibration, found = Calibration(model, by_bright_rows), []
+    rng = np.random.default_rng(seed)
     for truth, y in calibration.truths(n, seed):
         drawn = [ranked(calibration.tall, draw) for draw in calibration.draws(y, rng)]
         right = ranked(calibration.tall, truth)
@@ -158,12 +181,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=[*MODELS], default="nested")
     parser.add_argument("--replications", type=int, default=1000)
+    parser.add_argument("--firefly", action="store_true", help="bright rows decide")
     options = parser.parse_args()
     model = MODELS[options.model]
     table = Table(title=f"{model.__doc__} {options.replications:,} replications")
     for column in ("ranked", "mean rank / draws", "p-value"):
         table.add_column(column, justify="right")
-    for name, found in ranks(model(), options.replications).items():
+    for name, found in ranks(model(), options.replications, options.firefly).items():
         table.add_row(name, f"{found.mean() / N_DRAWS:.3f}", f"{p_value(found):.4f}")
     Console().print(table)
 

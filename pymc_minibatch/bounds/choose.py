@@ -10,7 +10,7 @@ from pymc_minibatch.bounds.bound import Bound, BroughtTarget
 from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
-from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.bounds.likelihood import Likelihood, recognise
 from pymc_minibatch.bounds.loose import (
     curvature_of_posterior,
     loose_rows,
@@ -24,7 +24,7 @@ from pymc_minibatch.bounds.target import FireflyTarget
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Settled", "settle"]
+__all__ = ["Settled", "recognised", "settle"]
 
 BOUNDS: dict[str, QuadraticBound] = {
     bound.family: bound for bound in (JaakkolaJordan(), Bohning(), StudentT(), Normal())
@@ -89,13 +89,7 @@ def settle(
         target = BroughtTarget(tall, bound, active, uses_gradient)
         touches = start if reference is None else reference.center
     else:
-        likelihood = recognise(tall)
-        chosen = BOUNDS[likelihood.family] if bound == "auto" else bound
-        if getattr(chosen, "family", None) != likelihood.family:
-            raise ValueError(
-                f"{chosen!r} is no bound for the likelihood of {tall.row_names[0]}, which is "
-                f"{likelihood.family}; bound='auto' takes {BOUNDS[likelihood.family]!r}."
-            )
+        likelihood, chosen = recognised(tall, bound)
         target = CollapsedTarget(tall, likelihood, chosen, active, tuned, uses_gradient)
         touches = start
         if tuned:
@@ -119,6 +113,28 @@ def settle(
     if isinstance(target, CollapsedTarget):
         target.check_likelihood(touches, points)
     return target, chosen, settled
+
+
+def recognised(
+    tall: TallModel, bound: Literal["auto"] | QuadraticBound
+) -> tuple[Likelihood, QuadraticBound]:
+    """Recognise the likelihood, and take the bound that is wanted or known for it.
+
+    Raises
+    ------
+    NoBoundError
+        If none is known.
+    ValueError
+        If the bound is for another likelihood.
+    """
+    likelihood = recognise(tall)
+    chosen = BOUNDS[likelihood.family] if bound == "auto" else bound
+    if getattr(chosen, "family", None) != likelihood.family:
+        raise ValueError(
+            f"{chosen!r} is no bound for the likelihood of {tall.row_names[0]}, which is "
+            f"{likelihood.family}; bound='auto' takes {BOUNDS[likelihood.family]!r}."
+        )
+    return likelihood, chosen
 
 
 def _at_mode(target: CollapsedTarget, point: np.ndarray) -> np.ndarray:

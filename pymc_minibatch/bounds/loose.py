@@ -13,7 +13,13 @@ from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.warn import warn
 
-__all__ = ["curvature_of_posterior", "loose_rows", "posterior_root", "warn_of_narrow_bounds"]
+__all__ = [
+    "curvature_of_posterior",
+    "loose_rows",
+    "looser_than_most",
+    "posterior_root",
+    "warn_of_narrow_bounds",
+]
 
 SHORT_WAY = 0.1
 """Standard deviations of prior and bounds on which the curvature of the gaps is measured."""
@@ -97,7 +103,12 @@ def loose_rows(
         return np.mean(gaps, axis=0)
 
     gaps = np.concatenate([part for _, part in over_chunks(mean_gaps, target.data)])
-    loose = np.flatnonzero(gaps > max(LOOSE, LOOSER_THAN_MOST * float(np.median(gaps))))
+    return looser_than_most(gaps)
+
+
+def looser_than_most(gaps: np.ndarray, least: float = LOOSE) -> np.ndarray:
+    """Return the numbers of the rows whose mean gaps over the posterior stand out, if few do."""
+    loose = np.flatnonzero(gaps > max(least, LOOSER_THAN_MOST * float(np.median(gaps))))
     return loose if loose.size <= MOST_LOOSE * gaps.size else loose[:0]
 
 

@@ -26,7 +26,19 @@ from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.updates.update import ALWAYS, Context, Fireflies, State, Whitening, log_odds
 
-__all__ = ["EXPLICIT", "IMPLICIT", "Tuning", "Work", "make_iterations", "restore"]
+__all__ = [
+    "ALL",
+    "EXPLICIT",
+    "IMPLICIT",
+    "Tuning",
+    "Work",
+    "first_q",
+    "make_iterations",
+    "make_look",
+    "make_z_update",
+    "restore",
+    "tune_q",
+]
 
 DARK, BRIGHT, LEAVING = 0, 1, 2
 """States of a row; one that is leaving is dark, and still in the list of bright rows."""
@@ -117,7 +129,7 @@ def make_iterations(
         `counts` gathers the likelihoods and gradients evaluated, and a row whose bound is above its
         likelihood, or -1, with its gap, and how often the base was evaluated.
     """
-    take = make_take(ndims)
+    take, read_bright = make_take(ndims), make_bright_reader(ndims)
 
     @njit
     def evaluate(at: State, context: Context) -> float:
@@ -128,19 +140,118 @@ def make_iterations(
         counts[4] += 1
         if not np.isfinite(total):
             return -np.inf
-        n_bright = flies.n_bright[0]
-        for first in range(0, n_bright, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, n_bright)
-            rows, out = flies.bright[first:last], flies.proposed[first:last]
-            batch = context.batch if first == 0 else take(density.data, rows)
-            gaps = call_array(density.row, (at.point, density.constants, batch, at.gradient))
-            to_log_odds(gaps, rows, context.tolerance, counts, out)
-            total += out.sum()
+        first_batch, tolerance = context.batch, context.tolerance
+        total += read_bright(at.point, at.gradient, density, flies, first_batch, tolerance, counts)
         if uses_gradient:
-            counts[1] += n_bright
+            counts[1] += flies.n_bright[0]
         if np.isfinite(total):
             at.log_density[0] = total
         return at.log_density[0]
+
+    update_z = make_z_update(ndims)
+    update = build_update(evaluate)
+
+    @njit
+    def iterations(
+        rng: np.random.Generator,
+        point: np.ndarray,
+        density: Density,
+        flies: Fireflies,
+        whitening: Whitening,
+        tuning: Tuning,
+        work: Work,
+        tolerance: float,
+        counts: np.ndarray,
+    ) -> tuple[float, int]:
+        current = State(point, np.empty(point.size), np.empty(1))
+        proposed = State(np.empty(point.size), np.empty(point.size), np.empty(1))
+        accept = 0.0
+        n_bright: Any = np.int64(0)
+        for i in range(work.n_iterations + 1):
+            # The first round, before the iterations, is for those rows that have no state yet.
+            if i == 0 and not work.relight:
+                continue
+            how = work.z_update if i > 0 else ALL
+            q = tuning.q[0]
+            update_z(rng, point, density, flies, how, work.n_explicit, q, tolerance, counts)
+            if i == 0:
+                if q < 0.0:
+                    tuning.q[0] = first_q(flies.n_bright[0], flies.state.size)
+                continue
+            before_updates = counts[0]
+            batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
+            context = Context(density, flies, batch, tolerance, counts)
+            if uses_gradient:
+                evaluate(current, context)
+            else:
+                log_density = call_scalar(
+                    density.base, (point, density.constants, current.gradient)
+                )
+                counts[4] += 1
+                current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
+            for _ in range(work.n_updates):
+                step = np.exp(tuning.log_step[0])
+                accepted, signal = update(rng, current, proposed, context, whitening, step)
+                accept += accepted
+                if work.tuning:
+                    tuning.n_corrections[0] += 1
+                    gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
+                    log_step = tuning.log_step[0] + gain * (signal - target_signal)
+                    tuning.log_step[0] = min(log_step, np.log(longest_step))
+            n_bright += flies.n_bright[0]
+            if work.tuning:
+                tune_q(tuning, counts[0] - before_updates, work.z_cost, flies.state.size)
+            if counts[2] >= 0:
+                break
+        return accept, n_bright
+
+    return iterations
+
+
+def make_bright_reader(ndims: Sequence[int]) -> Callable[..., float]:
+    """Make what looks at the bright rows at a point.
+
+    Returns
+    -------
+    read_bright
+        ``(point, gradient, density, flies, batch, tolerance, counts) -> float`` writes log L̃ of
+        them as proposed, adds their gradient, and returns their sum; `batch` has the first chunk.
+    """
+    take = make_take(ndims)
+
+    @njit
+    def read_bright(
+        point: np.ndarray,
+        gradient: np.ndarray,
+        density: Density,
+        flies: Fireflies,
+        batch: Any,
+        tolerance: float,
+        counts: np.ndarray,
+    ) -> float:
+        n_bright, total = flies.n_bright[0], 0.0
+        for first in range(0, n_bright, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, n_bright)
+            rows, out = flies.bright[first:last], flies.proposed[first:last]
+            chunk = batch if first == 0 else take(density.data, rows)
+            gaps = call_array(density.row, (point, density.constants, chunk, gradient))
+            to_log_odds(gaps, rows, tolerance, counts, out)
+            total += out.sum()
+        return total
+
+    return read_bright
+
+
+def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
+    """Make the updates of z.
+
+    Returns
+    -------
+    update_z
+        ``(rng, point, density, flies, how, n_picked, q, tolerance, counts)`` updates which rows are
+        bright, of which the log odds at the point are known.
+    """
+    take = make_take(ndims)
 
     @njit
     def update_z(
@@ -179,67 +290,56 @@ def make_iterations(
             propose_darkening(rng, log_q, n_before, flies)
         forget_leaving(flies)
 
-    update = build_update(evaluate)
+    return update_z
+
+
+def make_look(ndims: Sequence[int]) -> Callable[..., None]:
+    """Make what looks at bright rows, and at those that are always read, for moves made elsewhere.
+
+    Returns
+    -------
+    look
+        ``(point, density, flies, always, gaps, tolerance, counts)`` writes log L̃ of the bright rows
+        as proposed, and the gaps of the others.
+    """
+    take, read_bright = make_take(ndims), make_bright_reader(ndims)
 
     @njit
-    def iterations(
-        rng: np.random.Generator,
+    def look(
         point: np.ndarray,
         density: Density,
         flies: Fireflies,
-        whitening: Whitening,
-        tuning: Tuning,
-        work: Work,
+        always: np.ndarray,
+        gaps: np.ndarray,
         tolerance: float,
         counts: np.ndarray,
-    ) -> tuple[float, int]:
-        current = State(point, np.empty(point.size), np.empty(1))
-        proposed = State(np.empty(point.size), np.empty(point.size), np.empty(1))
-        accept = 0.0
-        n_bright: Any = np.int64(0)
-        for i in range(work.n_iterations + 1):
-            # The first round, before the iterations, is for those rows that have no state yet.
-            if i == 0 and not work.relight:
-                continue
-            how = work.z_update if i > 0 else ALL
-            q = tuning.q[0]
-            update_z(rng, point, density, flies, how, work.n_explicit, q, tolerance, counts)
-            if i == 0:
-                if q < 0.0:
-                    tuning.q[0] = min(0.5, (1.0 + flies.n_bright[0]) / (1.0 + flies.state.size))
-                continue
-            before_updates = counts[0]
-            batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
-            context = Context(density, flies, batch, tolerance, counts)
-            if uses_gradient:
-                evaluate(current, context)
-            else:
-                log_density = call_scalar(
-                    density.base, (point, density.constants, current.gradient)
-                )
-                counts[4] += 1
-                current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
-            for _ in range(work.n_updates):
-                step = np.exp(tuning.log_step[0])
-                accepted, signal = update(rng, current, proposed, context, whitening, step)
-                accept += accepted
-                if work.tuning:
-                    tuning.n_corrections[0] += 1
-                    gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
-                    log_step = tuning.log_step[0] + gain * (signal - target_signal)
-                    tuning.log_step[0] = min(log_step, np.log(longest_step))
-            n_bright += flies.n_bright[0]
-            if work.tuning:
-                cost = counts[0] - before_updates
-                tuning.cost[0] += max(FORGET, 1 / tuning.n_corrections[0]) * (cost - tuning.cost[0])
-                if work.z_cost > 0.0:
-                    q = (1.0 + work.z_cost * tuning.cost[0]) / (1.0 + flies.state.size)
-                    tuning.q[0] = min(0.5, q)
-            if counts[2] >= 0:
-                break
-        return accept, n_bright
+    ) -> None:
+        unused = np.empty(0)
+        batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
+        read_bright(point, unused, density, flies, batch, tolerance, counts)
+        for first in range(0, always.size, CHUNK_ROWS):
+            rows = always[first : first + CHUNK_ROWS]
+            chunk = take(density.data, rows)
+            gaps[first : first + rows.size] = call_array(
+                density.row, (point, density.constants, chunk, unused)
+            )
+        counts[0] += always.size
 
-    return iterations
+    return look
+
+
+@register_jitable
+def first_q(n_bright: int, n_rows: int) -> float:
+    """Return q before tuning: about as many proposals as there are bright rows."""
+    return min(0.5, (1.0 + n_bright) / (1.0 + n_rows))
+
+
+@register_jitable
+def tune_q(tuning: Tuning, cost: float, z_cost: float, n_rows: int) -> None:
+    """Learn what the updates of θ of an iteration cost, and fit q to it unless `z_cost` is 0."""
+    tuning.cost[0] += max(FORGET, 1 / tuning.n_corrections[0]) * (cost - tuning.cost[0])
+    if z_cost > 0.0:
+        tuning.q[0] = min(0.5, (1.0 + z_cost * tuning.cost[0]) / (1.0 + n_rows))
 
 
 @register_jitable

@@ -13,8 +13,9 @@ takes longer than all else. Then h mostly moves with what rows read held, or wit
 following it, and the dense part moves in the coordinates of a usual h: which proposes a little
 worse, and is decided all the same.
 
-The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
-is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
+The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
+decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), or the bright rows of
+Firefly Monte Carlo (:mod:`.firefly`). Levels, of which each could move by itself, decide under the
 surrogate first, and those that move are a proposal to the rows (delayed acceptance).
 
 References
@@ -24,27 +25,20 @@ center or not to center: interweaving.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
-from pymc_minibatch.acceptance.decision import Rows
-from pymc_minibatch.kernels.by_group import GroupTable, weigh
-from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import (
     log_diagonal,
     multiply_transposed,
     solve_blocks_transposed,
 )
-from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.field import Held, LatentField, Levels
-from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
-from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "ANGLES",
@@ -53,8 +47,10 @@ __all__ = [
     "FACTORING_SHARE",
     "KINDS",
     "MOST_AT_ONCE",
+    "Decisions",
     "LatentMoves",
     "MoveCounts",
+    "Sweeping",
     "Turns",
     "Walks",
     "carried_with",
@@ -254,6 +250,59 @@ class MoveCounts:
     sweep_rows: int = 0
     accepted: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     impossible_row: int = -1
+    n_bright: int = 0
+
+
+class Sweeping(NamedTuple):
+    """How factors are swept.
+
+    Attributes
+    ----------
+    times : int
+        Sweeps over a factor in a round.
+    shorter : float
+        Share of sweeps whose moves are shorter than the length tuning has found.
+    mirrors : bool
+        Whether half of these move levels near to where they are mirrored in their mean.
+    """
+
+    times: int = 1
+    shorter: float = SHORTER
+    mirrors: bool = False
+
+
+ONE_SWEEP = Sweeping()
+
+
+class Decisions(Protocol):
+    """What accepts and rejects moves, from rows."""
+
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Draw anew what decisions rest on beside the point, before a round and each sweep."""
+
+    def on_all(
+        self,
+        rng: np.random.Generator,
+        log_ratio: float,
+        readings: tuple[Reading, Reading],
+        kind: str,
+        tuning: bool,
+        counts: MoveCounts,
+    ) -> bool:
+        """Decide on a move of what all rows read, given its log ratio under the surrogate."""
+
+    def on_levels(
+        self,
+        rng: np.random.Generator,
+        readings: tuple[Reading, Reading],
+        factor: int,
+        moving: np.ndarray,
+        counts: MoveCounts,
+    ) -> np.ndarray:
+        """Decide on each of the levels of a factor that move, which the surrogate has accepted.
+
+        Levels that do not move are rejected.
+        """
 
 
 class LatentMoves:
@@ -261,20 +310,12 @@ class LatentMoves:
 
     Parameters
     ----------
-    reference
-        The surrogate about the mode.
-    decide
-        The minibatch test on all rows.
-    sweep
-        The test on the rows of each group.
-    density, rows
-        What both read.
-    tests, decisions
-        What decides on all rows, and what is tuned of it for each kind of moves.
-    group_parameters
-        What the test on the rows of groups reads.
-    blocks
-        For each grouping factor the levels that decide together.
+    surrogate
+        The density that moves follow.
+    decisions
+        What decides on them.
+    sweeping
+        How factors are swept.
     work
         Multiplications that the factorization of the dense part takes.
     carried
@@ -283,23 +324,14 @@ class LatentMoves:
 
     def __init__(
         self,
-        reference: LatentReference,
-        decide: Callable[..., Any],
-        sweep: Callable[..., Any],
-        density: Density,
-        rows: Rows,
-        tests: DecisionTests,
-        decisions: Mapping[str, DecisionState],
-        group_parameters: tuple[Any, ...],
-        blocks: Sequence[Grouping],
+        surrogate: Surrogate,
+        decisions: Decisions,
+        sweeping: Sweeping,
         work: float,
         carried: Sequence[tuple[int, int]] | None,
     ) -> None:
-        self.surrogate, self.field = reference.surrogate, reference.surrogate.field
-        self.decide, self.sweep = decide, sweep
-        self.density, self.rows = density, rows
-        self.tests, self.decisions = tests, decisions
-        self.group_parameters, self.blocks = group_parameters, blocks
+        self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
+        self.sweeping = sweeping
         self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, list[Conditional]] | None = None
         self.here: Place | None = None
@@ -332,6 +364,7 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
+        self.decisions.refresh(rng, self.at(point).reading)
         for _ in range(self._hyper_moves(rng) if n_hyper else 0):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         n_carried = len(self.carried)
@@ -343,9 +376,9 @@ class LatentMoves:
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
-        for levels, blocks in self._sweeps():
+        for factor in self._sweeps():
             if counts.impossible_row < 0:
-                self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
+                self.move_levels(rng, point, tuning, factor, turns[2], counts)
 
     def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
@@ -360,12 +393,12 @@ class LatentMoves:
         n_hyper = self.field.hyper.size
         return every[: 0 if self.costly else max(HELD_MOVES, n_hyper // 2)]
 
-    def _sweeps(self) -> list[tuple[Levels, Grouping]]:
-        """List the factors to sweep: where h is costly, the first twice.
+    def _sweeps(self) -> list[int]:
+        """List the factors to sweep, by number: where h is costly, the first twice.
 
         The others lie in the dense part, which has moves of its own.
         """
-        factors = list(zip(self.field.levels, self.blocks, strict=True))
+        factors = [*range(len(self.field.levels))] * self.sweeping.times
         return [*factors, *factors[:1]] if self.costly else factors
 
     def _held(self, point: np.ndarray, hyper: np.ndarray) -> np.ndarray | None:
@@ -406,38 +439,10 @@ class LatentMoves:
         tuning: bool,
         counts: MoveCounts,
     ) -> bool:
-        """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
-
-        What decides is tuned for each kind of moves.
-        """
+        """Decide on a move, if it is possible under the surrogate."""
         if not np.isfinite(log_ratio):
             return False
-        before, after = readings
-        psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
-        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        if isinstance(self.rows.table, GroupTable):
-            self._weigh(self.rows.table, cubic, readings)
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        state = self.decisions[kind]
-        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.tests.chosen(state))
-        accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
-        counts.n_evaluated += n_evaluated
-        counts.decisions += 1
-        counts.batch_rows += batch_size
-        counts.variance += variance
-        counts.test_error = max(counts.test_error, error)
-        counts.impossible_row = max(counts.impossible_row, impossible)
-        if tuning:
-            self.tests.tune(state, grown, batch_size, variance, error)
-        return bool(accepted)
-
-    def _weigh(
-        self, table: GroupTable, cubic: Cubic | None, readings: tuple[Reading, Reading]
-    ) -> None:
-        """Let rows of groups that are far out at one of two points be drawn more often."""
-        if cubic is not None:
-            coordinates = (self.surrogate.coordinates(cubic, reading) for reading in readings)
-            weigh(table, *(cubic.distances(u) for u in coordinates))
+        return self.decisions.on_all(rng, log_ratio, readings, kind, tuning, counts)
 
     def move_hyper(
         self,
@@ -620,56 +625,43 @@ class LatentMoves:
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
-        levels: Levels,
-        blocks: Grouping,
+        factor: int,
         turns: Turns,
         counts: MoveCounts,
     ) -> None:
         """Move the effects of all levels of a factor, given all else.
 
         Given all else the levels are independent; so any of them that move under the surrogate are
-        a proposal, on which blocks of levels decide.
+        a proposal to the rows.
         """
+        levels = self.field.levels[factor]
         given = self.conditional(point[self.field.hyper])
         try:
             mean, cholesky = self.surrogate.given_others(given, point, levels)
         except np.linalg.LinAlgError:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        angle, is_set = _angle(rng, turns)
+        angle, is_set = _angle(rng, turns, self.sweeping)
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         readings = self.at(point).reading, self.surrogate.read(proposed)
+        self.decisions.refresh(rng, readings[0])
         psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
         # Under the surrogate each level decides by itself.
         stays = -rng.standard_exponential(psi.size) >= psi
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read(proposed)
-        first, table = blocks
-        cubic = self.surrogate.cubic(levels.rows)
-        self._weigh(table, cubic, (readings[0], after))
-        decided = np.zeros(first.size - 1, dtype=np.bool_)
-        n_evaluated, _, error, _, impossible = self.sweep(
-            rng,
-            self.surrogate.seen_by_rows(readings[0], cubic),
-            self.surrogate.seen_by_rows(after, cubic),
-            blocks,
-            self.density,
-            self.group_parameters,
-            decided,
-        )
-        accepted = np.repeat(decided, np.diff(first)) & ~stays
-        counts.n_evaluated += n_evaluated
+        evaluated = counts.n_evaluated
+        accepted = self.decisions.on_levels(rng, (readings[0], after), factor, ~stays, counts)
+        read = counts.n_evaluated - evaluated
         counts.sweeps += 1
-        counts.sweep_rows += n_evaluated
-        counts.test_error = max(counts.test_error, error)
-        counts.impossible_row = max(counts.impossible_row, impossible)
+        counts.sweep_rows += read
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
         if tuning and is_set:
             jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
-            record(rng, turns, float(jump), OVERHEAD + accepted.size + n_evaluated)
+            record(rng, turns, float(jump), OVERHEAD + accepted.size + read)
 
 
 def _walk_share(z: np.ndarray) -> float:
@@ -678,14 +670,19 @@ def _walk_share(z: np.ndarray) -> float:
     return 1.0 - (1.0 - WALK) * math.exp(-min(max(beyond, 0.0), FARTHEST))
 
 
-def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
+def _angle(
+    rng: np.random.Generator, turns: Turns, sweeping: Sweeping = ONE_SWEEP
+) -> tuple[float, bool]:
     """Return the angle in use, or now and then a shorter one, which leaves heavy tails sooner.
 
     Also return whether it is the one in use.
     """
-    shorter = rng.random() < SHORTER
+    shorter = rng.random() < sweeping.shorter
     setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
-    return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
+    angle = float(ANGLES[min(setting, ANGLES.size - 1)])
+    if shorter and sweeping.mirrors and rng.random() < 0.5:
+        angle = math.pi - angle
+    return angle, not shorter
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

@@ -5,6 +5,7 @@ moves are put together with the acceptance test, compiled, and called draw by dr
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionT
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.gathering import Gathering
+from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
@@ -37,8 +39,10 @@ from pymc_minibatch.latent.moves import (
     FACTORING_SHARE,
     KINDS,
     MOST_AT_ONCE,
+    Decisions,
     LatentMoves,
     MoveCounts,
+    Sweeping,
     Turns,
     Walks,
     carried_with,
@@ -49,8 +53,17 @@ from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["LatentSampler", "LatentState", "make_latent_sampler"]
+__all__ = [
+    "LatentSampler",
+    "LatentState",
+    "Located",
+    "MinibatchSampler",
+    "locate",
+    "make_latent_sampler",
+    "structure_with_effects",
+]
 
 BLOCK_BATCH = 32
 """Rows of the first batch of a block of groups; smaller blocks are read whole."""
@@ -96,7 +109,8 @@ class LatentState(NamedTuple):
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of h and of its squares.
     batch_size, test : ndarray of int64, shape (3,)
-        Rows of the first batch, and which test decides, for kinds of moves on all rows.
+        Rows of the first batch, and which test decides, for kinds of moves on all rows; empty where
+        no batch decides, as the next two.
     batch_tuning, moments : ndarray, shapes (3, 2) and (3, 3)
         What tunes them.
     """
@@ -135,65 +149,34 @@ class LatentState(NamedTuple):
         }
 
 
-class LatentSampler:
-    """Draws from the posterior of a model with effects.
+class LatentSampler(ABC):
+    """Draws from the posterior of a model with effects; what decides on moves is left open.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    reference
+        Where the log-likelihood is expanded, or bounds of it.
 
     Attributes
     ----------
-    reference : LatentReference
-        Where the log-likelihood is expanded.
+    sweeping : Sweeping
+        How factors are swept.
     """
 
-    def __init__(
-        self,
-        tall: TallModel,
-        reference: LatentReference,
-        factors: Sequence[Factor],
-        rows: RowFunctions,
-        acceptance: CorrectedBarker | Penalty | None,
-        temperature: float,
-        by_size: bool,
-        batch_size: int | None = None,
-    ) -> None:
-        self.tall, self.reference, self.temperature = tall, reference, temperature
-        self.rows, self.batch_size = rows, batch_size
-        surrogate, hyper = reference.surrogate, reference.hyper
-        self.work = surrogate.conditional(hyper).factor.schur.work
+    sweeping = Sweeping()
+
+    def __init__(self, tall: TallModel, reference: LatentReference) -> None:
+        self.tall, self.reference = tall, reference
+        surrogate = reference.surrogate
+        self.work = surrogate.conditional(reference.hyper).factor.schur.work
         self.carried = carried_with(surrogate) if self.costly else None
-        looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
-        for factor in factors:
-            if surrogate.cubic(factor.entries) or self._levels(factor):
-                sizes = self._sizes(factor, by_size)
-                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
-                looked_at[id(factor.entries)] = factor, sizes, table
-        self.table: GroupTable | SizeTable | tuple[()] = ()
-        if surrogate.cubics:
-            _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
-        else:
-            sizes = self._sizes(None, by_size)
-            self.table = RowSizes.of(sizes.rows).table
-        if not by_size:
-            self.table = ()
-        self.acceptance = acceptance
-        self.blocks: list[Grouping] = []
-        for levels in self.field.levels:
-            factor, _, table = looked_at[id(levels.rows)]
-            self.blocks.append(
-                choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
-            )
 
-    def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
-        if by_size:
-            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
-            sizes = _sizes(self.reference, self.rows, cubic)
-        else:
-            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0))
-        if factor is None or sizes.farthest.size:
-            return sizes
-        return sizes._replace(farthest=np.ones(factor.n_levels))
-
-    def _levels(self, factor: Factor) -> bool:
-        return any(levels.rows is factor.entries for levels in self.field.levels)
+    @property
+    @abstractmethod
+    def _decisions(self) -> Decisions:
+        """What decides on moves."""
 
     @property
     def field(self) -> LatentField:
@@ -220,7 +203,6 @@ class LatentSampler:
             lengths = np.concatenate([of_pairs, lengths])
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
-        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
         return LatentState(
             np.zeros(len(KINDS), dtype=np.int64),
             np.zeros((len(KINDS), ANGLES.size)),
@@ -230,52 +212,13 @@ class LatentSampler:
             lengths,
             np.zeros(lengths.size),
             seen,
-            np.full(len(DECIDED), first),
-            np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
-            np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
-            np.zeros((len(DECIDED), 3)),
+            *no_batches(),
         )
-
-    @cached_property
-    def _gathering(self) -> Gathering:
-        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
-
-    @cached_property
-    def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The tests on all rows and on those of each group, which know no data."""
-        test = self._tests[0]
-        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
-        exact = module.barker if module is corrected_barker else module.metropolis
-        key = class_key(test)
-        drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
-        decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
-        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
-
-    @property
-    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
-        """The tests of which one is chosen for each kind of moves."""
-        if self.acceptance is None:
-            return [Penalty(sigma=sigma) for sigma in SIGMAS]
-        return [self.acceptance]  # type: ignore[return-value]
 
     @cached_property
     def _moves(self) -> LatentMoves:
-        n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
-        share = 1.0 if self.carried is None else FACTORING_SHARE
-        fixed = overhead(self.field, share * self.work)
-        tunes_batches = self.batch_size is None
-        return LatentMoves(
-            self.reference,
-            *self._kernels,
-            self._gathering.density,
-            row_workspace(n_rows, self.table),
-            DecisionTests(self._tests, self.temperature, n_rows, fixed, tunes_batches),
-            self.initial_state().decisions,
-            of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
-            self.blocks,
-            self.work,
-            self.carried,
-        )
+        surrogate, decisions = self.reference.surrogate, self._decisions
+        return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
@@ -294,20 +237,29 @@ class LatentSampler:
         state: LatentState,
     ) -> MoveCounts:
         """Move a point of the model in place by rounds of all moves; tune."""
-        moves, counts = self._moves, MoveCounts()
-        moves.decisions = state.decisions
+        counts = MoveCounts()
         inside = self._coordinates.from_model(point)
         with one_blas_thread():
             for _ in range(n_rounds):
-                scale = state.mean, state.cholesky
-                walks = Walks(state.log_length, state.n_moves)
-                moves.draw(rng, inside, tuning, state.turns, scale, walks, counts)
+                self._round(rng, inside, tuning, state, counts)
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
                     self._observe(inside[self.field.hyper], state)
         point[:] = self._coordinates.to_model(inside)
         return counts
+
+    def _round(
+        self,
+        rng: np.random.Generator,
+        inside: np.ndarray,
+        tuning: bool,
+        state: LatentState,
+        counts: MoveCounts,
+    ) -> None:
+        """Make one round of all moves."""
+        scale, walks = (state.mean, state.cholesky), Walks(state.log_length, state.n_moves)
+        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, counts)
 
     def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""
@@ -371,36 +323,188 @@ class LatentSampler:
         parts = [f"hyperparameters ({self.field.hyper.size}) carry effects along"]
         if beside:
             parts.append(f"coefficients ({beside}) move together")
-        parts += [
-            f"a factor of {level.latent.shape[0]:,} levels in blocks ({blocks.first.size - 1:,})"
-            for level, blocks in zip(levels, self.blocks, strict=True)
-        ]
+        parts += [self._described(k) for k in range(len(levels))]
         return "; ".join(parts)
 
+    def _described(self, factor: int) -> str:
+        """Say how many levels a factor has."""
+        return f"a factor of {self.field.levels[factor].latent.shape[0]:,} levels"
 
-def make_latent_sampler(
-    tall: TallModel,
-    acceptance: Acceptance | None,
-    temperature: float,
-    by_size: bool = True,
-    batch_size: int | None = None,
-) -> LatentSampler:
-    """Set up; by size, rows are drawn in proportion to what they can tell.
 
-    Without a test the penalty test is taken, with the noise at which moves are cheapest; without a
-    size of the first batches, each kind of moves tunes its own.
+class MinibatchSampler(LatentSampler):
+    """Moves on which minibatch tests decide.
+
+    Parameters
+    ----------
+    tall, reference
+        As :class:`LatentSampler` takes them.
+    factors
+        The grouping factors.
+    rows
+        What the rows read.
+    acceptance
+        The test; None for the penalty test at the noise with which moves are cheapest.
+    temperature
+        Of the target.
+    by_size
+        Whether rows are drawn in proportion to what they can tell.
+    batch_size
+        Rows of first batches; None if each kind of moves tunes its own.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        reference: LatentReference,
+        factors: Sequence[Factor],
+        rows: RowFunctions,
+        acceptance: CorrectedBarker | Penalty | None,
+        temperature: float,
+        by_size: bool,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(tall, reference)
+        self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
+        surrogate, hyper = reference.surrogate, reference.hyper
+        looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
+        for factor in factors:
+            if surrogate.cubic(factor.entries) or self._levels(factor):
+                sizes = self._sizes(factor, by_size)
+                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
+                looked_at[id(factor.entries)] = factor, sizes, table
+        self.table: GroupTable | SizeTable | tuple[()] = ()
+        if surrogate.cubics:
+            _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
+        else:
+            sizes = self._sizes(None, by_size)
+            self.table = RowSizes.of(sizes.rows).table
+        if not by_size:
+            self.table = ()
+        self.acceptance = acceptance
+        self.blocks: list[Grouping] = []
+        for levels in self.field.levels:
+            factor, _, table = looked_at[id(levels.rows)]
+            self.blocks.append(
+                choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
+            )
+
+    def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
+        if by_size:
+            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
+            sizes = _sizes(self.reference, self.rows, cubic)
+        else:
+            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0))
+        if factor is None or sizes.farthest.size:
+            return sizes
+        return sizes._replace(farthest=np.ones(factor.n_levels))
+
+    def _levels(self, factor: Factor) -> bool:
+        return any(levels.rows is factor.entries for levels in self.field.levels)
+
+    def initial_state(self) -> LatentState:
+        """Return the state before tuning."""
+        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
+        return (
+            super()
+            .initial_state()
+            ._replace(
+                batch_size=np.full(len(DECIDED), first),
+                batch_tuning=np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
+                test=np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
+                moments=np.zeros((len(DECIDED), 3)),
+            )
+        )
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        n_rounds: int,
+        tuning: bool,
+        state: LatentState,
+    ) -> MoveCounts:
+        """Move a point of the model in place by rounds of all moves; tune."""
+        self._decisions.states = state.decisions
+        return super().draw(rng, point, n_rounds, tuning, state)
+
+    def _described(self, factor: int) -> str:
+        """Say how many levels a factor has, and blocks."""
+        return f"{super()._described(factor)} in blocks ({self.blocks[factor].first.size - 1:,})"
+
+    @cached_property
+    def _gathering(self) -> Gathering:
+        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
+
+    @cached_property
+    def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The tests on all rows and on those of each group, which know no data."""
+        test = self._tests[0]
+        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
+        exact = module.barker if module is corrected_barker else module.metropolis
+        key = class_key(test)
+        drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
+        decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
+        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
+
+    @property
+    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
+        """The tests of which one is chosen for each kind of moves."""
+        if self.acceptance is None:
+            return [Penalty(sigma=sigma) for sigma in SIGMAS]
+        return [self.acceptance]  # type: ignore[return-value]
+
+    @cached_property
+    def _decisions(self) -> MinibatchDecisions:
+        n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
+        share = 1.0 if self.carried is None else FACTORING_SHARE
+        fixed = overhead(self.field, share * self.work)
+        return MinibatchDecisions(
+            self.reference.surrogate,
+            *self._kernels,
+            self._gathering.density,
+            row_workspace(n_rows, self.table),
+            DecisionTests(
+                self._tests, self.temperature, n_rows, fixed, tunes_batches=self.batch_size is None
+            ),
+            self.initial_state().decisions,
+            of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
+            self.blocks,
+        )
+
+
+def no_batches() -> tuple[np.ndarray, ...]:
+    """Return the last fields of a state where no batch decides."""
+    numbers = np.empty(0, dtype=np.int64)
+    return numbers, np.empty((0, 2)), numbers.copy(), np.empty((0, 3))
+
+
+class Located(NamedTuple):
+    """What is known of a model with effects before it is settled how moves are decided.
+
+    Attributes
+    ----------
+    rows : RowFunctions
+        What the rows read.
+    factors : list of Factor
+        The grouping factors.
+    reference : LatentReference
+        Where the log-likelihood is expanded.
+    """
+
+    rows: RowFunctions
+    factors: list[Factor]
+    reference: LatentReference
+
+
+def locate(tall: TallModel, temperature: float) -> Located:
+    """Find the latent field of a model and where it is.
 
     Raises
     ------
     NoFieldError
         If the model has no latent field that is nearly Gaussian given a few hyperparameters.
     """
-    structure = tall.structure
-    if structure is None:
-        raise NoFieldError("What the rows read is not affine in data-free quantities.")
-    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
-    if not has_effects(tall, structure):
-        raise NoFieldError("No variable depends on others, and there are few effects.")
+    structure = structure_with_effects(tall)
     rows = RowFunctions(structure)
     # Threads of BLAS cost more than they save on matrices of this size.
     with one_blas_thread():
@@ -412,7 +516,46 @@ def make_latent_sampler(
             rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature)
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
-        return LatentSampler(
+    return Located(rows, factors, reference)
+
+
+def structure_with_effects(tall: TallModel) -> RowStructure:
+    """Return what the rows of a model with effects read.
+
+    Raises
+    ------
+    NoFieldError
+        If that is not known, or the model has no effects.
+    """
+    structure = tall.structure
+    if structure is None:
+        raise NoFieldError("What the rows read is not affine in data-free quantities.")
+    if not has_effects(tall, structure):
+        raise NoFieldError("No variable depends on others, and there are few effects.")
+    return structure
+
+
+def make_latent_sampler(
+    tall: TallModel,
+    acceptance: Acceptance | None,
+    temperature: float,
+    by_size: bool = True,
+    batch_size: int | None = None,
+) -> MinibatchSampler:
+    """Set up; by size, rows are drawn in proportion to what they can tell.
+
+    Without a test the penalty test is taken, with the noise at which moves are cheapest; without a
+    size of the first batches, each kind of moves tunes its own.
+
+    Raises
+    ------
+    NoFieldError
+        If the model has no latent field that is nearly Gaussian given a few hyperparameters.
+    """
+    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
+    rows, factors, reference = locate(tall, temperature)
+    with one_blas_thread():
+        return MinibatchSampler(
             tall, reference, factors, rows, acceptance, temperature, by_size, batch_size
         )
 

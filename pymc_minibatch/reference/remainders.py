@@ -25,7 +25,14 @@ from numba.extending import register_jitable
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph
 
-__all__ = ["Averages", "RowConstants", "higher_orders", "remainders", "second_order"]
+__all__ = [
+    "Averages",
+    "RowConstants",
+    "higher_orders",
+    "remainders",
+    "remainders_of_one",
+    "second_order",
+]
 
 DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
@@ -146,28 +153,56 @@ def remainders(
     A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
     then the higher orders are subtracted. What belongs to φ̂ is computed once for both.
     """
-    of_inputs, of_row, of_derivatives = constants.addresses
     size = constants.at.size
-    there = call_graph(of_inputs, (constants.at, *batch))[0]
-    taylor = call_graph(of_derivatives, (with_widths(there, constants, batch), *batch))[0]
-    k, n_rows = there.shape
-    rest = np.empty((2, n_rows))
+    there, taylor = expanded(constants, batch)
+    rest = np.empty((2, there.shape[1]))
     for n, reading in enumerate((first, second)):
-        here = call_graph(of_inputs, (reading[:size], *batch))[0]
-        value = call_graph(of_row, (here, *batch))[0]
-        for b in range(n_rows):
-            rest[n, b] = value[0, b] - taylor[0, b]
-        for i in range(k):
-            for b in range(n_rows):
-                here[i, b] -= there[i, b]
-                rest[n, b] -= taylor[1 + i, b] * here[i, b]
-            for j in range(i + 1):
-                share, at = 0.5 if i == j else 1.0, 1 + k + second_order(i, j)
-                for b in range(n_rows):
-                    rest[n, b] -= share * taylor[at, b] * here[i, b] * here[j, b]
+        write_remainders(reading[:size], there, taylor, constants, batch, rest[n])
     if first.size > size:
         subtract_shares(first, second, there, taylor, constants, batch, rest)
     return rest
+
+
+@partial(jit_kept, nogil=True)
+def remainders_of_one(phi: np.ndarray, constants: RowConstants, batch: Any) -> np.ndarray:
+    """Return the remainders of second order about φ̂ at one φ, shape (b,)."""
+    there, taylor = expanded(constants, batch)
+    rest = np.empty(there.shape[1])
+    write_remainders(phi, there, taylor, constants, batch, rest)
+    return rest
+
+
+@register_jitable
+def expanded(constants: RowConstants, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the local inputs at φ̂, and f with its derivatives there."""
+    there = call_graph(constants.addresses[0], (constants.at, *batch))[0]
+    widened = with_widths(there, constants, batch)
+    return there, call_graph(constants.addresses[2], (widened, *batch))[0]
+
+
+@register_jitable
+def write_remainders(
+    phi: np.ndarray,
+    there: np.ndarray,
+    taylor: np.ndarray,
+    constants: RowConstants,
+    batch: Any,
+    rest: np.ndarray,
+) -> None:
+    """Write what f is at φ less its expansion to second order."""
+    here = call_graph(constants.addresses[0], (phi, *batch))[0]
+    value = call_graph(constants.addresses[1], (here, *batch))[0]
+    k, n_rows = there.shape
+    for b in range(n_rows):
+        rest[b] = value[0, b] - taylor[0, b]
+    for i in range(k):
+        for b in range(n_rows):
+            here[i, b] -= there[i, b]
+            rest[b] -= taylor[1 + i, b] * here[i, b]
+        for j in range(i + 1):
+            share, at = 0.5 if i == j else 1.0, 1 + k + second_order(i, j)
+            for b in range(n_rows):
+                rest[b] -= share * taylor[at, b] * here[i, b] * here[j, b]
 
 
 @register_jitable

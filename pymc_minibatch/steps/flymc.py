@@ -1,5 +1,6 @@
 """The PyMC step for Firefly Monte Carlo."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -18,6 +19,8 @@ from pymc_minibatch.arguments import checked_choice, checked_count, checked_shar
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
 from pymc_minibatch.bounds.choose import settle
 from pymc_minibatch.bounds.laplace import approximate
+from pymc_minibatch.bounds.likelihood import NoBoundError
+from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.target import JittedTarget, violation
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import address_of, batch_of_one
@@ -29,15 +32,20 @@ from pymc_minibatch.kernels.firefly import (
     make_iterations,
     restore,
 )
+from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
 from pymc_minibatch.warn import warn
 
 __all__ = ["FlyMC", "FlyMCState"]
+
+_log = logging.getLogger("pymc_minibatch")
 
 FASTEST = "hamiltonian"
 
@@ -47,6 +55,7 @@ class FlyMCState(TallStepState):
     """What is needed to continue a chain."""
 
     tuning: Tuning
+    moves: tuple[np.ndarray, ...]
     fireflies: tuple[np.ndarray, ...]
     bound_options: str = field(metadata={"frozen": True})
     tune_bounds: bool = field(metadata={"frozen": True})
@@ -82,7 +91,10 @@ class FlyMC(TallStep):
     tune_bounds : bool, default True
         Whether bounds touch each row at the posterior mode. Untuned bounds leave most rows bright.
     kernel : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
-        How θ moves given the bright rows. "auto" is Hamiltonian, the fastest measured.
+        How θ moves given the bright rows. "auto" sweeps over the effects of a model, if it has any
+        and rows read one predictor; elsewhere it is Hamiltonian, the fastest measured. A reference,
+        untuned bounds, a bound of your own, explicit updates of z and `theta_updates` also ask for
+        moves of all variables at once; ``choice`` says which moves there are.
     z_update : {"implicit", "explicit"}, default "implicit"
         How rows turn bright and dark: by Metropolis proposals at a few rows, or by drawing the
         state of a random `fraction` of the rows anew.
@@ -94,8 +106,10 @@ class FlyMC(TallStep):
     theta_updates : int, optional
         Updates of θ for each update of z; 1 if not given, the best measured except for Langevin
         updates, which gain from 4.
-    steps_per_draw : int, default 1
-        Iterations (an update of z, then those of θ) for each draw that is kept.
+    steps_per_draw : int or "auto", default "auto"
+        Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
+        model with effects one iteration moves all of them, and "auto" takes one while tuning and
+        two afterwards, or four where PyMC evaluates all rows at each draw for a Deterministic.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
@@ -103,6 +117,10 @@ class FlyMC(TallStep):
 
     Attributes
     ----------
+    choice : str
+        How variables are moved, and why not by sweeps where they are not.
+    steps_per_draw : int
+        Iterations for each draw.
     setup_seconds : float
         Time spent on the search for the mode, the sums and compilation, with that of a reference
         that was handed over.
@@ -135,13 +153,19 @@ class FlyMC(TallStep):
 
     Sample stats, for each draw:
 
-    - ``acceptance_rate``: share of its updates of θ that were accepted.
+    - ``acceptance_rate``: share of its updates of θ, or moves of effects, that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
       of a chain reads all rows once more, to draw which are bright.
     - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
     - ``n_bright``: mean number of bright rows, with those that are always read.
     - ``q``: probability of a proposal to turn a dark row bright.
     - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
+    - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
+      were accepted; NaN elsewhere, as the next four.
+    - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
+    - ``acceptance_rate_groups``: the same for effects of groups.
+    - ``n_sweeps``: how often all levels of a grouping factor were visited.
+    - ``rows_per_sweep``: mean number of rows that such a visit read.
     - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
     - ``setup_seconds``: seconds that making the step took, with those of a reference that was
       handed over; the same at every draw.
@@ -178,6 +202,7 @@ class FlyMC(TallStep):
         "n_bright": (np.float64, []),
         "q": (np.float64, []),
         "scale": (np.float64, []),
+        **dict.fromkeys(OF_EFFECTS, (np.float64, [])),
         **TallStep.stats_dtypes_shapes,
     }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
@@ -185,8 +210,9 @@ class FlyMC(TallStep):
         "acceptance_rate": ("Accept", "0.2f"),
         "n_bright": ("Bright", ",.0f"),
     }
-    learns = ("tuning",)
+    learns = ("tuning", "moves")
     _state_class = FlyMCState
+    choice = "All variables are moved at once."
 
     def __init__(
         self,
@@ -201,12 +227,13 @@ class FlyMC(TallStep):
         fraction: float = 0.1,
         q: float | None = None,
         theta_updates: int | None = None,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
         check_reference(reference)
+        is_free = reference is None and kernel == "auto" and theta_updates is None
         self.kernel = FASTEST if kernel == "auto" else checked_choice("kernel", kernel, UPDATES)
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
@@ -214,8 +241,42 @@ class FlyMC(TallStep):
         self.theta_updates = checked_count(
             "theta_updates", 1 if theta_updates is None else theta_updates, 1
         )
-        super().__init__(vars, data, steps_per_draw, model, rng)
+        self.bound: QuadraticBound | Bound
+        self.moves: Any = ()
+        self.steps_are_free = steps_per_draw == "auto"
+        super().__init__(vars, data, 1 if steps_per_draw == "auto" else steps_per_draw, model, rng)
         self.tune_bounds = bool(tune_bounds)
+        is_free &= self.tune_bounds and self.z_update == "implicit"
+        self._lit_at: np.ndarray | None = None
+        self.latent = self._latent_sampler(bound) if is_free else None
+        if self.latent is None:
+            self._set_up_plainly(bound, reference)
+        elif self.steps_are_free and not self.latent.costly:
+            self.steps_per_draw = rounds_of_draw(self.tall)
+        self.bound_options = repr(self.bound)
+        _log.info(self.choice)
+        self._get_ready(started, reference)
+
+    def _latent_sampler(
+        self, bound: Literal["auto"] | QuadraticBound | Bound
+    ) -> FireflySampler | None:
+        """Set up the moves of effects and their scales; None where the model has none."""
+        whole = self._active.size == self.tall.layout.size
+        if isinstance(bound, Bound) or not whole:
+            return None
+        try:
+            sampler = make_firefly_sampler(self.tall, bound, self.fixed_q)
+        except (NoFieldError, NoBoundError, np.linalg.LinAlgError) as reason:
+            self.choice = f"All variables are moved at once: {reason}"
+            return None
+        self.bound, self.kernel = sampler.rows.bound, "sweeps"
+        self.choice = f"Bright rows decide: {sampler.describe()}."
+        return sampler
+
+    def _set_up_plainly(
+        self, bound: Literal["auto"] | QuadraticBound | Bound, reference: Reference | None
+    ) -> None:
+        """Settle how all variables are moved at once."""
         self.target, self.bound, self._settled = settle(
             self.tall,
             self._active,
@@ -224,11 +285,8 @@ class FlyMC(TallStep):
             reference,
             self._update.uses_gradient,
         )
-        self.bound_options = repr(self.bound)
         self._whitening = Whitening(self._active, *self._settled.approximation)
-        self._lit_at: np.ndarray | None = None
         self._warn_of_passes()
-        self._get_ready(started, reference)
 
     def _warn_of_passes(self) -> None:
         others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
@@ -280,6 +338,9 @@ class FlyMC(TallStep):
         return new_fireflies(self.n_rows, self.target.always)
 
     def _reset_tuning(self) -> None:
+        if self.latent is not None:
+            self.tuning, self.moves = self.latent.unlit(), self.latent.initial_state()
+            return
         first_step = self._update.first_step(self._active.size)
         q = -1.0 if self.fixed_q is None else self.fixed_q
         self.tuning = Tuning(
@@ -287,6 +348,9 @@ class FlyMC(TallStep):
         )
 
     def _compile(self) -> None:
+        if self.latent is not None:
+            self.latent.compile()
+            return
         flat = self.tall.layout.flatten(self.tall.model.initial_point())
         self._run(flat, 0, relight=False)
 
@@ -302,17 +366,29 @@ class FlyMC(TallStep):
     def _facts(self) -> dict[str, str]:
         return {
             "bound": repr(self.bound),
-            "always read": f"{self.target.always.size:,} rows with loose bounds",
-            "updates of θ": f"{self.kernel}, {self.theta_updates} for each of z",
+            "always read": f"{self._always.size:,} rows with loose bounds",
+            "updates of θ": self._moved(),
             "updates of z": self.z_update,
             "draw": f"{self.steps_per_draw} iterations",
         }
+
+    def _moved(self) -> str:
+        if self.latent is not None:
+            return self.latent.describe()
+        return f"{self.kernel}, {self.theta_updates} for each of z"
+
+    @property
+    def _always(self) -> np.ndarray:
+        """Rows that are read always."""
+        return self.target.always if self.latent is None else self.latent.always
 
     # --- Sampling -----------------------------------------------------------------------------
 
     @property
     def fireflies(self) -> tuple[np.ndarray, ...]:
         """The bright rows, their log odds, and where they were drawn; empty before the start."""
+        if self.latent is not None:
+            return self.latent.fireflies
         if self._lit_at is None:
             return ()
         n_bright = self._flies.n_bright[0]
@@ -325,6 +401,9 @@ class FlyMC(TallStep):
 
     @fireflies.setter
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
+        if self.latent is not None:
+            self.latent.fireflies = stored
+            return
         if not stored:
             self._lit_at = None
             return
@@ -337,10 +416,18 @@ class FlyMC(TallStep):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which draws anew which rows are bright."""
         super().setup_chain(rng, tune, draws)
-        self._lit_at = None
+        self.fireflies = ()
+
+    def stop_tuning(self) -> None:
+        """Fix what tuning has found."""
+        super().stop_tuning()
+        if self.latent is not None:
+            self.latent.end_tuning(self.moves)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         flat = self.tall.layout.flatten(point)
+        if self.latent is not None:
+            return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
         others = np.setdiff1d(np.arange(flat.size), self._active)
         center, _, inverse = self._settled.approximation
         if not np.array_equal(flat[others], self._settled.constants[0][others]):
@@ -353,6 +440,8 @@ class FlyMC(TallStep):
         return super()._changing() | {"fireflies": self.fireflies}
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        if self.latent is not None:
+            return self._draw_by_sweeps(self.latent, flat)
         here = flat[self.target.entering]
         relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
         if relight:
@@ -362,6 +451,21 @@ class FlyMC(TallStep):
             raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
         self._lit_at = flat[self.target.entering]
         return self._stats(accept, n_bright, counts)
+
+    def _draw_by_sweeps(self, latent: FireflySampler, flat: np.ndarray) -> dict[str, Any]:
+        latent.light = self.tuning
+        n_rounds = 1 if self.tune and self.steps_are_free else self.steps_per_draw
+        counts = latent.draw(self.rng, flat, n_rounds, self.tune, self.moves)
+        if latent.violation[0] >= 0:
+            raise SamplingError(violation(self.tall, *latent.violation))
+        return {
+            "n_likelihood": counts.n_evaluated,
+            "n_gradient": 0,
+            "n_bright": counts.n_bright / n_rounds + latent.always.size,
+            "q": float(self.tuning.q[0]),
+            "scale": latent.scale(self.moves),
+            **stats_of_effects(counts),
+        }
 
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool
@@ -400,4 +504,5 @@ class FlyMC(TallStep):
             "n_bright": n_bright / self.steps_per_draw + n_always,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
+            **dict.fromkeys(OF_EFFECTS, np.nan),
         }

@@ -35,7 +35,7 @@ from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summe
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.latent.field import NoFieldError, has_effects
-from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.latent.sampler import MinibatchSampler, make_latent_sampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
@@ -63,6 +63,7 @@ from pymc_minibatch.steps.deciding import (
     settle,
     steps_of_draw,
 )
+from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
@@ -80,22 +81,10 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
-ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
-"""Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
-
 LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
 LEAST_RESIDENTS = 100_000
-
-OF_EFFECTS = (
-    "acceptance_rate_hyper",
-    "acceptance_rate_dense",
-    "acceptance_rate_groups",
-    "n_sweeps",
-    "rows_per_sweep",
-)
-"""Stats of a model with effects, NaN elsewhere."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -339,13 +328,12 @@ class MinibatchMH(TallStep):
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
         elif self.steps_are_free and not self.latent.costly:
-            rows_are_evaluated = bool(self.tall.deterministics_of_rows())
-            self.steps_per_draw = ROUNDS_WITH_DETERMINISTICS if rows_are_evaluated else ROUNDS
+            self.steps_per_draw = rounds_of_draw(self.tall)
         _log.info(self.choice)
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> LatentSampler | None:
+    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> MinibatchSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
         whole = self._active.size == self.tall.layout.size
         acceptance = None if is_open else self.acceptance
@@ -599,9 +587,7 @@ class MinibatchMH(TallStep):
         )
         self.refuse_impossible(counts.impossible_row, flat)
         n_decisions = max(counts.decisions, 1)
-        kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
         return {
-            "acceptance_rate": float(np.mean([a for k in counts.accepted.values() for a in k])),
             "n_likelihood": 2 * counts.n_evaluated,
             "n_gradient": 2 * counts.n_evaluated,
             "n_scanned": 0,
@@ -610,12 +596,8 @@ class MinibatchMH(TallStep):
             "test_error": counts.test_error,
             "exact": False,
             "scale": self.latent.scale(self.proposal_state),
-            "acceptance_rate_hyper": kinds["hyper"],
-            "acceptance_rate_dense": kinds["dense"],
-            "acceptance_rate_groups": kinds["groups"],
-            "n_sweeps": counts.sweeps,
-            "rows_per_sweep": counts.sweep_rows / counts.sweeps if counts.sweeps else np.nan,
             "warning": None,
+            **stats_of_effects(counts),
         }
 
     def _snapshot(self, flat: np.ndarray) -> tuple[Any, ...]:

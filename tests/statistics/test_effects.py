@@ -86,10 +86,12 @@ def compare(draws: np.ndarray, mean: np.ndarray, sd: np.ndarray, name: str) -> N
 @pytest.mark.parametrize(
     ("tau", "centred"), [(0.6, False), (0.6, True), (0.0, False)], ids=["plain", "centred", "zero"]
 )
-def test_random_intercepts(tau: float, centred: bool) -> None:
+@pytest.mark.parametrize("kind", [pmb.MinibatchMH, pmb.FlyMC], ids=["minibatch", "firefly"])
+def test_random_intercepts(kind: type, tau: float, centred: bool) -> None:
+    """One group has no rows, and one has a single row."""
     ones = counts(tau, seed=5)
     with model_of(ones, centred):
-        step = pmb.MinibatchMH()
+        step = kind()
         assert step.latent is not None
         idata = pm.sample(
             draws=DRAWS, tune=600, chains=2, cores=1, step=step, random_seed=2, progressbar=False

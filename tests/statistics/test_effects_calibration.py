@@ -7,16 +7,24 @@ calibration is ``python -m benchmarks.calibration``.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import arviz as az
 import numpy as np
 import pytest
 
 from benchmarks.calibration import MODELS, Calibration, ranked
+from pymc_minibatch.latent.expansion import Expansion, expand
+from pymc_minibatch.latent.firefly import FireflyDecisions, FireflySampler, bounded
 from pymc_minibatch.latent.moves import MoveCounts, Walks, carried_with
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
+from pymc_minibatch.tall import TallModel
 
 N_REPLICATIONS = 80
+N_TRUTHS = 400
+RARE = 20
+"""One of so many outcomes is 0 in the data at whose mode bounds touch."""
 N_HELD, N_OTHERS = 25, 6
 """Moves of single hyperparameters, and of other kinds."""
 
@@ -50,8 +58,8 @@ def moves_of(
 
     def swept(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
-            for levels, blocks in moves._sweeps():
-                moves.move_levels(rng, point, False, levels, blocks, groups, counts)
+            for factor in moves._sweeps():
+                moves.move_levels(rng, point, False, factor, groups, counts)
 
     kinds = (held, carried, carried_with_one, coefficients, swept)
     return {f.__name__: f for f in kinds if n_with_one or f is not carried_with_one}
@@ -73,7 +81,8 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
             sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
             assert sampler.carried
         sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
-        n_swept = [levels.rows.shape[0] for levels, _ in sampler._moves._sweeps()]
+        levels = sampler.field.levels
+        n_swept = [levels[k].rows.shape[0] for k in sampler._moves._sweeps()]
         assert (
             n_swept == {"noncentred": [20], "nested": [40, 10, 40], "crossed": [20, 12, 20]}[name]
         )
@@ -116,3 +125,106 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
         means.append(np.mean(first))
         variances.append(np.var(first) / float(az.ess(np.array(first)[None])))
     assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))
+
+
+def light(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
+    """Draw which rows are bright; return how many are expected to be."""
+    sampler._moves.forget()
+    sampler._relight(rng, point)
+    sampler._decisions.q = 0.3
+    return expected_bright(sampler, point)
+
+
+def expected_bright(sampler: FireflySampler, point: np.ndarray) -> float:
+    surrogate = sampler.reference.surrogate
+    phi = surrogate.phi(sampler._coordinates.from_model(point))
+    gaps = sampler.rows.remainders(phi, phi, surrogate.expansion.at, sampler.tall.data)[0]
+    return float(-np.expm1(-np.delete(gaps, sampler.always)).sum())
+
+
+def looked_at(tall: TallModel, flat: np.ndarray) -> dict[str, float]:
+    """Return what is ranked, and the last entry of each vector, which may have the most rows."""
+    last = {f"last of {name}": flat[s.stop - 1] for name, s in tall.layout.slices.items()}
+    return ranked(tall, flat) | last
+
+
+def changes_by_bright_rows(name: str, n: int, costly: bool = False) -> dict[str, np.ndarray]:
+    """Return what moves of each kind change in draws from the joint density.
+
+    All bounds touch at the mode of data that are hardly ever 0. They are bounds wherever they
+    touch, and far from there many rows are bright.
+    """
+    calibration, rng = (
+        Calibration(MODELS[name](), by_bright_rows=True),
+        np.random.default_rng(1),
+    )
+    assert calibration.bounded_rows is not None
+    calibration.put(np.arange(calibration.tall.n_rows) % RARE > 0)
+    located, changes = calibration.located(), {}
+    for truth, y in calibration.truths(n, seed=2):
+        calibration.put(y)
+        sampler = bounded(calibration.tall, calibration.bounded_rows, located)
+        if costly:
+            sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
+            assert sampler.carried
+        before = looked_at(calibration.tall, truth)
+        for kind, move in moves_of(sampler, rng).items():
+            point = truth.copy()
+            light(sampler, rng, point)
+            move(point)
+            excess = sampler._decisions.bright.size - expected_bright(sampler, point)
+            changes.setdefault(f"bright rows, {kind}", []).append(excess)
+            for quantity, after in looked_at(calibration.tall, point).items():
+                old = before[quantity]
+                changes.setdefault(f"{quantity}, {kind}", []).append(after - old)
+                changes.setdefault(f"{quantity} squared, {kind}", []).append(after**2 - old**2)
+    return {quantity: np.array(differences) for quantity, differences in changes.items()}
+
+
+def standardised(changes: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return mean changes in standard errors."""
+    found = {}
+    for quantity, values in changes.items():
+        error = np.std(values, ddof=1) / np.sqrt(values.size)
+        found[quantity] = float(np.mean(values) / error) if error else 0.0
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "costly"), [("noncentred", False), ("nested", True)], ids=["noncentred", "nested"]
+)
+def test_moves_by_bright_rows_keep_the_joint_density(name: str, costly: bool) -> None:
+    """And rows stay bright as often as they should, given the point."""
+    for quantity, z in standardised(changes_by_bright_rows(name, N_TRUTHS, costly)).items():
+        assert abs(z) <= 4.5, quantity
+
+
+@pytest.mark.slow
+def test_the_joint_density_shows_levels_that_decide_without_bright_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_move(
+        self: FireflyDecisions, rng: Any, readings: Any, factor: int, moving: Any, counts: Any
+    ) -> np.ndarray:
+        self._changes(readings, counts)
+        levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
+        self._keep(moving[levels])
+        return moving
+
+    monkeypatch.setattr(FireflyDecisions, "on_levels", all_move)
+    found = standardised(changes_by_bright_rows("noncentred", N_TRUTHS // 3))
+    assert max(abs(z) for quantity, z in found.items() if "swept" in quantity) > 6
+
+
+@pytest.mark.slow
+def test_the_joint_density_shows_wrong_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds of all rows that are a little too curved, while gaps are right."""
+
+    def too_curved(*args: Any) -> Expansion:
+        expansion = expand(*args)
+        return replace(expansion, curvature=expansion.curvature.scaled(1.15))
+
+    monkeypatch.setattr("pymc_minibatch.latent.firefly.expand", too_curved)
+    found = standardised(changes_by_bright_rows("noncentred", N_TRUTHS // 3))
+    assert max(map(abs, found.values())) > 6

@@ -1,0 +1,40 @@
+"""What steps share that sweep over the effects of a model."""
+
+from typing import Any
+
+import numpy as np
+
+from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["OF_EFFECTS", "rounds_of_draw", "stats_of_effects"]
+
+ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
+"""Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
+
+OF_EFFECTS = (
+    "acceptance_rate_hyper",
+    "acceptance_rate_dense",
+    "acceptance_rate_groups",
+    "n_sweeps",
+    "rows_per_sweep",
+)
+"""Stats of a model with effects, NaN elsewhere."""
+
+
+def rounds_of_draw(tall: TallModel) -> int:
+    """Return how many rounds of moves make a draw, where that is left open."""
+    return ROUNDS_WITH_DETERMINISTICS if tall.deterministics_of_rows() else ROUNDS
+
+
+def stats_of_effects(counts: MoveCounts) -> dict[str, Any]:
+    """Return the acceptance rate of all moves, and the stats of effects."""
+    kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
+    return {
+        "acceptance_rate": float(np.mean([a for k in counts.accepted.values() for a in k])),
+        "acceptance_rate_hyper": kinds["hyper"],
+        "acceptance_rate_dense": kinds["dense"],
+        "acceptance_rate_groups": kinds["groups"],
+        "n_sweeps": counts.sweeps,
+        "rows_per_sweep": counts.sweep_rows / counts.sweeps if counts.sweeps else np.nan,
+    }
