@@ -110,9 +110,13 @@ class Arrow:
 
     def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""
-        of_groups = (self.cross @ dense).reshape(groups.shape)
-        of_groups += multiply_blocks(self.blocks, groups)
-        return self.dense @ dense + self.cross.T @ groups.ravel(), of_groups
+        of_dense, of_groups = self.dense @ dense, multiply_blocks(self.blocks, groups)
+        if _by_rows(self.cross):
+            add_crossed(_compressed(self.cross), dense, groups.ravel(), of_dense, of_groups.ravel())
+        else:
+            of_groups += (self.cross @ dense).reshape(groups.shape)
+            of_dense += self.cross.T @ groups.ravel()
+        return of_dense, of_groups
 
     def factor(self) -> "ArrowFactor":
         """Factor the matrix.
@@ -299,6 +303,25 @@ def _compressed(matrix: sparse.csr_array | sparse.csc_array) -> _Compressed:
 
 
 @jit_kept
+def add_crossed(
+    by_row: _Compressed,
+    dense: np.ndarray,
+    groups: np.ndarray,
+    of_dense: np.ndarray,
+    of_groups: np.ndarray,
+) -> None:
+    """Add the products of B with the dense part and of Bᵀ with the groups, in one pass."""
+    starts, columns, entries = by_row
+    for i in range(groups.size):
+        total = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            j, entry = columns[k], entries[k]
+            total += entry * dense[j]
+            of_dense[j] += entry * groups[i]
+        of_groups[i] += total
+
+
+@jit_kept
 def subtract_gram(by_row: _Compressed, by_column: _Compressed, dense: np.ndarray) -> None:
     """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
 
@@ -374,6 +397,13 @@ def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, f
     """
     n_groups, width = right.shape
     x, log_determinant = right.copy(), 0.0
+    if width == 1:
+        for g in range(n_groups):
+            if not abs(matrices[g, 0, 0]) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(matrices[g, 0, 0]))
+            x[g, 0] /= matrices[g, 0, 0]
+        return x, log_determinant
     work = np.empty((width, width))
     for g in range(n_groups):
         work[:] = matrices[g]

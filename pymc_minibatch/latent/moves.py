@@ -559,9 +559,10 @@ class LatentMoves:
         if held is None:
             return point, -np.inf
         given, then = self.conditional(point[self.field.hyper]), self.conditional(hyper)
+        reading, given_others = self.at(point).reading, self.surrogate.given_others
         try:
-            mean, cholesky = self.surrogate.given_others(given, point, levels)
-            mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+            mean, cholesky = given_others(given, point, reading, levels)
+            mean_then, cholesky_then = given_others(then, held.point, reading, levels)
         except np.linalg.LinAlgError:
             return point, -np.inf
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
@@ -630,9 +631,9 @@ class LatentMoves:
         Given all else the levels are independent; so any of them that move under the surrogate are
         a proposal, on which blocks of levels decide.
         """
-        given = self.conditional(point[self.field.hyper])
+        given, before = self.conditional(point[self.field.hyper]), self.at(point).reading
         try:
-            mean, cholesky = self.surrogate.given_others(given, point, levels)
+            mean, cholesky = self.surrogate.given_others(given, point, before, levels)
         except np.linalg.LinAlgError:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
@@ -640,19 +641,19 @@ class LatentMoves:
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
-        readings = self.at(point).reading, self.surrogate.read(proposed)
-        psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
+        after = self.surrogate.read_levels(proposed, before, levels)
+        psi = self.surrogate.level_ratios(given, (point, proposed), (before, after), levels)
         # Under the surrogate each level decides by itself.
         stays = -rng.standard_exponential(psi.size) >= psi
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
-        after = self.surrogate.read(proposed)
+        after = self.surrogate.read_levels(proposed, before, levels)
         first, table = blocks
         cubic = self.surrogate.cubic(levels.rows)
-        self._weigh(table, cubic, (readings[0], after))
+        self._weigh(table, cubic, (before, after))
         decided = np.zeros(first.size - 1, dtype=np.bool_)
         n_evaluated, _, error, _, impossible = self.sweep(
             rng,
-            self.surrogate.seen_by_rows(readings[0], cubic),
+            self.surrogate.seen_by_rows(before, cubic),
             self.surrogate.seen_by_rows(after, cubic),
             blocks,
             self.density,

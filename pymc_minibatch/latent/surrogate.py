@@ -92,6 +92,8 @@ class Conditional:
         Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
         Of the log prior there: its slope, and minus its curvature P.
+    onto : LatentMap
+        A(h).
     phi : ndarray, shape (P,)
         φ there.
     damping : float
@@ -104,6 +106,7 @@ class Conditional:
     slope: Parts
     prior_slope: Parts
     prior_precision: Arrow
+    onto: LatentMap
     phi: np.ndarray
     damping: float
 
@@ -138,11 +141,6 @@ class Conditional:
     def frame(self) -> Frame:
         """Coordinates in which the field is standard normal."""
         return Frame(self.layout, self.point, self.factor)
-
-    def slope_at(self, point: np.ndarray) -> Parts:
-        """Return the slope of the log density at a point, dense part and groups."""
-        of_dense, of_groups = self.precision.product(*self.layout.split(point - self.here))
-        return self.slope[0] - of_dense, self.slope[1] - of_groups
 
 
 class Reading(NamedTuple):
@@ -299,6 +297,7 @@ class Surrogate:
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
             prior_precision=prior_precision,
+            onto=onto,
             phi=phi,
             damping=damping,
         )
@@ -309,8 +308,24 @@ class Surrogate:
             self._joined = onto.dense, onto.join(self.expansion.curvature)
         return self._joined[1]
 
+    def slope_at(self, given: Conditional, point: np.ndarray, reading: Reading) -> Parts:
+        """Return the slope of the Gaussian at a point with its h, dense part and groups.
+
+        What rows read there gives it without a product with the precision.
+        """
+        expansion, rows = self.expansion, self.field.rows
+        dense, groups = rows.split(expansion.slope + expansion.tilt - reading.bent)
+        groups -= multiply_blocks(expansion.raised, (reading.phi - given.phi)[rows.groups])
+        of_rows = given.onto.transposed(dense, groups)
+        away = self.field.latent.split(point - given.here)
+        bent = given.prior_precision.product(*away)
+        return (
+            of_rows[0] + given.prior_slope[0] - bent[0],
+            of_rows[1] + given.prior_slope[1] - bent[1],
+        )
+
     def given_others(
-        self, given: Conditional, point: np.ndarray, levels: Levels
+        self, given: Conditional, point: np.ndarray, reading: Reading, levels: Levels
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables.
 
@@ -324,9 +339,25 @@ class Surrogate:
         if not factor_blocks(blocks, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")
         pull = np.zeros(point.size)
-        self.field.latent.put(pull, *given.slope_at(point))
+        self.field.latent.put(pull, *self.slope_at(given, point, reading))
         halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]
         return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
+
+    def read_levels(self, point: np.ndarray, before: Reading, levels: Levels) -> Reading:
+        """Return what rows read after a move of the levels of a factor alone.
+
+        Of what is bent there is only what these levels need: no row reads two of them, so that
+        each is bent by itself.
+        """
+        phi, bent, cubic = self.phi(point), before.bent, self.cubic(levels.rows)
+        if cubic is None:
+            return before._replace(phi=phi)
+        bent = bent.copy()
+        bent[levels.rows] += multiply_blocks(cubic.blocks, (phi - before.phi)[levels.rows])
+        if cubic is not self.cubics[0]:
+            return before._replace(phi=phi, bent=bent)
+        u = cubic.coordinates(phi - self.expansion.at, bent)
+        return Reading(phi, bent, u, cubic.values(u))
 
     def level_ratios(
         self,

@@ -615,10 +615,10 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     given = surrogate.conditional(sampler.reference.hyper)
     point = given.point + 0.1 * np.random.default_rng(8).normal(size=given.point.size)
     point[sampler.field.hyper] = sampler.reference.hyper
-    mean, cholesky = surrogate.given_others(given, point, levels[0])
+    mean, cholesky = surrogate.given_others(given, point, surrogate.read(point), levels[0])
     shifted = point.copy()
     shifted[levels[0].latent] += 0.3
-    again, _ = surrogate.given_others(given, shifted, levels[0])
+    again, _ = surrogate.given_others(given, shifted, surrogate.read(shifted), levels[0])
     np.testing.assert_allclose(mean, again, atol=1e-10)  # a level's own value does not matter
     second_order = replace(surrogate.expansion, rest=surrogate.expansion.tilt)
     gaussian = Surrogate(sampler.tall, sampler.field, second_order, surrogate.center)
@@ -632,6 +632,42 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
     assert abs(slope) < 1e-3 * abs(bend)
     assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("maker", [crossed_model, lambda: slopes_model()], ids=["crossed", "slopes"])
+def test_what_rows_read_of_levels_that_moved(maker: Callable[[], pm.Model]) -> None:
+    """It is what they read of the whole point, as far as these levels go."""
+    sampler = make_latent_sampler(TallModel(maker()), Penalty(), 1.0)
+    surrogate, rng = sampler.reference.surrogate, np.random.default_rng(9)
+    point = surrogate.center + rng.normal(0, 0.1, surrogate.center.size)
+    before = surrogate.read(point)
+    given = surrogate.conditional(point[sampler.field.hyper])
+    for levels in sampler.field.levels:
+        cubic = surrogate.cubic(levels.rows)
+        moved = point.copy()
+        moved[levels.latent[::2]] += rng.normal(0, 0.3, levels.latent[::2].shape)
+        whole, found = surrogate.read(moved), surrogate.read_levels(moved, before, levels)
+        assert not np.allclose(whole.bent, before.bent)
+        seen = [surrogate.seen_by_rows(reading, cubic) for reading in (whole, found)]
+        np.testing.assert_allclose(*seen, rtol=1e-9, atol=1e-11)
+        ratios = [
+            surrogate.level_ratios(given, (point, moved), (before, after), levels)
+            for after in (whole, found)
+        ]
+        np.testing.assert_allclose(*ratios, rtol=1e-8, atol=1e-10)
+
+
+def test_the_slope_of_the_field_from_what_rows_read() -> None:
+    """It is that of the Gaussian, by its precision."""
+    sampler = make_latent_sampler(TallModel(outlying_model()), Penalty(), 2.0)
+    surrogate, rng = sampler.reference.surrogate, np.random.default_rng(10)
+    assert np.any(surrogate.expansion.raised > 0)
+    point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
+    given = surrogate.conditional(point[sampler.field.hyper])
+    found = surrogate.slope_at(given, point, surrogate.read(point))
+    bent = given.precision.product(*given.layout.split(point - given.here))
+    for slope, origin, fall in zip(found, given.slope, bent, strict=True):
+        np.testing.assert_allclose(slope, origin - fall, rtol=1e-9, atol=1e-9)
 
 
 def outlying_model() -> pm.Model:
@@ -680,7 +716,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
     point[sampler.field.hyper] = sampler.reference.hyper + 0.2
     given = surrogate.conditional(point[sampler.field.hyper])
-    mean, cholesky = surrogate.given_others(given, point, levels)
+    mean, cholesky = surrogate.given_others(given, point, surrogate.read(point), levels)
     moved = point.copy()
     moved[levels.latent[7]] += 0.8
     readings = surrogate.read(point), surrogate.read(moved)
