@@ -38,6 +38,8 @@ __all__ = [
     "Arrow",
     "ArrowFactor",
     "Matrix",
+    "added",
+    "blocks_of",
     "by_columns",
     "compact",
     "congruent",
@@ -73,8 +75,7 @@ class Arrow:
 
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
-        mine, others = self.cross, other.cross
-        cross = mine if is_empty(others) else others if is_empty(mine) else mine + others
+        cross = added(self.cross, other.cross)
         return Arrow(self.dense + other.dense, cross, self.blocks + other.blocks)
 
     def scaled(self, by: float) -> "Arrow":
@@ -83,10 +84,7 @@ class Arrow:
 
     def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
-        if positions is layout.groups:
-            return self.blocks
-        place = np.searchsorted(layout.dense, positions)
-        return _entries(self.dense, place[:, :, None], place[:, None, :])
+        return blocks_of(self.dense, self.blocks, layout, positions)
 
     def columns_of(
         self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
@@ -178,6 +176,23 @@ class ArrowFactor:
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
         rest = dense - self.reduced.T @ halfway.ravel()
         return self.color(self.schur.solve(rest), halfway)
+
+
+def added(first: Matrix, second: Matrix) -> Matrix:
+    """Add two matrices, of which one may be empty."""
+    return first if is_empty(second) else second if is_empty(first) else first + second
+
+
+def blocks_of(
+    dense: Matrix, blocks: np.ndarray, layout: ArrowLayout, positions: np.ndarray
+) -> np.ndarray:
+    """Return what :meth:`Arrow.blocks_of` does, given what is on the diagonal of an arrow."""
+    if positions is layout.groups:
+        return blocks
+    place = np.searchsorted(layout.dense, positions)
+    if positions.shape[1] == 1:
+        return dense.diagonal()[place][:, :, None]
+    return _entries(dense, place[:, :, None], place[:, None, :])
 
 
 def compact(matrix: Matrix) -> Matrix:

@@ -60,7 +60,7 @@ def choose_blocks(
         seen = [surrogate.seen_by_rows(reading, cubic) for reading in readings]
 
         def change(*batch: np.ndarray, seen: Any = seen) -> np.ndarray:
-            here, there = rows.remainders(*seen, at, batch)
+            here, there = rows.remainders(seen[0], seen[1], at, batch)
             return there - here
 
         chunks = over_chunks(change, surrogate.tall.data, "Looking at groups")

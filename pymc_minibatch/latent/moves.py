@@ -301,7 +301,7 @@ class LatentMoves:
         self.tests, self.decisions = tests, decisions
         self.group_parameters, self.blocks = group_parameters, blocks
         self.known: dict[bytes, Conditional] = {}
-        self.usual: tuple[bytes, list[Conditional]] | None = None
+        self.usual: tuple[bytes, np.ndarray, list[Conditional]] | None = None
         self.here: Place | None = None
         self.costly = work > COSTLY
         self.fixed_factor, self.carried = carried is not None, carried or ()
@@ -375,16 +375,18 @@ class LatentMoves:
         held = self.field.with_effects_held(point, hyper)
         return None if held is None else held.point
 
-    def _usual(self, rng: np.random.Generator, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
-        """Choose one of a few Gaussians given an h that is usual, from memory."""
+    def _usual(self, hyper: np.ndarray, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
+        """Return the nearest to h of a few Gaussians given an h that is usual, from memory."""
         mean, cholesky = scale
         key = mean.tobytes() + cholesky.tobytes()
         if self.usual is None or self.usual[0] != key:
             away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
             away[0] = 0.0
             hypers = mean + away @ cholesky.T
-            self.usual = key, [self.surrogate.factored_later(hyper) for hyper in hypers]
-        return self.usual[1][rng.integers(N_USUAL)]
+            self.usual = key, away, [self.surrogate.factored_later(hyper) for hyper in hypers]
+        _, away, conditionals = self.usual
+        z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
+        return conditionals[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
     def at(self, point: np.ndarray) -> Place:
         """Return what is known of a point, the last one from memory."""
@@ -593,7 +595,7 @@ class LatentMoves:
         rows read held.
         """
         hyper = point[self.field.hyper]
-        given = self._usual(rng, scale) if self.fixed_factor else self.conditional(hyper)
+        given = self._usual(hyper, scale) if self.fixed_factor else self.conditional(hyper)
         start = self._held(point, given.here[self.field.hyper])
         if start is None or not given.is_proper:
             return

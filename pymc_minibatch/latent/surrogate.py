@@ -16,7 +16,7 @@ Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the paramet
 hierarchical models: partial non-centring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
     Matrix,
+    added,
+    blocks_of,
     factor_blocks,
     multiply_blocks,
     solve_blocks,
@@ -86,8 +88,10 @@ class Conditional:
         Where the latent variables are in a point.
     here : ndarray, shape (D,)
         h, and the latent variables of the center, about which all is expanded.
-    precision : Arrow
-        Λ.
+    dense, blocks : ndarray or sparse array, ndarray
+        What is on the diagonal of Λ, of the dense part and of groups.
+    cross_later : callable
+        ``() -> matrix``, the rest of it.
     slope : tuple of ndarray
         Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
@@ -102,13 +106,20 @@ class Conditional:
 
     layout: ArrowLayout
     here: np.ndarray
-    precision: Arrow
+    dense: Matrix
+    blocks: np.ndarray
+    cross_later: Callable[[], Matrix]
     slope: Parts
     prior_slope: Parts
     prior_precision: Arrow
     onto: LatentMap
     phi: np.ndarray
     damping: float
+
+    @cached_property
+    def precision(self) -> Arrow:
+        """Λ."""
+        return Arrow(self.dense, self.cross_later(), self.blocks)
 
     @cached_property
     def factor(self) -> ArrowFactor:
@@ -284,7 +295,12 @@ class Surrogate:
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        pulled = onto.pull_back(self._joined_by(onto), self._raised)
+        joined = self._joined_by(onto)
+        dense, blocks = onto.pull_back(joined, self._raised)
+
+        def cross_later() -> Matrix:
+            return added(prior_precision.cross, onto.pull_back_cross(joined, self._raised))
+
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
         phi = self.phi(here)
         slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
@@ -293,7 +309,9 @@ class Surrogate:
         return Conditional(
             field.latent,
             here,
-            precision=prior_precision + pulled,
+            dense=prior_precision.dense + dense,
+            blocks=prior_precision.blocks + blocks,
+            cross_later=cross_later,
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
             prior_precision=prior_precision,
@@ -305,7 +323,7 @@ class Surrogate:
     def _joined_by(self, onto: LatentMap) -> Joined:
         """Return the curvature by the dense part, from memory where A does not change there."""
         if self._joined is None or self._joined[0] is not onto.dense:
-            self._joined = onto.dense, onto.join(self.expansion.curvature)
+            self._joined = onto.dense, Joined(self.expansion.curvature, onto.dense)
         return self._joined[1]
 
     def slope_at(self, given: Conditional, point: np.ndarray, reading: Reading) -> Parts:
@@ -334,7 +352,7 @@ class Surrogate:
         LinAlgError
             If the precision of a level is not positive definite.
         """
-        blocks = given.precision.blocks_of(self.field.latent, levels.latent)
+        blocks = blocks_of(given.dense, given.blocks, self.field.latent, levels.latent)
         cholesky = np.empty_like(blocks)
         if not factor_blocks(blocks, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")

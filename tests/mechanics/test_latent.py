@@ -26,7 +26,7 @@ from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
+from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.moves import DECIDED, MoveCounts
 from pymc_minibatch.latent.sampler import SIGMAS, LatentSampler, make_latent_sampler
@@ -380,10 +380,7 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     point = sampler._start(rng, field.derivatives.tall.start).copy()
     state, counts = sampler.initial_state(), MoveCounts()
     given = moves.conditional(point[field.hyper])
-    improper = replace(
-        given,
-        precision=Arrow(given.precision.dense, given.precision.cross, -given.precision.blocks),
-    )
+    improper = replace(given, blocks=-given.blocks)
     assert not improper.is_proper
     moves.known[point[field.hyper].tobytes()] = improper
     scale, before = (state.mean, state.cholesky), point.copy()
@@ -538,7 +535,9 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
         np.tile(np.eye(width) * 3.0, (G, 1, 1)),
     )
     onto = field.map_at(point)
-    pulled = onto.pull_back(onto.join(curvature), curvature.blocks)
+    joined = Joined(curvature, onto.dense)
+    dense, blocks = onto.pull_back(joined, curvature.blocks)
+    pulled = Arrow(dense, onto.pull_back_cross(joined, curvature.blocks), blocks)
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
 
@@ -634,7 +633,9 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
 
 
-@pytest.mark.parametrize("maker", [crossed_model, lambda: slopes_model()], ids=["crossed", "slopes"])
+@pytest.mark.parametrize(
+    "maker", [crossed_model, lambda: slopes_model()], ids=["crossed", "slopes"]
+)
 def test_what_rows_read_of_levels_that_moved(maker: Callable[[], pm.Model]) -> None:
     """It is what they read of the whole point, as far as these levels go."""
     sampler = make_latent_sampler(TallModel(maker()), Penalty(), 1.0)
