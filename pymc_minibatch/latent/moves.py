@@ -42,8 +42,10 @@ from pymc_minibatch.latent.arrow import (
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.field import Held, LatentField, Levels
+from pymc_minibatch.latent.layout import Parts
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
+from pymc_minibatch.latent.tails import Tails
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
@@ -93,6 +95,9 @@ SHORTER = 0.15
 
 HYPER_MOVES = 2
 """Moves of h in a round."""
+
+HYPER_STEPS = 2
+"""Steps of such a move under the surrogate."""
 
 COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, few rounds do."""
@@ -241,6 +246,27 @@ class Place(NamedTuple):
     log_density: float
 
 
+class _Step(NamedTuple):
+    """Where a step of h has led.
+
+    Attributes
+    ----------
+    z : ndarray, shape (H,)
+        Whitened w.
+    given : Conditional
+        The field given it.
+    place : Place
+        The point.
+    log_density : float
+        log π̃(w, η), up to a constant.
+    """
+
+    z: np.ndarray
+    given: Conditional
+    place: Place
+    log_density: float
+
+
 @dataclass
 class MoveCounts:
     """What happened in a draw."""
@@ -279,6 +305,8 @@ class LatentMoves:
         Multiplications that the factorization of the dense part takes.
     carried
         What :func:`carried_with` says, where h is costly.
+    tails
+        Coordinates w in which all hyperparameters move together.
     """
 
     def __init__(
@@ -294,6 +322,7 @@ class LatentMoves:
         blocks: Sequence[Grouping],
         work: float,
         carried: Sequence[tuple[int, int]] | None,
+        tails: Tails,
     ) -> None:
         self.surrogate, self.field = reference.surrogate, reference.surrogate.field
         self.decide, self.sweep = decide, sweep
@@ -303,7 +332,7 @@ class LatentMoves:
         self.known: dict[bytes, Conditional] = {}
         self.usual: tuple[bytes, np.ndarray, list[Conditional]] | None = None
         self.here: Place | None = None
-        self.costly = work > COSTLY
+        self.costly, self.tails = work > COSTLY, tails
         self.fixed_factor, self.carried = carried is not None, carried or ()
         self.overhead = overhead(self.field, work)
 
@@ -382,10 +411,10 @@ class LatentMoves:
         if self.usual is None or self.usual[0] != key:
             away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
             away[0] = 0.0
-            hypers = mean + away @ cholesky.T
+            hypers = self.tails.to_hyper(mean + away @ cholesky.T)
             self.usual = key, away, [self.surrogate.factored_later(hyper) for hyper in hypers]
         _, away, conditionals = self.usual
-        z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
+        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
         return conditionals[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
     def at(self, point: np.ndarray) -> Place:
@@ -450,46 +479,57 @@ class LatentMoves:
         scale: tuple[np.ndarray, np.ndarray],
         counts: MoveCounts,
     ) -> None:
-        """Move h, the field following."""
-        mean, cholesky = scale
-        hyper = point[self.field.hyper]
-        given = self.conditional(hyper)
-        z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
-        share = _walk_share(z)
-        walks = rng.random() < share
-        some = _some(rng, z.size)
-        moved = z.copy()
-        if walks:
-            length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
-            moved[some] += length * rng.standard_normal(some.size)
-            log_q = math.log(_walk_share(moved) / share)
-        else:
-            moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
-            log_q += math.log((1 - _walk_share(moved)) / (1 - share))
-        candidate = mean + cholesky @ moved
-        accepted, evaluated = False, counts.n_evaluated
-        then = self.conditional(candidate)
-        if given.is_proper and then.is_proper:
-            proposed = then.frame.color(given.frame.whiten(point))
-            before, after = self.at(point), self._looked_at(proposed)
-            log_ratio = (
-                after.log_density
-                - then.log_determinant
-                - before.log_density
-                + given.log_determinant
-                + log_q
-            )
-            accepted = self._tested(
-                rng, log_ratio, (before.reading, after.reading), "hyper", tuning, counts
-            )
-        if accepted:
-            point[:] = proposed
-            self.here = after
+        """Move h, the field following: by steps under the surrogate, on which rows then decide.
+
+        The steps are reversible for the surrogate, and so is their sequence; hence rows decide by
+        their remainders alone.
+        """
+        hyper, evaluated = point[self.field.hyper], counts.n_evaluated
+        given, before = self.conditional(hyper), self.at(point)
+        accepted, jump = False, 0.0
+        if given.is_proper:
+            w, eta = self.tails.from_hyper(hyper), given.frame.whiten(point)
+            start = dtrtrs(scale[1], w - scale[0], lower=1)[0]
+            log_density = before.log_density - given.log_determinant + self.tails.log_slope(w)
+            walk = now = _Step(start, given, before, log_density)
+            for _ in range(1 if self.costly else HYPER_STEPS):
+                walk = self._step_of_hyper(rng, walk, eta, scale, ANGLES[turns.current[0]])
+            if walk is not now:
+                readings = before.reading, walk.place.reading
+                accepted = self._tested(rng, 0.0, readings, "hyper", tuning, counts)
+            if accepted:
+                jump = float(np.sum((walk.z - start) ** 2))
+                self._keep(point, walk)
         counts.accepted["hyper"].append(float(accepted))
-        if tuning and not walks:
-            read = counts.n_evaluated - evaluated
-            cost = self.overhead + read
-            record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
+        if tuning:
+            record(rng, turns, jump, self.overhead + counts.n_evaluated - evaluated)
+
+    def _step_of_hyper(
+        self,
+        rng: np.random.Generator,
+        now: "_Step",
+        eta: Parts,
+        scale: tuple[np.ndarray, np.ndarray],
+        angle: float,
+    ) -> "_Step":
+        """Move h once under the surrogate, with η held; return where it is then."""
+        moved, log_q = _moved_hyper(rng, now.z, angle)
+        level = -rng.standard_exponential()
+        w = scale[0] + scale[1] @ moved
+        then = self.surrogate.factored_later(self.tails.to_hyper(w))
+        if not then.is_proper:
+            return now
+        place = self._looked_at(then.frame.color(eta))
+        log_density = place.log_density - then.log_determinant + self.tails.log_slope(w)
+        accepted = level < log_density - now.log_density + log_q
+        return _Step(moved, then, place, log_density) if accepted else now
+
+    def _keep(self, point: np.ndarray, step: "_Step") -> None:
+        """Go where steps of h have led, and keep in memory what is known there."""
+        self.here = step.place
+        point[:] = np.frombuffer(step.place.key)
+        hyper = point[self.field.hyper].tobytes()
+        self.known = {**dict(list(self.known.items())[1 - REMEMBERED :]), hyper: step.given}
 
     def move_held(
         self,
@@ -689,6 +729,17 @@ def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
     shorter = rng.random() < SHORTER
     setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
     return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
+
+
+def _moved_hyper(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
+    """Propose another whitened h; return also the log ratio of the densities of both proposals."""
+    share, some, moved = _walk_share(z), _some(rng, z.size), z.copy()
+    if rng.random() < share:
+        length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
+        moved[some] += length * rng.standard_normal(some.size)
+        return moved, math.log(_walk_share(moved) / share)
+    moved[some], log_q = _rotated(rng, z[some], angle)
+    return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share))
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:
