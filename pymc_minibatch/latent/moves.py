@@ -93,11 +93,8 @@ WALK_SPREAD = 1.0
 SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
 
-HYPER_MOVES = 2
-"""Moves of h in a round."""
-
 HYPER_STEPS = 2
-"""Steps of such a move under the surrogate."""
+"""Steps under the surrogate in a move of h."""
 
 COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, few rounds do."""
@@ -361,7 +358,7 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        for _ in range(self._hyper_moves(rng) if n_hyper else 0):
+        if n_hyper and (not self.fixed_factor or rng.random() < FACTORING_SHARE):
             self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         n_carried = len(self.carried)
         held = walks.part(n_carried, walks.log_length.size)
@@ -375,11 +372,6 @@ class LatentMoves:
         for levels, blocks in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
-
-    def _hyper_moves(self, rng: np.random.Generator) -> int:
-        if self.fixed_factor:
-            return int(rng.random() < FACTORING_SHARE)
-        return 1 if self.costly else HYPER_MOVES
 
     def _held_moves(self, rng: np.random.Generator, n_directions: int) -> np.ndarray:
         """Choose the directions in which h moves with the effects held."""

@@ -80,7 +80,7 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
-ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
+ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 3
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
 
 LASTING = 1e5

@@ -1,5 +1,6 @@
 """Latent fields: arrow matrices, sums over rows, coordinates and blocks."""
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,7 @@ from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.moves import DECIDED, MoveCounts
 from pymc_minibatch.latent.sampler import SIGMAS, LatentSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
@@ -349,6 +351,54 @@ def test_hyperparameters_move_with_effects_held(name: str, intercepts: LatentSam
         assert there is not None
         jacobian[:, j] = (there.point - moved)[latent] / 1e-3
     assert held.log_jacobian() == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
+
+
+def accepted_share(places: np.ndarray, log_density: np.ndarray) -> float:
+    """How often independent proposals of the best Gaussian are accepted, on an even grid."""
+    p = np.exp(log_density - log_density.max())
+    p /= p.sum()
+    mean = p @ places
+    q = np.exp(-0.5 * (places - mean) ** 2 / (p @ (places - mean) ** 2))
+    both = np.outer(p, q / q.sum())
+    return float(np.minimum(both, both.T).sum())
+
+
+def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
+    """One is that of the log of a scale that may be zero, one Gaussian."""
+    mode = np.array([0.3, -1.0])
+
+    def log_density(hyper: np.ndarray) -> float:
+        u = (hyper - mode) * [1.0, 2.0]
+        return float(u[0] - 0.5 * np.exp(2 * u[0]) - 0.5 * u[1] ** 2)
+
+    tails = find_tails(log_density, mode, np.diag([math.sqrt(0.5), 0.5]))
+    assert tails.left[0] > 0.5
+    assert max(tails.left[1], *tails.right) < 0.01
+    places = np.linspace(-20.0, 3.0, 1500)
+    points = np.stack([places, np.full(places.size, mode[1])], axis=1)
+    in_h = accepted_share(places, np.array([log_density(h) for h in points]))
+    there = [log_density(tails.to_hyper(w)) + tails.log_slope(w) for w in points]
+    assert in_h < 0.8
+    assert accepted_share(places, np.array(there)) > 0.9
+
+
+def test_coordinates_of_hyperparameters_and_their_jacobian() -> None:
+    rng = np.random.default_rng(37)
+    tails = Tails(rng.normal(size=3), rng.exponential(size=3), rng.exponential(size=3))
+    for w in tails.center + 3.0 * rng.normal(size=(20, 3)):
+        np.testing.assert_allclose(tails.from_hyper(tails.to_hyper(w)), w, rtol=1e-12)
+        slopes = (tails.to_hyper(w + 1e-6) - tails.to_hyper(w - 1e-6)) / 2e-6
+        assert tails.log_slope(w) == pytest.approx(np.log(slopes).sum(), abs=1e-5)
+    none = Tails.none(tails.center)
+    np.testing.assert_allclose(none.to_hyper(tails.center + 1.5), tails.center + 1.5)
+
+
+def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
+    tails = find_tails(lambda h: float(-np.maximum(h[0], 0.0)), np.zeros(1), np.eye(1))
+    assert np.isfinite(tails.left).all()
+    assert tails.right[0] == pytest.approx(2 * (3.0 - math.sqrt(6.0)) / 6.0, rel=0.05)
+    improper = find_tails(lambda h: -np.inf if h[0] else 0.0, np.zeros(1), np.eye(1))
+    np.testing.assert_array_equal([*improper.left, *improper.right], 0.0)
 
 
 def test_levels_follow_a_hyperparameter() -> None:
