@@ -39,7 +39,7 @@ __all__ = [
     "ArrowFactor",
     "Matrix",
     "added",
-    "blocks_of",
+    "blocks_of_dense",
     "by_columns",
     "compact",
     "congruent",
@@ -84,7 +84,9 @@ class Arrow:
 
     def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
-        return blocks_of(self.dense, self.blocks, layout, positions)
+        if positions is layout.groups:
+            return self.blocks
+        return blocks_of_dense(self.dense, layout, positions)
 
     def columns_of(
         self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
@@ -183,12 +185,8 @@ def added(first: Matrix, second: Matrix) -> Matrix:
     return first if is_empty(second) else second if is_empty(first) else first + second
 
 
-def blocks_of(
-    dense: Matrix, blocks: np.ndarray, layout: ArrowLayout, positions: np.ndarray
-) -> np.ndarray:
-    """Return what :meth:`Arrow.blocks_of` does, given what is on the diagonal of an arrow."""
-    if positions is layout.groups:
-        return blocks
+def blocks_of_dense(dense: Matrix, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
+    """Return the blocks on the diagonal, (G, q, q), of positions in the dense part of an arrow."""
     place = np.searchsorted(layout.dense, positions)
     if positions.shape[1] == 1:
         return dense.diagonal()[place][:, :, None]

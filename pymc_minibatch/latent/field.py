@@ -216,8 +216,8 @@ class LatentMap:
     cross: Matrix
     blocks: np.ndarray
 
-    def pull_back(self, joined: Joined, blocks: np.ndarray) -> tuple[Matrix, np.ndarray]:
-        """Return what is on the diagonal of ``Aᵀ K A``: that of the dense part, and of groups.
+    def pull_back_dense(self, joined: Joined, blocks: np.ndarray) -> Matrix:
+        """Return the dense part of ``Aᵀ K A``.
 
         Given is what the dense part of A makes of K, and K's blocks.
         """
@@ -225,8 +225,11 @@ class LatentMap:
         if not is_empty(c):
             mixed = c.T @ joined.through
             dense = dense + mixed + mixed.T + c.T @ multiply_each(blocks, c)
-        own = multiply_matrices(self._transposed_blocks, multiply_matrices(blocks, self.blocks))
-        return denser(dense), own
+        return denser(dense)
+
+    def pull_back_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the groups' blocks of ``Aᵀ K A``."""
+        return multiply_matrices(self._transposed_blocks, multiply_matrices(blocks, self.blocks))
 
     def pull_back_cross(self, joined: Joined, blocks: np.ndarray) -> Matrix:
         """Return what ``Aᵀ K A`` has between groups and the dense part."""

@@ -102,7 +102,7 @@ COSTLY = 400**3 / 6
 DENSE_MOVES = 2
 """Moves of the dense part in a round: these factor nothing."""
 
-FACTORING_SHARE = 0.05
+FACTORING_SHARE = 0.02
 """Share of rounds in which h moves with η held, where that is costly."""
 
 NEARBY = 0.1
@@ -125,6 +125,9 @@ HELD_IN_A_ROW = 3
 
 CARRIED_MOVES = 3
 """Moves of single hyperparameters that one factor follows, in a round."""
+
+WALK_OF_ONE = 0.3
+"""Share of these that are a random walk."""
 
 ONE_AT_A_TIME = 0.44
 """Best share of accepted moves of a walk in one dimension."""
@@ -365,7 +368,7 @@ class LatentMoves:
         for i in self._held_moves(rng, held.log_length.size):
             self.move_held(rng, point, tuning, int(i), hyper_scale[1], held)
         for i in rng.permutation(n_carried)[:CARRIED_MOVES]:
-            self.move_carried(rng, point, tuning, int(i), walks, counts)
+            self.move_carried(rng, point, tuning, int(i), hyper_scale, walks, counts)
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
@@ -557,21 +560,29 @@ class LatentMoves:
         point: np.ndarray,
         tuning: bool,
         i: int,
+        scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
     ) -> None:
         """Move a hyperparameter, one factor following and the other effects held.
 
-        The levels of the factor keep their places in the Gaussian that all else leaves them.
+        The levels of the factor keep their places in the Gaussian that all else leaves them. The
+        hyperparameter is drawn from what is known of it, or walks.
         """
         axis, k = self.carried[i]
-        hyper = point[self.field.hyper]
-        hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        hyper, log_q = point[self.field.hyper], 0.0
+        walk = rng.random() < WALK_OF_ONE
+        if walk:
+            hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        else:
+            mean, sd = scale[0][axis], math.sqrt(float(np.sum(scale[1][axis] ** 2)))
+            z, moved = (hyper[axis] - mean) / sd, rng.standard_normal()
+            hyper[axis], log_q = mean + sd * moved, 0.5 * float(moved**2 - z**2)
         proposed, log_jacobian = self.followed(point, hyper, self.field.levels[k])
         accepted = False
         if np.isfinite(log_jacobian):
             before, after = self.at(point), self._looked_at(proposed)
-            log_ratio = after.log_density - before.log_density + log_jacobian
+            log_ratio = after.log_density - before.log_density + log_jacobian + log_q
             accepted = self._tested(
                 rng, log_ratio, (before.reading, after.reading), "carried", tuning, counts
             )
@@ -579,7 +590,7 @@ class LatentMoves:
             point[:] = proposed
             self.here = after
         counts.accepted["hyper"].append(float(accepted))
-        if tuning:
+        if tuning and walk:
             walks.tune(i, float(accepted))
 
     def followed(

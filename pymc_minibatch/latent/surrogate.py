@@ -28,7 +28,7 @@ from pymc_minibatch.latent.arrow import (
     ArrowFactor,
     Matrix,
     added,
-    blocks_of,
+    blocks_of_dense,
     factor_blocks,
     multiply_blocks,
     solve_blocks,
@@ -88,10 +88,10 @@ class Conditional:
         Where the latent variables are in a point.
     here : ndarray, shape (D,)
         h, and the latent variables of the center, about which all is expanded.
-    dense, blocks : ndarray or sparse array, ndarray
-        What is on the diagonal of Λ, of the dense part and of groups.
-    cross_later : callable
-        ``() -> matrix``, the rest of it.
+    blocks : ndarray, shape (G, q, q)
+        The groups' blocks of Λ.
+    dense_later, cross_later : callable
+        ``() -> matrix``, the rest of it: the dense part, and what joins the groups with it.
     slope : tuple of ndarray
         Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
@@ -106,8 +106,8 @@ class Conditional:
 
     layout: ArrowLayout
     here: np.ndarray
-    dense: Matrix
     blocks: np.ndarray
+    dense_later: Callable[[], Matrix]
     cross_later: Callable[[], Matrix]
     slope: Parts
     prior_slope: Parts
@@ -115,6 +115,11 @@ class Conditional:
     onto: LatentMap
     phi: np.ndarray
     damping: float
+
+    @cached_property
+    def dense(self) -> Matrix:
+        """The dense part of Λ."""
+        return self.dense_later()
 
     @cached_property
     def precision(self) -> Arrow:
@@ -296,7 +301,9 @@ class Surrogate:
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
         joined = self._joined_by(onto)
-        dense, blocks = onto.pull_back(joined, self._raised)
+
+        def dense_later() -> Matrix:
+            return prior_precision.dense + onto.pull_back_dense(joined, self._raised)
 
         def cross_later() -> Matrix:
             return added(prior_precision.cross, onto.pull_back_cross(joined, self._raised))
@@ -309,8 +316,8 @@ class Surrogate:
         return Conditional(
             field.latent,
             here,
-            dense=prior_precision.dense + dense,
-            blocks=prior_precision.blocks + blocks,
+            blocks=prior_precision.blocks + onto.pull_back_blocks(self._raised),
+            dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
@@ -352,7 +359,9 @@ class Surrogate:
         LinAlgError
             If the precision of a level is not positive definite.
         """
-        blocks = blocks_of(given.dense, given.blocks, self.field.latent, levels.latent)
+        layout = self.field.latent
+        own = levels.latent is layout.groups
+        blocks = given.blocks if own else blocks_of_dense(given.dense, layout, levels.latent)
         cholesky = np.empty_like(blocks)
         if not factor_blocks(blocks, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")

@@ -586,8 +586,11 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
     )
     onto = field.map_at(point)
     joined = Joined(curvature, onto.dense)
-    dense, blocks = onto.pull_back(joined, curvature.blocks)
-    pulled = Arrow(dense, onto.pull_back_cross(joined, curvature.blocks), blocks)
+    pulled = Arrow(
+        onto.pull_back_dense(joined, curvature.blocks),
+        onto.pull_back_cross(joined, curvature.blocks),
+        onto.pull_back_blocks(curvature.blocks),
+    )
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
 
