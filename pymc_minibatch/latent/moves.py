@@ -13,9 +13,13 @@ takes longer than all else. Then h mostly moves with what rows read held, or wit
 following it, and the dense part moves in the coordinates of a usual h: which proposes a little
 worse, and is decided all the same.
 
+All h move together in coordinates w in which their tails are nearly those of a Gaussian
+(:mod:`.tails`).
+
 The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
 is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
-surrogate first, and those that move are a proposal to the rows (delayed acceptance).
+surrogate first, and those that move are a proposal to the rows (delayed acceptance). So are a few
+steps of h in a row, which the surrogate alone decides.
 
 References
 ----------
@@ -255,14 +259,17 @@ class _Step(NamedTuple):
         Whitened w.
     given : Conditional
         The field given it.
-    place : Place
+    point : ndarray, shape (D,)
         The point.
+    place : Place
+        What is known of it.
     log_density : float
         log π̃(w, η), up to a constant.
     """
 
     z: np.ndarray
     given: Conditional
+    point: np.ndarray
     place: Place
     log_density: float
 
@@ -338,12 +345,16 @@ class LatentMoves:
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last two from memory."""
-        key = hyper.tobytes()
-        found = self.known.pop(key, None) or self.surrogate.factored_later(hyper)
+        found = self.known.get(hyper.tobytes()) or self.surrogate.factored_later(hyper)
+        self._remember(hyper, found)
+        return found
+
+    def _remember(self, hyper: np.ndarray, given: Conditional) -> None:
+        """Keep a Gaussian in memory, in place of that which was needed longest ago."""
+        self.known.pop(hyper.tobytes(), None)
         if len(self.known) == REMEMBERED:
             self.known.pop(next(iter(self.known)))
-        self.known[key] = found  # at the end: the first was needed longest ago
-        return found
+        self.known[hyper.tobytes()] = given
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
@@ -486,7 +497,7 @@ class LatentMoves:
             w, eta = self.tails.from_hyper(hyper), given.frame.whiten(point)
             start = dtrtrs(scale[1], w - scale[0], lower=1)[0]
             log_density = before.log_density - given.log_determinant + self.tails.log_slope(w)
-            walk = now = _Step(start, given, before, log_density)
+            walk = now = _Step(start, given, point, before, log_density)
             for _ in range(1 if self.costly else HYPER_STEPS):
                 walk = self._step_of_hyper(rng, walk, eta, scale, ANGLES[turns.current[0]])
             if walk is not now:
@@ -494,7 +505,8 @@ class LatentMoves:
                 accepted = self._tested(rng, 0.0, readings, "hyper", tuning, counts)
             if accepted:
                 jump = float(np.sum((walk.z - start) ** 2))
-                self._keep(point, walk)
+                point[:], self.here = walk.point, walk.place
+                self._remember(point[self.field.hyper], walk.given)
         counts.accepted["hyper"].append(float(accepted))
         if tuning:
             record(rng, turns, jump, self.overhead + counts.n_evaluated - evaluated)
@@ -514,17 +526,11 @@ class LatentMoves:
         then = self.surrogate.factored_later(self.tails.to_hyper(w))
         if not then.is_proper:
             return now
-        place = self._looked_at(then.frame.color(eta))
+        point = then.frame.color(eta)
+        place = self._looked_at(point)
         log_density = place.log_density - then.log_determinant + self.tails.log_slope(w)
         accepted = level < log_density - now.log_density + log_q
-        return _Step(moved, then, place, log_density) if accepted else now
-
-    def _keep(self, point: np.ndarray, step: "_Step") -> None:
-        """Go where steps of h have led, and keep in memory what is known there."""
-        self.here = step.place
-        point[:] = np.frombuffer(step.place.key)
-        hyper = point[self.field.hyper].tobytes()
-        self.known = {**dict(list(self.known.items())[1 - REMEMBERED :]), hyper: step.given}
+        return _Step(moved, then, point, place, log_density) if accepted else now
 
     def move_held(
         self,
