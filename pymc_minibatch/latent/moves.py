@@ -98,7 +98,11 @@ SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
 
 HYPER_STEPS = 2
-"""Steps under the surrogate in a move of h."""
+"""Steps under the surrogate in one of two moves of h.
+
+They go where the surrogate has its mode. In the other move rows decide on a single step at once,
+which is better where that is far from the posterior's.
+"""
 
 COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, few rounds do."""
@@ -372,8 +376,8 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        if n_hyper and (not self.fixed_factor or rng.random() < FACTORING_SHARE):
-            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
+        for n_steps in self._hyper_moves(rng) if n_hyper else ():
+            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts, n_steps)
         n_carried = len(self.carried)
         held = walks.part(n_carried, walks.log_length.size)
         for i in self._held_moves(rng, held.log_length.size):
@@ -386,6 +390,12 @@ class LatentMoves:
         for levels, blocks in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
+
+    def _hyper_moves(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Choose moves of h with η held, by their numbers of steps."""
+        if self.fixed_factor:
+            return (1,) if rng.random() < FACTORING_SHARE else ()
+        return (1,) if self.costly else (1, HYPER_STEPS)
 
     def _held_moves(self, rng: np.random.Generator, n_directions: int) -> np.ndarray:
         """Choose the directions in which h moves with the effects held."""
@@ -484,11 +494,12 @@ class LatentMoves:
         turns: Turns,
         scale: tuple[np.ndarray, np.ndarray],
         counts: MoveCounts,
+        n_steps: int,
     ) -> None:
-        """Move h, the field following: by steps under the surrogate, on which rows then decide.
+        """Move h, the field following.
 
-        The steps are reversible for the surrogate, and so is their sequence; hence rows decide by
-        their remainders alone.
+        Of several steps each is decided by the surrogate. They are reversible for it, and so is
+        their sequence; hence rows decide by their remainders alone.
         """
         hyper, evaluated = point[self.field.hyper], counts.n_evaluated
         given, before = self.conditional(hyper), self.at(point)
@@ -498,11 +509,16 @@ class LatentMoves:
             start = dtrtrs(scale[1], w - scale[0], lower=1)[0]
             log_density = before.log_density - given.log_determinant + self.tails.log_slope(w)
             walk = now = _Step(start, given, point, before, log_density)
-            for _ in range(1 if self.costly else HYPER_STEPS):
-                walk = self._step_of_hyper(rng, walk, eta, scale, ANGLES[turns.current[0]])
+            for _ in range(n_steps):
+                there, log_ratio = self._step_of_hyper(
+                    rng, walk, eta, scale, ANGLES[turns.current[0]]
+                )
+                if n_steps == 1 or -rng.standard_exponential() < log_ratio:
+                    walk = there
             if walk is not now:
                 readings = before.reading, walk.place.reading
-                accepted = self._tested(rng, 0.0, readings, "hyper", tuning, counts)
+                left = log_ratio if n_steps == 1 else 0.0
+                accepted = self._tested(rng, left, readings, "hyper", tuning, counts)
             if accepted:
                 jump = float(np.sum((walk.z - start) ** 2))
                 point[:], self.here = walk.point, walk.place
@@ -518,19 +534,18 @@ class LatentMoves:
         eta: Parts,
         scale: tuple[np.ndarray, np.ndarray],
         angle: float,
-    ) -> "_Step":
-        """Move h once under the surrogate, with η held; return where it is then."""
-        moved, log_q = _moved_hyper(rng, now.z, angle)
-        level = -rng.standard_exponential()
-        w = scale[0] + scale[1] @ moved
-        then = self.surrogate.factored_later(self.tails.to_hyper(w))
-        if not then.is_proper:
-            return now
-        point = then.frame.color(eta)
+    ) -> tuple["_Step", float]:
+        """Propose another h with η held; return it, and the log ratio under the surrogate."""
+        z, log_q = _moved_hyper(rng, now.z, angle)
+        w = scale[0] + scale[1] @ z
+        given = self.surrogate.factored_later(self.tails.to_hyper(w))
+        if not given.is_proper:
+            return now, -np.inf
+        point = given.frame.color(eta)
         place = self._looked_at(point)
-        log_density = place.log_density - then.log_determinant + self.tails.log_slope(w)
-        accepted = level < log_density - now.log_density + log_q
-        return _Step(moved, then, point, place, log_density) if accepted else now
+        log_density = place.log_density - given.log_determinant + self.tails.log_slope(w)
+        log_ratio = log_density - now.log_density + log_q
+        return _Step(z, given, point, place, log_density), log_ratio
 
     def move_held(
         self,

@@ -21,7 +21,14 @@ __all__ = ["Tails", "find_tails"]
 FALL = 3.0
 """By how much the log density falls where tails are measured."""
 
-FARTHEST = 2.0**7
+RISE = 0.25
+"""If it rises by more than this, it has its mode elsewhere, and is not believed.
+
+Laplace's approximation of the marginal can be off by many standard deviations where groups are
+small and many, while the mode is that of better averages.
+"""
+
+FARTHEST = 2.0**4
 """Longer tails than so many times those of a Gaussian are taken for this long."""
 
 BISECTIONS = 6
@@ -82,29 +89,30 @@ def find_tails(
     """
     precision = np.linalg.inv(cholesky @ cholesky.T)
     gaussian = math.sqrt(2.0 * FALL) / np.sqrt(np.diagonal(precision))
-    lowest = log_density(mode) - FALL
-    bends = np.zeros((2, mode.size))
-    for side, sign in enumerate((-1.0, 1.0)):
-        for i, own in enumerate(gaussian):
+    peak, bends = log_density(mode), np.zeros((2, mode.size))
+    for i, own in enumerate(gaussian):
 
-            def is_above(length: float, i: int = i, sign: float = sign) -> bool:
-                moved = mode.copy()
-                moved[i] += sign * length
-                return log_density(moved) > lowest
+        def rise(away: float, i: int = i) -> float:
+            moved = mode.copy()
+            moved[i] += away
+            return log_density(moved) - peak
 
-            length = _last(is_above, float(own))
-            bends[side, i] = 2.0 * (length - own) / own**2
+        lengths = [_reach(rise, sign * float(own)) for sign in (-1.0, 1.0)]
+        if np.isfinite(lengths).all():
+            bends[:, i] = 2.0 * (np.abs(lengths) - own) / own**2
     return Tails(mode, *bends)
 
 
-def _last(is_above: Callable[[float], bool], start: float) -> float:
-    """Return where something ends that may hold beyond a start, the start if it does not."""
-    if not is_above(start):
-        return start
-    inside, outside = start, 2.0 * start
-    while outside < FARTHEST * start and is_above(outside):
+def _reach(rise: Callable[[float], float], start: float) -> float:
+    """Return where a density has fallen, from a start on; NaN if it has its mode elsewhere."""
+    inside = outside = start
+    while abs(outside) < FARTHEST * abs(start) and (there := rise(outside)) > -FALL:
+        if there > RISE:
+            return math.nan
         inside, outside = outside, 2.0 * outside
+    if outside == start:
+        return start
     for _ in range(BISECTIONS):
         middle = (inside + outside) / 2.0
-        inside, outside = (middle, outside) if is_above(middle) else (inside, middle)
+        inside, outside = (middle, outside) if rise(middle) > -FALL else (inside, middle)
     return inside

@@ -398,7 +398,9 @@ def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
     assert np.isfinite(tails.left).all()
     assert tails.right[0] == pytest.approx(2 * (3.0 - math.sqrt(6.0)) / 6.0, rel=0.05)
     improper = find_tails(lambda h: -np.inf if h[0] else 0.0, np.zeros(1), np.eye(1))
-    np.testing.assert_array_equal([*improper.left, *improper.right], 0.0)
+    elsewhere = find_tails(lambda h: -0.5 * float(h[0] + 20) ** 2, np.zeros(1), np.eye(1))
+    for found in (improper, elsewhere):
+        np.testing.assert_array_equal([*found.left, *found.right], 0.0)
 
 
 def test_levels_follow_a_hyperparameter() -> None:
@@ -436,7 +438,8 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     scale, before = (state.mean, state.cholesky), point.copy()
     moves.move_dense(rng, point, False, scale, state.turns[1], counts)
     moves.move_levels(rng, point, False, field.levels[0], moves.blocks[0], state.turns[2], counts)
-    moves.move_hyper(rng, point, False, state.turns[0], scale, counts)
+    for n_steps in (1, 2):
+        moves.move_hyper(rng, point, False, state.turns[0], scale, counts, n_steps)
     np.testing.assert_array_equal(point, before)
     assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 
