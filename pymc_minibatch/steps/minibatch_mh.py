@@ -80,8 +80,11 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
-ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 3
+ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
+
+MANY_ROWS = 200_000
+"""With fewer rows this evaluation is cheaper than a round."""
 
 LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
@@ -339,8 +342,8 @@ class MinibatchMH(TallStep):
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
         elif self.steps_are_free and not self.latent.costly:
-            rows_are_evaluated = bool(self.tall.deterministics_of_rows())
-            self.steps_per_draw = ROUNDS_WITH_DETERMINISTICS if rows_are_evaluated else ROUNDS
+            many = self.tall.n_rows >= MANY_ROWS and bool(self.tall.deterministics_of_rows())
+            self.steps_per_draw = ROUNDS_WITH_DETERMINISTICS if many else ROUNDS
         _log.info(self.choice)
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
