@@ -18,8 +18,7 @@ All h move together in coordinates w in which their tails are nearly those of a 
 
 The surrogate reads no row and is most of every log ratio; what rows add to it, their remainders,
 is what the minibatch test estimates. Levels, of which each could move by itself, decide under the
-surrogate first, and those that move are a proposal to the rows (delayed acceptance). So are a few
-steps of h in a row, which the surrogate alone decides.
+surrogate first, and those that move are a proposal to the rows (delayed acceptance).
 
 References
 ----------
@@ -46,7 +45,6 @@ from pymc_minibatch.latent.arrow import (
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.field import Held, LatentField, Levels
-from pymc_minibatch.latent.layout import Parts
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails
@@ -97,12 +95,8 @@ WALK_SPREAD = 1.0
 SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
 
-HYPER_STEPS = 2
-"""Steps under the surrogate in one of two moves of h.
-
-They go where the surrogate has its mode. In the other move rows decide on a single step at once,
-which is better where that is far from the posterior's.
-"""
+HYPER_MOVES = 2
+"""Moves of h in a round."""
 
 COSTLY = 400**3 / 6
 """If more multiplications are needed to factor the dense part, as each h asks, few rounds do."""
@@ -254,30 +248,6 @@ class Place(NamedTuple):
     log_density: float
 
 
-class _Step(NamedTuple):
-    """Where a step of h has led.
-
-    Attributes
-    ----------
-    z : ndarray, shape (H,)
-        Whitened w.
-    given : Conditional
-        The field given it.
-    point : ndarray, shape (D,)
-        The point.
-    place : Place
-        What is known of it.
-    log_density : float
-        log π̃(w, η), up to a constant.
-    """
-
-    z: np.ndarray
-    given: Conditional
-    point: np.ndarray
-    place: Place
-    log_density: float
-
-
 @dataclass
 class MoveCounts:
     """What happened in a draw."""
@@ -349,16 +319,12 @@ class LatentMoves:
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
         """Return the Gaussian of the field given h, the last two from memory."""
-        found = self.known.get(hyper.tobytes()) or self.surrogate.factored_later(hyper)
-        self._remember(hyper, found)
-        return found
-
-    def _remember(self, hyper: np.ndarray, given: Conditional) -> None:
-        """Keep a Gaussian in memory, in place of that which was needed longest ago."""
-        self.known.pop(hyper.tobytes(), None)
+        key = hyper.tobytes()
+        found = self.known.pop(key, None) or self.surrogate.factored_later(hyper)
         if len(self.known) == REMEMBERED:
             self.known.pop(next(iter(self.known)))
-        self.known[hyper.tobytes()] = given
+        self.known[key] = found  # at the end: the first was needed longest ago
+        return found
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
@@ -376,8 +342,8 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        for n_steps in self._hyper_moves(rng) if n_hyper else ():
-            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts, n_steps)
+        for _ in range(self._hyper_moves(rng) if n_hyper else 0):
+            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
         n_carried = len(self.carried)
         held = walks.part(n_carried, walks.log_length.size)
         for i in self._held_moves(rng, held.log_length.size):
@@ -391,11 +357,10 @@ class LatentMoves:
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, levels, blocks, turns[2], counts)
 
-    def _hyper_moves(self, rng: np.random.Generator) -> tuple[int, ...]:
-        """Choose moves of h with η held, by their numbers of steps."""
+    def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
-            return (1,) if rng.random() < FACTORING_SHARE else ()
-        return (1,) if self.costly else (1, HYPER_STEPS)
+            return int(rng.random() < FACTORING_SHARE)
+        return 1 if self.costly else HYPER_MOVES
 
     def _held_moves(self, rng: np.random.Generator, n_directions: int) -> np.ndarray:
         """Choose the directions in which h moves with the effects held."""
@@ -494,58 +459,37 @@ class LatentMoves:
         turns: Turns,
         scale: tuple[np.ndarray, np.ndarray],
         counts: MoveCounts,
-        n_steps: int,
     ) -> None:
-        """Move h, the field following.
-
-        Of several steps each is decided by the surrogate. They are reversible for it, and so is
-        their sequence; hence rows decide by their remainders alone.
-        """
+        """Move h, the field following: η stays, and w moves."""
+        mean, cholesky = scale
         hyper, evaluated = point[self.field.hyper], counts.n_evaluated
-        given, before = self.conditional(hyper), self.at(point)
-        accepted, jump = False, 0.0
-        if given.is_proper:
-            w, eta = self.tails.from_hyper(hyper), given.frame.whiten(point)
-            start = dtrtrs(scale[1], w - scale[0], lower=1)[0]
-            log_density = before.log_density - given.log_determinant + self.tails.log_slope(w)
-            walk = now = _Step(start, given, point, before, log_density)
-            for _ in range(n_steps):
-                there, log_ratio = self._step_of_hyper(
-                    rng, walk, eta, scale, ANGLES[turns.current[0]]
-                )
-                if n_steps == 1 or -rng.standard_exponential() < log_ratio:
-                    walk = there
-            if walk is not now:
-                readings = before.reading, walk.place.reading
-                left = log_ratio if n_steps == 1 else 0.0
-                accepted = self._tested(rng, left, readings, "hyper", tuning, counts)
-            if accepted:
-                jump = float(np.sum((walk.z - start) ** 2))
-                point[:], self.here = walk.point, walk.place
-                self._remember(point[self.field.hyper], walk.given)
+        given, w = self.conditional(hyper), self.tails.from_hyper(hyper)
+        z = dtrtrs(cholesky, w - mean, lower=1)[0]
+        moved, log_q, walks = _moved_hyper(rng, z, ANGLES[turns.current[0]])
+        w_then = mean + cholesky @ moved
+        then, accepted = self.conditional(self.tails.to_hyper(w_then)), False
+        if given.is_proper and then.is_proper:
+            proposed = then.frame.color(given.frame.whiten(point))
+            before, after = self.at(point), self._looked_at(proposed)
+            log_ratio = (
+                after.log_density
+                - then.log_determinant
+                + self.tails.log_slope(w_then)
+                - before.log_density
+                + given.log_determinant
+                - self.tails.log_slope(w)
+                + log_q
+            )
+            accepted = self._tested(
+                rng, log_ratio, (before.reading, after.reading), "hyper", tuning, counts
+            )
+        if accepted:
+            point[:] = proposed
+            self.here = after
         counts.accepted["hyper"].append(float(accepted))
-        if tuning:
-            record(rng, turns, jump, self.overhead + counts.n_evaluated - evaluated)
-
-    def _step_of_hyper(
-        self,
-        rng: np.random.Generator,
-        now: "_Step",
-        eta: Parts,
-        scale: tuple[np.ndarray, np.ndarray],
-        angle: float,
-    ) -> tuple["_Step", float]:
-        """Propose another h with η held; return it, and the log ratio under the surrogate."""
-        z, log_q = _moved_hyper(rng, now.z, angle)
-        w = scale[0] + scale[1] @ z
-        given = self.surrogate.factored_later(self.tails.to_hyper(w))
-        if not given.is_proper:
-            return now, -np.inf
-        point = given.frame.color(eta)
-        place = self._looked_at(point)
-        log_density = place.log_density - given.log_determinant + self.tails.log_slope(w)
-        log_ratio = log_density - now.log_density + log_q
-        return _Step(z, given, point, place, log_density), log_ratio
+        if tuning and not walks:
+            cost = self.overhead + counts.n_evaluated - evaluated
+            record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_held(
         self,
@@ -755,15 +699,20 @@ def _angle(rng: np.random.Generator, turns: Turns) -> tuple[float, bool]:
     return float(ANGLES[min(setting, ANGLES.size - 1)]), not shorter
 
 
-def _moved_hyper(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
-    """Propose another whitened h; return also the log ratio of the densities of both proposals."""
+def _moved_hyper(
+    rng: np.random.Generator, z: np.ndarray, angle: float
+) -> tuple[np.ndarray, float, bool]:
+    """Propose another whitened h.
+
+    Also return the log ratio of the densities of both proposals, and whether it is a random walk.
+    """
     share, some, moved = _walk_share(z), _some(rng, z.size), z.copy()
     if rng.random() < share:
         length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
         moved[some] += length * rng.standard_normal(some.size)
-        return moved, math.log(_walk_share(moved) / share)
+        return moved, math.log(_walk_share(moved) / share), True
     moved[some], log_q = _rotated(rng, z[some], angle)
-    return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share))
+    return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share)), False
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

@@ -438,8 +438,7 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     scale, before = (state.mean, state.cholesky), point.copy()
     moves.move_dense(rng, point, False, scale, state.turns[1], counts)
     moves.move_levels(rng, point, False, field.levels[0], moves.blocks[0], state.turns[2], counts)
-    for n_steps in (1, 2):
-        moves.move_hyper(rng, point, False, state.turns[0], scale, counts, n_steps)
+    moves.move_hyper(rng, point, False, state.turns[0], scale, counts)
     np.testing.assert_array_equal(point, before)
     assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration import MODELS, Calibration, ranked
-from pymc_minibatch.latent.moves import HYPER_STEPS, MoveCounts, Walks, carried_with
+from pymc_minibatch.latent.moves import MoveCounts, Walks, carried_with
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 
 N_REPLICATIONS = 80
@@ -42,8 +42,7 @@ def moves_of(
 
     def carried(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
-            for n_steps in (1, HYPER_STEPS):
-                moves.move_hyper(rng, point, False, hyper, scale, counts, n_steps)
+            moves.move_hyper(rng, point, False, hyper, scale, counts)
 
     def coefficients(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
