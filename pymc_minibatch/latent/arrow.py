@@ -38,6 +38,8 @@ __all__ = [
     "Arrow",
     "ArrowFactor",
     "Matrix",
+    "added",
+    "blocks_of_dense",
     "by_columns",
     "compact",
     "congruent",
@@ -73,8 +75,7 @@ class Arrow:
 
     def __add__(self, other: "Arrow") -> "Arrow":
         """Add two matrices of the same shape."""
-        mine, others = self.cross, other.cross
-        cross = mine if is_empty(others) else others if is_empty(mine) else mine + others
+        cross = added(self.cross, other.cross)
         return Arrow(self.dense + other.dense, cross, self.blocks + other.blocks)
 
     def scaled(self, by: float) -> "Arrow":
@@ -85,8 +86,7 @@ class Arrow:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
         if positions is layout.groups:
             return self.blocks
-        place = np.searchsorted(layout.dense, positions)
-        return _entries(self.dense, place[:, :, None], place[:, None, :])
+        return blocks_of_dense(self.dense, layout, positions)
 
     def columns_of(
         self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
@@ -110,9 +110,13 @@ class Arrow:
 
     def product(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multiply a vector, given as its dense part (p,) and its groups (G, q)."""
-        of_groups = (self.cross @ dense).reshape(groups.shape)
-        of_groups += multiply_blocks(self.blocks, groups)
-        return self.dense @ dense + self.cross.T @ groups.ravel(), of_groups
+        of_dense, of_groups = self.dense @ dense, multiply_blocks(self.blocks, groups)
+        if _by_rows(self.cross):
+            add_crossed(_compressed(self.cross), dense, groups.ravel(), of_dense, of_groups.ravel())
+        else:
+            of_groups += (self.cross @ dense).reshape(groups.shape)
+            of_dense += self.cross.T @ groups.ravel()
+        return of_dense, of_groups
 
     def factor(self) -> "ArrowFactor":
         """Factor the matrix.
@@ -174,6 +178,19 @@ class ArrowFactor:
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
         rest = dense - self.reduced.T @ halfway.ravel()
         return self.color(self.schur.solve(rest), halfway)
+
+
+def added(first: Matrix, second: Matrix) -> Matrix:
+    """Add two matrices, of which one may be empty."""
+    return first if is_empty(second) else second if is_empty(first) else first + second
+
+
+def blocks_of_dense(dense: Matrix, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
+    """Return the blocks on the diagonal, (G, q, q), of positions in the dense part of an arrow."""
+    place = np.searchsorted(layout.dense, positions)
+    if positions.shape[1] == 1:
+        return dense.diagonal()[place][:, :, None]
+    return _entries(dense, place[:, :, None], place[:, None, :])
 
 
 def compact(matrix: Matrix) -> Matrix:
@@ -299,6 +316,25 @@ def _compressed(matrix: sparse.csr_array | sparse.csc_array) -> _Compressed:
 
 
 @jit_kept
+def add_crossed(
+    by_row: _Compressed,
+    dense: np.ndarray,
+    groups: np.ndarray,
+    of_dense: np.ndarray,
+    of_groups: np.ndarray,
+) -> None:
+    """Add the products of B with the dense part and of Bᵀ with the groups, in one pass."""
+    starts, columns, entries = by_row
+    for i in range(groups.size):
+        total = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            j, entry = columns[k], entries[k]
+            total += entry * dense[j]
+            of_dense[j] += entry * groups[i]
+        of_groups[i] += total
+
+
+@jit_kept
 def subtract_gram(by_row: _Compressed, by_column: _Compressed, dense: np.ndarray) -> None:
     """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
 
@@ -374,6 +410,13 @@ def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, f
     """
     n_groups, width = right.shape
     x, log_determinant = right.copy(), 0.0
+    if width == 1:
+        for g in range(n_groups):
+            if not abs(matrices[g, 0, 0]) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(matrices[g, 0, 0]))
+            x[g, 0] /= matrices[g, 0, 0]
+        return x, log_determinant
     work = np.empty((width, width))
     for g in range(n_groups):
         work[:] = matrices[g]

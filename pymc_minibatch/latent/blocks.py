@@ -51,15 +51,16 @@ def choose_blocks(
     for _ in range(TRIALS):
         point = given.frame.color(given.layout.noise(rng))
         proposed = point.copy()
-        mean_given, cholesky = surrogate.given_others(given, point, levels)
+        before = surrogate.read(point)
+        mean_given, cholesky = surrogate.given_others(given, point, before, levels)
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
-        readings = surrogate.read(point), surrogate.read(proposed)
+        readings = before, surrogate.read_levels(proposed, before, levels)
         cubic = surrogate.cubic(levels.rows)
-        before, after = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
+        seen = [surrogate.seen_by_rows(reading, cubic) for reading in readings]
 
-        def change(*batch: np.ndarray, before: Any = before, after: Any = after) -> np.ndarray:
-            here, there = rows.remainders(before, after, at, batch)
+        def change(*batch: np.ndarray, seen: Any = seen) -> np.ndarray:
+            here, there = rows.remainders(seen[0], seen[1], at, batch)
             return there - here
 
         chunks = over_chunks(change, surrogate.tall.data, "Looking at groups")

@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from scipy import sparse
 from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dtrmv
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from pymc_minibatch.jit.compiled import jit_kept
@@ -61,7 +62,7 @@ class DenseCholesky:
 
     def multiply_transposed(self, vector: np.ndarray) -> np.ndarray:
         """Return ``Lᵀ x``."""
-        return self.lower.T @ vector
+        return dtrmv(self.lower, vector, lower=1, trans=1) if vector.size else vector
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Cubic:
         Positions in φ of what rows read of each level.
     scalars : ndarray of int64, shape (m,)
         Positions of those that are local inputs by themselves.
+    blocks : ndarray, shape (G, q, q)
+        K_gg.
     inverse : ndarray, shape (G, q, q)
         K_gg⁻¹, zero in directions of which rows say nothing.
     coupling : ndarray, shape (G, q, m)
@@ -70,6 +72,7 @@ class Cubic:
 
     entries: np.ndarray
     scalars: np.ndarray
+    blocks: np.ndarray
     inverse: np.ndarray
     coupling: np.ndarray
     tensor: np.ndarray
@@ -227,7 +230,7 @@ def cubic_of(
     variances[:, :width] = np.einsum("gqq->gq", inverse)
     variances[:, width:] = 1.0 / np.maximum(of_scalars, np.finfo(float).tiny)
     reach = REACH * np.sqrt(variances)
-    return Cubic(entries, reads.scalars, inverse, coupling, tensor / t, quartic / t, reach)
+    return Cubic(entries, reads.scalars, blocks, inverse, coupling, tensor / t, quartic / t, reach)
 
 
 @partial(jit_kept, nogil=True)

@@ -172,19 +172,30 @@ class Derivatives:
         return grad(self.tall.prior_graph, self.tall.flat, disconnected_inputs="ignore")
 
 
-class Joined(NamedTuple):
+@dataclass(frozen=True)
+class Joined:
     """What the dense part of z sees of a curvature K.
 
     Attributes
     ----------
-    dense : ndarray or sparse array, shape (p, p)
-        ``A_ddᵀ K_dd A_dd``.
-    through : ndarray or sparse array, shape (G q', p)
-        ``K_gd A_dd``.
+    curvature : Arrow
+        K.
+    by : ndarray or sparse array, shape (P_dense, p)
+        A_dd.
     """
 
-    dense: Matrix
-    through: Matrix
+    curvature: Arrow
+    by: Matrix
+
+    @cached_property
+    def dense(self) -> Matrix:
+        """``A_ddᵀ K_dd A_dd``, shape (p, p)."""
+        return congruent(self.curvature.dense, self.by)
+
+    @cached_property
+    def through(self) -> Matrix:
+        """``K_gd A_dd``, shape (G q', p)."""
+        return by_columns(self.curvature.cross, self.by)
 
 
 @dataclass(frozen=True)
@@ -205,34 +216,69 @@ class LatentMap:
     cross: Matrix
     blocks: np.ndarray
 
-    def join(self, curvature: Arrow) -> Joined:
-        """Return what the dense part of A makes of the dense columns of a curvature K."""
-        a = self.dense
-        return Joined(congruent(curvature.dense, a), by_columns(curvature.cross, a))
+    def pull_back_dense(self, joined: Joined, blocks: np.ndarray) -> Matrix:
+        """Return the dense part of ``Aᵀ K A``.
 
-    def pull_back(self, joined: Joined, blocks: np.ndarray) -> Arrow:
-        """Return ``Aᵀ K A``, given what the dense part of A makes of K, and K's blocks."""
-        dense, through = joined
-        c = self.cross
+        Given is what the dense part of A makes of K, and K's blocks.
+        """
+        dense, c = joined.dense, self.cross
         if not is_empty(c):
-            mixed = c.T @ through
-            carried = multiply_each(blocks, c)
-            dense = dense + mixed + mixed.T + c.T @ carried
-            through = through + carried
-        transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
-        return Arrow(
-            denser(dense),
-            multiply_each(transposed, denser(through)),
-            multiply_matrices(transposed, multiply_matrices(blocks, self.blocks)),
-        )
+            mixed = c.T @ joined.through
+            dense = dense + mixed + mixed.T + c.T @ multiply_each(blocks, c)
+        return denser(dense)
+
+    def pull_back_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the groups' blocks of ``Aᵀ K A``."""
+        return multiply_matrices(self._transposed_blocks, multiply_matrices(blocks, self.blocks))
+
+    def pull_back_cross(self, joined: Joined, blocks: np.ndarray) -> Matrix:
+        """Return what ``Aᵀ K A`` has between groups and the dense part."""
+        through, c = joined.through, self.cross
+        if not is_empty(c):
+            through = through + multiply_each(blocks, c)
+        return multiply_each(self._transposed_blocks, denser(through))
+
+    @cached_property
+    def _transposed_blocks(self) -> np.ndarray:
+        return np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
 
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
         of_dense = self.dense.T @ dense
         if not is_empty(self.cross):
             of_dense += self.cross.T @ groups.ravel()
-        transposed = np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
-        return of_dense, multiply_blocks(transposed, groups)
+        return of_dense, multiply_blocks(self._transposed_blocks, groups)
+
+
+@dataclass(frozen=True)
+class MapEntries:
+    """The entries of A(h), of which matrices are made where these are asked for.
+
+    Attributes
+    ----------
+    columns : _Columns
+        Where entries by the dense part of z are.
+    entries : ndarray, shape (K,)
+        Them.
+    blocks : ndarray, shape (G, q', q)
+        What each group of φ takes from its own z.
+    """
+
+    columns: "_Columns"
+    entries: np.ndarray
+    blocks: np.ndarray
+
+    @cached_property
+    def whole(self) -> LatentMap:
+        """A(h)."""
+        return LatentMap(*self.columns.of(self.entries), self.blocks)
+
+    def scales_of(self, other: "MapEntries") -> np.ndarray:
+        """Return how much larger each column by the dense part is in another map."""
+        column, n = self.columns.column, self.columns.positions.size
+        own = np.bincount(column, self.entries**2, minlength=n)
+        both = np.bincount(column, self.entries * other.entries, minlength=n)
+        return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
 
 
 class _Part:
@@ -347,18 +393,23 @@ class _Columns:
 
     def at(self, point: np.ndarray) -> tuple[Matrix, Matrix]:
         """Return both parts of the matrix at a point."""
-        if not self.changing:
-            return self._fixed
-        return self._of(self._entries(point))
+        return self.of(self.entries(point))
 
     @cached_property
     def _fixed(self) -> tuple[Matrix, Matrix]:
         return self._of(self.base)
 
+    def of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return both parts of the matrix with these entries."""
+        return self._of(entries) if self.changing else self._fixed
+
     def _of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
         return self.parts[0].of(entries[: self.first]), self.parts[1].of(entries[self.first :])
 
-    def _entries(self, point: np.ndarray) -> np.ndarray:
+    def entries(self, point: np.ndarray) -> np.ndarray:
+        """Return the entries at a point."""
+        if not self.changing:
+            return self.base
         entries = self.base.copy()
         if self.unscale is not None:
             seed, scale = np.zeros(point.size), np.ones(self.positions.size)
@@ -525,8 +576,12 @@ class LatentField:
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map) else None
         self._fixed_prior = group_prior[0] if _alike(group_prior) else None
-        self._fixed_precision: Arrow | None = None
-        self._maps: dict[bytes, LatentMap] = {}
+        self._precision: tuple[bytes, Arrow] | None = None
+        self._maps: dict[bytes, MapEntries] = {}
+        alone = points[0].copy()
+        alone[hyper] = points[1][hyper]
+        # Given h effects that are not centred have priors of their own.
+        self._hyper_in_prior = not self._same_precision(points[0], alone)
 
     def _group_blocks(
         self, derivative: Callable[..., np.ndarray], point: np.ndarray, rows: np.ndarray
@@ -539,8 +594,20 @@ class LatentField:
             blocks[:, :, slot] = derivative(point, seed)[rows]
         return blocks
 
+    def _same_precision(self, point: np.ndarray, other: np.ndarray) -> bool:
+        """Whether the curvature of the prior is the same at two points."""
+        entries = [self._prior.entries(p) for p in (point, other)]
+        blocks = [
+            self._group_blocks(self.derivatives.prior_product, p, self.latent.groups)
+            for p in (point, other)
+        ]
+        return _alike(entries) and _alike(blocks)
+
     def map_at(self, point: np.ndarray) -> LatentMap:
         """Return A(h) at the hyperparameters of a point, the last ones from memory."""
+        return self._entries_at(point).whole
+
+    def _entries_at(self, point: np.ndarray) -> MapEntries:
         fixed = not self._map.changing and self._fixed_map is not None
         key = b"" if fixed else point[self.hyper].tobytes()
         if key not in self._maps:
@@ -549,21 +616,27 @@ class LatentField:
                 blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
             if len(self._maps) == REMEMBERED:
                 self._maps.pop(next(iter(self._maps)))
-            self._maps[key] = LatentMap(*self._map.at(point), blocks)
+            self._maps[key] = MapEntries(self._map, self._map.entries(point), blocks)
         return self._maps[key]
 
     def prior_precision_at(self, point: np.ndarray) -> Arrow:
-        """Return P, minus the Hessian of the log prior by z, at a point."""
-        if self._fixed_precision is not None:
-            return self._fixed_precision
+        """Return P, minus the Hessian of the log prior by z, at a point, the last from memory."""
+        key = b""
+        if self._prior.changing or self._fixed_prior is None:
+            elsewhere = point.copy()
+            if not self._hyper_in_prior:
+                elsewhere[self.hyper] = 0.0
+            key = elsewhere.tobytes()
+        if self._precision is None or self._precision[0] != key:
+            self._precision = key, self._prior_precision(point)
+        return self._precision[1]
+
+    def _prior_precision(self, point: np.ndarray) -> Arrow:
         blocks = self._fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         dense, cross = self._prior.at(point)
-        found = Arrow(compact(-(dense + dense.T) / 2), -cross, -blocks)
-        if not self._prior.changing and self._fixed_prior is not None:
-            self._fixed_precision = found
-        return found
+        return Arrow(compact(-(dense + dense.T) / 2), -cross, -blocks)
 
     def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "Held | None":
         """Change h and z so that rows read the same φ.
@@ -584,11 +657,11 @@ class LatentField:
         phi = self.derivatives.phi(point)
         moved = point.copy()
         moved[self.hyper] = hyper
-        here, there = self.map_at(point), self.map_at(moved)
+        here, there = self._entries_at(point), self._entries_at(moved)
         of_dense, of_groups = np.zeros(self.latent.dense.size), 0.0
         if here is not there:
             if self._map.changing:
-                scale = _column_scales(here, there)
+                scale = here.scales_of(there)
                 if not (np.isfinite(scale).all() and np.all(scale)):
                     return None
                 moved[self.latent.dense] /= scale
@@ -615,20 +688,6 @@ class LatentField:
             scale = np.sum(here * there, axis=1) / np.sum(here**2, axis=1)
             moved[self.latent.groups] /= scale
             return -float(np.sum(np.log(np.abs(scale))))
-
-
-def _column_scales(here: LatentMap, there: LatentMap) -> np.ndarray:
-    """Return how much larger each column by the dense part is than that of another map."""
-    own = _column_products(here.dense, here.dense) + _column_products(here.cross, here.cross)
-    both = _column_products(here.dense, there.dense) + _column_products(here.cross, there.cross)
-    return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
-
-
-def _column_products(a: Matrix, b: Matrix) -> np.ndarray:
-    """Return the products of the columns of one matrix with those of another of its pattern."""
-    if not sparse.issparse(a):
-        return np.einsum("ij,ij->j", a, b)
-    return np.bincount(a.indices, a.data * b.data, minlength=a.shape[1])
 
 
 def _alike(blocks: Sequence[np.ndarray]) -> bool:

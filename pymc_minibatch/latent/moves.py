@@ -13,6 +13,9 @@ takes longer than all else. Then h mostly moves with what rows read held, or wit
 following it, and the dense part moves in the coordinates of a usual h: which proposes a little
 worse, and is decided all the same.
 
+All h move together in coordinates w in which their tails are nearly those of a Gaussian
+(:mod:`.tails`).
+
 The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
 decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), or the bright rows of
 Firefly Monte Carlo (:mod:`.firefly`). Levels, of which each could move by itself, decide under the
@@ -39,6 +42,7 @@ from pymc_minibatch.latent.arrow import (
 )
 from pymc_minibatch.latent.field import Held, LatentField, Levels
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
+from pymc_minibatch.latent.tails import Tails
 
 __all__ = [
     "ANGLES",
@@ -96,7 +100,7 @@ COSTLY = 400**3 / 6
 DENSE_MOVES = 2
 """Moves of the dense part in a round: these factor nothing."""
 
-FACTORING_SHARE = 0.05
+FACTORING_SHARE = 0.02
 """Share of rounds in which h moves with η held, where that is costly."""
 
 NEARBY = 0.1
@@ -119,6 +123,9 @@ HELD_IN_A_ROW = 3
 
 CARRIED_MOVES = 3
 """Moves of single hyperparameters that one factor follows, in a round."""
+
+WALK_OF_ONE = 0.3
+"""Share of these that are a random walk."""
 
 ONE_AT_A_TIME = 0.44
 """Best share of accepted moves of a walk in one dimension."""
@@ -320,6 +327,8 @@ class LatentMoves:
         Multiplications that the factorization of the dense part takes.
     carried
         What :func:`carried_with` says, where h is costly.
+    tails
+        Coordinates w in which all hyperparameters move together.
     """
 
     def __init__(
@@ -329,13 +338,14 @@ class LatentMoves:
         sweeping: Sweeping,
         work: float,
         carried: Sequence[tuple[int, int]] | None,
+        tails: Tails,
     ) -> None:
         self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
         self.sweeping = sweeping
         self.known: dict[bytes, Conditional] = {}
-        self.usual: tuple[bytes, list[Conditional]] | None = None
+        self.usual: tuple[bytes, np.ndarray, list[Conditional]] | None = None
         self.here: Place | None = None
-        self.costly = work > COSTLY
+        self.costly, self.tails = work > COSTLY, tails
         self.fixed_factor, self.carried = carried is not None, carried or ()
         self.overhead = overhead(self.field, work)
 
@@ -372,7 +382,7 @@ class LatentMoves:
         for i in self._held_moves(rng, held.log_length.size):
             self.move_held(rng, point, tuning, int(i), hyper_scale[1], held)
         for i in rng.permutation(n_carried)[:CARRIED_MOVES]:
-            self.move_carried(rng, point, tuning, int(i), walks, counts)
+            self.move_carried(rng, point, tuning, int(i), hyper_scale, walks, counts)
         for _ in range(DENSE_MOVES if n_dense else 0):
             if counts.impossible_row < 0:
                 self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
@@ -408,16 +418,18 @@ class LatentMoves:
         held = self.field.with_effects_held(point, hyper)
         return None if held is None else held.point
 
-    def _usual(self, rng: np.random.Generator, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
-        """Choose one of a few Gaussians given an h that is usual, from memory."""
+    def _usual(self, hyper: np.ndarray, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
+        """Return the nearest to h of a few Gaussians given an h that is usual, from memory."""
         mean, cholesky = scale
         key = mean.tobytes() + cholesky.tobytes()
         if self.usual is None or self.usual[0] != key:
             away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
             away[0] = 0.0
-            hypers = mean + away @ cholesky.T
-            self.usual = key, [self.surrogate.factored_later(hyper) for hyper in hypers]
-        return self.usual[1][rng.integers(N_USUAL)]
+            hypers = self.tails.to_hyper(mean + away @ cholesky.T)
+            self.usual = key, away, [self.surrogate.factored_later(hyper) for hyper in hypers]
+        _, away, conditionals = self.usual
+        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
+        return conditionals[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
     def at(self, point: np.ndarray) -> Place:
         """Return what is known of a point, the last one from memory."""
@@ -453,33 +465,24 @@ class LatentMoves:
         scale: tuple[np.ndarray, np.ndarray],
         counts: MoveCounts,
     ) -> None:
-        """Move h, the field following."""
+        """Move h, the field following: η stays, and w moves."""
         mean, cholesky = scale
-        hyper = point[self.field.hyper]
-        given = self.conditional(hyper)
-        z = dtrtrs(cholesky, hyper - mean, lower=1)[0]
-        share = _walk_share(z)
-        walks = rng.random() < share
-        some = _some(rng, z.size)
-        moved = z.copy()
-        if walks:
-            length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
-            moved[some] += length * rng.standard_normal(some.size)
-            log_q = math.log(_walk_share(moved) / share)
-        else:
-            moved[some], log_q = _rotated(rng, z[some], ANGLES[turns.current[0]])
-            log_q += math.log((1 - _walk_share(moved)) / (1 - share))
-        candidate = mean + cholesky @ moved
-        accepted, evaluated = False, counts.n_evaluated
-        then = self.conditional(candidate)
+        hyper, evaluated = point[self.field.hyper], counts.n_evaluated
+        given, w = self.conditional(hyper), self.tails.from_hyper(hyper)
+        z = dtrtrs(cholesky, w - mean, lower=1)[0]
+        moved, log_q, walks = _moved_hyper(rng, z, ANGLES[turns.current[0]])
+        w_then = mean + cholesky @ moved
+        then, accepted = self.conditional(self.tails.to_hyper(w_then)), False
         if given.is_proper and then.is_proper:
             proposed = then.frame.color(given.frame.whiten(point))
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = (
                 after.log_density
                 - then.log_determinant
+                + self.tails.log_slope(w_then)
                 - before.log_density
                 + given.log_determinant
+                - self.tails.log_slope(w)
                 + log_q
             )
             accepted = self._tested(
@@ -490,8 +493,7 @@ class LatentMoves:
             self.here = after
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
-            read = counts.n_evaluated - evaluated
-            cost = self.overhead + read
+            cost = self.overhead + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
 
     def move_held(
@@ -528,21 +530,29 @@ class LatentMoves:
         point: np.ndarray,
         tuning: bool,
         i: int,
+        scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
     ) -> None:
         """Move a hyperparameter, one factor following and the other effects held.
 
-        The levels of the factor keep their places in the Gaussian that all else leaves them.
+        The levels of the factor keep their places in the Gaussian that all else leaves them. The
+        hyperparameter is drawn from what is known of it, or walks.
         """
         axis, k = self.carried[i]
-        hyper = point[self.field.hyper]
-        hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        hyper, log_q = point[self.field.hyper], 0.0
+        walk = rng.random() < WALK_OF_ONE
+        if walk:
+            hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        else:
+            mean, sd = scale[0][axis], math.sqrt(float(np.sum(scale[1][axis] ** 2)))
+            z, moved = (hyper[axis] - mean) / sd, rng.standard_normal()
+            hyper[axis], log_q = mean + sd * moved, 0.5 * float(moved**2 - z**2)
         proposed, log_jacobian = self.followed(point, hyper, self.field.levels[k])
         accepted = False
         if np.isfinite(log_jacobian):
             before, after = self.at(point), self._looked_at(proposed)
-            log_ratio = after.log_density - before.log_density + log_jacobian
+            log_ratio = after.log_density - before.log_density + log_jacobian + log_q
             accepted = self._tested(
                 rng, log_ratio, (before.reading, after.reading), "carried", tuning, counts
             )
@@ -550,7 +560,7 @@ class LatentMoves:
             point[:] = proposed
             self.here = after
         counts.accepted["hyper"].append(float(accepted))
-        if tuning:
+        if tuning and walk:
             walks.tune(i, float(accepted))
 
     def followed(
@@ -564,9 +574,10 @@ class LatentMoves:
         if held is None:
             return point, -np.inf
         given, then = self.conditional(point[self.field.hyper]), self.conditional(hyper)
+        reading, given_others = self.at(point).reading, self.surrogate.given_others
         try:
-            mean, cholesky = self.surrogate.given_others(given, point, levels)
-            mean_then, cholesky_then = self.surrogate.given_others(then, held.point, levels)
+            mean, cholesky = given_others(given, point, reading, levels)
+            mean_then, cholesky_then = given_others(then, held.point, reading, levels)
         except np.linalg.LinAlgError:
             return point, -np.inf
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
@@ -597,7 +608,7 @@ class LatentMoves:
         rows read held.
         """
         hyper = point[self.field.hyper]
-        given = self._usual(rng, scale) if self.fixed_factor else self.conditional(hyper)
+        given = self._usual(hyper, scale) if self.fixed_factor else self.conditional(hyper)
         start = self._held(point, given.here[self.field.hyper])
         if start is None or not given.is_proper:
             return
@@ -635,9 +646,9 @@ class LatentMoves:
         a proposal to the rows.
         """
         levels = self.field.levels[factor]
-        given = self.conditional(point[self.field.hyper])
+        given, before = self.conditional(point[self.field.hyper]), self.at(point).reading
         try:
-            mean, cholesky = self.surrogate.given_others(given, point, levels)
+            mean, cholesky = self.surrogate.given_others(given, point, before, levels)
         except np.linalg.LinAlgError:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
@@ -645,15 +656,15 @@ class LatentMoves:
         moved, _ = _rotated(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
-        readings = self.at(point).reading, self.surrogate.read(proposed)
-        self.decisions.refresh(rng, readings[0])
-        psi = self.surrogate.level_ratios(given, (point, proposed), readings, levels)
+        after = self.surrogate.read_levels(proposed, before, levels)
+        self.decisions.refresh(rng, before)
+        psi = self.surrogate.level_ratios(given, (point, proposed), (before, after), levels)
         # Under the surrogate each level decides by itself.
         stays = -rng.standard_exponential(psi.size) >= psi
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
-        after = self.surrogate.read(proposed)
+        after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        accepted = self.decisions.on_levels(rng, (readings[0], after), factor, ~stays, counts)
+        accepted = self.decisions.on_levels(rng, (before, after), factor, ~stays, counts)
         read = counts.n_evaluated - evaluated
         counts.sweeps += 1
         counts.sweep_rows += read
@@ -683,6 +694,22 @@ def _angle(
     if shorter and sweeping.mirrors and rng.random() < 0.5:
         angle = math.pi - angle
     return angle, not shorter
+
+
+def _moved_hyper(
+    rng: np.random.Generator, z: np.ndarray, angle: float
+) -> tuple[np.ndarray, float, bool]:
+    """Propose another whitened h.
+
+    Also return the log ratio of the densities of both proposals, and whether it is a random walk.
+    """
+    share, some, moved = _walk_share(z), _some(rng, z.size), z.copy()
+    if rng.random() < share:
+        length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
+        moved[some] += length * rng.standard_normal(some.size)
+        return moved, math.log(_walk_share(moved) / share), True
+    moved[some], log_q = _rotated(rng, z[some], angle)
+    return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share)), False
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

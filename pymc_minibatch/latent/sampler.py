@@ -50,6 +50,7 @@ from pymc_minibatch.latent.moves import (
     take_best,
 )
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
@@ -103,11 +104,11 @@ class LatentState(NamedTuple):
     gains, costs : ndarray, shape (3, K)
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
-        Where h is thought to be.
+        Where h is thought to be, in coordinates w (:mod:`.tails`).
     log_length, n_moves : ndarray, shape (C + H,), or (C + 2H,) where there are many
         Walks in one dimension of h: of C that levels follow, then of all.
     seen : ndarray, shape (2 + H + H * H,)
-        Draws in the window, its length, and the sums of h and of its squares.
+        Draws in the window, its length, and the sums of w and of its squares.
     batch_size, test : ndarray of int64, shape (3,)
         Rows of the first batch, and which test decides, for kinds of moves on all rows; empty where
         no batch decides, as the next two.
@@ -172,6 +173,9 @@ class LatentSampler(ABC):
         surrogate = reference.surrogate
         self.work = surrogate.conditional(reference.hyper).factor.schur.work
         self.carried = carried_with(surrogate) if self.costly else None
+        hyper, self.tails = reference.hyper, Tails.none(reference.hyper)
+        if hyper.size <= MOST_AT_ONCE and not self.costly:
+            self.tails = find_tails(surrogate.log_marginal, hyper, reference.hyper_cholesky)
 
     @property
     @abstractmethod
@@ -218,7 +222,7 @@ class LatentSampler(ABC):
     @cached_property
     def _moves(self) -> LatentMoves:
         surrogate, decisions = self.reference.surrogate, self._decisions
-        return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried)
+        return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried, self.tails)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
@@ -245,7 +249,7 @@ class LatentSampler(ABC):
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
-                    self._observe(inside[self.field.hyper], state)
+                    self._observe(self.tails.from_hyper(inside[self.field.hyper]), state)
         point[:] = self._coordinates.to_model(inside)
         return counts
 
@@ -261,12 +265,12 @@ class LatentSampler(ABC):
         scale, walks = (state.mean, state.cholesky), Walks(state.log_length, state.n_moves)
         self._moves.draw(rng, inside, tuning, state.turns, scale, walks, counts)
 
-    def _observe(self, hyper: np.ndarray, state: LatentState) -> None:
+    def _observe(self, w: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""
-        size, seen = hyper.size, state.seen
+        size, seen = w.size, state.seen
         seen[0] += 1
-        seen[2 : 2 + size] += hyper
-        seen[2 + size :] += np.outer(hyper, hyper).ravel()
+        seen[2 : 2 + size] += w
+        seen[2 + size :] += np.outer(w, w).ravel()
         n = seen[0]
         if not size or n < seen[1]:
             return

@@ -16,7 +16,7 @@ Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the paramet
 hierarchical models: partial non-centring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
     Matrix,
+    added,
+    blocks_of_dense,
     factor_blocks,
     multiply_blocks,
     solve_blocks,
@@ -86,12 +88,16 @@ class Conditional:
         Where the latent variables are in a point.
     here : ndarray, shape (D,)
         h, and the latent variables of the center, about which all is expanded.
-    precision : Arrow
-        Λ.
+    blocks : ndarray, shape (G, q, q)
+        The groups' blocks of Λ.
+    dense_later, cross_later : callable
+        ``() -> matrix``, the rest of it: the dense part, and what joins the groups with it.
     slope : tuple of ndarray
         Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
         Of the log prior there: its slope, and minus its curvature P.
+    onto : LatentMap
+        A(h).
     phi : ndarray, shape (P,)
         φ there.
     damping : float
@@ -100,12 +106,25 @@ class Conditional:
 
     layout: ArrowLayout
     here: np.ndarray
-    precision: Arrow
+    blocks: np.ndarray
+    dense_later: Callable[[], Matrix]
+    cross_later: Callable[[], Matrix]
     slope: Parts
     prior_slope: Parts
     prior_precision: Arrow
+    onto: LatentMap
     phi: np.ndarray
     damping: float
+
+    @cached_property
+    def dense(self) -> Matrix:
+        """The dense part of Λ."""
+        return self.dense_later()
+
+    @cached_property
+    def precision(self) -> Arrow:
+        """Λ."""
+        return Arrow(self.dense, self.cross_later(), self.blocks)
 
     @cached_property
     def factor(self) -> ArrowFactor:
@@ -138,11 +157,6 @@ class Conditional:
     def frame(self) -> Frame:
         """Coordinates in which the field is standard normal."""
         return Frame(self.layout, self.point, self.factor)
-
-    def slope_at(self, point: np.ndarray) -> Parts:
-        """Return the slope of the log density at a point, dense part and groups."""
-        of_dense, of_groups = self.precision.product(*self.layout.split(point - self.here))
-        return self.slope[0] - of_dense, self.slope[1] - of_groups
 
 
 class Reading(NamedTuple):
@@ -286,7 +300,14 @@ class Surrogate:
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        pulled = onto.pull_back(self._joined_by(onto), self._raised)
+        joined = self._joined_by(onto)
+
+        def dense_later() -> Matrix:
+            return prior_precision.dense + onto.pull_back_dense(joined, self._raised)
+
+        def cross_later() -> Matrix:
+            return added(prior_precision.cross, onto.pull_back_cross(joined, self._raised))
+
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
         phi = self.phi(here)
         slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
@@ -295,10 +316,13 @@ class Surrogate:
         return Conditional(
             field.latent,
             here,
-            precision=prior_precision + pulled,
+            blocks=prior_precision.blocks + onto.pull_back_blocks(self._raised),
+            dense_later=dense_later,
+            cross_later=cross_later,
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
             prior_precision=prior_precision,
+            onto=onto,
             phi=phi,
             damping=damping,
         )
@@ -306,11 +330,27 @@ class Surrogate:
     def _joined_by(self, onto: LatentMap) -> Joined:
         """Return the curvature by the dense part, from memory where A does not change there."""
         if self._joined is None or self._joined[0] is not onto.dense:
-            self._joined = onto.dense, onto.join(self.expansion.curvature)
+            self._joined = onto.dense, Joined(self.expansion.curvature, onto.dense)
         return self._joined[1]
 
+    def slope_at(self, given: Conditional, point: np.ndarray, reading: Reading) -> Parts:
+        """Return the slope of the Gaussian at a point with its h, dense part and groups.
+
+        What rows read there gives it without a product with the precision.
+        """
+        expansion, rows = self.expansion, self.field.rows
+        dense, groups = rows.split(expansion.slope + expansion.tilt - reading.bent)
+        groups -= multiply_blocks(expansion.raised, (reading.phi - given.phi)[rows.groups])
+        of_rows = given.onto.transposed(dense, groups)
+        away = self.field.latent.split(point - given.here)
+        bent = given.prior_precision.product(*away)
+        return (
+            of_rows[0] + given.prior_slope[0] - bent[0],
+            of_rows[1] + given.prior_slope[1] - bent[1],
+        )
+
     def given_others(
-        self, given: Conditional, point: np.ndarray, levels: Levels
+        self, given: Conditional, point: np.ndarray, reading: Reading, levels: Levels
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables.
 
@@ -319,14 +359,32 @@ class Surrogate:
         LinAlgError
             If the precision of a level is not positive definite.
         """
-        blocks = given.precision.blocks_of(self.field.latent, levels.latent)
+        layout = self.field.latent
+        own = levels.latent is layout.groups
+        blocks = given.blocks if own else blocks_of_dense(given.dense, layout, levels.latent)
         cholesky = np.empty_like(blocks)
         if not factor_blocks(blocks, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")
         pull = np.zeros(point.size)
-        self.field.latent.put(pull, *given.slope_at(point))
+        self.field.latent.put(pull, *self.slope_at(given, point, reading))
         halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]
         return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
+
+    def read_levels(self, point: np.ndarray, before: Reading, levels: Levels) -> Reading:
+        """Return what rows read after a move of the levels of a factor alone.
+
+        Of what is bent there is only what these levels need: no row reads two of them, so that
+        each is bent by itself.
+        """
+        phi, bent, cubic = self.phi(point), before.bent, self.cubic(levels.rows)
+        if cubic is None:
+            return before._replace(phi=phi)
+        bent = bent.copy()
+        bent[levels.rows] += multiply_blocks(cubic.blocks, (phi - before.phi)[levels.rows])
+        if cubic is not self.cubics[0]:
+            return before._replace(phi=phi, bent=bent)
+        u = cubic.coordinates(phi - self.expansion.at, bent)
+        return Reading(phi, bent, u, cubic.values(u))
 
     def level_ratios(
         self,

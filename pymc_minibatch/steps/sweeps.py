@@ -12,6 +12,9 @@ __all__ = ["OF_EFFECTS", "rounds_of_draw", "stats_of_effects"]
 ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
 
+MANY_ROWS = 200_000
+"""With fewer rows this evaluation is cheaper than a round."""
+
 OF_EFFECTS = (
     "acceptance_rate_hyper",
     "acceptance_rate_dense",
@@ -24,7 +27,8 @@ OF_EFFECTS = (
 
 def rounds_of_draw(tall: TallModel) -> int:
     """Return how many rounds of moves make a draw, where that is left open."""
-    return ROUNDS_WITH_DETERMINISTICS if tall.deterministics_of_rows() else ROUNDS
+    many = tall.n_rows >= MANY_ROWS and bool(tall.deterministics_of_rows())
+    return ROUNDS_WITH_DETERMINISTICS if many else ROUNDS
 
 
 def stats_of_effects(counts: MoveCounts) -> dict[str, Any]:

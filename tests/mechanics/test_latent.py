@@ -1,5 +1,6 @@
 """Latent fields: arrow matrices, sums over rows, coordinates and blocks."""
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,11 +28,12 @@ from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field
+from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.moves import DECIDED, MoveCounts
 from pymc_minibatch.latent.sampler import SIGMAS, MinibatchSampler, make_latent_sampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
@@ -352,6 +354,56 @@ def test_hyperparameters_move_with_effects_held(name: str, intercepts: Minibatch
     assert held.log_jacobian() == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
 
 
+def accepted_share(places: np.ndarray, log_density: np.ndarray) -> float:
+    """How often independent proposals of the best Gaussian are accepted, on an even grid."""
+    p = np.exp(log_density - log_density.max())
+    p /= p.sum()
+    mean = p @ places
+    q = np.exp(-0.5 * (places - mean) ** 2 / (p @ (places - mean) ** 2))
+    both = np.outer(p, q / q.sum())
+    return float(np.minimum(both, both.T).sum())
+
+
+def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
+    """One is that of the log of a scale that may be zero, one Gaussian."""
+    mode = np.array([0.3, -1.0])
+
+    def log_density(hyper: np.ndarray) -> float:
+        u = (hyper - mode) * [1.0, 2.0]
+        return float(u[0] - 0.5 * np.exp(2 * u[0]) - 0.5 * u[1] ** 2)
+
+    tails = find_tails(log_density, mode, np.diag([math.sqrt(0.5), 0.5]))
+    assert tails.left[0] > 0.5
+    assert max(tails.left[1], *tails.right) < 0.01
+    places = np.linspace(-20.0, 3.0, 1500)
+    points = np.stack([places, np.full(places.size, mode[1])], axis=1)
+    in_h = accepted_share(places, np.array([log_density(h) for h in points]))
+    there = [log_density(tails.to_hyper(w)) + tails.log_slope(w) for w in points]
+    assert in_h < 0.8
+    assert accepted_share(places, np.array(there)) > 0.9
+
+
+def test_coordinates_of_hyperparameters_and_their_jacobian() -> None:
+    rng = np.random.default_rng(37)
+    tails = Tails(rng.normal(size=3), rng.exponential(size=3), rng.exponential(size=3))
+    for w in tails.center + 3.0 * rng.normal(size=(20, 3)):
+        np.testing.assert_allclose(tails.from_hyper(tails.to_hyper(w)), w, rtol=1e-12)
+        slopes = (tails.to_hyper(w + 1e-6) - tails.to_hyper(w - 1e-6)) / 2e-6
+        assert tails.log_slope(w) == pytest.approx(np.log(slopes).sum(), abs=1e-5)
+    none = Tails.none(tails.center)
+    np.testing.assert_allclose(none.to_hyper(tails.center + 1.5), tails.center + 1.5)
+
+
+def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
+    tails = find_tails(lambda h: float(-np.maximum(h[0], 0.0)), np.zeros(1), np.eye(1))
+    assert np.isfinite(tails.left).all()
+    assert tails.right[0] == pytest.approx(2 * (3.0 - math.sqrt(6.0)) / 6.0, rel=0.05)
+    improper = find_tails(lambda h: -np.inf if h[0] else 0.0, np.zeros(1), np.eye(1))
+    elsewhere = find_tails(lambda h: -0.5 * float(h[0] + 20) ** 2, np.zeros(1), np.eye(1))
+    for found in (improper, elsewhere):
+        np.testing.assert_array_equal([*found.left, *found.right], 0.0)
+
+
 def test_levels_follow_a_hyperparameter() -> None:
     """The Jacobian of the move is that of differences; here two factors share a scale."""
     sampler = sampler_of(shared_scale_model())
@@ -381,10 +433,7 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     point = sampler._start(rng, field.derivatives.tall.start).copy()
     state, counts = sampler.initial_state(), MoveCounts()
     given = moves.conditional(point[field.hyper])
-    improper = replace(
-        given,
-        precision=Arrow(given.precision.dense, given.precision.cross, -given.precision.blocks),
-    )
+    improper = replace(given, blocks=-given.blocks)
     assert not improper.is_proper
     moves.known[point[field.hyper].tobytes()] = improper
     scale, before = (state.mean, state.cholesky), point.copy()
@@ -539,7 +588,12 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
         np.tile(np.eye(width) * 3.0, (G, 1, 1)),
     )
     onto = field.map_at(point)
-    pulled = onto.pull_back(onto.join(curvature), curvature.blocks)
+    joined = Joined(curvature, onto.dense)
+    pulled = Arrow(
+        onto.pull_back_dense(joined, curvature.blocks),
+        onto.pull_back_cross(joined, curvature.blocks),
+        onto.pull_back_blocks(curvature.blocks),
+    )
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
 
@@ -616,10 +670,10 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     given = surrogate.conditional(sampler.reference.hyper)
     point = given.point + 0.1 * np.random.default_rng(8).normal(size=given.point.size)
     point[sampler.field.hyper] = sampler.reference.hyper
-    mean, cholesky = surrogate.given_others(given, point, levels[0])
+    mean, cholesky = surrogate.given_others(given, point, surrogate.read(point), levels[0])
     shifted = point.copy()
     shifted[levels[0].latent] += 0.3
-    again, _ = surrogate.given_others(given, shifted, levels[0])
+    again, _ = surrogate.given_others(given, shifted, surrogate.read(shifted), levels[0])
     np.testing.assert_allclose(mean, again, atol=1e-10)  # a level's own value does not matter
     second_order = replace(surrogate.expansion, rest=surrogate.expansion.tilt)
     gaussian = Surrogate(sampler.tall, sampler.field, second_order, surrogate.center)
@@ -633,6 +687,44 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
     assert abs(slope) < 1e-3 * abs(bend)
     assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "maker", [crossed_model, lambda: slopes_model()], ids=["crossed", "slopes"]
+)
+def test_what_rows_read_of_levels_that_moved(maker: Callable[[], pm.Model]) -> None:
+    """It is what they read of the whole point, as far as these levels go."""
+    sampler = make_latent_sampler(TallModel(maker()), Penalty(), 1.0)
+    surrogate, rng = sampler.reference.surrogate, np.random.default_rng(9)
+    point = surrogate.center + rng.normal(0, 0.1, surrogate.center.size)
+    before = surrogate.read(point)
+    given = surrogate.conditional(point[sampler.field.hyper])
+    for levels in sampler.field.levels:
+        cubic = surrogate.cubic(levels.rows)
+        moved = point.copy()
+        moved[levels.latent[::2]] += rng.normal(0, 0.3, levels.latent[::2].shape)
+        whole, found = surrogate.read(moved), surrogate.read_levels(moved, before, levels)
+        assert not np.allclose(whole.bent, before.bent)
+        seen = [surrogate.seen_by_rows(reading, cubic) for reading in (whole, found)]
+        np.testing.assert_allclose(*seen, rtol=1e-9, atol=1e-11)
+        ratios = [
+            surrogate.level_ratios(given, (point, moved), (before, after), levels)
+            for after in (whole, found)
+        ]
+        np.testing.assert_allclose(*ratios, rtol=1e-8, atol=1e-10)
+
+
+def test_the_slope_of_the_field_from_what_rows_read() -> None:
+    """It is that of the Gaussian, by its precision."""
+    sampler = make_latent_sampler(TallModel(outlying_model()), Penalty(), 2.0)
+    surrogate, rng = sampler.reference.surrogate, np.random.default_rng(10)
+    assert np.any(surrogate.expansion.raised > 0)
+    point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
+    given = surrogate.conditional(point[sampler.field.hyper])
+    found = surrogate.slope_at(given, point, surrogate.read(point))
+    bent = given.precision.product(*given.layout.split(point - given.here))
+    for slope, origin, fall in zip(found, given.slope, bent, strict=True):
+        np.testing.assert_allclose(slope, origin - fall, rtol=1e-9, atol=1e-9)
 
 
 def outlying_model() -> pm.Model:
@@ -681,7 +773,7 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
     point[sampler.field.hyper] = sampler.reference.hyper + 0.2
     given = surrogate.conditional(point[sampler.field.hyper])
-    mean, cholesky = surrogate.given_others(given, point, levels)
+    mean, cholesky = surrogate.given_others(given, point, surrogate.read(point), levels)
     moved = point.copy()
     moved[levels.latent[7]] += 0.8
     readings = surrogate.read(point), surrogate.read(moved)

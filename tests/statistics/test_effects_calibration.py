@@ -46,7 +46,7 @@ def moves_of(
 
     def carried_with_one(point: np.ndarray) -> None:
         for i in np.tile(np.arange(n_with_one), N_OTHERS):
-            moves.move_carried(rng, point, False, int(i), walks, counts)
+            moves.move_carried(rng, point, False, int(i), scale, walks, counts)
 
     def carried(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
