@@ -125,14 +125,19 @@ def test_hyperparameters_with_the_field_following(
         moves.move_hyper(rng, point, False, turns, scale, MoveCounts())
 
     found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
-    z, there = (
-        np.linalg.solve(state.cholesky, point[sampler.field.hyper] - state.mean) for point in points
-    )
+    tails, hypers = sampler.tails, [point[sampler.field.hyper] for point in points]
+    assert max(tails.left.max(), tails.right.max()) > 0.01  # or they would not be missed
+    ws = [tails.from_hyper(hyper) for hyper in hypers]
+    z, there = (np.linalg.solve(state.cholesky, w - state.mean) for w in ws)
     walks = np.random.default_rng(seed).random() < share(z)
     odds = [share(x) if walks else 1.0 - share(x) for x in (z, there)]
     back_and_there = math.log(odds[1] / odds[0])
     if not walks:
         back_and_there += log_rotation(there, z) - log_rotation(z, there)
+    slopes = [
+        np.log((tails.to_hyper(w + STEP) - tails.to_hyper(w - STEP)) / (2 * STEP)).sum() for w in ws
+    ]
+    back_and_there += slopes[1] - slopes[0]
     assert found == pytest.approx(log_jacobian + back_and_there, abs=1e-6)
 
 
@@ -146,17 +151,26 @@ def log_rotation(z: np.ndarray, there: np.ndarray) -> float:
 def test_hyperparameters_with_one_factor_following(
     sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    """A hyperparameter walks, or is drawn from what is known of it."""
     state = sampler.initial_state()
     walks = Walks(np.full_like(state.log_length, math.log(0.3)), state.n_moves)
+    scale, sds = (state.mean, state.cholesky), np.linalg.norm(state.cholesky, axis=1)
     assert len(moves.carried) > 1
-    for i in range(len(moves.carried)):
+    for share_of_walks in (0.0, 1.0):
+        monkeypatch.setattr(moves_module, "WALK_OF_ONE", share_of_walks)
+        for i, (axis, _) in enumerate(moves.carried):
 
-        def move(rng: np.random.Generator, point: np.ndarray, i: int = i) -> None:
-            moves.move_carried(rng, point, False, i, walks, MoveCounts())
+            def move(rng: np.random.Generator, point: np.ndarray, i: int = i) -> None:
+                moves.move_carried(rng, point, False, i, scale, walks, MoveCounts())
 
-        found, log_jacobian, *_ = added(sampler, monkeypatch, move, seed)
-        assert found == pytest.approx(log_jacobian, abs=1e-6)
-        assert abs(log_jacobian) > 1e-3  # or it would not be missed
+            found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
+            z, there = (
+                (point[sampler.field.hyper][axis] - state.mean[axis]) / sds[axis]
+                for point in points
+            )
+            back_and_there = 0.0 if share_of_walks else 0.5 * (there**2 - z**2)
+            assert found == pytest.approx(log_jacobian + back_and_there, abs=1e-6)
+            assert abs(log_jacobian) > 1e-3  # or it would not be missed
 
 
 @pytest.mark.parametrize("costly", [False, True])
@@ -171,7 +185,9 @@ def test_coefficients(
     """All but what is rotated; where factoring is costly, there and back from a usual h."""
     monkeypatch.setattr(moves, "fixed_factor", costly)
     state, n_dense = sampler.initial_state(), sampler.field.latent.dense.size
-    usual = moves._usual(np.random.default_rng(seed), (state.mean, state.cholesky))
+    usual = moves._usual(
+        start(sampler, seed + 50)[sampler.field.hyper], (state.mean, state.cholesky)
+    )
     monkeypatch.setattr(moves, "_usual", lambda *_: usual)
     monkeypatch.setattr(moves_module, "_angle", lambda *_: (ANGLES[TURN], True))
     whitened: list[np.ndarray] = []
@@ -253,7 +269,7 @@ def test_levels(
 
     level_ratios = surrogate.level_ratios
     monkeypatch.setattr(surrogate, "level_ratios", recorded)
-    for levels, blocks in zip(sampler.field.levels, moves.blocks, strict=True):
+    for factor, levels in enumerate(sampler.field.levels):
         before, where = start(sampler, seed), levels.latent[:, 0]
         for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):
             monkeypatch.setattr(
@@ -263,8 +279,7 @@ def test_levels(
                 np.random.default_rng(seed),
                 point.copy(),
                 False,
-                levels,
-                blocks,
+                factor,
                 turns,
                 MoveCounts(),
             )
