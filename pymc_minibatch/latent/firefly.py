@@ -69,11 +69,11 @@ LOOSE = 0.05
 """Rows that would be bright so often are read always.
 
 Levels move by themselves here, so that a bright row is less in the way than where all variables
-move at once."""
+move at once.
+"""
 
 Z_COST = 4.0
 """Rows that the updates of z in a round read for each one that its moves read."""
-
 
 SWEEPING = Sweeping(times=4, shorter=0.7, mirrors=True)
 """Bright rows keep a level away from where their bounds touch, on one side and as far out as it is.

@@ -109,7 +109,8 @@ class FlyMC(TallStep):
     steps_per_draw : int or "auto", default "auto"
         Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
         model with effects one iteration moves all of them, and "auto" takes one while tuning and
-        two afterwards, or four where PyMC evaluates all rows at each draw for a Deterministic.
+        two afterwards, or four where PyMC evaluates 200,000 rows or more at each draw for a
+        Deterministic.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional

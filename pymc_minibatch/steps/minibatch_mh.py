@@ -166,7 +166,8 @@ class MinibatchMH(TallStep):
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
         one where a transition reads many rows. Of a model with effects a transition moves all of
         them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
-        rows at each draw for a Deterministic, but one where a transition is costly.
+        rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
+        costly.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
     rng : seed or numpy.random.Generator, optional
