@@ -8,7 +8,7 @@ With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 the dense columns by BLAS, the gathered entries by group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial, reduce
@@ -54,6 +54,9 @@ class Expansion:
     raised : ndarray, shape (G, q', q')
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.
+    common : callable, optional
+        What scalars that all rows share add to the log-likelihood, and by what they multiply slope
+        and curvature, ``φ -> (float, float)``, where that is all there is to it (:mod:`.sums`).
     """
 
     at: np.ndarray
@@ -63,6 +66,11 @@ class Expansion:
     tilt: np.ndarray
     rest: np.ndarray
     raised: np.ndarray
+    common: Callable[[np.ndarray], tuple[float, float]] | None = None
+
+    def shared(self, phi: np.ndarray) -> tuple[float, float]:
+        """Return what scalars add, and by what they multiply the second order."""
+        return (0.0, 1.0) if self.common is None else self.common(phi)
 
 
 def expand(

@@ -87,6 +87,8 @@ MOST_HYPER, MOST_SCALES = 30, 200
 """More hyperparameters are too many for moves of all at once. Those that rows do not see while the
 effects are held, such as scales of single coefficients, are moved a few at a time."""
 
+NOTHING = np.empty(0, dtype=np.int64)
+
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
 
@@ -554,6 +556,8 @@ class LatentField:
     levels : sequence of Levels
         The grouping factors that can be swept; the first has the groups of the layouts, if there
         are any.
+    scalars : ndarray of int64
+        Positions in φ of what hyperparameters alone determine, and which is not held with effects.
     """
 
     def __init__(
@@ -564,9 +568,10 @@ class LatentField:
         rows: ArrowLayout,
         levels: Sequence[Levels],
         points: Sequence[np.ndarray],
+        scalars: np.ndarray = NOTHING,
     ) -> None:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
-        self.levels = levels
+        self.levels, self.scalars = levels, scalars
         push, product = derivatives.push, derivatives.prior_product
         both = rows.dense, rows.groups.ravel()
         self._map = _Columns(derivatives, "push", points, latent.dense, both)
@@ -639,7 +644,7 @@ class LatentField:
         return Arrow(compact(-(dense + dense.T) / 2), -cross, -blocks)
 
     def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "Held | None":
-        """Change h and z so that rows read the same φ.
+        """Change h and z so that rows read the same φ, but for scalars that h determines.
 
         Parameters
         ----------
@@ -671,6 +676,7 @@ class LatentField:
                 if not np.isfinite(of_groups):
                     return None
         away = np.abs(self.derivatives.phi(moved) - phi)
+        away[self.scalars] = 0.0
         held = np.all(away <= HELD * (1.0 + np.abs(phi)))
         return Held(moved, of_dense, of_groups) if held else None
 
@@ -699,7 +705,10 @@ def _alike(blocks: Sequence[np.ndarray]) -> bool:
 
 
 def find_field(
-    tall: TallModel, structure: RowStructure, factors: Sequence[np.ndarray]
+    tall: TallModel,
+    structure: RowStructure,
+    factors: Sequence[np.ndarray],
+    scalars: np.ndarray = NOTHING,
 ) -> LatentField:
     """Sort variables into hyperparameters, a dense part and groups.
 
@@ -710,6 +719,8 @@ def find_field(
     factors
         For each grouping factor the positions in φ of the entries of each of its levels, shape
         (levels, q'); the largest whose effects are conditionally independent is eliminated.
+    scalars : ndarray of int64
+        Positions in φ that hyperparameters alone are to determine.
 
     Raises
     ------
@@ -720,7 +731,8 @@ def find_field(
     rng = np.random.default_rng(20090401)
     start = tall.layout.flatten(tall.model.initial_point())
     points = [start + rng.normal(0, SPREAD, start.size) for _ in range(PROBES)]
-    latent_names, hyper_names = _sorted_variables(tall, derivatives, points, rng)
+    apart = _determining(tall, derivatives, points[0], rng, scalars)
+    latent_names, hyper_names = _sorted_variables(tall, derivatives, points, rng, apart)
     slices = tall.layout.slices
     hyper = _joined(slices, hyper_names)
     too_many = NoFieldError(
@@ -755,7 +767,7 @@ def find_field(
     of_levels = {name for found in names for name in found}
     others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]
     inside = derivatives.within(find_coordinates(derivatives.push, points, others))
-    field = LatentField(inside, hyper, latent, rows, swept, points)
+    field = LatentField(inside, hyper, latent, rows, swept, points, scalars)
     if hyper.size > MOST_HYPER and field.with_effects_held(points[0], points[1][hyper]) is None:
         raise too_many
     return field
@@ -771,8 +783,9 @@ def _sorted_variables(
     derivatives: Derivatives,
     points: Sequence[np.ndarray],
     rng: np.random.Generator,
+    apart: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Take variables, the largest first, into the field as long as it stays one."""
+    """Take variables, the largest first, into the field as long as it stays one, some not."""
     slices = tall.layout.slices
     transformed = {
         get_var_name(value)
@@ -787,11 +800,30 @@ def _sorted_variables(
     hyper: list[str] = []
     for name in order:
         field = [*latent, name]
-        joint = all(_is_field(slices, derivatives, p, field, rng) for p in points[:2])
+        joint = name not in apart and all(
+            _is_field(slices, derivatives, p, field, rng) for p in points[:2]
+        )
         (latent if joint else hyper).append(name)
     return [n for n in tall.layout.names if n in latent], [
         n for n in tall.layout.names if n in hyper
     ]
+
+
+def _determining(
+    tall: TallModel,
+    derivatives: Derivatives,
+    point: np.ndarray,
+    rng: np.random.Generator,
+    entries: np.ndarray,
+) -> list[str]:
+    """Name the variables on which some entries of φ depend."""
+    found = []
+    for name, where in tall.layout.slices.items():
+        moved = point.copy()
+        moved[where] += rng.normal(0, SPREAD, where.stop - where.start)
+        if np.any(derivatives.phi(moved)[entries] != derivatives.phi(point)[entries]):
+            found.append(name)
+    return found
 
 
 def _is_field(

@@ -1,20 +1,54 @@
 """Moves of a latent field decided by minibatch tests, from estimates of the rows' remainders."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.acceptance.decision import Rows
+from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
+from pymc_minibatch.acceptance.decision import Rows, row_workspace
+from pymc_minibatch.jit.cache import class_key
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable, weigh
-from pymc_minibatch.kernels.sweep import Grouping
+from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
+from pymc_minibatch.kernels.decide import make_decision
+from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.kernels.sweep import Grouping, make_sweep
+from pymc_minibatch.latent.blocks import choose_blocks
 from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
+from pymc_minibatch.latent.factors import Factor
+from pymc_minibatch.latent.gathering import Gathering
+from pymc_minibatch.latent.moves import DECIDED, FACTORING_SHARE, MoveCounts, overhead
+from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
+from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.density import Density
+from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["MinibatchDecisions"]
+__all__ = ["MinibatchDecisions", "MinibatchSampler"]
+
+BLOCK_BATCH = 32
+"""Rows of the first batch of a block of groups; smaller blocks are read whole."""
+
+SIZING_PAIRS = 16
+"""Opposite posterior points at which each row is looked at."""
+
+SIZING_WIDTH, KINKED_WIDTH = 1.5, 1.7
+"""How far apart they are: rows that do more farther out would be read too seldom."""
+
+SIGMAS = 0.2, 0.3, 0.5, 0.7, 1.0
+"""Noise of decisions, of which the cheapest is chosen for each kind of moves."""
+
+FIRST_SIGMA = 0.5
+"""That before tuning."""
+
+BLOCK_SIGMA = 0.3
+"""That of decisions on blocks of groups, which read few rows."""
 
 
 class MinibatchDecisions:
@@ -120,3 +154,191 @@ class MinibatchDecisions:
         if cubic is not None:
             coordinates = (self.surrogate.coordinates(cubic, reading) for reading in readings)
             weigh(table, *(cubic.distances(u) for u in coordinates))
+
+
+class MinibatchSampler(LatentSampler):
+    """Moves on which minibatch tests decide.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    located
+        Where it is, and what its rows read.
+    acceptance
+        The test; None for the penalty test at the noise with which moves are cheapest.
+    temperature
+        Of the target.
+    by_size
+        Whether rows are drawn in proportion to what they can tell.
+    batch_size
+        Rows of first batches; None if each kind of moves tunes its own.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        located: Located,
+        acceptance: CorrectedBarker | Penalty | None,
+        temperature: float,
+        by_size: bool,
+        batch_size: int | None = None,
+    ) -> None:
+        rows, factors, reference = located
+        super().__init__(tall, reference)
+        self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
+        surrogate, hyper = reference.surrogate, reference.hyper
+        looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
+        for factor in factors:
+            if surrogate.cubic(factor.entries) or self._levels(factor):
+                sizes = self._sizes(factor, by_size)
+                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
+                looked_at[id(factor.entries)] = factor, sizes, table
+        self.table: GroupTable | SizeTable | tuple[()] = ()
+        if surrogate.cubics:
+            _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
+        else:
+            sizes = self._sizes(None, by_size)
+            self.table = RowSizes.of(sizes.rows).table
+        if not by_size:
+            self.table = ()
+        self.acceptance = acceptance
+        self.blocks: list[Grouping] = []
+        for levels in self.field.levels:
+            factor, _, table = looked_at[id(levels.rows)]
+            self.blocks.append(
+                choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
+            )
+
+    def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
+        if by_size:
+            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
+            sizes = _sizes(self.reference, self.rows, cubic)
+        else:
+            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0))
+        if factor is None or sizes.farthest.size:
+            return sizes
+        return sizes._replace(farthest=np.ones(factor.n_levels))
+
+    def _levels(self, factor: Factor) -> bool:
+        return any(levels.rows is factor.entries for levels in self.field.levels)
+
+    def initial_state(self) -> LatentState:
+        """Return the state before tuning."""
+        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
+        return (
+            super()
+            .initial_state()
+            ._replace(
+                batch_size=np.full(len(DECIDED), first),
+                batch_tuning=np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
+                test=np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
+                moments=np.zeros((len(DECIDED), 3)),
+            )
+        )
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        n_rounds: int,
+        tuning: bool,
+        state: LatentState,
+    ) -> MoveCounts:
+        """Move a point of the model in place by rounds of all moves; tune."""
+        self._decisions.states = state.decisions
+        return super().draw(rng, point, n_rounds, tuning, state)
+
+    def _described(self, factor: int) -> str:
+        """Say how many levels a factor has, and blocks."""
+        return f"{super()._described(factor)} in blocks ({self.blocks[factor].first.size - 1:,})"
+
+    @cached_property
+    def _gathering(self) -> Gathering:
+        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
+
+    @cached_property
+    def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The tests on all rows and on those of each group, which know no data."""
+        test = self._tests[0]
+        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
+        exact = module.barker if module is corrected_barker else module.metropolis
+        key = class_key(test)
+        drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
+        decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
+        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
+
+    @property
+    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
+        """The tests of which one is chosen for each kind of moves."""
+        if self.acceptance is None:
+            return [Penalty(sigma=sigma) for sigma in SIGMAS]
+        return [self.acceptance]  # type: ignore[return-value]
+
+    @cached_property
+    def _decisions(self) -> MinibatchDecisions:
+        n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
+        share = 1.0 if self.carried is None else FACTORING_SHARE
+        fixed = overhead(self.field, share * self.work)
+        return MinibatchDecisions(
+            self.reference.surrogate,
+            *self._kernels,
+            self._gathering.density,
+            row_workspace(n_rows, self.table),
+            DecisionTests(
+                self._tests, self.temperature, n_rows, fixed, tunes_batches=self.batch_size is None
+            ),
+            self.initial_state().decisions,
+            of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
+            self.blocks,
+        )
+
+
+class _Sizes(NamedTuple):
+    """How far remainders vary over posterior points.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (N,)
+        That of each row.
+    farthest : ndarray, shape (G,)
+        How far out the levels of a factor were at these points, if it has higher orders.
+    """
+
+    rows: np.ndarray
+    farthest: np.ndarray
+
+
+def _sizes(
+    reference: LatentReference,
+    rows: RowFunctions,
+    cubic: Cubic | None,
+) -> _Sizes:
+    """Look at all rows in one pass."""
+    surrogate, rng = reference.surrogate, np.random.default_rng(4)
+    seen, distances = [], [np.empty(0)] if cubic is None else []
+    width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
+    for _ in range(SIZING_PAIRS):
+        away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
+        dense, groups = surrogate.field.latent.noise(rng)
+        pair = []
+        for sign in (1.0, -1.0):
+            given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
+            noise = sign * width * dense, sign * width * groups
+            reading = surrogate.read(given.frame.color(noise))
+            pair.append(surrogate.seen_by_rows(reading, cubic))
+            if cubic is not None:
+                distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
+        seen.append(pair)
+
+    def spread(*batch: np.ndarray) -> np.ndarray:
+        at = surrogate.expansion.at
+        values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
+
+    parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
+    ranges = np.concatenate([part for _, part in parts])
+    # Remainders can be small at a few points by chance: half of the draws are uniform.
+    sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
+    return _Sizes(sizes, np.max(distances, axis=0))

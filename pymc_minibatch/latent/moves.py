@@ -518,11 +518,21 @@ class LatentMoves:
         if held is not None:
             prior = self.field.derivatives.prior
             log_ratio = prior(held.point) - prior(point) + held.log_jacobian()
+            if self.field.scalars.size:
+                log_ratio += self._of_scalars(point, held.point)
             if level < log_ratio:
                 point[:] = held.point
         if tuning:
             rate = 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0))
             walks.tune(i, rate)
+
+    def _of_scalars(self, point: np.ndarray, proposed: np.ndarray) -> float:
+        """Return how the log-likelihood changes where scalars are all that changes of φ."""
+        before, phi = self.at(point).reading, self.surrogate.phi
+        after = before.phi.copy()
+        after[self.field.scalars] = phi(proposed)[self.field.scalars]
+        log_likelihood = self.surrogate.log_likelihood
+        return log_likelihood(before._replace(phi=after)) - log_likelihood(before)
 
     def move_carried(
         self,

@@ -6,37 +6,22 @@ moves are put together with the acceptance test, compiled, and called draw by dr
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
-from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.acceptance.growing import FirstBatch
-from pymc_minibatch.jit.cache import class_key
-from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.kernels.by_group import GroupTable
-from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
-from pymc_minibatch.kernels.decide import make_decision
-from pymc_minibatch.kernels.rows import Drawing
-from pymc_minibatch.kernels.sweep import Grouping, make_sweep
 from pymc_minibatch.latent.averages import find_averages, rows_have_kinks
-from pymc_minibatch.latent.blocks import choose_blocks
 from pymc_minibatch.latent.coordinates import Coordinates
-from pymc_minibatch.latent.cubic import Cubic
-from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
+from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
-from pymc_minibatch.latent.gathering import Gathering
-from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
     DECIDED,
-    FACTORING_SHARE,
     KINDS,
     MOST_AT_ONCE,
     Decisions,
@@ -46,49 +31,31 @@ from pymc_minibatch.latent.moves import (
     Turns,
     Walks,
     carried_with,
-    overhead,
     take_best,
 )
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
 from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = [
     "LatentSampler",
     "LatentState",
     "Located",
-    "MinibatchSampler",
     "locate",
-    "make_latent_sampler",
     "structure_with_effects",
 ]
 
-BLOCK_BATCH = 32
-"""Rows of the first batch of a block of groups; smaller blocks are read whole."""
+Sums = Literal["no", "may", "must"]
+"""Whether sums over rows may or must take the place of rows."""
 
 FAR_OUT = 10.0
 """Standard deviations of the squared distance from the mode beyond which a chain does not start."""
 
 WIDER = 2.0
 """Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
-
-SIZING_PAIRS = 16
-"""Opposite posterior points at which each row is looked at."""
-
-SIZING_WIDTH, KINKED_WIDTH = 1.5, 1.7
-"""How far apart they are: rows that do more farther out would be read too seldom."""
-
-SIGMAS = 0.2, 0.3, 0.5, 0.7, 1.0
-"""Noise of decisions, of which the cheapest is chosen for each kind of moves."""
-
-FIRST_SIGMA = 0.5
-"""That before tuning."""
-
-BLOCK_SIGMA = 0.3
-"""That of decisions on blocks of groups, which read few rows."""
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
@@ -335,147 +302,6 @@ class LatentSampler(ABC):
         return f"a factor of {self.field.levels[factor].latent.shape[0]:,} levels"
 
 
-class MinibatchSampler(LatentSampler):
-    """Moves on which minibatch tests decide.
-
-    Parameters
-    ----------
-    tall, reference
-        As :class:`LatentSampler` takes them.
-    factors
-        The grouping factors.
-    rows
-        What the rows read.
-    acceptance
-        The test; None for the penalty test at the noise with which moves are cheapest.
-    temperature
-        Of the target.
-    by_size
-        Whether rows are drawn in proportion to what they can tell.
-    batch_size
-        Rows of first batches; None if each kind of moves tunes its own.
-    """
-
-    def __init__(
-        self,
-        tall: TallModel,
-        reference: LatentReference,
-        factors: Sequence[Factor],
-        rows: RowFunctions,
-        acceptance: CorrectedBarker | Penalty | None,
-        temperature: float,
-        by_size: bool,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(tall, reference)
-        self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
-        surrogate, hyper = reference.surrogate, reference.hyper
-        looked_at: dict[int, tuple[Factor, _Sizes, GroupTable]] = {}
-        for factor in factors:
-            if surrogate.cubic(factor.entries) or self._levels(factor):
-                sizes = self._sizes(factor, by_size)
-                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
-                looked_at[id(factor.entries)] = factor, sizes, table
-        self.table: GroupTable | SizeTable | tuple[()] = ()
-        if surrogate.cubics:
-            _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
-        else:
-            sizes = self._sizes(None, by_size)
-            self.table = RowSizes.of(sizes.rows).table
-        if not by_size:
-            self.table = ()
-        self.acceptance = acceptance
-        self.blocks: list[Grouping] = []
-        for levels in self.field.levels:
-            factor, _, table = looked_at[id(levels.rows)]
-            self.blocks.append(
-                choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
-            )
-
-    def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
-        if by_size:
-            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
-            sizes = _sizes(self.reference, self.rows, cubic)
-        else:
-            sizes = _Sizes(np.ones(self.tall.n_rows), np.empty(0))
-        if factor is None or sizes.farthest.size:
-            return sizes
-        return sizes._replace(farthest=np.ones(factor.n_levels))
-
-    def _levels(self, factor: Factor) -> bool:
-        return any(levels.rows is factor.entries for levels in self.field.levels)
-
-    def initial_state(self) -> LatentState:
-        """Return the state before tuning."""
-        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
-        return (
-            super()
-            .initial_state()
-            ._replace(
-                batch_size=np.full(len(DECIDED), first),
-                batch_tuning=np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
-                test=np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
-                moments=np.zeros((len(DECIDED), 3)),
-            )
-        )
-
-    def draw(
-        self,
-        rng: np.random.Generator,
-        point: np.ndarray,
-        n_rounds: int,
-        tuning: bool,
-        state: LatentState,
-    ) -> MoveCounts:
-        """Move a point of the model in place by rounds of all moves; tune."""
-        self._decisions.states = state.decisions
-        return super().draw(rng, point, n_rounds, tuning, state)
-
-    def _described(self, factor: int) -> str:
-        """Say how many levels a factor has, and blocks."""
-        return f"{super()._described(factor)} in blocks ({self.blocks[factor].first.size - 1:,})"
-
-    @cached_property
-    def _gathering(self) -> Gathering:
-        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
-
-    @cached_property
-    def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The tests on all rows and on those of each group, which know no data."""
-        test = self._tests[0]
-        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
-        exact = module.barker if module is corrected_barker else module.metropolis
-        key = class_key(test)
-        drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
-        decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
-        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
-
-    @property
-    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
-        """The tests of which one is chosen for each kind of moves."""
-        if self.acceptance is None:
-            return [Penalty(sigma=sigma) for sigma in SIGMAS]
-        return [self.acceptance]  # type: ignore[return-value]
-
-    @cached_property
-    def _decisions(self) -> MinibatchDecisions:
-        n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
-        share = 1.0 if self.carried is None else FACTORING_SHARE
-        fixed = overhead(self.field, share * self.work)
-        return MinibatchDecisions(
-            self.reference.surrogate,
-            *self._kernels,
-            self._gathering.density,
-            row_workspace(n_rows, self.table),
-            DecisionTests(
-                self._tests, self.temperature, n_rows, fixed, tunes_batches=self.batch_size is None
-            ),
-            self.initial_state().decisions,
-            of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
-            self.blocks,
-        )
-
-
 def no_batches() -> tuple[np.ndarray, ...]:
     """Return the last fields of a state where no batch decides."""
     numbers = np.empty(0, dtype=np.int64)
@@ -500,25 +326,46 @@ class Located(NamedTuple):
     reference: LatentReference
 
 
-def locate(tall: TallModel, temperature: float) -> Located:
+def locate(tall: TallModel, temperature: float, *, sums: Sums = "no") -> Located:
     """Find the latent field of a model and where it is.
+
+    The reference is exact where sums say everything of the rows, if they may.
 
     Raises
     ------
     NoFieldError
-        If the model has no latent field that is nearly Gaussian given a few hyperparameters.
+        If the model has no latent field that is nearly Gaussian given a few hyperparameters, or
+        no such sums where it must.
     """
     structure = structure_with_effects(tall)
+    parabolic = None if sums == "no" else find_parabolic_rows(tall, structure)
+    if parabolic is not None:
+        try:
+            return _located(tall, structure, temperature, parabolic)
+        except NoFieldError:  # with the scalars as hyperparameters
+            pass
+    if sums == "must":
+        raise NoFieldError("Sums do not say everything of the rows.")
+    return _located(tall, structure, temperature, None)
+
+
+def _located(
+    tall: TallModel,
+    structure: RowStructure,
+    temperature: float,
+    parabolic: ParabolicRows | None,
+) -> Located:
     rows = RowFunctions(structure)
     # Threads of BLAS cost more than they save on matrices of this size.
     with one_blas_thread():
         factors = find_factors(rows, tall.data)
         entries = [factor.entries for factor in factors]
-        field = find_field(tall, structure, entries)
+        scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
+        field = find_field(tall, structure, entries, scalars)
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):
             rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
-        reference = search(tall, field, rows, factors, temperature)
+        reference = search(tall, field, rows, factors, temperature, parabolic=parabolic)
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
     return Located(rows, factors, reference)
 
@@ -537,78 +384,3 @@ def structure_with_effects(tall: TallModel) -> RowStructure:
     if not has_effects(tall, structure):
         raise NoFieldError("No variable depends on others, and there are few effects.")
     return structure
-
-
-def make_latent_sampler(
-    tall: TallModel,
-    acceptance: Acceptance | None,
-    temperature: float,
-    by_size: bool = True,
-    batch_size: int | None = None,
-) -> MinibatchSampler:
-    """Set up; by size, rows are drawn in proportion to what they can tell.
-
-    Without a test the penalty test is taken, with the noise at which moves are cheapest; without a
-    size of the first batches, each kind of moves tunes its own.
-
-    Raises
-    ------
-    NoFieldError
-        If the model has no latent field that is nearly Gaussian given a few hyperparameters.
-    """
-    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
-    rows, factors, reference = locate(tall, temperature)
-    with one_blas_thread():
-        return MinibatchSampler(
-            tall, reference, factors, rows, acceptance, temperature, by_size, batch_size
-        )
-
-
-class _Sizes(NamedTuple):
-    """How far remainders vary over posterior points.
-
-    Attributes
-    ----------
-    rows : ndarray, shape (N,)
-        That of each row.
-    farthest : ndarray, shape (G,)
-        How far out the levels of a factor were at these points, if it has higher orders.
-    """
-
-    rows: np.ndarray
-    farthest: np.ndarray
-
-
-def _sizes(
-    reference: LatentReference,
-    rows: RowFunctions,
-    cubic: Cubic | None,
-) -> _Sizes:
-    """Look at all rows in one pass."""
-    surrogate, rng = reference.surrogate, np.random.default_rng(4)
-    seen, distances = [], [np.empty(0)] if cubic is None else []
-    width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
-    for _ in range(SIZING_PAIRS):
-        away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
-        dense, groups = surrogate.field.latent.noise(rng)
-        pair = []
-        for sign in (1.0, -1.0):
-            given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
-            noise = sign * width * dense, sign * width * groups
-            reading = surrogate.read(given.frame.color(noise))
-            pair.append(surrogate.seen_by_rows(reading, cubic))
-            if cubic is not None:
-                distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
-        seen.append(pair)
-
-    def spread(*batch: np.ndarray) -> np.ndarray:
-        at = surrogate.expansion.at
-        values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
-        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
-
-    parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
-    ranges = np.concatenate([part for _, part in parts])
-    # Remainders can be small at a few points by chance: half of the draws are uniform.
-    sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
-    return _Sizes(sizes, np.max(distances, axis=0))

@@ -27,9 +27,10 @@ from scipy.optimize import minimize
 
 from pymc_minibatch.latent.averages import find_averages
 from pymc_minibatch.latent.cubic import cubic_of
-from pymc_minibatch.latent.expansion import expand, semidefinite
+from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
+from pymc_minibatch.latent.sums import ParabolicRows, expand_exactly
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -104,6 +105,11 @@ class LatentReference:
     passes: float
     seconds: float
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the surrogate is the posterior itself."""
+        return self.surrogate.expansion.common is not None
+
 
 class _Search:
     def __init__(
@@ -116,6 +122,7 @@ class _Search:
     ) -> None:
         self.tall, self.field, self.rows, self.temperature = tall, field, rows, temperature
         self.rows_read = 0
+        self.exact: Expansion | None = None
         self.counts = np.zeros(field.rows.dense.size + field.rows.groups.size)
         for factor in factors:
             own = np.bincount(factor.row_levels, minlength=factor.n_levels)
@@ -127,6 +134,14 @@ class _Search:
             phi = self.field.derivatives.phi(point)
             self.rows.averages = find_averages(self.rows, phi, data, self.counts)
 
+    def sum_exactly(self, point: np.ndarray, parabolic: ParabolicRows) -> Surrogate:
+        """Sum all rows about a point, once and for all."""
+        phi = self.field.derivatives.phi(point)
+        data, layout = self.tall.data, self.field.rows
+        self.exact = expand_exactly(self.rows, parabolic, data, phi, layout, self.temperature)
+        self.rows_read += 2 * len(data[0])
+        return self.expand(point, data)
+
     def expand(
         self, point: np.ndarray, data: tuple[np.ndarray, ...], concave: bool = False
     ) -> Surrogate:
@@ -135,6 +150,11 @@ class _Search:
         Some do not count for more than they are: repeated, the few rows that a group has among them
         would say that groups differ as much as single rows do.
         """
+        if self.exact is not None:
+            surrogate = Surrogate(self.tall, self.field, self.exact, point)
+            value = surrogate.log_likelihood(surrogate.read(point))
+            surrogate.expansion = replace(self.exact, value=value)
+            return surrogate
         phi = self.field.derivatives.phi(point)
         expansion = expand(self.rows, data, phi, self.field.rows, self.temperature, concave=concave)
         self.rows_read += len(data[0])
@@ -248,6 +268,8 @@ class _Search:
 
         It may fall: a mode of the hyperparameters is not one of the joint density.
         """
+        if self.exact is not None:
+            return self.expand(surrogate.center + step, data)
         here = self._density(surrogate)
         for halving in range(HALVINGS):
             point = surrogate.center + step * 0.5**halving
@@ -272,7 +294,7 @@ class _Search:
         """
         hyper = surrogate.center[self.field.hyper]
         cholesky = _cholesky(surrogate, hyper)
-        if self.rows.kinked or not hyper.size:
+        if self.exact is not None or self.rows.kinked or not hyper.size:
             return surrogate, cholesky
         present, passed = surrogate, [hyper]
         for turn in range(1, AVERAGED_TURNS + 1):
@@ -318,6 +340,8 @@ class _Search:
 
         That of the scale of the rows is: at the mode, many effects fit the rows too well.
         """
+        if self.exact is not None:
+            return surrogate
         plain = self.with_higher_orders(surrogate, factors)
         surrogate, last = self.tilted(plain), np.inf
         for _ in range(CENTERINGS):
@@ -435,8 +459,11 @@ def search(
     factors: Sequence[Factor],
     temperature: float = 1.0,
     start: np.ndarray | None = None,
+    parabolic: ParabolicRows | None = None,
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
+
+    Where rows are parabolas, sums say everything of them, and take the place of all this.
 
     Raises
     ------
@@ -448,7 +475,9 @@ def search(
     point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
     point = field.derivatives.coordinates.from_model(point)
     stages = [tall.data]
-    if tall.n_rows > 2 * SUBSAMPLE:
+    if parabolic is not None:
+        run.sum_exactly(point, parabolic)
+    elif tall.n_rows > 2 * SUBSAMPLE:
         some = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))
         stages.insert(0, tuple(values[some] for values in tall.data))
     try:
@@ -460,6 +489,8 @@ def search(
                 if length < CLOSE and shift < CLOSE:
                     break
             point = surrogate.center
+        if parabolic is not None:  # sums about a point that is far off lose digits
+            surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), tall.data)
         surrogate, cholesky = run.averaged(surrogate)
         hyper = surrogate.center[field.hyper]
         surrogate = run.centered(surrogate, factors)

@@ -100,6 +100,8 @@ class Conditional:
         A(h).
     phi : ndarray, shape (P,)
         φ there.
+    factor_of_rows : float
+        By what scalars that all rows share multiply what these say.
     damping : float
         By how much the precision is raised before it is factored.
     """
@@ -114,6 +116,7 @@ class Conditional:
     prior_precision: Arrow
     onto: LatentMap
     phi: np.ndarray
+    factor_of_rows: float
     damping: float
 
     @cached_property
@@ -236,12 +239,17 @@ class Surrogate:
 
     def log_density(self, point: np.ndarray, reading: Reading) -> float:
         """Return log π̃ at a point, given what rows read there."""
-        prior, expansion = self.field.derivatives.prior(point), self.expansion
+        prior = self.field.derivatives.prior(point)
         if not np.isfinite(prior):
             return -np.inf
-        delta = reading.phi - expansion.at
+        return float(prior + self.log_likelihood(reading) + reading.higher.sum())
+
+    def log_likelihood(self, reading: Reading) -> float:
+        """Return that to second order, up to a constant."""
+        expansion = self.expansion
+        delta, (added, factor) = reading.phi - expansion.at, expansion.shared(reading.phi)
         second_order = (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ reading.bent)
-        return float(prior + second_order + reading.higher.sum())
+        return float(added + factor * second_order)
 
     def slope_of_higher_orders(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return ∇C given δ and Kδ, all of shape (P,)."""
@@ -300,23 +308,25 @@ class Surrogate:
         here[field.hyper] = hyper
         onto = field.map_at(here)
         prior_precision = field.prior_precision_at(here)
-        joined = self._joined_by(onto)
+        joined, phi = self._joined_by(onto), self.phi(here)
+        _, factor = self.expansion.shared(phi)
 
         def dense_later() -> Matrix:
-            return prior_precision.dense + onto.pull_back_dense(joined, self._raised)
+            of_rows = scaled(factor, onto.pull_back_dense(joined, self._raised))
+            return prior_precision.dense + of_rows
 
         def cross_later() -> Matrix:
-            return added(prior_precision.cross, onto.pull_back_cross(joined, self._raised))
+            of_rows = scaled(factor, onto.pull_back_cross(joined, self._raised))
+            return added(prior_precision.cross, of_rows)
 
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
-        phi = self.phi(here)
         slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
         bent = curvature.product(*field.rows.split(phi - self.expansion.at))
-        of_rows = onto.transposed(slope[0] - bent[0], slope[1] - bent[1])
+        of_rows = onto.transposed(factor * (slope[0] - bent[0]), factor * (slope[1] - bent[1]))
         return Conditional(
             field.latent,
             here,
-            blocks=prior_precision.blocks + onto.pull_back_blocks(self._raised),
+            blocks=prior_precision.blocks + scaled(factor, onto.pull_back_blocks(self._raised)),
             dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
@@ -324,6 +334,7 @@ class Surrogate:
             prior_precision=prior_precision,
             onto=onto,
             phi=phi,
+            factor_of_rows=factor,
             damping=damping,
         )
 
@@ -341,7 +352,8 @@ class Surrogate:
         expansion, rows = self.expansion, self.field.rows
         dense, groups = rows.split(expansion.slope + expansion.tilt - reading.bent)
         groups -= multiply_blocks(expansion.raised, (reading.phi - given.phi)[rows.groups])
-        of_rows = given.onto.transposed(dense, groups)
+        by = given.factor_of_rows
+        of_rows = given.onto.transposed(by * dense, by * groups)
         away = self.field.latent.split(point - given.here)
         bent = given.prior_precision.product(*away)
         return (
@@ -445,3 +457,8 @@ class Surrogate:
             return -np.inf
         density = self.log_density(conditional.point, self.read(conditional.point))
         return density - conditional.log_determinant
+
+
+def scaled(factor: float, matrix: Matrix) -> Matrix:
+    """Multiply a matrix by a number, which is mostly one."""
+    return matrix if factor == 1.0 else factor * matrix

@@ -34,8 +34,10 @@ from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
-from pymc_minibatch.latent.sampler import MinibatchSampler, make_latent_sampler
+from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
@@ -334,13 +336,16 @@ class MinibatchMH(TallStep):
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> MinibatchSampler | None:
+    def _latent_sampler(
+        self, is_open: bool, rows: RowChoice
+    ) -> MinibatchSampler | ExactSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
         whole = self._active.size == self.tall.layout.size
         acceptance = None if is_open else self.acceptance
-        if not (whole and (is_open or isinstance(acceptance, CorrectedBarker | Penalty))):
+        if not (whole and (is_open or isinstance(acceptance, CorrectedBarker | Exact | Penalty))):
             return None
-        self._copy_for_effects()
+        if not isinstance(acceptance, Exact):
+            self._copy_for_effects()
         if self.tall.partitions is not None:
             return None
         try:
@@ -354,6 +359,9 @@ class MinibatchMH(TallStep):
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
+        if isinstance(sampler, ExactSampler):
+            self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
+            return sampler
         test = self.acceptance = sampler.acceptance or Penalty()
         self.rows = "uniform" if rows == "uniform" else "size"
         name = type(test).__name__
@@ -595,7 +603,7 @@ class MinibatchMH(TallStep):
             "batch_size": counts.batch_rows / n_decisions,
             "log_ratio_var": counts.variance / n_decisions,
             "test_error": counts.test_error,
-            "exact": False,
+            "exact": isinstance(self.latent, ExactSampler),
             "scale": self.latent.scale(self.proposal_state),
             "warning": None,
             **stats_of_effects(counts),

@@ -31,7 +31,8 @@ from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.moves import DECIDED, MoveCounts
-from pymc_minibatch.latent.sampler import SIGMAS, MinibatchSampler, make_latent_sampler
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions

@@ -17,7 +17,8 @@ from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent import moves as moves_module
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.moves import ANGLES, LatentMoves, MoveCounts, Walks, carried_with
-from pymc_minibatch.latent.sampler import LatentSampler, make_latent_sampler
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.tall import TallModel
 
 STEP = 1e-3

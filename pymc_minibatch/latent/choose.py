@@ -1,0 +1,45 @@
+"""What decides on the moves of a model with effects."""
+
+from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
+from pymc_minibatch.acceptance.decision import Acceptance
+from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.latent.exact import ExactSampler
+from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.sampler import Located, locate
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["make_latent_sampler"]
+
+
+def make_latent_sampler(
+    tall: TallModel,
+    acceptance: Acceptance | None,
+    temperature: float,
+    by_size: bool = True,
+    batch_size: int | None = None,
+) -> MinibatchSampler | ExactSampler:
+    """Set up; by size, rows are drawn in proportion to what they can tell.
+
+    Without a test no row is read where sums say everything of them. Elsewhere the penalty test is
+    taken, with the noise at which moves are cheapest; without a size of the first batches, each
+    kind of moves tunes its own.
+
+    Raises
+    ------
+    NoFieldError
+        If the model has no latent field that is nearly Gaussian given a few hyperparameters, or
+        if the test is to be exact and sums do not say everything of the rows.
+    """
+    if isinstance(acceptance, Exact):
+        return _exact(tall, locate(tall, temperature, sums="must"))
+    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
+    located = locate(tall, temperature, sums="no" if acceptance else "may")
+    if located.reference.is_exact:
+        return _exact(tall, located)
+    with one_blas_thread():
+        return MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
+
+
+def _exact(tall: TallModel, located: Located) -> ExactSampler:
+    with one_blas_thread():
+        return ExactSampler(tall, located.reference)

@@ -1,0 +1,56 @@
+"""Moves of a latent field where sums say everything of the rows, so that none is read.
+
+The surrogate is the posterior then (:mod:`.sums`), and what it accepts is accepted.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.surrogate import Reading
+
+__all__ = ["ExactDecisions", "ExactSampler"]
+
+
+class ExactDecisions:
+    """Metropolis-Hastings by the surrogate."""
+
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Do nothing: the point is all that decisions rest on."""
+
+    def on_all(
+        self,
+        rng: np.random.Generator,
+        log_ratio: float,
+        readings: tuple[Reading, Reading],
+        kind: str,
+        tuning: bool,
+        counts: MoveCounts,
+    ) -> bool:
+        """Decide by the log ratio."""
+        return bool(-rng.standard_exponential() < log_ratio)
+
+    def on_levels(
+        self,
+        rng: np.random.Generator,
+        readings: tuple[Reading, Reading],
+        factor: int,
+        moving: np.ndarray,
+        counts: MoveCounts,
+    ) -> np.ndarray:
+        """Let all levels move that the surrogate has accepted."""
+        return moving
+
+
+class ExactSampler(LatentSampler):
+    """Moves that need no row."""
+
+    @cached_property
+    def _decisions(self) -> ExactDecisions:
+        return ExactDecisions()
+
+    def describe(self) -> str:
+        """Say in words what moves how."""
+        return f"sums say everything of the rows, and none is read; {super().describe()}"
