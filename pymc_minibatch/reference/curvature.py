@@ -12,6 +12,7 @@ parameter would go through the rows D times. By θ, with A the Jacobian of φ, t
 and no row is read for the change.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,9 @@ from pymc_minibatch.reference.rows import Reads, RowFunctions
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Curvature", "is_dense"]
+
+AT_ONCE = 64
+"""Points at which rows are looked at together."""
 
 
 def is_dense(structure: RowStructure) -> bool:
@@ -75,6 +79,11 @@ class Curvature:
         functions = rows.local_inputs, rows.derivatives, rows.arrays
         return partial(_sums, *functions, rows.reads, self._phi(theta))
 
+    def values_at(self, thetas: np.ndarray) -> Callable[..., tuple[np.ndarray]]:
+        """Return ``(*batch) -> (values,)`` at many points, which can be pickled."""
+        rows, phis = self.rows, np.array([self._phi(theta) for theta in thetas])
+        return partial(_values, rows.local_inputs, rows.row, rows.arrays, rows.reads, phis)
+
     def slope_by_parameters(self, theta: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Return the gradient by θ, given G."""
         return np.asarray(self._rise(theta, slope))
@@ -101,6 +110,23 @@ def _slopes(
     for each, (rows, columns) in zip(slopes, jacobians, strict=True):
         slope[rows] += each @ columns
     return value.sum(), slope
+
+
+def _values(
+    local_inputs: Evaluator,
+    row: Evaluator,
+    arrays: Evaluator,
+    reads: Reads,
+    phis: np.ndarray,
+    *batch: np.ndarray,
+) -> tuple[np.ndarray]:
+    """Sum the rows at many points; BLAS multiplies the columns with some of these at once."""
+    first, values = local_inputs(phis[0], *batch), []
+    jacobians = _jacobians(arrays.outputs(*batch), reads)
+    for some in np.array_split(phis - phis[0], math.ceil(len(phis) / AT_ONCE)):
+        moved = np.array([columns @ some[:, rows].T for rows, columns in jacobians])
+        values += [row(first + v, *batch).sum() for v in np.moveaxis(moved, 2, 0)]
+    return (np.array(values),)
 
 
 def _sums(

@@ -69,6 +69,13 @@ class RowDerivatives:
         value, slope = sum_over_chunks(self.by_reading.slope_at(theta), rows, title)
         return float(value), self.by_reading.slope_by_parameters(theta, slope)
 
+    def values(self, thetas: np.ndarray, rows: _Rows) -> np.ndarray:
+        """Sum values at many points, shape (number of points,)."""
+        if self.by_reading is None:
+            return np.array([self.value_gradient(theta, rows)[0] for theta in thetas])
+        [values] = sum_over_chunks(self.by_reading.values_at(thetas), rows)
+        return np.asarray(values)
+
     def gradient_hessian(
         self, theta: np.ndarray, rows: _Rows, title: str | None = None
     ) -> tuple[np.ndarray, np.ndarray]:

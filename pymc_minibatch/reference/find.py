@@ -45,8 +45,17 @@ __all__ = [
 ]
 
 SUBSAMPLE = 20_000
+ROWS_EACH = 100
+"""Rows for each parameter, whose Hessian is for Newton steps on all rows."""
+
 SEARCH_STEPS = 100
 NEWTON_STEPS = 10
+LONGEST, LEAST_RISE = 3.0, 0.1
+"""How far Newton's method goes in one step, and the least rise, relative to the slope there."""
+
+HALVINGS = 10
+"""How often a step is halved that does not rise so."""
+
 SLOW = 0.5
 """A Newton step is expected to be shorter than the one before by this factor."""
 
@@ -426,7 +435,8 @@ def search(
     theta = density.maximise(initial, sample)
     if not density.kinked:
         density.look_for_kinks(theta, sample)
-    theta, precision = density.polish(theta, sample)
+    more = _sample(tall, ROWS_EACH * theta.size, rng, sample)
+    theta, precision = density.polish(theta, sample, more)
     theta = np.where(tall.layout.is_continuous, theta, held)
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
@@ -507,8 +517,15 @@ def _compared_rows(tall: TallModel) -> np.ndarray:
 _Rows = Sequence[np.ndarray]
 
 
-def _sample(tall: TallModel, size: int, rng: np.random.Generator) -> _Rows | None:
-    """Take some rows at random; None where that would be all of them."""
+def _sample(
+    tall: TallModel, size: int, rng: np.random.Generator, given: _Rows | None = ()
+) -> _Rows | None:
+    """Take some rows at random; None where that would be all of them.
+
+    Those that are given suffice where they are as many.
+    """
+    if given is None or (len(given) and len(given[0]) >= size):
+        return given
     if size >= tall.n_rows:
         return None
     if tall.partitions is None:
@@ -589,6 +606,13 @@ class _Density:
         """Gradient of the prior part."""
         return np.asarray(self._prior.slope_at(theta)()[1])
 
+    def values(self, thetas: np.ndarray, rows: _Rows | None) -> np.ndarray:
+        """Log-density at many points."""
+        data, _, scale = self._of(rows)
+        self.rows_read += (len(thetas) - 1) * len(data[0])
+        of_prior = [float(self._prior.slope_at(theta)()[0]) for theta in thetas]
+        return of_prior + scale / self.temperature * self._rows.values(thetas, data)
+
     def value_gradient(self, theta: np.ndarray, rows: _Rows | None) -> tuple[float, np.ndarray]:
         """Log-density and its gradient."""
         data, title, scale = self._of(rows)
@@ -659,6 +683,10 @@ class _Density:
             self._check_bounded(found)
             return found
 
+        theta, arrived = self._climbed(theta, rows)
+        if arrived:
+            return theta
+
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self.value_gradient(t, rows)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
@@ -691,6 +719,35 @@ class _Density:
             ) from error
         self._check_bounded(found.x)
         return found.x
+
+    def _climbed(self, theta: np.ndarray, rows: _Rows | None) -> tuple[np.ndarray, bool]:
+        """Newton's method, as long as the density is concave and rises; also say if that is enough.
+
+        Where it is, and parameters are many, this is much faster than a method for all cases.
+        """
+        if self._rows.by_reading is None:
+            return theta, False
+        value, gradient = self.value_gradient(theta, rows)
+        for _ in range(SEARCH_STEPS):
+            if not (np.isfinite(value) and np.isfinite(gradient).all()):
+                break
+            try:
+                step = cho_solve(cho_factor(-self.hessian(theta, rows)), gradient)
+            except (LinAlgError, ValueError):
+                break
+            rise = float(step @ gradient)
+            if rise < TOLERANCE**2:
+                return theta + step, True
+            share = min(1.0, LONGEST / np.abs(step).max())
+            for _ in range(HALVINGS):
+                moved = self.value_gradient(theta + share * step, rows)
+                if moved[0] > value + LEAST_RISE * share * rise:
+                    break
+                share /= 2
+            else:
+                break
+            theta, (value, gradient) = theta + share * step, moved
+        return theta, False
 
     def _check_bounded(self, found: np.ndarray) -> None:
         if not np.isfinite(found).all() or np.abs(found).max() > 1e6:
@@ -736,19 +793,21 @@ class _Density:
 
     def check_falls_off(self, theta: np.ndarray, precision: np.ndarray, rows: _Rows | None) -> None:
         """Refuse a mode at infinity, which looks like one where the log-density is just flat."""
-        peak, _ = self.value_gradient(theta, rows)
         directions = solve_triangular(cholesky(precision, lower=True), np.eye(self.dim), lower=True)
-        for direction in np.vstack([directions, -directions]):
-            value, _ = self.value_gradient(theta + FAR * direction, rows)
-            if peak - value < LEAST_FALL:
-                blamed = self.tall.layout.name_of(int(np.argmax(np.abs(direction))))
-                raise NoReferenceError(
-                    f"the log-density does not fall off from its mode, mostly in {blamed}: the "
-                    "data do not determine it (separation, say) and its prior does not either"
-                )
+        both = np.vstack([directions, -directions])
+        peak, *values = self.values(np.vstack([theta, theta + FAR * both]), rows)
+        flat = np.flatnonzero(peak - np.array(values) < LEAST_FALL)
+        if flat.size:
+            blamed = self.tall.layout.name_of(int(np.argmax(np.abs(both[flat[0]]))))
+            raise NoReferenceError(
+                f"the log-density does not fall off from its mode, mostly in {blamed}: the "
+                "data do not determine it (separation, say) and its prior does not either"
+            )
 
-    def polish(self, theta: np.ndarray, rows: _Rows | None) -> tuple[np.ndarray, np.ndarray]:
-        """Move from the mode of some rows to that of all, by Newton steps with the Hessian of some.
+    def polish(
+        self, theta: np.ndarray, rows: _Rows | None, more: _Rows | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Move from the mode of some rows to that of all, by Newton steps with the Hessian of more.
 
         Where these steps do not shorten fast the search goes on with the Hessian of all rows.
 
@@ -757,13 +816,16 @@ class _Density:
         theta
             The mode.
         precision
-            That of some rows; where rows have kinks, that of all rows.
+            That of these; where rows have kinks, that of all rows.
         """
         precision = self.precision(theta, rows)
         factor = self.factor(theta, precision)
         self.check_falls_off(theta, precision, rows)
         if self.kinked:
             return self._polish_kinked(theta, precision)
+        if more is not rows:
+            precision = self.precision(theta, more)
+            factor = self.factor(theta, precision)
         start, last = theta, np.inf
         for _ in range(NEWTON_STEPS):
             _, gradient = self.value_gradient(theta, None)
