@@ -557,7 +557,8 @@ class LatentField:
         The grouping factors that can be swept; the first has the groups of the layouts, if there
         are any.
     scalars : ndarray of int64
-        Positions in φ of what hyperparameters alone determine, and which is not held with effects.
+        Positions in φ of what hyperparameters alone determine; it is in no layout, and is not held
+        with effects.
     """
 
     def __init__(
@@ -720,7 +721,7 @@ def find_field(
         For each grouping factor the positions in φ of the entries of each of its levels, shape
         (levels, q'); the largest whose effects are conditionally independent is eliminated.
     scalars : ndarray of int64
-        Positions in φ that hyperparameters alone are to determine.
+        Positions in φ that hyperparameters alone are to determine; no layout has them.
 
     Raises
     ------
@@ -754,12 +755,12 @@ def find_field(
     if swept:  # the factor with most levels is eliminated
         dense = _joined(slices, [n for n in latent_names if n not in names[0]])
         latent = ArrowLayout(dense, swept[0].latent)
-        rest = np.setdiff1d(np.arange(n_phi), swept[0].rows.ravel())
+        rest = np.setdiff1d(np.arange(n_phi), np.append(swept[0].rows, scalars))
         rows = ArrowLayout(rest, swept[0].rows)
     else:
         none = np.empty((0, 1), dtype=np.int64)
         latent = ArrowLayout(_joined(slices, latent_names), none)
-        rows = ArrowLayout(np.arange(n_phi), none)
+        rows = ArrowLayout(np.setdiff1d(np.arange(n_phi), scalars), none)
     if latent.dense.size > MOST_DENSE:
         raise NoFieldError(
             f"{latent.dense.size} variables beside those of the largest factor are too many."

@@ -155,10 +155,11 @@ def expand_exactly(
         top=float(top),
         bend=float(bend),
     )
-    expansion = expand(rows, data, phi, layout, temperature)
+    whole = ArrowLayout(np.union1d(layout.dense, scalars), layout.groups)
+    expansion = expand(rows, data, phi, whole, temperature)
     slope = expansion.slope.copy()
     slope[scalars] = 0.0
-    curvature = expansion.curvature.without(np.searchsorted(layout.dense, scalars))
+    curvature = expansion.curvature.without(np.searchsorted(whole.dense, scalars))
     return replace(expansion, value=0.0, slope=slope, curvature=curvature, common=common)
 
 

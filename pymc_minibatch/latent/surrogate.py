@@ -219,7 +219,7 @@ class Surrogate:
 
     def bend(self, delta: np.ndarray) -> np.ndarray:
         """Return K δ, shape (P,)."""
-        bent = np.empty(delta.size)
+        bent = np.zeros(delta.size)
         rows = self.field.rows
         rows.put(bent, *self.expansion.curvature.product(*rows.split(delta)))
         return bent
