@@ -5,10 +5,14 @@ from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.sampler import Located, locate
+from pymc_minibatch.latent.sampler import LatentSampler, Located, locate
+from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["make_latent_sampler"]
+
+MOST_READ = 1 / 20
+"""Batches of a larger share of the rows take longer than to evaluate all of them."""
 
 
 def make_latent_sampler(
@@ -17,7 +21,7 @@ def make_latent_sampler(
     temperature: float,
     by_size: bool = True,
     batch_size: int | None = None,
-) -> MinibatchSampler | ExactSampler:
+) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
     Without a test no row is read where sums say everything of them. Elsewhere the penalty test is
@@ -37,7 +41,11 @@ def make_latent_sampler(
     if located.reference.is_exact:
         return _exact(tall, located)
     with one_blas_thread():
-        return MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
+        by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
+        is_free = acceptance is None and by_size and batch_size is None
+        if is_free and by_batches.expected_rows > MOST_READ * tall.n_rows:
+            return WholeSampler(tall, located, temperature)
+        return by_batches
 
 
 def _exact(tall: TallModel, located: Located) -> ExactSampler:

@@ -47,6 +47,9 @@ SIGMAS = 0.2, 0.3, 0.5, 0.7, 1.0
 FIRST_SIGMA = 0.5
 """That before tuning."""
 
+ROWS_BY_SIZE = 2.5
+"""Rows of a batch, relative to the sum of how far remainders vary, as seen with several models."""
+
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
 
@@ -173,6 +176,11 @@ class MinibatchSampler(LatentSampler):
         Whether rows are drawn in proportion to what they can tell.
     batch_size
         Rows of first batches; None if each kind of moves tunes its own.
+
+    Attributes
+    ----------
+    expected_rows : float
+        About so many rows decide on a move.
     """
 
     def __init__(
@@ -200,6 +208,7 @@ class MinibatchSampler(LatentSampler):
         else:
             sizes = self._sizes(None, by_size)
             self.table = RowSizes.of(sizes.rows).table
+        self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum())
         if not by_size:
             self.table = ()
         self.acceptance = acceptance

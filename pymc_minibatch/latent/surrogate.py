@@ -426,6 +426,18 @@ class Surrogate:
             ratios -= self._quadratic_prior(given, *points, levels)
         return ratios
 
+    def change_of_levels(self, readings: tuple[Reading, Reading], levels: Levels) -> np.ndarray:
+        """Return how the log-likelihood changes for each level of a factor that moves alone."""
+        before, after = readings
+        delta = (after.phi - before.phi)[levels.rows]
+        slope = (self.expansion.slope - before.bent)[levels.rows]
+        blocks = self.expansion.curvature.blocks_of(self.field.rows, levels.rows)
+        change: np.ndarray = np.sum(delta * (slope - 0.5 * multiply_blocks(blocks, delta)), axis=1)
+        cubic = self.cubic(levels.rows)
+        if cubic is not None:
+            change += self._values(cubic, after) - self._values(cubic, before)
+        return change
+
     def cubic(self, entries: np.ndarray) -> Cubic | None:
         """Return third and fourth order of the factor with these entries."""
         return next((cubic for cubic in self.cubics if cubic.entries is entries), None)

@@ -35,9 +35,9 @@ from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summe
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
@@ -336,9 +336,7 @@ class MinibatchMH(TallStep):
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(
-        self, is_open: bool, rows: RowChoice
-    ) -> MinibatchSampler | ExactSampler | None:
+    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None where the model has none."""
         whole = self._active.size == self.tall.layout.size
         acceptance = None if is_open else self.acceptance
@@ -359,7 +357,7 @@ class MinibatchMH(TallStep):
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
-        if isinstance(sampler, ExactSampler):
+        if not isinstance(sampler, MinibatchSampler):
             self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
             return sampler
         test = self.acceptance = sampler.acceptance or Penalty()
@@ -603,7 +601,7 @@ class MinibatchMH(TallStep):
             "batch_size": counts.batch_rows / n_decisions,
             "log_ratio_var": counts.variance / n_decisions,
             "test_error": counts.test_error,
-            "exact": isinstance(self.latent, ExactSampler),
+            "exact": not isinstance(self.latent, MinibatchSampler),
             "scale": self.latent.scale(self.proposal_state),
             "warning": None,
             **stats_of_effects(counts),

@@ -1,0 +1,155 @@
+"""Moves of a latent field decided by the log-likelihoods of all rows.
+
+Where a batch would have to be a good part of the data, as with few rows for each effect, all rows
+cost less: of each only its value is needed, and those at the present point are known. Decisions are
+then exact: the surrogate proposes, and Metropolis-Hastings corrects it.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.sampler import LatentSampler, Located
+from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["WholeDecisions", "WholeSampler"]
+
+CHUNK_ROWS = 2**12
+"""Rows that are evaluated at once, and stay in cache."""
+
+REMEMBERED = 2
+"""Points whose rows are kept."""
+
+
+class WholeDecisions:
+    """Metropolis-Hastings by all rows, or by those of each level.
+
+    Parameters
+    ----------
+    surrogate
+        The density by which moves are proposed.
+    rows
+        What the rows read.
+    data
+        All rows.
+    row_levels : sequence of ndarray, shape (N,)
+        For each grouping factor that is swept the level of each row.
+    temperature
+        T.
+    """
+
+    def __init__(
+        self,
+        surrogate: Surrogate,
+        rows: RowFunctions,
+        data: Sequence[np.ndarray],
+        row_levels: Sequence[np.ndarray],
+        temperature: float,
+    ) -> None:
+        self.surrogate, self.rows, self.data = surrogate, rows, data
+        self.row_levels, self.temperature = row_levels, temperature
+        self._known: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Do nothing: the point is all that decisions rest on."""
+
+    def on_all(
+        self,
+        rng: np.random.Generator,
+        log_ratio: float,
+        readings: tuple[Reading, Reading],
+        kind: str,
+        tuning: bool,
+        counts: MoveCounts,
+    ) -> bool:
+        """Decide by what all rows say, which takes the place of what the surrogate says of them."""
+        before, after = self._values(readings, counts)
+        guess = [self.surrogate.log_likelihood(each) + each.higher.sum() for each in readings]
+        change = float(np.sum(after - before)) - float(guess[1] - guess[0])
+        return bool(-rng.standard_exponential() < log_ratio + change)
+
+    def on_levels(
+        self,
+        rng: np.random.Generator,
+        readings: tuple[Reading, Reading],
+        factor: int,
+        moving: np.ndarray,
+        counts: MoveCounts,
+    ) -> np.ndarray:
+        """Let each level decide by its own rows."""
+        before, after = self._values(readings, counts)
+        of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
+        change = np.bincount(of_rows, after - before, minlength=moving.size)
+        change -= self.surrogate.change_of_levels(readings, levels)
+        decided = moving & (-rng.standard_exponential(moving.size) < change)
+        phi, entries = readings[0].phi.copy(), levels.rows[decided]
+        phi[entries] = readings[1].phi[entries]
+        self._remember(phi, np.where(decided[of_rows], after, before))
+        return decided
+
+    def _values(
+        self, readings: tuple[Reading, Reading], counts: MoveCounts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-likelihoods of all rows at both points."""
+        before, after = (self._at(reading.phi, counts) for reading in readings)
+        impossible = np.flatnonzero(~np.isfinite(before))
+        if impossible.size:
+            counts.impossible_row = int(impossible[0])
+        return before, np.where(np.isnan(after), -np.inf, after)
+
+    def _at(self, phi: np.ndarray, counts: MoveCounts) -> np.ndarray:
+        for known, values in self._known:
+            if np.array_equal(known, phi):
+                return values
+        values = np.empty(len(self.data[0]))
+        for start in range(0, values.size, CHUNK_ROWS):
+            batch = [part[start : start + CHUNK_ROWS] for part in self.data]
+            v = self.rows.local_inputs(phi, *batch)
+            values[start : start + CHUNK_ROWS] = self.rows.row(v, *batch)[0]
+        counts.n_evaluated += values.size
+        values /= self.temperature
+        self._remember(phi, values)
+        return values
+
+    def _remember(self, phi: np.ndarray, values: np.ndarray) -> None:
+        self._known = [*self._known[1 - REMEMBERED :], (phi, values)]
+
+
+class WholeSampler(LatentSampler):
+    """Moves on which all rows decide.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    located
+        Where it is, and what its rows read.
+    temperature
+        Of the target.
+    """
+
+    def __init__(self, tall: TallModel, located: Located, temperature: float) -> None:
+        rows, factors, reference = located
+        super().__init__(tall, reference)
+        self.rows, self.temperature = rows, temperature
+        self.row_levels = [
+            factor.row_levels
+            for levels in self.field.levels
+            for factor in factors
+            if factor.entries is levels.rows
+        ]
+
+    @cached_property
+    def _decisions(self) -> WholeDecisions:
+        data = [np.require(values, requirements=["C", "W"]) for values in self.tall.data]
+        return WholeDecisions(
+            self.reference.surrogate, self.rows, data, self.row_levels, self.temperature
+        )
+
+    def describe(self) -> str:
+        """Say in words what moves how."""
+        return f"all rows are read, which costs less than batches here; {super().describe()}"
