@@ -19,13 +19,13 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
-from numba import njit
-from numba.core import cpu
+from numba import njit, types
+from numba.core import cpu, typing
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
 
-__all__ = ["compiled_by_linking", "jit_part", "linking"]
+__all__ = ["compiled_by_linking", "compiled_once", "jit_part", "linking"]
 
 ENVIRONMENT = "_ZN08NumbaEnv"
 """How the names of globals begin in which a function finds its Python objects."""
@@ -156,7 +156,37 @@ def compiled_by_linking[F: Callable[..., Any]](dispatcher: F) -> F:
     return dispatcher
 
 
+def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
+    """Have a function of ``*args`` compiled once for Python and jitted code alike.
+
+    To Numba, the arguments are a tuple of one type where Python calls, of another where jitted code
+    does, and would be compiled for both.
+    """
+    overloads: dict[Any, Any] = dispatcher.overloads  # type: ignore[attr-defined]
+    compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
+
+    def compile_for_both(signature: Any) -> Any:
+        [arguments] = signature
+        starred = (types.StarArgTuple(tuple(arguments.types)),)
+        compile_as_usual(starred)
+        compiled = overloads[starred]
+        if signature not in overloads:
+            renamed = typing.signature(compiled.signature.return_type, *signature)
+            dispatcher.add_overload(compiled._replace(signature=renamed))  # type: ignore[attr-defined]
+        return compiled.entry_point
+
+    dispatcher.compile = compile_for_both  # type: ignore[attr-defined]
+    return dispatcher
+
+
 def jit_part[F: Callable[..., Any]](function: F) -> F:
-    """Jit a part of a kernel, which other jitted functions call, and Python must not."""
-    part: F = njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-    return part
+    """Jit a part of a kernel, which other jitted functions call; where Python does, it is jitted anew.
+
+    Numba compiles what is called once for callers with equal options: these are as those of
+    functions made by ``register_jitable``.
+    """
+    part: Any = njit(function, no_cpython_wrapper=True)
+    part.add_overload = lambda made: part.overloads.update({tuple(made.signature.args): made})
+    part._compile_for_args = lambda *args, **options: whole
+    whole = njit(function)
+    return part  # type: ignore[no-any-return]
