@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import llvmlite.binding as llvm
 from numba import njit, types
-from numba.core import cpu, typing
+from numba.core import cpu
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
@@ -171,8 +171,8 @@ def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
         compile_as_usual(starred)
         compiled = overloads[starred]
         if signature not in overloads:
-            renamed = typing.signature(compiled.signature.return_type, *signature)
-            dispatcher.add_overload(compiled._replace(signature=renamed))  # type: ignore[attr-defined]
+            renamed = compiled._replace(signature=compiled.signature.replace(args=signature))
+            dispatcher.add_overload(renamed)  # type: ignore[attr-defined]
         return compiled.entry_point
 
     dispatcher.compile = compile_for_both  # type: ignore[attr-defined]
@@ -180,13 +180,14 @@ def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
 
 
 def jit_part[F: Callable[..., Any]](function: F) -> F:
-    """Jit a part of a kernel, which other jitted functions call; where Python does, it is jitted anew.
+    """Jit a part of a kernel, which other jitted functions call.
 
-    Numba compiles what is called once for callers with equal options: these are as those of
-    functions made by ``register_jitable``.
+    Python may call it as well, for which it is jitted once more. Numba compiles what a part calls
+    once for all callers with equal options: they are those of ``register_jitable``.
     """
-    part: Any = njit(function, no_cpython_wrapper=True)
+    whole: F = njit(function)
+    part: Any = njit(function, no_cpython_wrapper=True)  # type: ignore[call-overload]
     part.add_overload = lambda made: part.overloads.update({tuple(made.signature.args): made})
     part._compile_for_args = lambda *args, **options: whole
-    whole = njit(function)
-    return part  # type: ignore[no-any-return]
+    found: F = part
+    return found
