@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.correction import correction
+from pymc_minibatch.acceptance.correction import LARGEST_ERROR, checked_sigma, correction
 from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
@@ -74,8 +74,11 @@ class CorrectedBarker:
     draws_by_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        error = correction(self.sigma).cdf_error
-        if self.test_error is not None and not error < self.test_error < 1:
+        sigma = checked_sigma(self.sigma)
+        if self.test_error is None or LARGEST_ERROR <= self.test_error < 1:
+            return  # without the correction, which another test may turn out not to need
+        error = correction(sigma).cdf_error
+        if not error < self.test_error < 1:
             raise ValueError(
                 f"test_error must be above {error:.1e}, the error of the correction at "
                 f"sigma={self.sigma}, and below 1, or None for no limit; got {self.test_error}. "

@@ -34,6 +34,9 @@ from scipy.special import expit, ndtr
 SIGMA_MIN = 0.5
 SIGMA_MAX = 1.4
 
+LARGEST_ERROR = 5e-4
+"""The error of the correction is smaller for every sigma up to the largest."""
+
 # The logistic tail beyond the outermost atom is lost, and exp(-28) = 7e-13 is below the error of
 # every sigma from 0.8 up. A longer reach leaves residuals that are nothing but rounding.
 REACH = 28.0
@@ -119,6 +122,17 @@ def correction(sigma: float) -> Correction:
     ValueError
         If `sigma` is outside [0.5, 1.4] or not a number.
     """
+    return _correction(checked_sigma(sigma))
+
+
+def checked_sigma(sigma: float) -> float:
+    """Return a standard deviation for which a correction is known, as a float.
+
+    Raises
+    ------
+    ValueError
+        As :func:`correction` does.
+    """
     sigma = float(sigma)
     if not SIGMA_MIN <= sigma <= SIGMA_MAX:
         raise ValueError(
@@ -126,7 +140,7 @@ def correction(sigma: float) -> Correction:
             f"error of the acceptance test soon exceeds 1e-3; below {SIGMA_MIN} the test needs "
             "more rows with no gain in accuracy. Use 1.0 if in doubt."
         )
-    return _correction(sigma)
+    return sigma
 
 
 @cache

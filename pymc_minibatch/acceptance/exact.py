@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
@@ -52,6 +51,7 @@ from pymc_minibatch.acceptance.decision import (
     decided_by_batch,
     rejected,
 )
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Ball", "Exact", "bound_factor"]
@@ -136,7 +136,7 @@ class Exact:
     ) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
 
-        @njit
+        @jit_part
         def decide(
             rng: np.random.Generator,
             psi: float,
@@ -157,7 +157,7 @@ class Exact:
                 total, impossible = sum_log_ratios(current, proposed, density)
                 accepted = log_u < total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
-            n = rng.poisson(mean_rows) if mean_rows > 0 else 0
+            n = poisson(rng, mean_rows)
             log_ratio = 0.0
             for first in range(0, n, min(CHUNK_ROWS, rows.drawn.size)):
                 size = min(n - first, CHUNK_ROWS, rows.drawn.size)
@@ -174,6 +174,19 @@ class Exact:
             return decided_by_batch(log_u < log_ratio, n, False, 0.0, 0.0, 0)
 
         return decide
+
+
+@register_jitable
+def poisson(rng: np.random.Generator, mean: float) -> int:
+    """Count the events of a Poisson process of rate 1 until a time.
+
+    As many exponential times as rows will be read; the generator's own method compiles slowly.
+    """
+    n, time = 0, rng.standard_exponential()
+    while time < mean:
+        n += 1
+        time += rng.standard_exponential()
+    return n
 
 
 @register_jitable(fastmath={"reassoc", "contract"})

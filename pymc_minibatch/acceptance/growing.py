@@ -30,7 +30,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
@@ -42,6 +41,7 @@ from pymc_minibatch.acceptance.decision import (
     rejected,
     takes_all,
 )
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
@@ -161,7 +161,7 @@ def build_growing(
         ``(rng, psi, current, proposed, density, rows, (limits, details)) -> Decision``.
     """
 
-    @njit
+    @jit_part
     def decide(
         rng: np.random.Generator,
         psi: float,

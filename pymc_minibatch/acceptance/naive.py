@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
@@ -32,6 +31,7 @@ from pymc_minibatch.acceptance.decision import (
     takes_all,
 )
 from pymc_minibatch.acceptance.growing import moments
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Naive"]
@@ -81,7 +81,7 @@ class Naive:
     ) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
 
-        @njit
+        @jit_part
         def decide(
             rng: np.random.Generator,
             psi: float,

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
@@ -34,6 +33,7 @@ from pymc_minibatch.acceptance.decision import (
     rejected,
     takes_all,
 )
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["build_sequential", "extend_moments"]
@@ -68,7 +68,7 @@ def build_sequential(
         where `scans` tells whether all rows are scanned first.
     """
 
-    @njit
+    @jit_part
     def decide(
         rng: np.random.Generator,
         psi: float,

@@ -22,6 +22,7 @@ from pytensor.tensor.shape import shape as shape_of
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.reference.rows import simplified
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 
@@ -68,7 +69,8 @@ class Predictor:
         found = []
         try:
             for _ in range(3):
-                derivative = grad(pt.sum(derivative), self.free, disconnected_inputs="ignore")
+                slope = grad(pt.sum(derivative), self.free, disconnected_inputs="ignore")
+                [derivative] = simplified([slope])
                 found.append(derivative)
         except (*NO_DERIVATIVE, DisconnectedInputError) as error:
             raise NoPredictorError(

@@ -31,7 +31,7 @@ from pymc_minibatch.jit.lean import (
     local_true_checks,
     local_unchecked,
 )
-from pymc_minibatch.jit.linking import compiled_by_linking
+from pymc_minibatch.jit.linking import compiled_by_linking, compiled_once
 from pymc_minibatch.jit.matvec import local_matvec
 
 __all__ = ["NUMBA_MODE", "CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
@@ -116,7 +116,7 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     function = pymc_compile(list(inputs), list(outputs), mode=NUMBA_MODE, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
-    jitted = compiled_by_linking(function.vm.jit_fn)
+    jitted = compiled_once(compiled_by_linking(function.vm.jit_fn))
     jitted.targetoptions["nogil"] = True  # so that passes over all rows can use all cores
     key = CACHED_SRC_FUNCTIONS.get(jitted.py_func)
     return CompiledFunction(jitted, key, (list(inputs), list(outputs)))

@@ -7,7 +7,6 @@ function of something and cannot be anything else; and axes are added that are r
 import math
 from typing import Any
 
-from numba import njit
 from pytensor import scalar as ps
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -22,6 +21,7 @@ from pytensor.tensor.math import All
 from pytensor.tensor.shape import SpecifyShape
 
 from pymc_minibatch.jit.cache import source_number
+from pymc_minibatch.jit.linking import jit_part
 
 __all__ = ["local_added_axes", "local_true_checks", "local_unchecked"]
 
@@ -102,7 +102,7 @@ def local_unchecked(fgraph: Any, node: Apply) -> list[Variable]:
 
 @register_funcify_default_op_cache_key(Unchecked)
 def _funcify_unchecked(op: Unchecked, node: Apply, **kwargs: Any) -> tuple[Any, int]:
-    @njit
+    @jit_part
     def unchecked(values: Any) -> Any:
         return values
 

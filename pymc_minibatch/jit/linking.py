@@ -6,6 +6,9 @@ called by other jitted functions only. Each level of calls then optimises and ge
 the levels below have been through, which takes a third of the time to compile a model. Here such a
 function stays as it was written, and the function that Python calls is optimised once, as a whole.
 
+Nor does such a function need the wrappers by which Python and C would call it, which unpack each
+argument and pack each result: :func:`jit_part` leaves them out.
+
 This changes how Numba works inside of :func:`linking` only, where it compiles for us. It rests on
 Numba's own classes, so the range of versions that the package allows is narrow.
 """
@@ -16,12 +19,13 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
+from numba import njit, types
 from numba.core import cpu
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
 
-__all__ = ["compiled_by_linking", "linking"]
+__all__ = ["compiled_by_linking", "compiled_once", "jit_part", "linking"]
 
 ENVIRONMENT = "_ZN08NumbaEnv"
 """How the names of globals begin in which a function finds its Python objects."""
@@ -123,6 +127,10 @@ def _set_environment_of_loaded(codegen: Any, name: str, environment: Any) -> Non
         _set_environment(codegen, name, environment)
 
 
+def _no_wrapper(*_: Any) -> None:
+    """Make nothing by which C could call a function: what we call by address is the function."""
+
+
 @contextmanager
 def linking() -> Iterator[None]:
     """Compile with Numba in this way; other threads wait."""
@@ -131,6 +139,7 @@ def linking() -> Iterator[None]:
         patch.object(JITCPUCodegen, "_library_class", LinkedLibrary),
         patch.object(JITCPUCodegen, "set_env", _set_environment_of_loaded),
         patch.object(cpu.CPUContext, "get_executable", _executable),
+        patch.object(cpu.CPUContext, "create_cfunc_wrapper", _no_wrapper),
     ):
         yield
 
@@ -145,3 +154,40 @@ def compiled_by_linking[F: Callable[..., Any]](dispatcher: F) -> F:
 
     dispatcher.compile = compile_linking  # type: ignore[attr-defined]
     return dispatcher
+
+
+def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
+    """Have a function of ``*args`` compiled once for Python and jitted code alike.
+
+    To Numba, the arguments are a tuple of one type where Python calls, of another where jitted code
+    does, and would be compiled for both.
+    """
+    overloads: dict[Any, Any] = dispatcher.overloads  # type: ignore[attr-defined]
+    compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
+
+    def compile_for_both(signature: Any) -> Any:
+        [arguments] = signature
+        starred = (types.StarArgTuple(tuple(arguments.types)),)
+        compile_as_usual(starred)
+        compiled = overloads[starred]
+        if signature not in overloads:
+            renamed = compiled._replace(signature=compiled.signature.replace(args=signature))
+            dispatcher.add_overload(renamed)  # type: ignore[attr-defined]
+        return compiled.entry_point
+
+    dispatcher.compile = compile_for_both  # type: ignore[attr-defined]
+    return dispatcher
+
+
+def jit_part[F: Callable[..., Any]](function: F) -> F:
+    """Jit a part of a kernel, which other jitted functions call.
+
+    Python may call it as well, for which it is jitted once more. Numba compiles what a part calls
+    once for all callers with equal options: they are those of ``register_jitable``.
+    """
+    whole: F = njit(function)
+    part: Any = njit(function, no_cpython_wrapper=True)  # type: ignore[call-overload]
+    part.add_overload = lambda made: part.overloads.update({tuple(made.signature.args): made})
+    part._compile_for_args = lambda *args, **options: whole
+    found: F = part
+    return found

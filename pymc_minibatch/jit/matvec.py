@@ -7,16 +7,17 @@ vector is a double loop, which compiles in a fraction of one and is as fast at t
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.cache import source_number
+from pymc_minibatch.jit.linking import jit_part
 
 __all__ = ["MatVec", "local_matvec"]
 
@@ -46,12 +47,20 @@ def local_matvec(fgraph: Any, node: Apply) -> list[Variable] | None:
         return None
     product: Any
     if b.type.shape[1] == 1:
-        product = MatVec()(a, b[:, 0])
+        product = MatVec()(a, _column(b))
         return [product[:, None]]
     if a.type.shape[0] == 1:
         product = MatVec()(b.T, a[0])
         return [product[None, :]]
     return None
+
+
+def _column(matrix: Any) -> Any:
+    """Return the only column of a matrix: what it was before it got an axis, if that is known."""
+    node = matrix.owner
+    if node is not None and isinstance(node.op, DimShuffle) and node.op.new_order == (0, "x"):
+        return node.inputs[0]
+    return matrix[:, 0]
 
 
 def _matvec(matrix: Any, vector: Any) -> Any:
@@ -94,7 +103,7 @@ def _overload_matvec(matrix: Any, vector: Any) -> Any:
 
 @register_funcify_default_op_cache_key(MatVec)
 def _funcify_matvec(op: MatVec, node: Apply, **kwargs: Any) -> tuple[Any, int]:
-    @njit
+    @jit_part
     def matvec(matrix: Any, vector: Any) -> Any:
         return _matvec(matrix, vector)
 

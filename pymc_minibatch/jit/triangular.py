@@ -1,4 +1,4 @@
-"""Lower triangular matrices as loops, which compile fast where LAPACK does not.
+"""Vectors and lower triangular matrices as loops, which compile fast where LAPACK does not.
 
 A matrix of one column holds the diagonal of one that is diagonal, so that it takes D numbers.
 """
@@ -13,6 +13,7 @@ __all__ = [
     "cholesky",
     "multiply",
     "multiply_transposed",
+    "overwrite",
     "solve_lower",
     "solve_upper",
     "squared_norm",
@@ -92,6 +93,16 @@ def solve_upper(lower: np.ndarray, vector: np.ndarray) -> None:
         vector[i] /= lower[i, i]
         for j in range(i):
             vector[j] -= lower[i, j] * vector[i]
+
+
+@register_jitable
+def overwrite(vector: np.ndarray, values: np.ndarray) -> None:
+    """Write values into a vector of the same length.
+
+    Where a slice is assigned to, Numba spends a second on the message that lengths differ.
+    """
+    for i in range(vector.size):
+        vector[i] = values[i]
 
 
 @register_jitable

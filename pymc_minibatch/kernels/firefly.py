@@ -21,6 +21,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.reference.density import Density
@@ -131,7 +132,7 @@ def make_iterations(
     """
     take, read_bright = make_take(ndims), make_bright_reader(ndims)
 
-    @njit
+    @jit_part
     def evaluate(at: State, context: Context) -> float:
         """Fill in log-density given z and gradient; the bright rows' log odds are the proposed."""
         density, flies, counts = context.density, context.flies, context.counts
@@ -219,7 +220,7 @@ def make_bright_reader(ndims: Sequence[int]) -> Callable[..., float]:
     """
     take = make_take(ndims)
 
-    @njit
+    @jit_part
     def read_bright(
         point: np.ndarray,
         gradient: np.ndarray,
@@ -253,7 +254,7 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
     """
     take = make_take(ndims)
 
-    @njit
+    @jit_part
     def update_z(
         rng: np.random.Generator,
         point: np.ndarray,

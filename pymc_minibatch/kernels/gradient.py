@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.rows import make_take
 from pymc_minibatch.reference.density import Density
@@ -32,7 +32,7 @@ def make_draw_gradients(ndims: Sequence[int]) -> Callable[..., np.ndarray]:
     """Make ``(rng, point, density, rows) -> row gradients``, which draws the rows afresh."""
     take = make_take(ndims)
 
-    @njit
+    @jit_part
     def draw_gradients(
         rng: np.random.Generator, point: np.ndarray, density: Density, rows: np.ndarray
     ) -> np.ndarray:
@@ -54,7 +54,7 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
     """
     take = make_take(ndims)
 
-    @njit
+    @jit_part
     def estimate(
         rng: np.random.Generator,
         point: np.ndarray,

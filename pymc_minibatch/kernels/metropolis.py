@@ -11,6 +11,7 @@ from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_scalar
+from pymc_minibatch.jit.triangular import overwrite
 from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place, Proposal
 from pymc_minibatch.reference.density import Density
@@ -128,7 +129,7 @@ def make_transitions(
                     break
             if accepted:
                 n_accepted += 1
-                theta[:] = candidate
+                overwrite(theta, candidate)
                 put(candidate, active, point)
                 log_base = candidate_log_base
             if tuning:

@@ -26,6 +26,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
 from pymc_minibatch.kernels.gradient import DIVERGED, add_gradient
@@ -95,7 +96,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     """
     take = make_take(ndims)
 
-    @njit
+    @jit_part
     def move(
         point: np.ndarray,
         step_size: float,

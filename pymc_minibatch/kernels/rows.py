@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_matrix
 from pymc_minibatch.jit.prefetch import prefetch_row, rows_ahead
 from pymc_minibatch.kernels.by_group import draw_from_groups
@@ -93,7 +93,7 @@ def make_copy(n_inputs: int) -> Callable[..., tuple[np.ndarray, ...]]:
 def _jit_source(source: str, name: str) -> Callable[..., tuple[np.ndarray, ...]]:
     namespace: dict[str, Any] = dict(globals())
     exec(source, namespace)
-    return njit(namespace[name])
+    return jit_part(namespace[name])
 
 
 @register_jitable
@@ -163,7 +163,7 @@ def make_readers(
     draws: dict[str, Any] = {"residents": draw_residents, "groups": draw_from_groups}
     draw = draws.get(str(by_size), draw_from_table)
 
-    @njit
+    @jit_part
     def draw_log_ratios(
         rng: np.random.Generator,
         current: np.ndarray,
@@ -183,7 +183,7 @@ def make_readers(
                 impossible = rows.drawn[first + bad]
         return impossible
 
-    @njit
+    @jit_part
     def draw_log_ratios_by_size(
         rng: np.random.Generator,
         current: np.ndarray,
@@ -209,7 +209,7 @@ def make_readers(
         rows.n_drawn[0] = n
         return impossible
 
-    @njit
+    @jit_part
     def sum_log_ratios(
         current: np.ndarray, proposed: np.ndarray, density: Density
     ) -> tuple[float, int]:
@@ -222,12 +222,13 @@ def make_readers(
             bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             if bad >= 0:
                 return -np.inf, first + bad
-            total += log_ratios[: last - first].sum()
+            for i in range(last - first):
+                total += log_ratios[i]
             if total == -np.inf:
                 break
         return total, -1
 
-    @njit
+    @jit_part
     def sum_drawn(current: np.ndarray, proposed: np.ndarray, density: Density) -> tuple[float, int]:
         weights, noise = density.drawn
         n_rows = weights.size
@@ -246,7 +247,7 @@ def make_readers(
         noise[0] = max(noise[0], squares)
         return n_rows * mean, -1
 
-    @njit
+    @jit_part
     def scan_log_ratios(current: np.ndarray, proposed: np.ndarray, density: Density) -> Scan:
         n_rows = density.data[0].shape[0]
         log_ratios = np.empty(CHUNK_ROWS)

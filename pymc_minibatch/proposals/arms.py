@@ -71,8 +71,9 @@ def record(rng: np.random.Generator, accepted: bool, cost: float, arms: Arms) ->
     if arms.jump[0] < 0:
         return
     k = arms.current[0]
-    arms.gains[:] *= MEMORY
-    arms.costs[:] *= MEMORY
+    for i in range(arms.costs.size):
+        arms.gains[i] *= MEMORY
+        arms.costs[i] *= MEMORY
     arms.gains[k] += accepted * arms.jump[0]
     arms.costs[k] += cost
     if rng.random() < EXPLORE:

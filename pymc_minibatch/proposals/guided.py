@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.jit.triangular import add_noise
+from pymc_minibatch.jit.linking import jit_part
+from pymc_minibatch.jit.triangular import add_noise, overwrite
 from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
@@ -148,7 +148,7 @@ class Guided(ABC):
         """Return the jitted ``propose`` and ``adapt``."""
         random_walk, move = self.random_walk, self.move
 
-        @njit
+        @jit_part
         def propose(
             rng: np.random.Generator,
             theta: np.ndarray,
@@ -159,14 +159,14 @@ class Guided(ABC):
             if rng.random() < random_walk:
                 state.jump[0] = -1.0
                 length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
-                candidate[:] = theta
+                overwrite(candidate, theta)
                 add_noise(rng, length, place.guide.cholesky, candidate)
                 return 0.0
             log_q = move(rng, theta, candidate, state.settings[state.current[0]], place)
             state.jump[0] = squared_distance(theta, candidate, place.guide.whiten)
             return log_q
 
-        @njit
+        @jit_part
         def adapt(
             rng: np.random.Generator,
             theta: np.ndarray,

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from pymc_minibatch.jit.triangular import add_noise
+from pymc_minibatch.jit.triangular import add_noise, overwrite
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
 __all__ = ["RandomWalk", "RandomWalkState"]
@@ -203,7 +203,7 @@ def propose(
     place: Place,
 ) -> float:
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
-    candidate[:] = theta
+    overwrite(candidate, theta)
     add_noise(rng, math.exp(state.log_scale[0]), state.cholesky, candidate)
     return 0.0
 

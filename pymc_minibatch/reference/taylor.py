@@ -23,13 +23,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.jit.interpreted import Evaluator
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.find import Reference
@@ -119,7 +119,7 @@ def plain_row(row_logp: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return row
 
 
-@njit
+@jit_part
 def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Put two vectors into the rows of a matrix."""
     matrix = np.empty((2, first.size))

@@ -22,8 +22,8 @@ MCMC using Hamiltonian dynamics.
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.updates.update import (
     Context,
     State,
@@ -46,7 +46,7 @@ JITTER = 0.2
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
-    @njit
+    @jit_part
     def hamiltonian(
         rng: np.random.Generator,
         current: State,

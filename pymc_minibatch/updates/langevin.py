@@ -12,8 +12,8 @@ accept 0.574.
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.updates.update import (
     Context,
     State,
@@ -32,7 +32,7 @@ __all__ = ["LANGEVIN"]
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
-    @njit
+    @jit_part
     def langevin(
         rng: np.random.Generator,
         current: State,

@@ -9,8 +9,8 @@ convergence and optimal scaling of random walk Metropolis algorithms: accept 0.2
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.updates.update import (
     Context,
     State,
@@ -27,7 +27,7 @@ __all__ = ["METROPOLIS"]
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
-    @njit
+    @jit_part
     def metropolis(
         rng: np.random.Generator,
         current: State,

@@ -11,8 +11,8 @@ Neal (2003), Slice sampling, sections 4 and 5.
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.updates.update import (
     Context,
     State,
@@ -31,7 +31,7 @@ MOST_STEPS = 50
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
 
-    @njit
+    @jit_part
     def log_density_at(
         t: float,
         current: State,
@@ -44,7 +44,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
             proposed.point[active[i]] = current.point[active[i]] + t * direction[i]
         return evaluate(proposed, context)
 
-    @njit
+    @jit_part
     def slice_along_line(
         rng: np.random.Generator,
         current: State,

@@ -209,7 +209,7 @@ def test_a_decision_that_needs_too_many_rows(model, exact_step, monkeypatch):
     step = exact_step
     monkeypatch.setattr(step, "n_residents", 2)
     with model, pytest.raises(Exception, match="A decision needs more than the 2 rows"):
-        pm.sample(50, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
+        pm.sample(500, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
 
 
 def test_chains_in_processes_gather_for_themselves(model, exact_step):
