@@ -24,7 +24,8 @@ from pymc_minibatch.bounds.rows import BoundedRows
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import find_field
 from pymc_minibatch.latent.firefly import bounded
-from pymc_minibatch.latent.sampler import LatentSampler, Located, MinibatchSampler
+from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.sampler import LatentSampler, Located
 from pymc_minibatch.latent.search import search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -120,7 +121,7 @@ class Calibration:
         if self.bounded_rows is not None:
             return bounded(self.tall, self.bounded_rows, located)
         rows, factors, reference = located
-        sampler = MinibatchSampler(self.tall, reference, factors, rows, None, 1.0, True)
+        sampler = MinibatchSampler(self.tall, Located(rows, factors, reference), None, 1.0, True)
         if self.kernels is None:
             self.kernels = sampler._kernels
         sampler._kernels = self.kernels

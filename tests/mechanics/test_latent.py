@@ -24,15 +24,15 @@ from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
 from pymc_minibatch.latent.averages import rows_have_kinks
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
+from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
-from pymc_minibatch.latent.moves import DECIDED, MoveCounts
-from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
+from pymc_minibatch.latent.moves import DECIDED, MoveCounts
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
@@ -913,7 +913,7 @@ def test_plain_regressions_have_no_field() -> None:
 @pytest.fixture(scope="module")
 def step() -> pmb.MinibatchMH:
     with slopes_model():
-        return pmb.MinibatchMH()
+        return pmb.MinibatchMH(acceptance="penalty")
 
 
 def test_draws_are_the_same_after_pickling(step: pmb.MinibatchMH) -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent import moves as moves_module
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.moves import ANGLES, LatentMoves, MoveCounts, Walks, carried_with
-from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.tall import TallModel
 
@@ -50,9 +51,23 @@ def mixed_model() -> pm.Model:
     return model
 
 
-@pytest.fixture(scope="module", params=[shared_scale_model, mixed_model])
+def normal_model() -> pm.Model:
+    """Two crossed factors and an unknown scale of the rows, of which sums say everything."""
+    rng = np.random.default_rng(3)
+    first, second = rng.integers(0, 6, 40), rng.integers(0, 4, 40)
+    with pm.Model() as model:
+        a = pm.HalfNormal("sd_a") * pm.Normal("a", shape=6)
+        b = pm.HalfNormal("sd_b") * pm.Normal("b", shape=4)
+        mu = pm.Normal("mu", 0, 2) + a[first] + b[second]
+        pm.Normal("y", mu, pm.HalfNormal("s"), observed=rng.normal(size=40))
+    return model
+
+
+@pytest.fixture(scope="module", params=[shared_scale_model, mixed_model, normal_model])
 def sampler(request: pytest.FixtureRequest) -> LatentSampler:
-    found = make_latent_sampler(TallModel(request.param()), Penalty(), 1.0)
+    test = None if request.param is normal_model else Penalty()
+    found = make_latent_sampler(TallModel(request.param()), test, 1.0)
+    assert isinstance(found, ExactSampler) == (test is None)
     # As if factoring were costly, which allows all kinds of moves.
     found.work, found.carried = 1e12, carried_with(found.reference.surrogate)
     assert found.carried

@@ -4,6 +4,8 @@ A random-intercept logistic regression has a posterior that can be integrated: g
 the groups are independent, and each is an integral over one effect.
 """
 
+from functools import partial
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -86,7 +88,11 @@ def compare(draws: np.ndarray, mean: np.ndarray, sd: np.ndarray, name: str) -> N
 @pytest.mark.parametrize(
     ("tau", "centred"), [(0.6, False), (0.6, True), (0.0, False)], ids=["plain", "centred", "zero"]
 )
-@pytest.mark.parametrize("kind", [pmb.MinibatchMH, pmb.FlyMC], ids=["minibatch", "firefly"])
+@pytest.mark.parametrize(
+    "kind",
+    [partial(pmb.MinibatchMH, acceptance="penalty"), pmb.MinibatchMH, pmb.FlyMC],
+    ids=["minibatch", "whole", "firefly"],
+)
 def test_random_intercepts(kind: type, tau: float, centred: bool) -> None:
     """One group has no rows, and one has a single row."""
     ones = counts(tau, seed=5)

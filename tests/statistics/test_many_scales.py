@@ -7,8 +7,8 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent.field import MOST_HYPER, NoFieldError
 from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.field import MOST_HYPER, NoFieldError
 
 Z_MAX = 4.5
 """For 35 numbers."""

@@ -1,0 +1,179 @@
+"""Rows of which sums say everything: found where they are like this, and nowhere else."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.exact import ExactSampler
+from pymc_minibatch.latent.sampler import structure_with_effects
+from pymc_minibatch.latent.sums import find_parabolic_rows
+from pymc_minibatch.tall import TallModel
+
+N, G = 900, 30
+RNG = np.random.default_rng(1)
+GROUP, OTHER, X = RNG.integers(0, G, N), RNG.integers(0, 7, N), RNG.normal(size=N)
+Y = 2.0 + 0.5 * RNG.normal(size=G)[GROUP] + 0.8 * RNG.normal(size=N)
+WEIGHT = RNG.uniform(0.5, 2.0, N)
+
+
+def effects() -> pt.TensorVariable:
+    """Return what every model here has: a mean and an intercept for each group."""
+    return pm.Normal("mu", 0, 3) + (pm.HalfNormal("tau") * pm.Normal("z", shape=G))[GROUP]
+
+
+def scale_unknown() -> None:
+    pm.Normal("y", effects(), pm.HalfNormal("s"), observed=Y)
+
+
+def scale_known() -> None:
+    pm.Normal("y", effects(), 0.8, observed=Y)
+
+
+def weighted() -> None:
+    pm.Normal("y", effects() + pm.Normal("b") * X, WEIGHT * pm.Exponential("s", 1), observed=Y)
+
+
+def precision_unknown() -> None:
+    pm.Normal("y", effects(), tau=pm.Gamma("precision", 2, 2), observed=Y)
+
+
+def crossed() -> None:
+    other = pm.HalfNormal("sd") * pm.Normal("w", shape=7)
+    pm.Normal("y", effects() + other[OTHER], pm.HalfStudentT("s", 4, 1), observed=Y)
+
+
+def correlated() -> None:
+    chol, _, _ = pm.LKJCholeskyCov("c", n=2, eta=2, sd_dist=pm.Exponential.dist(1.0, shape=2))
+    effect = pm.Normal("m", 0, 2, shape=2) + pm.math.dot(pm.Normal("z", shape=(G, 2)), chol.T)
+    pm.Normal("y", effect[GROUP, 0] + effect[GROUP, 1] * X, pm.HalfNormal("s"), observed=Y)
+
+
+def log_normal() -> None:
+    pm.LogNormal("y", effects(), pm.HalfNormal("s"), observed=np.exp(Y))
+
+
+def raw_scale() -> None:
+    """Rows far from where the search begins, in units of their scale."""
+    mean = pm.Normal("mu", 0, 1e6) + (pm.HalfNormal("tau") * pm.Normal("z", shape=G))[GROUP]
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=1e5 + Y)
+
+
+def student() -> None:
+    pm.StudentT("y", nu=5, mu=effects(), sigma=pm.HalfNormal("s"), observed=Y)
+
+
+def scale_of_other_group() -> None:
+    pm.Normal("y", effects(), pm.HalfNormal("s", shape=7)[OTHER], observed=Y)
+
+
+def scale_that_varies() -> None:
+    scale = pm.math.exp(pm.Normal("a") + pm.Normal("b") * X)
+    pm.Normal("y", effects(), scale, observed=Y)
+
+
+def censored() -> None:
+    dist = pm.Normal.dist(effects(), pm.HalfNormal("s"))
+    pm.Censored("y", dist, lower=0.5, upper=None, observed=np.maximum(Y, 0.5))
+
+
+def huber() -> None:
+    """Rows that are parabolas wherever these data and parameters near the start bring them."""
+    away, most = effects() - Y, 30.0
+    square = -0.5 * away**2
+    linear = most**2 / 2 - most * pt.abs(away)
+    pm.Potential("y", pt.where(pt.abs(away) < most, square, linear))
+
+
+def logistic() -> None:
+    pm.Bernoulli("y", logit_p=effects(), observed=Y > 2)
+
+
+def last_row_differs() -> None:
+    error = pt.where(np.arange(N) < N - 1, 1.0, pm.HalfNormal("s2")) * pm.HalfNormal("s")
+    pm.Normal("y", effects(), error, observed=Y)
+
+
+PARABOLIC = [
+    scale_unknown,
+    scale_known,
+    weighted,
+    precision_unknown,
+    crossed,
+    correlated,
+    log_normal,
+    raw_scale,
+]
+OTHERS = [
+    student,
+    scale_of_other_group,
+    scale_that_varies,
+    censored,
+    huber,
+    logistic,
+    last_row_differs,
+]
+
+
+def made(build: Callable[[], None]) -> pm.Model:
+    with pm.Model() as model:
+        build()
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("build", PARABOLIC)
+def test_sums_are_the_log_density(build: Callable[[], None], temperature: float) -> None:
+    """Up to a constant, at hyperparameters and effects far beyond the posterior."""
+    model = made(build)
+    sampler = make_latent_sampler(TallModel(model), None, temperature)
+    assert isinstance(sampler, ExactSampler)
+    reference, rng = sampler.reference, np.random.default_rng(2)
+    surrogate = reference.surrogate
+    prior, likelihood = (
+        model.compile_logp(terms) for terms in (model.free_RVs, [*model.observed_RVs])
+    )
+    differences = []
+    for width in (0.0, 1.0, 4.0, 4.0, 4.0):
+        away = reference.hyper_cholesky @ rng.normal(size=reference.hyper.size)
+        frame = surrogate.conditional(reference.hyper + width * np.clip(away, -1, 1)).frame
+        dense, groups = frame.layout.noise(rng)
+        point = frame.color((width * dense, width * groups))
+        values = sampler.tall.layout.unflatten(sampler._coordinates.to_model(point))
+        logp = prior(values) + likelihood(values) / temperature
+        differences.append(surrogate.log_density(point, surrogate.read(point)) - logp)
+    np.testing.assert_allclose(differences, differences[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("build", OTHERS)
+def test_rows_of_which_sums_do_not_say_everything(build: Callable[[], None]) -> None:
+    tall = TallModel(made(build))
+    assert find_parabolic_rows(tall, structure_with_effects(tall)) is None
+
+
+def test_no_row_is_read_and_draws_are_the_same_in_processes() -> None:
+    with made(crossed):
+        step = pmb.MinibatchMH()
+        draws = [
+            pm.sample(
+                30, tune=20, chains=2, cores=cores, step=step, random_seed=3, progressbar=False,
+                compute_convergence_checks=False,
+            )
+            for cores in (1, 2)
+        ]  # fmt: skip
+    assert "sums say everything of the rows" in step.choice
+    stats = draws[0].sample_stats
+    assert not stats["n_likelihood"].any()
+    assert not stats["rows_per_sweep"].any()
+    assert stats["exact"].all()
+    np.testing.assert_array_equal(draws[0].posterior["z"], draws[1].posterior["z"])
+
+
+def test_an_exact_test_moves_effects_where_sums_say_everything() -> None:
+    with made(scale_unknown):
+        assert isinstance(pmb.MinibatchMH(acceptance="exact").latent, ExactSampler)
+        assert not isinstance(pmb.MinibatchMH(acceptance="penalty").latent, ExactSampler)
