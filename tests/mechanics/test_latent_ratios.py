@@ -19,7 +19,8 @@ from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.moves import ANGLES, LatentMoves, MoveCounts, Walks, carried_with
-from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.sampler import LatentSampler, locate
+from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
 
 STEP = 1e-3
@@ -306,3 +307,79 @@ def test_levels(
             one[position] = proposed[position]
             ratio = ratio_beside_remainders(sampler, levels, before, one)
             assert psi[g] == pytest.approx(ratio + 0.5 * (1.0 - z[g] ** 2), abs=1e-7)
+
+
+class Level:
+    """What draws the same exponential number always."""
+
+    def __init__(self, value: float | np.ndarray) -> None:
+        self.value = value
+
+    def standard_exponential(self, size: int | None = None) -> Any:
+        return self.value
+
+
+@pytest.fixture(scope="module", params=[shared_scale_model, mixed_model])
+def whole(request: pytest.FixtureRequest) -> WholeSampler:
+    tall = TallModel(request.param())
+    return WholeSampler(tall, locate(tall, 2.0), 2.0)
+
+
+def tempered(sampler: WholeSampler, point: np.ndarray) -> float:
+    """Return the log density at T = 2."""
+    model = sampler.tall.model
+    values = sampler.tall.layout.unflatten(sampler._coordinates.to_model(point))
+    prior = model.compile_logp(model.free_RVs)(values)
+    return float(prior + model.compile_logp(model.observed_RVs)(values) / 2.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
+    """Whatever the surrogate says, the log density decides."""
+    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    before, after = start(whole, seed), start(whole, seed + 20)
+    wanted = tempered(whole, after) - tempered(whole, before)
+    log_ratio = log_density(whole, after) - log_density(whole, before)
+    readings = surrogate.read(before), surrogate.read(after)
+    for shift, decided in ((1e-6, True), (-1e-6, False)):
+        rng: Any = Level(shift - wanted)
+        found = decisions.on_all(rng, log_ratio, readings, "hyper", False, MoveCounts())
+        assert found is decided
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
+    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    before, there = start(whole, seed), start(whole, seed + 20)
+    for factor, levels in enumerate(whole.field.levels):
+        after = before.copy()
+        after[levels.latent] = there[levels.latent]
+        wanted = []
+        for level in levels.latent:
+            one = before.copy()
+            one[level] = there[level]
+            change = tempered(whole, one) - tempered(whole, before)
+            wanted.append(change - ratio_beside_remainders(whole, levels, before, one))
+        reading = surrogate.read(before)
+        readings = reading, surrogate.read_levels(after, reading, levels)
+        odd = np.arange(len(wanted)) % 2 == 1
+        for moving in (np.ones_like(odd), odd):
+            shift = np.where(odd, 1e-6, -1e-6)
+            rng: Any = Level(shift - np.array(wanted))
+            found = decisions.on_levels(rng, readings, factor, moving, MoveCounts())
+            np.testing.assert_array_equal(found, odd)
+
+
+def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is impossible where a chain is; where it might go, it does not go."""
+    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    readings = tuple(surrogate.read(start(whole, seed)) for seed in (0, 1))
+    bad = np.zeros(whole.tall.n_rows)
+    bad[7] = np.nan
+    counts, rng = MoveCounts(), np.random.default_rng(1)
+    for known, there in ((bad, 0 * bad), (np.zeros(bad.size), bad)):
+        decisions._known = [(r.phi, v) for r, v in zip(readings, (known, there), strict=True)]
+        assert not decisions.on_all(rng, 1e9, readings, "hyper", False, counts)
+        assert counts.impossible_row == (7 if known is bad else -1)
+        counts = MoveCounts()
+    decisions._known = []
