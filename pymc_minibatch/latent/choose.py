@@ -11,7 +11,7 @@ from pymc_minibatch.tall import TallModel
 
 __all__ = ["make_latent_sampler"]
 
-MOST_READ = 1 / 20
+MOST_READ = 1 / 10
 """Batches of a larger share of the rows take longer than to evaluate all of them."""
 
 
@@ -24,9 +24,10 @@ def make_latent_sampler(
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
-    Without a test no row is read where sums say everything of them. Elsewhere the penalty test is
-    taken, with the noise at which moves are cheapest; without a size of the first batches, each
-    kind of moves tunes its own.
+    Where nothing is asked for, no row is read if sums say everything of them, and all are if
+    batches would be a good part of them. Without a test the penalty test is taken, with the noise
+    at which moves are cheapest; without a size of the first batches, each kind of moves tunes its
+    own.
 
     Raises
     ------
@@ -37,12 +38,12 @@ def make_latent_sampler(
     if isinstance(acceptance, Exact):
         return _exact(tall, locate(tall, temperature, sums="must"))
     assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
-    located = locate(tall, temperature, sums="no" if acceptance else "may")
+    is_free = acceptance is None and by_size and batch_size is None
+    located = locate(tall, temperature, sums="may" if is_free else "no")
     if located.reference.is_exact:
         return _exact(tall, located)
     with one_blas_thread():
         by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
-        is_free = acceptance is None and by_size and batch_size is None
         if is_free and by_batches.expected_rows > MOST_READ * tall.n_rows:
             return WholeSampler(tall, located, temperature)
         return by_batches

@@ -96,7 +96,7 @@ def test_many_groups_of_two_yeses_or_noes() -> None:
         z = pm.Normal("z", shape=N_BINARY)
         pm.Bernoulli("y", logit_p=mu + sd * z[group], observed=y.ravel())
         idata = sampled(["mu", "sd"])
-    assert_moments(idata, exact_binary(y), least_ess=100)
+    assert_moments(idata, exact_binary(y), least_ess=50)
 
 
 def sampled(names: list[str]) -> xr.DataTree:
