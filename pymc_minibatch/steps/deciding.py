@@ -77,9 +77,10 @@ FEW_ROWS = 150
 """Up to this many rows on average, the exact test is preferred: others read fewer, but reject more,
 and a transition costs as much as some ten further rows."""
 
-OVERHEAD_ROWS = 20
-"""What else a transition costs, in rows, and one more for each parameter: moves take D² products
-where a row takes D of them, a few times."""
+OVERHEAD_ROWS, OVERHEAD_EACH = 40, 0.2
+"""What else a transition costs, in rows, and more for each parameter: moves take D² products of
+numbers in cache, where a row takes D of them and a walk to memory. From ``benchmarks.dimensions``.
+"""
 
 EFFECTIVE = {"CorrectedBarker": 0.27, "Penalty": 0.6}
 """Effective samples for each transition of a logistic regression, measured."""
@@ -331,7 +332,7 @@ def _cheapest(
         limits = test.parameters(control.temperature, np.empty(1), n_rows)[0]
         wanted = rows_wanted(limits, variance, n_rows) if np.isfinite(variance) else n_rows
         name = type(test).__name__
-        costs.append((OVERHEAD_ROWS + dim + wanted) / EFFECTIVE[name])
+        costs.append((OVERHEAD_ROWS + OVERHEAD_EACH * dim + wanted) / EFFECTIVE[name])
         told.append(f"{name} about {wanted:,.3g}")
     return tests[int(np.argmin(costs))], f"{', '.join(told)} rows"
 

@@ -125,11 +125,11 @@ class MinibatchMH(TallStep):
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Penalty for models with effects and scales of their own, with more noise where rows
         cost more; but there it reads no row where sums say everything of them, as of normal rows
-        with a common scale, and all rows where batches would be a good part of them, and both are
+        with a common scale, and all rows where batches would be a good part of them; both are
         exact. For other models it takes Exact where it has bounds and is expected to read few rows,
-        and of CorrectedBarker and Penalty the cheaper one elsewhere. ``choice`` says which, and why.
-        "exact" moves effects by themselves only where sums suffice, and all variables at once
-        elsewhere.
+        and of CorrectedBarker and Penalty the cheaper one elsewhere. ``choice`` says which, and
+        why. "exact" moves effects by themselves where sums suffice, and elsewhere all variables at
+        once.
         The last four are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
