@@ -49,7 +49,7 @@ ROWS_EACH = 100
 """Rows for each parameter, whose Hessian is for Newton steps on all rows."""
 
 SEARCH_STEPS = 100
-NEWTON_STEPS = 10
+NEWTON_STEPS = 20
 LONGEST, LEAST_RISE = 3.0, 0.1
 """How far Newton's method goes in one step, and the least rise, relative to the slope there."""
 
@@ -60,7 +60,8 @@ SLOW = 0.5
 """A Newton step is expected to be shorter than the one before by this factor."""
 
 TOLERANCE = 1e-3
-"""Newton steps end when one is shorter than this many posterior standard deviations."""
+"""Newton steps end when one is shorter than this many posterior standard deviations, root mean
+square over the parameters."""
 
 KINK_ROUNDS = 2
 KINKED_LENGTH = 0.1
@@ -736,7 +737,7 @@ class _Density:
             except (LinAlgError, ValueError):
                 break
             rise = float(step @ gradient)
-            if rise < TOLERANCE**2:
+            if rise < TOLERANCE**2 * self.dim:
                 return theta + step, True
             share = min(1.0, LONGEST / np.abs(step).max())
             for _ in range(HALVINGS):
@@ -836,7 +837,7 @@ class _Density:
             if length > SLOW * last:
                 break
             theta, last = theta + step, length
-            if length < TOLERANCE:
+            if length < TOLERANCE * math.sqrt(self.dim):
                 return theta, precision
         return self.maximise(start, None), precision
 
