@@ -300,7 +300,7 @@ def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]
         "rows_per_draw": rows / (n_chains * n_draws),
         "rows_per_ess": rows / ess,
         "ess_per_second": ess / (np.nan_to_num(setup) + sampling),
-        "ess_per_million_rows": 1e6 * ess / rows,
+        "ess_per_million_rows": 1e6 * ess / rows if rows else np.inf,
     }
 
 

@@ -560,8 +560,10 @@ class MinibatchMH(TallStep):
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
     def _facts(self) -> dict[str, str]:
-        size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
-        facts = {"decides by": self.choice.removesuffix("."), "batches": f"{self.rows}, {size}"}
+        facts = {"decides by": self.choice.removesuffix(".")}
+        if self.latent is None or isinstance(self.latent, MinibatchSampler):
+            size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
+            facts["batches"] = f"{self.rows}, {size}"
         if self.latent is None:
             facts["moves"] = repr(self.proposal)
             facts["expansion"] = expansion(self.control)
