@@ -170,6 +170,17 @@ def no_effects(n_rows: int) -> pm.Model:
     return by_formula(n_rows, 300, 0.0)
 
 
+def quantiles(n_rows: int) -> pm.Model:
+    """Fit the 0.8 quantile of rows with heavy tails, with eight coefficients and no effects."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(n_rows, 8))
+    y = X @ rng.normal(0, 0.5, 8) + rng.standard_t(5, n_rows)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2) + pm.Data("X", X) @ pm.Normal("beta", 0, 2, shape=8)
+        pm.AsymmetricLaplace("y", mu=mu, b=1 / pm.HalfNormal("s", 1), q=0.8, observed=y)
+    return model
+
+
 MODELS = {
     f.__name__: f
     for f in (
@@ -183,6 +194,7 @@ MODELS = {
         bambi,
         small_groups,
         no_effects,
+        quantiles,
     )
 }
 

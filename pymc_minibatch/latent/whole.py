@@ -107,9 +107,10 @@ class WholeDecisions:
                 return values
         values = np.empty(len(self.data[0]))
         for start in range(0, values.size, CHUNK_ROWS):
-            batch = [part[start : start + CHUNK_ROWS] for part in self.data]
+            rows = slice(start, start + CHUNK_ROWS)
+            batch = [np.require(part[rows], requirements=["C", "W"]) for part in self.data]
             v = self.rows.local_inputs(phi, *batch)
-            values[start : start + CHUNK_ROWS] = self.rows.row(v, *batch)[0]
+            values[rows] = self.rows.row(v, *batch)[0]
         counts.n_evaluated += values.size
         values /= self.temperature
         self._remember(phi, values)
@@ -145,9 +146,8 @@ class WholeSampler(LatentSampler):
 
     @cached_property
     def _decisions(self) -> WholeDecisions:
-        data = [np.require(values, requirements=["C", "W"]) for values in self.tall.data]
         return WholeDecisions(
-            self.reference.surrogate, self.rows, data, self.row_levels, self.temperature
+            self.reference.surrogate, self.rows, self.tall.data, self.row_levels, self.temperature
         )
 
     def describe(self) -> str:
