@@ -178,7 +178,7 @@ class Exact:
 
 @register_jitable
 def poisson(rng: np.random.Generator, mean: float) -> int:
-    """Count the events of a Poisson process of rate 1 until a time.
+    """Count the events of a Poisson process of rate 1 until a time, which is not infinite.
 
     As many exponential times as rows will be read; the generator's own method compiles slowly.
     """

@@ -56,7 +56,9 @@ class Expansion:
         the log-likelihood of a group upwards. It is no part of the expansion.
     common : callable, optional
         What scalars that all rows share add to the log-likelihood, and by what they multiply slope
-        and curvature, ``φ -> (float, float)``, where that is all there is to it (:mod:`.sums`).
+        and curvature, ``φ -> (float, float)``.
+    is_exact : bool
+        Whether this is all there is to the log-likelihood (:mod:`.sums`).
     """
 
     at: np.ndarray
@@ -67,6 +69,7 @@ class Expansion:
     rest: np.ndarray
     raised: np.ndarray
     common: Callable[[np.ndarray], tuple[float, float]] | None = None
+    is_exact: bool = False
 
     def shared(self, phi: np.ndarray) -> tuple[float, float]:
         """Return what scalars add, and by what they multiply the second order."""

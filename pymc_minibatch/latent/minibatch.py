@@ -208,7 +208,7 @@ class MinibatchSampler(LatentSampler):
         else:
             sizes = self._sizes(None, by_size)
             self.table = RowSizes.of(sizes.rows).table
-        self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum())
+        self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
         if not by_size:
             self.table = ()
         self.acceptance = acceptance

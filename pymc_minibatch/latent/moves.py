@@ -17,9 +17,11 @@ All h move together in coordinates w in which their tails are nearly those of a 
 (:mod:`.tails`).
 
 The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
-decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), or the bright rows of
-Firefly Monte Carlo (:mod:`.firefly`). Levels, of which each could move by itself, decide under the
-surrogate first, and those that move are a proposal to the rows (delayed acceptance).
+decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), all rows
+(:mod:`.whole`), or the bright rows of Firefly Monte Carlo (:mod:`.firefly`). Where it is the
+posterior itself, nothing is left to decide (:mod:`.exact`). Levels, of which each could move by
+itself, decide under the surrogate first, and those that move are a proposal to the rows (delayed
+acceptance).
 
 References
 ----------

@@ -131,9 +131,12 @@ class LatentSampler(ABC):
     ----------
     sweeping : Sweeping
         How factors are swept.
+    evaluations : (int, int)
+        Values and gradients for each row that counts as evaluated.
     """
 
     sweeping = Sweeping()
+    evaluations = 2, 2
 
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
         self.tall, self.reference = tall, reference
@@ -342,7 +345,7 @@ def locate(tall: TallModel, temperature: float, *, sums: Sums = "no") -> Located
     if parabolic is not None:
         try:
             return _located(tall, structure, temperature, parabolic)
-        except NoFieldError:  # with the scalars as hyperparameters
+        except NoFieldError:  # none with the scalars as hyperparameters, or sums are wrong
             pass
     if sums == "must":
         raise NoFieldError("Sums do not say everything of the rows.")

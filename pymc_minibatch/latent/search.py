@@ -30,7 +30,7 @@ from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
-from pymc_minibatch.latent.sums import ParabolicRows, expand_exactly
+from pymc_minibatch.latent.sums import ParabolicRows, agree_with_rows, expand_exactly
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -108,7 +108,7 @@ class LatentReference:
     @property
     def is_exact(self) -> bool:
         """Whether the surrogate is the posterior itself."""
-        return self.surrogate.expansion.common is not None
+        return self.surrogate.expansion.is_exact
 
 
 class _Search:
@@ -123,7 +123,8 @@ class _Search:
         self.tall, self.field, self.rows, self.temperature = tall, field, rows, temperature
         self.rows_read = 0
         self.exact: Expansion | None = None
-        self.counts = np.zeros(field.rows.dense.size + field.rows.groups.size)
+        n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
+        self.counts = np.zeros(n_phi)
         for factor in factors:
             own = np.bincount(factor.row_levels, minlength=factor.n_levels)
             self.counts[factor.entries] = own[:, None]
@@ -141,6 +142,12 @@ class _Search:
         self.exact = expand_exactly(self.rows, parabolic, data, phi, layout, self.temperature)
         self.rows_read += 2 * len(data[0])
         return self.expand(point, data)
+
+    def agrees(self, surrogate: Surrogate, cholesky: np.ndarray) -> bool:
+        """Whether sums say what all rows say."""
+        hypers = surrogate.center[self.field.hyper], cholesky
+        self.rows_read += len(self.tall.data[0])
+        return agree_with_rows(self.rows, self.tall.data, surrogate, hypers, self.temperature)
 
     def expand(
         self, point: np.ndarray, data: tuple[np.ndarray, ...], concave: bool = False
@@ -494,6 +501,8 @@ def search(
         surrogate, cholesky = run.averaged(surrogate)
         hyper = surrogate.center[field.hyper]
         surrogate = run.centered(surrogate, factors)
+        if parabolic is not None and not run.agrees(surrogate, cholesky):
+            raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     return LatentReference(

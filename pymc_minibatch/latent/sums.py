@@ -11,7 +11,8 @@ log-likelihood of all rows is, but for a constant,
     N α(s) + (κ(s) − 1) C + κ(s) (Gᵀδ − ½ δᵀKδ),   C = Σ ½ (f'ₙ)² / f''ₙ,
 
 with G and K summed once, at φ̂: the surrogate is the posterior itself. α and κ are read from one
-row. That rows are like this is seen from the values of all of them, nearby and far out.
+row. That rows are like this is seen from the values of all of them, about the start and, once sums
+have found the posterior, all over it.
 
 Reference
 ---------
@@ -28,13 +29,20 @@ import numpy as np
 from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.latent.expansion import Expansion, expand
 from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["CommonFactor", "ParabolicRows", "expand_exactly", "find_parabolic_rows"]
+__all__ = [
+    "CommonFactor",
+    "ParabolicRows",
+    "agree_with_rows",
+    "expand_exactly",
+    "find_parabolic_rows",
+]
 
 FIRST_ROWS = 256
 """Rows that are looked at before all others."""
@@ -45,8 +53,12 @@ DISTANCES = 0.7, -3.0, 40.0, -1000.0
 SPREAD = 1.0
 """How far from the start the scalars are looked at, on the unconstrained scale."""
 
-TOLERANCE = 1e-9
-"""Relative error of the value of a row."""
+TOLERANCE, ROUNDING = 1e-9, 1e-13
+"""Relative errors of the value of a row, and of those from which differences are taken."""
+
+CHECKED, CHECKED_WIDTH, CLOSE = 4, 4.0, 1e-3
+"""Points at which sums are compared with rows, how many standard deviations they are off, and by
+how much the log-likelihoods may differ."""
 
 
 class ParabolicRows(NamedTuple):
@@ -108,7 +120,7 @@ def find_parabolic_rows(tall: TallModel, structure: RowStructure) -> ParabolicRo
     """Say in what rows are quadratic, from the values of all of them; None if they are not."""
     rows = RowFunctions(structure, evaluator)
     others = np.setdiff1d(np.arange(rows.n_locals), rows.reads.scalar_local)
-    if others.size != 1:
+    if others.size != 1 or _read_twice(structure, rows.reads.scalars):
         return None
     found = ParabolicRows(int(others[0]), rows.reads.scalars)
     phi = evaluator([structure.flat], [structure.phi])
@@ -119,8 +131,11 @@ def find_parabolic_rows(tall: TallModel, structure: RowStructure) -> ParabolicRo
         first = [np.array(values[:FIRST_ROWS]) for values in tall.data]
         if not _curved_alike(rows, found, points[0], first):
             return None
+        first_row = _Seen.of(rows, found, points, [values[:1] for values in first])
         parts = over_chunks(
-            lambda *batch: _are_parabolas(rows, found, points, batch), tall.data, "Looking at rows"
+            lambda *batch: _Seen.of(rows, found, points, batch).is_like(first_row),
+            tall.data,
+            "Looking at rows",
         )
         return found if all(passed for _, passed in parts) else None
 
@@ -145,22 +160,56 @@ def expand_exactly(
     row = tuple(np.array(values[:1]) for values in data)
     v = rows.local_inputs(phi, *row)
     [top], _, [bend] = _parabolas(rows, local, v, row)
-    common = CommonFactor(
-        rows,
-        row,
-        local,
-        v=float(v[local, 0]),
-        n_rows=len(data[0]) / temperature,
-        squares=squares / temperature,
-        top=float(top),
-        bend=float(bend),
-    )
+    common = None
+    if scalars.size:
+        common = CommonFactor(
+            rows,
+            row,
+            local,
+            v=float(v[local, 0]),
+            n_rows=len(data[0]) / temperature,
+            squares=squares / temperature,
+            top=float(top),
+            bend=float(bend),
+        )
     whole = ArrowLayout(np.union1d(layout.dense, scalars), layout.groups)
     expansion = expand(rows, data, phi, whole, temperature)
     slope = expansion.slope.copy()
     slope[scalars] = 0.0
     curvature = expansion.curvature.without(np.searchsorted(whole.dense, scalars))
-    return replace(expansion, value=0.0, slope=slope, curvature=curvature, common=common)
+    return replace(
+        expansion, value=0.0, slope=slope, curvature=curvature, common=common, is_exact=True
+    )
+
+
+def agree_with_rows(
+    rows: RowFunctions,
+    data: tuple[np.ndarray, ...],
+    surrogate: Surrogate,
+    hypers: tuple[np.ndarray, np.ndarray],
+    temperature: float,
+) -> bool:
+    """Whether sums and all rows say the same, far out in the posterior.
+
+    Given are the mode of the hyperparameters and a factor of their covariance.
+    """
+    rng, mode = np.random.default_rng(13), surrogate.center
+    points, (hyper, cholesky) = [mode], hypers
+    for _ in range(CHECKED):
+        away = CHECKED_WIDTH * np.clip(rng.standard_normal(hyper.size), -1.0, 1.0)
+        frame = surrogate.conditional(hyper + cholesky @ away).frame
+        dense, groups = frame.layout.noise(rng)
+        points.append(frame.color((CHECKED_WIDTH * dense, CHECKED_WIDTH * groups)))
+    readings = [surrogate.read(point) for point in points]
+
+    def values(*batch: np.ndarray) -> np.ndarray:
+        return np.array(
+            [rows.row(rows.local_inputs(each.phi, *batch), *batch).sum() for each in readings]
+        )
+
+    by_rows = sum(part for _, part in over_chunks(values, data)) / temperature
+    by_sums = np.array([surrogate.log_likelihood(each) for each in readings])
+    return bool(np.ptp(by_rows - by_sums) <= CLOSE)
 
 
 def _parabolas(
@@ -170,6 +219,12 @@ def _parabolas(
     taylor = rows.derivatives(v, *batch)
     slope, bend = taylor[1 + local], taylor[1 + rows.n_locals + second_order(local, local)]
     return taylor[0] - 0.5 * slope**2 / bend, v[local] - slope / bend, bend
+
+
+def _read_twice(structure: RowStructure, entries: np.ndarray) -> bool:
+    """Whether rows read entries of φ in more than one place."""
+    blocks = [term.block for term in structure.terms]
+    return any(sum(block.start <= entry < block.stop for block in blocks) != 1 for entry in entries)
 
 
 def _curved_alike(
@@ -182,34 +237,55 @@ def _curved_alike(
         moved[found.local] += step
         values.append(rows.row(moved, *batch)[0])
     second = np.diff(values, 2, axis=0)
-    close = 1e-6 * (np.abs(second).max(axis=0) + TOLERANCE * np.abs(values).max(axis=0))
+    close = 1e-6 * np.abs(second).max(axis=0) + ROUNDING * np.abs(values).max(axis=0)
     return bool(np.all(np.ptp(second, axis=0) <= close))
 
 
-def _are_parabolas(
-    rows: RowFunctions,
-    found: ParabolicRows,
-    points: Sequence[np.ndarray],
-    batch: Sequence[np.ndarray],
-) -> bool:
-    """Whether rows are parabolas whose height and width scalars change alike."""
-    local = found.local
-    tops, tips, bends = _parabolas(rows, local, rows.local_inputs(points[0], *batch), batch)
-    if not np.all(bends < 0.0):
-        return False
-    for distance, phi in zip(DISTANCES, points[1:], strict=True):
-        v = rows.local_inputs(phi, *batch)
-        v[local] = tips
-        higher, tips_then, bends_then = _parabolas(rows, local, v, batch)
-        alpha, factor = higher - tops, bends_then / bends
-        v[local] = tips + distance / np.sqrt(-bends)
-        values, square = rows.row(v, *batch)[0], -0.5 * distance**2
-        wrong = (
-            np.abs(alpha - alpha[0])
-            + np.abs(square * (factor - factor[0]))
-            + np.abs(values - tops - alpha - square * factor)
-            + np.abs((tips_then - tips) * np.sqrt(-bends))
-        )
-        if not np.all(wrong <= TOLERANCE * (1.0 + np.abs(tops) + np.abs(values))):
-            return False
-    return True
+class _Seen(NamedTuple):
+    """What some rows do at a few points.
+
+    Attributes
+    ----------
+    alphas, factors : ndarray, shape (points, b)
+        By how much each row is higher than at the first point, and how much more curved.
+    wrong : ndarray, shape (points, b)
+        How far it is from a parabola.
+    scale : ndarray, shape (points, b)
+        The size of its values.
+    """
+
+    alphas: np.ndarray
+    factors: np.ndarray
+    wrong: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        rows: RowFunctions,
+        found: ParabolicRows,
+        points: Sequence[np.ndarray],
+        batch: Sequence[np.ndarray],
+    ) -> "_Seen":
+        """Look at rows about their tips, where no digits are lost."""
+        local, v = found.local, rows.local_inputs(points[0], *batch)
+        _, v[local], _ = _parabolas(rows, local, v, batch)
+        tops, tips, bends = _parabolas(rows, local, v, batch)
+        seen = []
+        for distance, phi in zip(DISTANCES, points[1:], strict=True):
+            v = rows.local_inputs(phi, *batch)
+            v[local] = tips
+            higher, tips_then, bends_then = _parabolas(rows, local, v, batch)
+            alpha, factor, square = higher - tops, bends_then / bends, -0.5 * distance**2
+            v[local] = tips + distance / np.sqrt(-bends)  # not a number where it bends upwards
+            values = rows.row(v, *batch)[0]
+            wrong = np.abs(values - higher - square * factor)
+            wrong += np.abs((tips_then - tips) * np.sqrt(-bends))
+            seen.append((alpha, square * factor, wrong, np.abs(tops) + np.abs(values)))
+        return cls(*np.array(seen).transpose(1, 0, 2))
+
+    def is_like(self, first_row: "_Seen") -> bool:
+        """Whether these rows are parabolas whose height and width change as those of the first."""
+        wrong = self.wrong + np.abs(self.alphas - first_row.alphas)
+        wrong += np.abs(self.factors - first_row.factors)
+        return bool(np.all(wrong <= TOLERANCE * (1.0 + self.scale)))

@@ -2,11 +2,12 @@
 
     log π̃(θ) = log p₀(θ) + Gᵀδ + ½ δᵀ H δ + C(φ(θ)),   δ = φ(θ) − φ̂
 
-with third and fourth order C by groups (:mod:`.cubic`), where there are any. Its geometry is the
-posterior's, with ridges and funnels, and it reads no row. Given the hyperparameters h the latent
-field z is nearly Gaussian under it: without C and with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ and m the
-mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each by as
-much as its own rows allow, and h has the density that is left when the field is integrated out.
+with third and fourth order C by groups (:mod:`.cubic`), where there are any; where rows are normal,
+C is zero, and their standard deviation multiplies the second order (:mod:`.sums`). Its geometry is
+the posterior's, with ridges and funnels, and it reads no row. Given the hyperparameters h the
+latent field z is nearly Gaussian under it: without C and with Λ = P(h) − A(h)ᵀ H A(h) = L Lᵀ and m
+the mode, z = m(h) + L(h)⁻ᵀ η. In the coordinates (h, η) scales carry their effects along, each by
+as much as its own rows allow, and h has the density that is left when the field is integrated out.
 
 References
 ----------
@@ -247,9 +248,9 @@ class Surrogate:
     def log_likelihood(self, reading: Reading) -> float:
         """Return that to second order, up to a constant."""
         expansion = self.expansion
-        delta, (added, factor) = reading.phi - expansion.at, expansion.shared(reading.phi)
+        delta, (of_scalars, factor) = reading.phi - expansion.at, expansion.shared(reading.phi)
         second_order = (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ reading.bent)
-        return float(added + factor * second_order)
+        return float(of_scalars + factor * second_order)
 
     def slope_of_higher_orders(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
         """Return ∇C given δ and Kδ, all of shape (P,)."""
@@ -312,11 +313,11 @@ class Surrogate:
         _, factor = self.expansion.shared(phi)
 
         def dense_later() -> Matrix:
-            of_rows = scaled(factor, onto.pull_back_dense(joined, self._raised))
+            of_rows = _scaled(factor, onto.pull_back_dense(joined, self._raised))
             return prior_precision.dense + of_rows
 
         def cross_later() -> Matrix:
-            of_rows = scaled(factor, onto.pull_back_cross(joined, self._raised))
+            of_rows = _scaled(factor, onto.pull_back_cross(joined, self._raised))
             return added(prior_precision.cross, of_rows)
 
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
@@ -326,7 +327,7 @@ class Surrogate:
         return Conditional(
             field.latent,
             here,
-            blocks=prior_precision.blocks + scaled(factor, onto.pull_back_blocks(self._raised)),
+            blocks=prior_precision.blocks + _scaled(factor, onto.pull_back_blocks(self._raised)),
             dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
@@ -428,6 +429,7 @@ class Surrogate:
 
     def change_of_levels(self, readings: tuple[Reading, Reading], levels: Levels) -> np.ndarray:
         """Return how the log-likelihood changes for each level of a factor that moves alone."""
+        assert not self.expansion.is_exact  # there all levels move that may
         before, after = readings
         delta = (after.phi - before.phi)[levels.rows]
         slope = (self.expansion.slope - before.bent)[levels.rows]
@@ -471,6 +473,6 @@ class Surrogate:
         return density - conditional.log_determinant
 
 
-def scaled(factor: float, matrix: Matrix) -> Matrix:
+def _scaled(factor: float, matrix: Matrix) -> Matrix:
     """Multiply a matrix by a number, which is mostly one."""
     return matrix if factor == 1.0 else factor * matrix

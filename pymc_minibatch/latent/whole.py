@@ -70,6 +70,8 @@ class WholeDecisions:
         before, after = self._values(readings, counts)
         guess = [self.surrogate.log_likelihood(each) + each.higher.sum() for each in readings]
         change = float(np.sum(after - before)) - float(guess[1] - guess[0])
+        counts.decisions += 1
+        counts.batch_rows += after.size
         return bool(-rng.standard_exponential() < log_ratio + change)
 
     def on_levels(
@@ -102,8 +104,9 @@ class WholeDecisions:
         return before, np.where(np.isnan(after), -np.inf, after)
 
     def _at(self, phi: np.ndarray, counts: MoveCounts) -> np.ndarray:
-        for known, values in self._known:
+        for i, (known, values) in enumerate(self._known):
             if np.array_equal(known, phi):
+                self._known.append(self._known.pop(i))
                 return values
         values = np.empty(len(self.data[0]))
         for start in range(0, values.size, CHUNK_ROWS):
@@ -133,16 +136,14 @@ class WholeSampler(LatentSampler):
         Of the target.
     """
 
+    evaluations = 1, 0
+
     def __init__(self, tall: TallModel, located: Located, temperature: float) -> None:
         rows, factors, reference = located
         super().__init__(tall, reference)
         self.rows, self.temperature = rows, temperature
-        self.row_levels = [
-            factor.row_levels
-            for levels in self.field.levels
-            for factor in factors
-            if factor.entries is levels.rows
-        ]
+        by_entries = {id(factor.entries): factor.row_levels for factor in factors}
+        self.row_levels = [by_entries[id(levels.rows)] for levels in self.field.levels]
 
     @cached_property
     def _decisions(self) -> WholeDecisions:

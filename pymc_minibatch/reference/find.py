@@ -686,6 +686,7 @@ class _Density:
 
         theta, arrived = self._climbed(theta, rows)
         if arrived:
+            self._check_bounded(theta)
             return theta
 
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:

@@ -124,13 +124,12 @@ class MinibatchMH(TallStep):
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Penalty for models with effects and scales of their own, with more noise where rows
-        cost more; but there it reads no row where sums say everything of them, as of normal rows
-        with a common scale, and all rows where batches would be a good part of them; both are
-        exact. For other models it takes Exact where it has bounds and is expected to read few rows,
-        and of CorrectedBarker and Penalty the cheaper one elsewhere. ``choice`` says which, and
-        why. "exact" moves effects by themselves where sums suffice, and elsewhere all variables at
-        once.
-        The last four are there for comparison.
+        cost more. Two kinds of them are sampled exactly: no row is read where sums say everything
+        of all, as of normal rows with a common scale; and all rows are where batches would be a
+        good part of them. For other models "auto" takes Exact where it has bounds and is expected
+        to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere. ``choice``
+        says which, and why. Asked for, Exact moves effects by themselves where sums suffice, and
+        all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
         control variate, Laplace where prior and Taylor likelihood together are nearly Gaussian,
@@ -222,7 +221,7 @@ class MinibatchMH(TallStep):
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
-    - ``exact``: whether the test is exact, as Exact is.
+    - ``exact``: whether decisions are exact: by Exact, without a row, or by all rows.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
     - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
@@ -599,9 +598,10 @@ class MinibatchMH(TallStep):
         )
         self.refuse_impossible(counts.impossible_row, flat)
         n_decisions = max(counts.decisions, 1)
+        values, gradients = self.latent.evaluations
         return {
-            "n_likelihood": 2 * counts.n_evaluated,
-            "n_gradient": 2 * counts.n_evaluated,
+            "n_likelihood": values * counts.n_evaluated,
+            "n_gradient": gradients * counts.n_evaluated,
             "n_scanned": 0,
             "batch_size": counts.batch_rows / n_decisions,
             "log_ratio_var": counts.variance / n_decisions,

@@ -10,9 +10,10 @@ import pytest
 import pymc_minibatch as pmb
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.sampler import structure_with_effects
+from pymc_minibatch.latent.sampler import locate, structure_with_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.passes import CHUNK_ROWS
 
 N, G = 900, 30
 RNG = np.random.default_rng(1)
@@ -89,8 +90,19 @@ def huber() -> None:
     pm.Potential("y", pt.where(pt.abs(away) < most, square, linear))
 
 
+def mean_reads_the_scale() -> None:
+    scale = pm.HalfNormal("s")
+    pm.Normal("y", effects() + scale * X, scale * WEIGHT, observed=Y)
+
+
 def logistic() -> None:
     pm.Bernoulli("y", logit_p=effects(), observed=Y > 2)
+
+
+def scale_first() -> None:
+    """What the rows read of their scale comes before the effects."""
+    scale = pm.HalfNormal("s") * WEIGHT
+    pm.Potential("y", -pt.log(scale) - 0.5 * ((Y - effects()) / scale) ** 2)
 
 
 def last_row_differs() -> None:
@@ -107,6 +119,7 @@ PARABOLIC = [
     correlated,
     log_normal,
     raw_scale,
+    scale_first,
 ]
 OTHERS = [
     student,
@@ -114,6 +127,7 @@ OTHERS = [
     scale_that_varies,
     censored,
     huber,
+    mean_reads_the_scale,
     logistic,
     last_row_differs,
 ]
@@ -135,7 +149,8 @@ def test_sums_are_the_log_density(build: Callable[[], None], temperature: float)
     reference, rng = sampler.reference, np.random.default_rng(2)
     surrogate = reference.surrogate
     prior, likelihood = (
-        model.compile_logp(terms) for terms in (model.free_RVs, [*model.observed_RVs])
+        model.compile_logp(terms)
+        for terms in (model.free_RVs, [*model.observed_RVs, *model.potentials])
     )
     differences = []
     for width in (0.0, 1.0, 4.0, 4.0, 4.0):
@@ -153,6 +168,31 @@ def test_sums_are_the_log_density(build: Callable[[], None], temperature: float)
 def test_rows_of_which_sums_do_not_say_everything(build: Callable[[], None]) -> None:
     tall = TallModel(made(build))
     assert find_parabolic_rows(tall, structure_with_effects(tall)) is None
+
+
+@pytest.mark.parametrize("n_rows", [CHUNK_ROWS + 1, 2 * CHUNK_ROWS])
+def test_rows_of_the_second_chunk_differ(n_rows: int) -> None:
+    """All of them, in the same way."""
+    group, second = np.arange(n_rows) % G, np.arange(n_rows) >= CHUNK_ROWS
+    with pm.Model() as model:
+        mean = (pm.HalfNormal("tau") * pm.Normal("z", shape=G))[group]
+        scale = pm.HalfNormal("s") * pm.HalfNormal("s2") ** second
+        pm.Normal("y", mean, scale, observed=np.random.default_rng(4).normal(size=n_rows))
+    tall = TallModel(model)
+    assert find_parabolic_rows(tall, structure_with_effects(tall)) is None
+
+
+def test_sums_that_are_wrong_all_over_the_posterior_are_not_used() -> None:
+    """Rows are parabolas about the start, which is too low for effects to come near to zero."""
+    y = 1500.0 + 600.0 * np.random.default_rng(5).normal(size=N)
+    with pm.Model() as model:
+        tau = pm.HalfCauchy("tau", 300.0)
+        mean = pm.math.maximum(1500.0 + (tau * pm.Normal("z", shape=G))[GROUP], 1400.0)
+        pm.Normal("y", mean, pm.HalfCauchy("s", 0.05), observed=y)
+    tall = TallModel(model)
+    structure = structure_with_effects(tall)
+    assert find_parabolic_rows(tall, structure) is not None
+    assert not locate(tall, 1.0, sums="may").reference.is_exact
 
 
 def test_no_row_is_read_and_draws_are_the_same_in_processes() -> None:
