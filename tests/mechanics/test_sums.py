@@ -1,6 +1,8 @@
 """Rows of which sums say everything: found where they are like this, and nowhere else."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -8,10 +10,13 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent import search
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
+from pymc_minibatch.latent.expansion import Expansion
+from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.sampler import locate, structure_with_effects
-from pymc_minibatch.latent.sums import find_parabolic_rows
+from pymc_minibatch.latent.sums import CommonFactor, expand_exactly, find_parabolic_rows
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import CHUNK_ROWS
 
@@ -182,17 +187,20 @@ def test_rows_of_the_second_chunk_differ(n_rows: int) -> None:
     assert find_parabolic_rows(tall, structure_with_effects(tall)) is None
 
 
-def test_sums_that_are_wrong_all_over_the_posterior_are_not_used() -> None:
-    """Rows are parabolas about the start, which is too low for effects to come near to zero."""
-    y = 1500.0 + 600.0 * np.random.default_rng(5).normal(size=N)
-    with pm.Model() as model:
-        tau = pm.HalfCauchy("tau", 300.0)
-        mean = pm.math.maximum(1500.0 + (tau * pm.Normal("z", shape=G))[GROUP], 1400.0)
-        pm.Normal("y", mean, pm.HalfCauchy("s", 0.05), observed=y)
-    tall = TallModel(model)
-    structure = structure_with_effects(tall)
-    assert find_parabolic_rows(tall, structure) is not None
+def test_sums_are_compared_with_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong ones are not used, neither by themselves nor where they were asked for."""
+    tall = TallModel(made(crossed))
+    assert locate(tall, 1.0, sums="may").reference.is_exact
+
+    def wrong(*args: Any) -> Expansion:
+        found = expand_exactly(*args)
+        assert isinstance(found.common, CommonFactor)
+        return replace(found, common=replace(found.common, squares=1.001 * found.common.squares))
+
+    monkeypatch.setattr(search, "expand_exactly", wrong)
     assert not locate(tall, 1.0, sums="may").reference.is_exact
+    with pytest.raises(NoFieldError, match="Sums do not say everything of the rows"):
+        locate(tall, 1.0, sums="must")
 
 
 def test_no_row_is_read_and_draws_are_the_same_in_processes() -> None:
