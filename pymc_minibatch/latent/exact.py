@@ -7,18 +7,15 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.moves import Decisions, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import Reading
 
 __all__ = ["ExactDecisions", "ExactSampler"]
 
 
-class ExactDecisions:
+class ExactDecisions(Decisions):
     """Metropolis-Hastings by the surrogate."""
-
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
-        """Do nothing: the point is all that decisions rest on."""
 
     def on_all(
         self,

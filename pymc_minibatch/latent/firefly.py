@@ -42,7 +42,7 @@ from pymc_minibatch.kernels.firefly import (
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
-from pymc_minibatch.latent.moves import MoveCounts, Sweeping
+from pymc_minibatch.latent.moves import Decisions, MoveCounts, Sweeping
 from pymc_minibatch.latent.sampler import (
     LatentSampler,
     LatentState,
@@ -88,7 +88,7 @@ def kernels() -> tuple[Callable[..., None], Callable[..., None]]:
     return jit_kept(make_look(()), ["by number"]), jit_kept(make_z_update(()), ["by number"])
 
 
-class FireflyDecisions:
+class FireflyDecisions(Decisions):
     """Which rows are bright, and decisions by them.
 
     Parameters

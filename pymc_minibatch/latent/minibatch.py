@@ -21,7 +21,13 @@ from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
-from pymc_minibatch.latent.moves import DECIDED, FACTORING_SHARE, MoveCounts, overhead
+from pymc_minibatch.latent.moves import (
+    DECIDED,
+    FACTORING_SHARE,
+    Decisions,
+    MoveCounts,
+    overhead,
+)
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
@@ -54,7 +60,7 @@ BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
 
 
-class MinibatchDecisions:
+class MinibatchDecisions(Decisions):
     """Tests on batches of all rows, and of the rows of each group.
 
     Parameters
@@ -91,9 +97,6 @@ class MinibatchDecisions:
         self.density, self.rows = density, rows
         self.tests, self.states = tests, states
         self.group_parameters, self.blocks = group_parameters, blocks
-
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
-        """Do nothing: each decision draws its own batch."""
 
     def on_all(
         self,

@@ -30,9 +30,10 @@ center or not to center: interweaving.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
@@ -283,12 +284,13 @@ class Sweeping(NamedTuple):
 ONE_SWEEP = Sweeping()
 
 
-class Decisions(Protocol):
+class Decisions(ABC):
     """What accepts and rejects moves, from rows."""
 
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
-        """Draw anew what decisions rest on beside the point, before a round and each sweep."""
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:  # noqa: B027
+        """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
 
+    @abstractmethod
     def on_all(
         self,
         rng: np.random.Generator,
@@ -300,6 +302,7 @@ class Decisions(Protocol):
     ) -> bool:
         """Decide on a move of what all rows read, given its log ratio under the surrogate."""
 
+    @abstractmethod
     def on_levels(
         self,
         rng: np.random.Generator,

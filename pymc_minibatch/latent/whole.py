@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.moves import Decisions, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler, Located
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -25,7 +25,7 @@ REMEMBERED = 2
 """Points whose rows are kept."""
 
 
-class WholeDecisions:
+class WholeDecisions(Decisions):
     """Metropolis-Hastings by all rows, or by those of each level.
 
     Parameters
@@ -53,9 +53,6 @@ class WholeDecisions:
         self.surrogate, self.rows, self.data = surrogate, rows, data
         self.row_levels, self.temperature = row_levels, temperature
         self._known: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
-        """Do nothing: the point is all that decisions rest on."""
 
     def on_all(
         self,
