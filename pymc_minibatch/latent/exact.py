@@ -7,9 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import Decisions, MoveCounts
+from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler
-from pymc_minibatch.latent.surrogate import Reading
 
 __all__ = ["ExactDecisions", "ExactSampler"]
 
@@ -17,28 +16,15 @@ __all__ = ["ExactDecisions", "ExactSampler"]
 class ExactDecisions(Decisions):
     """Metropolis-Hastings by the surrogate."""
 
-    def on_all(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by the log ratio."""
-        return bool(-rng.standard_exponential() < log_ratio)
+        return bool(-rng.standard_exponential() < move.log_ratio)
 
     def on_levels(
-        self,
-        rng: np.random.Generator,
-        readings: tuple[Reading, Reading],
-        factor: int,
-        moving: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let all levels move that the surrogate has accepted."""
-        return moving
+        return moves.moving
 
 
 class ExactSampler(LatentSampler):

@@ -42,7 +42,7 @@ from pymc_minibatch.kernels.firefly import (
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
-from pymc_minibatch.latent.moves import Decisions, MoveCounts, Sweeping
+from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts, Sweeping
 from pymc_minibatch.latent.sampler import (
     LatentSampler,
     LatentState,
@@ -148,31 +148,19 @@ class FireflyDecisions(Decisions):
         density, flies, tolerance, counts = self.density, self.flies, self.tolerance, self.counts
         self._update_z(rng, phi, density, flies, how, 0, q, tolerance, counts)
 
-    def on_all(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by all bright rows, given the log ratio of prior and bounds."""
-        change = self._changes(readings, counts)
-        accepted = bool(-rng.standard_exponential() < log_ratio + change.sum())
+        change = self._changes(move.readings, counts)
+        accepted = bool(-rng.standard_exponential() < move.log_ratio + change.sum())
         if accepted:
             self._keep(np.ones(change.size, dtype=np.bool_))
         return accepted
 
     def on_levels(
-        self,
-        rng: np.random.Generator,
-        readings: tuple[Reading, Reading],
-        factor: int,
-        moving: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own bright rows."""
+        readings, factor, moving = moves
         change = self._changes(readings, counts)
         levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
         totals = np.bincount(levels, change, minlength=moving.size)
@@ -239,12 +227,7 @@ class FireflySampler(LatentSampler):
     ) -> None:
         super().__init__(tall, reference)
         self.rows, self.always, self.tolerance, self.q = rows, always, tolerance, q
-        self.row_levels = [
-            factor.row_levels
-            for levels in self.field.levels
-            for factor in factors
-            if factor.entries is levels.rows
-        ]
+        self.row_levels = self.levels_of_rows(factors)
         self.light = self.unlit()
         self._lit_at: np.ndarray | None = None
 

@@ -25,6 +25,8 @@ from pymc_minibatch.latent.moves import (
     DECIDED,
     FACTORING_SHARE,
     Decisions,
+    LevelMoves,
+    Move,
     MoveCounts,
     overhead,
 )
@@ -98,26 +100,18 @@ class MinibatchDecisions(Decisions):
         self.tests, self.states = tests, states
         self.group_parameters, self.blocks = group_parameters, blocks
 
-    def on_all(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
 
         What decides is tuned for each kind of moves.
         """
-        before, after = readings
-        psi = log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        before, after = readings = move.readings
+        psi = move.log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
         if isinstance(self.rows.table, GroupTable):
             self._weigh(self.rows.table, cubic, readings)
         seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        state = self.states[kind]
+        state = self.states[move.kind]
         outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.tests.chosen(state))
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
@@ -126,19 +120,15 @@ class MinibatchDecisions(Decisions):
         counts.variance += variance
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
-        if tuning:
+        if move.tuning:
             self.tests.tune(state, grown, batch_size, variance, error)
         return bool(accepted)
 
     def on_levels(
-        self,
-        rng: np.random.Generator,
-        readings: tuple[Reading, Reading],
-        factor: int,
-        moving: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let blocks of levels decide by the remainders of their own rows."""
+        readings, factor, moving = moves
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
         cubic = self.surrogate.cubic(levels.rows)
         self._weigh(blocks.table, cubic, readings)

@@ -56,6 +56,8 @@ __all__ = [
     "MOST_AT_ONCE",
     "Decisions",
     "LatentMoves",
+    "LevelMoves",
+    "Move",
     "MoveCounts",
     "Sweeping",
     "Turns",
@@ -284,6 +286,45 @@ class Sweeping(NamedTuple):
 ONE_SWEEP = Sweeping()
 
 
+class Move(NamedTuple):
+    """A move of what all rows read.
+
+    Attributes
+    ----------
+    log_ratio : float
+        Its log ratio under the surrogate.
+    readings : (Reading, Reading)
+        What rows read before and after it.
+    kind : str
+        One of DECIDED.
+    tuning : bool
+        Whether decisions may be tuned by it.
+    """
+
+    log_ratio: float
+    readings: tuple[Reading, Reading]
+    kind: str
+    tuning: bool
+
+
+class LevelMoves(NamedTuple):
+    """Moves of the levels of a factor, each by itself.
+
+    Attributes
+    ----------
+    readings : (Reading, Reading)
+        What rows read before and after all of them.
+    factor : int
+        Which one.
+    moving : ndarray of bool, shape (G,)
+        The levels that move, which the surrogate has accepted.
+    """
+
+    readings: tuple[Reading, Reading]
+    factor: int
+    moving: np.ndarray
+
+
 class Decisions(ABC):
     """What accepts and rejects moves, from rows."""
 
@@ -291,30 +332,14 @@ class Decisions(ABC):
         """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
 
     @abstractmethod
-    def on_all(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
-        """Decide on a move of what all rows read, given its log ratio under the surrogate."""
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+        """Decide on a move."""
 
     @abstractmethod
     def on_levels(
-        self,
-        rng: np.random.Generator,
-        readings: tuple[Reading, Reading],
-        factor: int,
-        moving: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
-        """Decide on each of the levels of a factor that move, which the surrogate has accepted.
-
-        Levels that do not move are rejected.
-        """
+        """Decide on each of the levels; those that do not move are rejected."""
 
 
 class LatentMoves:
@@ -447,19 +472,9 @@ class LatentMoves:
         reading = self.surrogate.read(point)
         return Place(point.tobytes(), reading, self.surrogate.log_density(point, reading))
 
-    def _tested(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
+    def _tested(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide on a move, if it is possible under the surrogate."""
-        if not np.isfinite(log_ratio):
-            return False
-        return self.decisions.on_all(rng, log_ratio, readings, kind, tuning, counts)
+        return bool(np.isfinite(move.log_ratio)) and self.decisions.on_all(rng, move, counts)
 
     def move_hyper(
         self,
@@ -491,7 +506,7 @@ class LatentMoves:
                 + log_q
             )
             accepted = self._tested(
-                rng, log_ratio, (before.reading, after.reading), "hyper", tuning, counts
+                rng, Move(log_ratio, (before.reading, after.reading), "hyper", tuning), counts
             )
         if accepted:
             point[:] = proposed
@@ -569,7 +584,7 @@ class LatentMoves:
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = after.log_density - before.log_density + log_jacobian + log_q
             accepted = self._tested(
-                rng, log_ratio, (before.reading, after.reading), "carried", tuning, counts
+                rng, Move(log_ratio, (before.reading, after.reading), "carried", tuning), counts
             )
         if accepted:
             point[:] = proposed
@@ -636,7 +651,7 @@ class LatentMoves:
         before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
         accepted = self._tested(
-            rng, log_ratio, (before.reading, after.reading), "dense", tuning, counts
+            rng, Move(log_ratio, (before.reading, after.reading), "dense", tuning), counts
         )
         if accepted:
             point[:] = proposed
@@ -679,7 +694,8 @@ class LatentMoves:
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        accepted = self.decisions.on_levels(rng, (before, after), factor, ~stays, counts)
+        moves = LevelMoves((before, after), factor, ~stays)
+        accepted = self.decisions.on_levels(rng, moves, counts)
         read = counts.n_evaluated - evaluated
         counts.sweeps += 1
         counts.sweep_rows += read

@@ -6,6 +6,7 @@ moves are put together with the acceptance test, compiled, and called draw by dr
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -151,6 +152,11 @@ class LatentSampler(ABC):
     @abstractmethod
     def _decisions(self) -> Decisions:
         """What decides on moves."""
+
+    def levels_of_rows(self, factors: Sequence[Factor]) -> list[np.ndarray]:
+        """Return the level of each row, shape (N,), for each factor that is swept."""
+        by_entries = {id(factor.entries): factor.row_levels for factor in factors}
+        return [by_entries[id(levels.rows)] for levels in self.field.levels]
 
     @property
     def field(self) -> LatentField:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import Decisions, MoveCounts
+from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler, Located
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -54,32 +54,20 @@ class WholeDecisions(Decisions):
         self.row_levels, self.temperature = row_levels, temperature
         self._known: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def on_all(
-        self,
-        rng: np.random.Generator,
-        log_ratio: float,
-        readings: tuple[Reading, Reading],
-        kind: str,
-        tuning: bool,
-        counts: MoveCounts,
-    ) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
-        before, after = self._values(readings, counts)
-        guess = [self.surrogate.log_likelihood(each) + each.higher.sum() for each in readings]
+        before, after = self._values(move.readings, counts)
+        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.readings]
         change = float(np.sum(after - before)) - float(guess[1] - guess[0])
         counts.decisions += 1
         counts.batch_rows += after.size
-        return bool(-rng.standard_exponential() < log_ratio + change)
+        return bool(-rng.standard_exponential() < move.log_ratio + change)
 
     def on_levels(
-        self,
-        rng: np.random.Generator,
-        readings: tuple[Reading, Reading],
-        factor: int,
-        moving: np.ndarray,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own rows."""
+        readings, factor, moving = moves
         before, after = self._values(readings, counts)
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
         change = np.bincount(of_rows, after - before, minlength=moving.size)
@@ -139,8 +127,7 @@ class WholeSampler(LatentSampler):
         rows, factors, reference = located
         super().__init__(tall, reference)
         self.rows, self.temperature = rows, temperature
-        by_entries = {id(factor.entries): factor.row_levels for factor in factors}
-        self.row_levels = [by_entries[id(levels.rows)] for levels in self.field.levels]
+        self.row_levels = self.levels_of_rows(factors)
 
     @cached_property
     def _decisions(self) -> WholeDecisions:

@@ -18,7 +18,15 @@ from pymc_minibatch.latent import moves as moves_module
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import Levels
-from pymc_minibatch.latent.moves import ANGLES, LatentMoves, MoveCounts, Walks, carried_with
+from pymc_minibatch.latent.moves import (
+    ANGLES,
+    LatentMoves,
+    LevelMoves,
+    Move,
+    MoveCounts,
+    Walks,
+    carried_with,
+)
 from pymc_minibatch.latent.sampler import LatentSampler, locate
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
@@ -108,8 +116,8 @@ def added(
     """Return what a move adds to the ratio of densities, log |∂z'/∂z|, and both points."""
     ratios: list[float] = []
 
-    def accepted(rng: np.random.Generator, log_ratio: float, *_: object) -> bool:
-        ratios.append(log_ratio)
+    def accepted(rng: np.random.Generator, move: Move, *_: object) -> bool:
+        ratios.append(move.log_ratio)
         return True
 
     monkeypatch.setattr(sampler._moves, "_tested", accepted)
@@ -309,7 +317,7 @@ def test_levels(
             assert psi[g] == pytest.approx(ratio + 0.5 * (1.0 - z[g] ** 2), abs=1e-7)
 
 
-class Level:
+class Constant:
     """What draws the same exponential number always."""
 
     def __init__(self, value: float | np.ndarray) -> None:
@@ -342,8 +350,8 @@ def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
     log_ratio = log_density(whole, after) - log_density(whole, before)
     readings = surrogate.read(before), surrogate.read(after)
     for shift, decided in ((1e-6, True), (-1e-6, False)):
-        rng: Any = Level(shift - wanted)
-        found = decisions.on_all(rng, log_ratio, readings, "hyper", False, MoveCounts())
+        rng: Any = Constant(shift - wanted)
+        found = decisions.on_all(rng, Move(log_ratio, readings, "hyper", False), MoveCounts())
         assert found is decided
 
 
@@ -365,8 +373,8 @@ def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
         odd = np.arange(len(wanted)) % 2 == 1
         for moving in (np.ones_like(odd), odd):
             shift = np.where(odd, 1e-6, -1e-6)
-            rng: Any = Level(shift - np.array(wanted))
-            found = decisions.on_levels(rng, readings, factor, moving, MoveCounts())
+            rng: Any = Constant(shift - np.array(wanted))
+            found = decisions.on_levels(rng, LevelMoves(readings, factor, moving), MoveCounts())
             np.testing.assert_array_equal(found, odd)
 
 
@@ -379,7 +387,7 @@ def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.Monk
     counts, rng = MoveCounts(), np.random.default_rng(1)
     for known, there in ((bad, 0 * bad), (np.zeros(bad.size), bad)):
         decisions._known = [(r.phi, v) for r, v in zip(readings, (known, there), strict=True)]
-        assert not decisions.on_all(rng, 1e9, readings, "hyper", False, counts)
+        assert not decisions.on_all(rng, Move(1e9, readings, "hyper", False), counts)
         assert counts.impossible_row == (7 if known is bad else -1)
         counts = MoveCounts()
     decisions._known = []

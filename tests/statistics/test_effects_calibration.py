@@ -17,7 +17,7 @@ import pytest
 from benchmarks.calibration import MODELS, Calibration, ranked
 from pymc_minibatch.latent.expansion import Expansion, expand
 from pymc_minibatch.latent.firefly import FireflyDecisions, FireflySampler, bounded
-from pymc_minibatch.latent.moves import MoveCounts, Walks, carried_with
+from pymc_minibatch.latent.moves import LevelMoves, MoveCounts, Walks, carried_with
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.tall import TallModel
 
@@ -204,9 +204,8 @@ def test_moves_by_bright_rows_keep_the_joint_density(name: str, costly: bool) ->
 def test_the_joint_density_shows_levels_that_decide_without_bright_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def all_move(
-        self: FireflyDecisions, rng: Any, readings: Any, factor: int, moving: Any, counts: Any
-    ) -> np.ndarray:
+    def all_move(self: FireflyDecisions, rng: Any, moves: LevelMoves, counts: Any) -> np.ndarray:
+        readings, factor, moving = moves
         self._changes(readings, counts)
         levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
         self._keep(moving[levels])
