@@ -818,11 +818,11 @@ def _determining(
     entries: np.ndarray,
 ) -> list[str]:
     """Name the variables on which some entries of φ depend."""
-    found = []
+    here, found = derivatives.phi(point)[entries], []
     for name, where in tall.layout.slices.items():
         moved = point.copy()
         moved[where] += rng.normal(0, SPREAD, where.stop - where.start)
-        if np.any(derivatives.phi(moved)[entries] != derivatives.phi(point)[entries]):
+        if np.any(derivatives.phi(moved)[entries] != here):
             found.append(name)
     return found
 
