@@ -5,7 +5,7 @@ from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.sampler import LatentSampler, Located, locate
+from pymc_minibatch.latent.sampler import LatentSampler, locate
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
 
@@ -35,20 +35,14 @@ def make_latent_sampler(
         If the model has no latent field that is nearly Gaussian given a few hyperparameters, or
         if the test is to be exact and sums do not say everything of the rows.
     """
-    if isinstance(acceptance, Exact):
-        return _exact(tall, locate(tall, temperature, sums="must"))
-    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
     is_free = acceptance is None and by_size and batch_size is None
-    located = locate(tall, temperature, sums="may" if is_free else "no")
-    if located.reference.is_exact:
-        return _exact(tall, located)
+    must = isinstance(acceptance, Exact)
+    located = locate(tall, temperature, sums="must" if must else "may" if is_free else "no")
     with one_blas_thread():
+        if located.reference.is_exact:
+            return ExactSampler(tall, located.reference)
+        assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
         by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
         if is_free and by_batches.expected_rows > MOST_READ * tall.n_rows:
             return WholeSampler(tall, located, temperature)
         return by_batches
-
-
-def _exact(tall: TallModel, located: Located) -> ExactSampler:
-    with one_blas_thread():
-        return ExactSampler(tall, located.reference)
