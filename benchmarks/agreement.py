@@ -1,7 +1,8 @@
-"""Posteriors of models with groups beside those of NUTS, in Monte Carlo standard errors.
+"""Posteriors of models beside those of NUTS, in Monte Carlo standard errors.
 
 Seven models have the groups that real data have: of all sizes, nested, crossed, some without rows,
-with a single row, with half of all rows. Every free parameter is compared, hyperparameters
+with a single row, with half of all rows. One has no groups, and :class:`~pymc_minibatch.Exact`
+decides on its moves. Every free parameter is compared, hyperparameters
 included: z is the difference of two means, or of two standard deviations, in its standard error.
 Where both samplers are right, the root mean square of z is about 1, and the largest z of P
 parameters about √(2 log P).
@@ -128,8 +129,19 @@ def half(n_rows: int) -> pm.Model:
     return one_intercept(*grouped(8, n_rows, share), centred=True)
 
 
+def plain(n_rows: int) -> pm.Model:
+    """Logistic regression without groups, ten skewed predictors."""
+    rng = np.random.default_rng(9)
+    X = rng.exponential(size=(n_rows, 10)) - 1.0
+    y = rng.random(n_rows) < expit(-1.0 + X @ rng.normal(0, 0.3, 10))
+    with pm.Model() as model:
+        log_odds = pm.Normal("mu", 0, 2) + pm.Data("X", X) @ pm.Normal("beta", shape=10)
+        pm.Bernoulli("y", logit_p=log_odds, observed=y)
+    return model
+
+
 MODELS: dict[str, Callable[[int], pm.Model]] = {
-    f.__name__: f for f in (nested, crossed, slopes, lkj, empty, single, half)
+    f.__name__: f for f in (nested, crossed, slopes, lkj, empty, single, half, plain)
 }
 
 

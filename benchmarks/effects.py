@@ -308,10 +308,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
         table.add_row(sampler_name, *cells)
     Console(width=100).print(table)
     compared = differences(*found)
-    z, ratio = np.abs(compared.means).max(), np.expm1(np.abs(compared.log_ratio).max())
+    of_means, of_sds = (np.abs(z).max() for z in (compared.means, compared.sds))
     print(
-        f"Largest of {found[0].shape[2]:,} differences: means {z:.1f} standard errors, "
-        f"standard deviations {ratio:.0%}.\n",
+        f"Largest of {found[0].shape[2]:,} differences: means {of_means:.1f} standard errors; "
+        f"standard deviations {np.expm1(np.abs(compared.log_ratio).max()):.0%}, "
+        f"{of_sds:.1f} standard errors.\n",
         flush=True,
     )
 

@@ -87,11 +87,12 @@ def test_models_have_as_many_rows_as_asked_for(name):
 
 
 @pytest.mark.parametrize("name", agreement.MODELS)
-def test_models_with_groups_have_as_many_rows_as_asked_for(name):
+def test_models_that_are_compared_have_as_many_rows_as_asked_for(name):
     model = agreement.MODELS[name](3000)
     [y] = model.observed_RVs
     assert model.rvs_to_values[y].data.shape == (3000,)
-    assert max(v.size for v in model.initial_point().values()) in (200, 400)
+    largest = max(v.size for v in model.initial_point().values())
+    assert largest in ((10,) if name == "plain" else (200, 400))
 
 
 def test_differences_are_in_standard_errors():
