@@ -41,6 +41,8 @@ ALL_ROWS = {
     "sorted": lambda x, z, g, b: pt.sort(x @ b),
     "cumulated": lambda x, z, g, b: pt.cumsum(x @ b),
     "gram": lambda x, z, g, b: x @ (x.T @ x @ b),
+    "pairs": lambda x, z, g, b: (x[:, 0][:, None] * x[:, 0]).sum(axis=1),
+    "chosen_by_truth": lambda x, z, g, b: (pt.arange(N) * b[0])[g > 1],
     "indexed_by_truth": lambda x, z, g, b: pt.concatenate([x[:, 0][g > 1], x[:, 0][g <= 1]]) * b[0],
 }
 
