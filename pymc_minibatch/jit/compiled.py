@@ -34,7 +34,14 @@ from pymc_minibatch.jit.lean import (
 from pymc_minibatch.jit.linking import compiled_by_linking, compiled_once
 from pymc_minibatch.jit.matvec import local_matvec
 
-__all__ = ["NUMBA_MODE", "CompiledFunction", "compile_numba", "compile_python", "jit_kept"]
+__all__ = [
+    "NUMBA_MODE",
+    "CompiledFunction",
+    "compile_all",
+    "compile_numba",
+    "compile_python",
+    "jit_kept",
+]
 
 FIRST, POSITION, FUSED = 0.5, 48.0, 49.5
 """Among PyTensor's rewrites: before all, so that what a check decides is simplified; after
@@ -55,6 +62,8 @@ NUMBA_MODE: Mode = get_mode("NUMBA").register(
     (in2out(local_inlined), FUSED),
 )
 """PyTensor's Numba mode with the rewrites of this package."""
+
+IN_PYTHON = Mode(linker="py", optimizer="minimum_compile")
 
 INLINED = "_inlined"
 """What a function that is kept calls; no argument has this name."""
@@ -126,8 +135,14 @@ def compile_python(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> Callable[..., np.ndarray]:
     """Build a function that runs operation by operation in Python, with all of its checks."""
-    mode = Mode(linker="py", optimizer="minimum_compile")
-    return pymc_compile(list(inputs), outputs[0], mode=mode, on_unused_input="ignore")
+    return pymc_compile(list(inputs), outputs[0], mode=IN_PYTHON, on_unused_input="ignore")
+
+
+def compile_all(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> Callable[..., list[np.ndarray]]:
+    """Do the same for several outputs."""
+    return pymc_compile(list(inputs), list(outputs), mode=IN_PYTHON, on_unused_input="ignore")
 
 
 def jit_kept(

@@ -9,9 +9,9 @@ from pymc.util import get_var_name
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.traversal import ancestors
 
-from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_all, compile_python
 from pymc_minibatch.tall.affine import Affine, Summand
-from pymc_minibatch.tall.cut import NoStructureError, RowGraph, compile_all
+from pymc_minibatch.tall.cut import NoStructureError, RowGraph
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel

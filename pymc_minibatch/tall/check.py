@@ -17,7 +17,7 @@ A branch that a density takes elsewhere, or on few rows of other data, is not se
 graphs are compared again at the mode, and all rows are evaluated in two orders there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,9 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.made_up import MadeUp, made_up, rows_of
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.tall.tiled import TiledGraph
 
 __all__ = [
     "FAILURES",
@@ -49,6 +51,9 @@ FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 N_POINTS = 4
 BATCHES = (*[1] * 12, 2, 5, 64)
 CHUNK_ROWS = 2**15
+CHUNK_BYTES = 2**23
+"""Rows that are gathered at a time."""
+
 TOLERANCE = 1e-9
 """Relative, and absolute where a term is near zero."""
 
@@ -60,15 +65,16 @@ class FullGraph:
     """The terms of all rows, a function of the flat point and the data.
 
     Data are passed as inputs of the model's own static shape, not as constants, so that they are
-    not hashed; they may be of a smaller type than the model's.
+    not hashed; they may be of a smaller type than the model's. What reads them row by row runs on
+    tiles, so that no array as large as the data is made.
     """
 
-    def __init__(self, graph: Graph, n_rows: int) -> None:
+    def __init__(self, graph: Graph, n_rows: int, shapes: Sequence[tuple[int, ...]]) -> None:
         self.n_rows = n_rows
-        self._dtypes = [data.type.dtype for data in graph[0][1:]]
-        self._evaluate = compile_python(*graph)
+        inputs, [term] = graph
+        self._evaluate = TiledGraph(inputs, term, [_only_axis(shape, n_rows) for shape in shapes])
 
-    def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray | MadeUp]) -> np.ndarray:
         """Evaluate all rows.
 
         Raises
@@ -76,8 +82,7 @@ class FullGraph:
         ValueError
             If the result does not have one entry per row.
         """
-        converted = [a.astype(t, copy=False) for a, t in zip(arrays, self._dtypes, strict=True)]
-        rows = self._evaluate(point, *converted)
+        rows = self._evaluate(point, arrays)
         if rows.shape != (self.n_rows,):
             raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
         return rows
@@ -104,6 +109,11 @@ class FullGraph:
             if len(points) == N_POINTS:
                 return points
         raise ValueError("At random points near model.initial_point() it is not finite.")
+
+
+def _only_axis(shape: tuple[int, ...], n_rows: int) -> int | None:
+    """Return the axis with a length, if it is the only one."""
+    return shape.index(n_rows) if shape.count(n_rows) == 1 else None
 
 
 class SplitCheck:
@@ -143,13 +153,14 @@ class SplitCheck:
             if reason is not None:
                 return reason
         order = self.rng.permutation(self.full.n_rows)
-        large = [order[i : i + CHUNK_ROWS] for i in range(0, order.size, CHUNK_ROWS)]
+        step = self._chunk_rows()
+        large = [order[i : i + step] for i in range(0, order.size, step)]
         point, expected = points[-1]
         reason = self._compare_rows(evaluate, point, self.arrays, expected, large)
         if reason is not None:
             return reason
-        made_up, rows = _made_up(self.full, point, expected, self.arrays, self.axes, self.rng)
-        return self._compare_rows(evaluate, point, made_up, rows, [*self.batches, *large])
+        others, rows = _other_data(self.full, point, expected, self.arrays, self.axes, self.rng)
+        return self._compare_rows(evaluate, point, others, rows, [*self.batches, *large])
 
     def compare_at(self, graph: Graph, points: Sequence[np.ndarray]) -> str | None:
         """Do the same at other flat points; at some of the rows."""
@@ -165,7 +176,7 @@ class SplitCheck:
         self,
         evaluate: Callable[..., np.ndarray],
         point: np.ndarray,
-        arrays: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray | MadeUp],
         expected: np.ndarray,
         batches: Sequence[np.ndarray],
     ) -> str | None:
@@ -180,13 +191,17 @@ class SplitCheck:
                 return f"row {rows[worst]} changes with the rows that it is evaluated with"
         return None
 
+    def _chunk_rows(self) -> int:
+        row_bytes = sum(values.nbytes for values in self.taken(np.zeros(1, dtype=np.int64)))
+        return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+
     def taken(self, rows: np.ndarray) -> list[np.ndarray]:
         """Gather rows of the data."""
         return self._taken(self.arrays, rows)
 
-    def _taken(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
+    def _taken(self, arrays: Sequence[np.ndarray | MadeUp], rows: np.ndarray) -> list[np.ndarray]:
         return [
-            np.ascontiguousarray(np.take(np.moveaxis(values, axis, 0), rows, axis=0))
+            np.ascontiguousarray(rows_of(values, axis, rows))
             for values, axis in zip(arrays, self.axes, strict=True)
             if axis is not None
         ]
@@ -229,26 +244,26 @@ def difference(
     return None if agrees.all() else int(np.argmin(agrees))
 
 
-def _made_up(
+def _other_data(
     full: FullGraph,
     point: np.ndarray,
     terms: np.ndarray,
     arrays: Sequence[np.ndarray],
     axes: Sequence[int | None],
     rng: np.random.Generator,
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[list[np.ndarray | MadeUp], np.ndarray]:
     """Replace one array after the other by random values, as long as most rows stay finite.
 
     An array that allows no other values (counts of a fixed total, say) has its rows shuffled; one
     that does not even allow this stays as it is.
     """
-    current = list(arrays)
+    current: list[np.ndarray | MadeUp] = list(arrays)
     for position, axis in enumerate(axes):
         if axis is None:
             continue
-        for values in _replacements(np.moveaxis(arrays[position], axis, 0), rng):
+        for values in made_up(arrays[position], axis, rng):
             trial = [*current]
-            trial[position] = np.ascontiguousarray(np.moveaxis(values, 0, axis))
+            trial[position] = values
             try:
                 changed = full(point, trial)
             except FAILURES:
@@ -257,25 +272,6 @@ def _made_up(
                 current, terms = trial, changed
                 break
     return current, terms
-
-
-def _replacements(values: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Make up values of the same type and signs or about the same range; then shuffle the rows."""
-    n_rows = len(values)
-    if values.dtype.kind == "f":
-        noise = rng.normal(size=(2, n_rows, *[1] * (values.ndim - 1))).astype(values.dtype)
-        made_up, is_zero = values * np.exp(noise[1] / 4), values == 0
-        if is_zero.any():
-            yield np.where(is_zero, noise[0], made_up)
-        yield made_up
-    elif values.dtype.kind in "iu":
-        low, high = values.min(axis=0), values.max(axis=0)
-        wider = np.minimum(high, np.iinfo(values.dtype).max - 1) + 1
-        for most in (wider, high):
-            yield rng.integers(low, most, values.shape, dtype=values.dtype, endpoint=True)
-    elif values.dtype.kind == "b":
-        yield rng.random(values.shape) < 0.5
-    yield values[rng.permutation(n_rows)]
 
 
 def _first_line(error: Exception) -> str:

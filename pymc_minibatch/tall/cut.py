@@ -6,14 +6,12 @@ it, so that an array that the likelihood reads in several places is one.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.pytensorf import compile as pymc_compile
-from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
@@ -27,14 +25,14 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_all, compile_python
 from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
 from pymc_minibatch.tall.slicing import data_leaves
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["Cut", "NoStructureError", "RowGraph", "compile_all", "entry_of", "is_condition"]
+__all__ = ["Cut", "NoStructureError", "RowGraph", "entry_of", "is_condition"]
 
 MAX_TRACED = 64
 """Entries of value variables that are told apart in what a data-free array reads."""
@@ -431,14 +429,6 @@ def is_condition(variable: Any) -> bool:
     if isinstance(op, All):
         return variable.type.ndim == 0
     return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
-
-
-def compile_all(
-    inputs: Sequence[Variable], outputs: Sequence[Variable]
-) -> Callable[..., list[np.ndarray]]:
-    """Build a function with several outputs that runs in Python."""
-    mode = Mode(linker="py", optimizer="minimum_compile")
-    return pymc_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore")
 
 
 def values_read(graphs: Sequence[Variable]) -> set[Variable]:

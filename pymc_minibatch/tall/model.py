@@ -606,7 +606,7 @@ class TallModel:
         """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self._bind(self._full_term, inputs)]
-        full = FullGraph(graph, self.n_rows)
+        full = FullGraph(graph, self.n_rows, [array.shape for array in arrays])
         try:
             return full, full.points(self.layout, self.start, arrays, self._rng)
         except FAILURES as error:
@@ -671,9 +671,9 @@ class TallModel:
             value: values[get_var_name(value)] for value in self.model.value_vars
         }
         replacements |= {
-            leaf: pt.constant(leaf_value(leaf), name=leaf.name, dtype=leaf.type.dtype)
+            leaf: pt.constant(leaf_value(leaf), name=leaf.name)  # a dtype would make it a copy
             for leaf in data_leaves([term])
-            if isinstance(leaf, SharedVariable)
+            if isinstance(leaf, SharedVariable) and leaf not in replace
         }
         [bound] = graph_replace([term], replacements | dict(replace), strict=False)
         return bound
