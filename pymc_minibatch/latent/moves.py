@@ -112,9 +112,9 @@ LARGE, MOST_PARTS = 50, 16
 PARTS_ACCEPTED = 0.5
 """Share of moves of such parts that are accepted; with less, chains would stay in tails."""
 
-FACTORING_SHARE, OFTEN = 0.02, 800**3 / 6
+FACTORING_SHARE = 0.02
 """Share of rounds in which h moves with η held, where that is costly. With many effects that follow
-no hyperparameter in another way, it is as large as the multiplications that a round may take."""
+no hyperparameter in another way, it is larger."""
 
 NEARBY = 0.1
 """From h to another one, to see whether effects can be held."""
@@ -244,7 +244,7 @@ def factoring_share(
     if carried is None:
         return 1.0
     unswept = field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
-    return FACTORING_SHARE if unswept <= LARGE else min(OFTEN / work, 1.0)
+    return FACTORING_SHARE if unswept <= LARGE else max(FACTORING_SHARE, COSTLY / work)
 
 
 def overhead(field: LatentField, work: float) -> float:
@@ -471,9 +471,7 @@ class LatentMoves:
             return int(rng.random() < self.factoring_share)
         return 1 if self.costly else HYPER_MOVES
 
-    def _parts(
-        self, rng: np.random.Generator, n_dense: int, parts: Parts
-    ) -> Sequence[np.ndarray]:
+    def _parts(self, rng: np.random.Generator, n_dense: int, parts: Parts) -> Sequence[np.ndarray]:
         """Choose which coordinates of the dense part move together, for each of its moves."""
         split = parts.split(rng, n_dense) if n_dense > LARGE else [np.arange(n_dense)]
         return split if len(split) > 1 else split * (DENSE_MOVES if n_dense else 0)

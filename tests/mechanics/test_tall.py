@@ -347,3 +347,11 @@ def test_predictors_of_raw_scale_are_split():
 def test_rows_that_depend_on_others_are_refused_on_raw_scales():
     with pytest.raises(NotTallError, match="changes with the rows"):
         TallModel(counts_by_income(lambda log_rate: log_rate - pt.mean(log_rate)))
+
+
+@pytest.mark.parametrize("name", ["long", "short", "single", "half", "p(k, n)"])
+def test_names_that_are_types(name):
+    """NumPy reads some names of predictors as types; longitudes are often called "long"."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b") * pm.Data(name, X[:, 0]), observed=Y)
+    assert set(TallModel(model).row_inputs) == {name, "y"}
