@@ -423,6 +423,16 @@ def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, f
             log_determinant += math.log(abs(matrices[g, 0, 0]))
             x[g, 0] /= matrices[g, 0, 0]
         return x, log_determinant
+    if width == 2:
+        for g in range(n_groups):
+            a, b, c, d = matrices[g, 0, 0], matrices[g, 0, 1], matrices[g, 1, 0], matrices[g, 1, 1]
+            determinant = a * d - b * c
+            if not abs(determinant) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(determinant))
+            x[g, 0] = (d * right[g, 0] - b * right[g, 1]) / determinant
+            x[g, 1] = (a * right[g, 1] - c * right[g, 0]) / determinant
+        return x, log_determinant
     work = np.empty((width, width))
     for g in range(n_groups):
         work[:] = matrices[g]

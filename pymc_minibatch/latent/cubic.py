@@ -156,16 +156,24 @@ def powers(tensor: np.ndarray, quartic: np.ndarray, u: np.ndarray) -> np.ndarray
     """Return ``T_g[u_g, u_g, u_g] / 6 + F_g[u_g, u_g, u_g, u_g] / 24``."""
     n_groups, width = u.shape
     n_own = quartic.shape[1]
-    values = np.zeros(n_groups)
+    values = np.empty(n_groups)
     for g in range(n_groups):
+        cubic = 0.0
         for i in range(width):
             for j in range(width):
+                along = 0.0
                 for k in range(width):
-                    cube = u[g, i] * u[g, j] * u[g, k]
-                    values[g] += tensor[g, i, j, k] * cube / 6.0
-                    if i < n_own and j < n_own and k < n_own:
-                        for m in range(n_own):
-                            values[g] += quartic[g, i, j, k, m] * cube * u[g, m] / 24.0
+                    along += tensor[g, i, j, k] * u[g, k]
+                cubic += along * u[g, i] * u[g, j]
+        fourth = 0.0
+        for i in range(n_own):
+            for j in range(n_own):
+                for k in range(n_own):
+                    along = 0.0
+                    for m in range(n_own):
+                        along += quartic[g, i, j, k, m] * u[g, m]
+                    fourth += along * u[g, i] * u[g, j] * u[g, k]
+        values[g] = cubic / 6.0 + fourth / 24.0
     return values
 
 

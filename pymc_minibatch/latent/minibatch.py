@@ -23,11 +23,11 @@ from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import (
     DECIDED,
-    FACTORING_SHARE,
     Decisions,
     LevelMoves,
     Move,
     MoveCounts,
+    factoring_share,
     overhead,
 )
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
@@ -280,7 +280,7 @@ class MinibatchSampler(LatentSampler):
     @cached_property
     def _decisions(self) -> MinibatchDecisions:
         n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
-        share = 1.0 if self.carried is None else FACTORING_SHARE
+        share = factoring_share(self.field, self.carried, self.work)
         fixed = overhead(self.field, share * self.work)
         return MinibatchDecisions(
             self.reference.surrogate,

@@ -51,7 +51,6 @@ __all__ = [
     "ANGLES",
     "COSTLY",
     "DECIDED",
-    "FACTORING_SHARE",
     "KINDS",
     "MOST_AT_ONCE",
     "Decisions",
@@ -59,10 +58,12 @@ __all__ = [
     "LevelMoves",
     "Move",
     "MoveCounts",
+    "Parts",
     "Sweeping",
     "Turns",
     "Walks",
     "carried_with",
+    "factoring_share",
     "overhead",
     "take_best",
 ]
@@ -105,8 +106,15 @@ COSTLY = 400**3 / 6
 DENSE_MOVES = 2
 """Moves of the dense part in a round: these factor nothing."""
 
+LARGE, MOST_PARTS = 50, 16
+"""A larger dense part moves in parts, if it has to; how many of these in a round."""
+
+PARTS_ACCEPTED = 0.5
+"""Share of moves of such parts that are accepted; with less, chains would stay in tails."""
+
 FACTORING_SHARE = 0.02
-"""Share of rounds in which h moves with η held, where that is costly."""
+"""Share of rounds in which h moves with η held, where that is costly. With many effects that follow
+no hyperparameter in another way, it is larger."""
 
 NEARBY = 0.1
 """From h to another one, to see whether effects can be held."""
@@ -178,6 +186,32 @@ class Walks(NamedTuple):
         return Walks(self.log_length[first:end], self.n_moves[first:end])
 
 
+class Parts(NamedTuple):
+    """How a large dense part is split at random, each part moving by itself.
+
+    Attributes
+    ----------
+    log_number : ndarray, shape (1,)
+        Log of the number of parts.
+    n_moves : ndarray, shape (1,)
+        Moves while tuning.
+    """
+
+    log_number: np.ndarray
+    n_moves: np.ndarray
+
+    def split(self, rng: np.random.Generator, size: int) -> list[np.ndarray]:
+        """Return the positions of each part; some of the parts where these are many."""
+        number = min(round(math.exp(self.log_number[0])), size)
+        return np.array_split(rng.permutation(size), number)[:MOST_PARTS]
+
+    def tune(self, accepted: bool) -> None:
+        """Change the number so that moves are accepted often enough."""
+        self.n_moves[0] += 1
+        change = (PARTS_ACCEPTED - accepted) / self.n_moves[0] ** 0.6
+        self.log_number[0] = max(self.log_number[0] + change, 0.0)
+
+
 def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
     """List hyperparameters with the factors whose levels follow them.
 
@@ -201,6 +235,16 @@ def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
             (axis, k) for k, levels in enumerate(field.levels) if not same[levels.latent].all()
         ]
     return pairs
+
+
+def factoring_share(
+    field: LatentField, carried: Sequence[tuple[int, int]] | None, work: float
+) -> float:
+    """Return the share of rounds in which h moves with η held."""
+    if carried is None:
+        return 1.0
+    unswept = field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
+    return FACTORING_SHARE if unswept <= LARGE else max(FACTORING_SHARE, COSTLY / work)
 
 
 def overhead(field: LatentField, work: float) -> float:
@@ -377,6 +421,7 @@ class LatentMoves:
         self.here: Place | None = None
         self.costly, self.tails = work > COSTLY, tails
         self.fixed_factor, self.carried = carried is not None, carried or ()
+        self.factoring_share = factoring_share(self.field, carried, work)
         self.overhead = overhead(self.field, work)
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
@@ -400,6 +445,7 @@ class LatentMoves:
         turns: Sequence[Turns],
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
+        parts: Parts,
         counts: MoveCounts,
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
@@ -413,17 +459,22 @@ class LatentMoves:
             self.move_held(rng, point, tuning, int(i), hyper_scale[1], held)
         for i in rng.permutation(n_carried)[:CARRIED_MOVES]:
             self.move_carried(rng, point, tuning, int(i), hyper_scale, walks, counts)
-        for _ in range(DENSE_MOVES if n_dense else 0):
+        for some in self._parts(rng, n_dense, parts):
             if counts.impossible_row < 0:
-                self.move_dense(rng, point, tuning, hyper_scale, turns[1], counts)
+                self.move_dense(rng, point, tuning, hyper_scale, turns[1], parts, some, counts)
         for factor in self._sweeps():
             if counts.impossible_row < 0:
                 self.move_levels(rng, point, tuning, factor, turns[2], counts)
 
     def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
-            return int(rng.random() < FACTORING_SHARE)
+            return int(rng.random() < self.factoring_share)
         return 1 if self.costly else HYPER_MOVES
+
+    def _parts(self, rng: np.random.Generator, n_dense: int, parts: Parts) -> Sequence[np.ndarray]:
+        """Choose which coordinates of the dense part move together, for each of its moves."""
+        split = parts.split(rng, n_dense) if n_dense > LARGE else [np.arange(n_dense)]
+        return split if len(split) > 1 else split * (DENSE_MOVES if n_dense else 0)
 
     def _held_moves(self, rng: np.random.Generator, n_directions: int) -> np.ndarray:
         """Choose the directions in which h moves with the effects held."""
@@ -630,9 +681,11 @@ class LatentMoves:
         tuning: bool,
         scale: tuple[np.ndarray, np.ndarray],
         turns: Turns,
+        parts: Parts,
+        some: np.ndarray,
         counts: MoveCounts,
     ) -> None:
-        """Move the dense part, which carries the groups along.
+        """Move some coordinates η of the dense part, which carries the groups along.
 
         Where a factor for each h would be costly, the point goes to a usual h and back, with what
         rows read held.
@@ -644,7 +697,8 @@ class LatentMoves:
             return
         eta, groups = given.frame.whiten(start)
         angle, is_set = _angle(rng, turns)
-        moved, log_q = _rotated(rng, eta, angle)
+        moved = eta.copy()
+        moved[some], log_q = _rotated(rng, eta[some], angle)
         proposed = self._held(given.frame.color((moved, groups)), hyper)
         if proposed is None:
             return
@@ -657,7 +711,9 @@ class LatentMoves:
             point[:] = proposed
             self.here = after
         counts.accepted["dense"].append(float(accepted))
-        if tuning and is_set:
+        if tuning and is_set and eta.size > LARGE:
+            parts.tune(accepted)
+        elif tuning and is_set:
             cost = self.overhead + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
 

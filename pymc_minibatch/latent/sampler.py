@@ -28,6 +28,7 @@ from pymc_minibatch.latent.moves import (
     Decisions,
     LatentMoves,
     MoveCounts,
+    Parts,
     Sweeping,
     Turns,
     Walks,
@@ -75,6 +76,8 @@ class LatentState(NamedTuple):
         Where h is thought to be, in coordinates w (:mod:`.tails`).
     log_length, n_moves : ndarray, shape (C + H,), or (C + 2H,) where there are many
         Walks in one dimension of h: of C that levels follow, then of all.
+    log_parts, part_moves : ndarray, shape (1,)
+        How a large dense part is split.
     seen : ndarray, shape (2 + H + H * H,)
         Draws in the window, its length, and the sums of w and of its squares.
     batch_size, test : ndarray of int64, shape (3,)
@@ -91,6 +94,8 @@ class LatentState(NamedTuple):
     cholesky: np.ndarray
     log_length: np.ndarray
     n_moves: np.ndarray
+    log_parts: np.ndarray
+    part_moves: np.ndarray
     seen: np.ndarray
     batch_size: np.ndarray
     batch_tuning: np.ndarray
@@ -191,6 +196,8 @@ class LatentSampler(ABC):
             self.reference.hyper_cholesky.copy(),
             lengths,
             np.zeros(lengths.size),
+            np.zeros(1),
+            np.zeros(1),
             seen,
             *no_batches(),
         )
@@ -239,7 +246,8 @@ class LatentSampler(ABC):
     ) -> None:
         """Make one round of all moves."""
         scale, walks = (state.mean, state.cholesky), Walks(state.log_length, state.n_moves)
-        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, counts)
+        parts = Parts(state.log_parts, state.part_moves)
+        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, parts, counts)
 
     def _observe(self, w: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""

@@ -52,8 +52,8 @@ HALVINGS = 12
 WRONG, WRONG_BY_SIZE = 30.0, 0.5
 """The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
 
-AVERAGED_TURNS, STILL = 9, 0.25
-"""Turns with averages, which end when h moves by fewer standard deviations than this."""
+AVERAGED_TURNS, STILL = 25, 0.25
+"""Turns with averages, which end when h and the dense part move by fewer standard deviations."""
 
 EACH, MOST_LEFT = 3, 0.9
 """After so many turns, all that are to come are foretold; each leaves at most this of a step."""
@@ -64,12 +64,9 @@ TILT_PAIRS = 2
 CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the higher orders is, and how often, since it moves the points."""
 
-CENTERINGS, FAR, TOO_FAR = 4, 1.0, 10.0
-"""How often the mean of the field is taken for its mode; from how many standard deviations, and
-from how many it is not believed in the end."""
-
-NEARER = 0.5
-"""What is left each time of that distance, if there is such a mean."""
+FAR, TOO_FAR = 1.0, 10.0
+"""From how many standard deviations on the mean of the field is not taken for its mode, and from
+how many it is not believed in the end."""
 
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
@@ -290,7 +287,7 @@ class _Search:
         return expanded
 
     def averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
-        """Climb h with averages of the rows; expand about the field given it.
+        """Climb h with averages of the rows; expand about the mean of the field given it.
 
         Returns
         -------
@@ -301,25 +298,30 @@ class _Search:
         """
         hyper = surrogate.center[self.field.hyper]
         cholesky = _cholesky(surrogate, hyper)
-        if self.exact is not None or self.rows.kinked or not hyper.size:
-            return surrogate, cholesky
         present, passed = surrogate, [hyper]
         for turn in range(1, AVERAGED_TURNS + 1):
             try:
                 present = self._average(present)
                 hyper = self.climb_hyper(present)
-                present = _moved(present, present.conditional(hyper).point)
+                given = present.conditional(hyper)
+                moved = self._farthest(present, given)
+                present = _moved(present, given.point)
                 cholesky = _cholesky(present, hyper)
             except np.linalg.LinAlgError:  # no density there
                 return surrogate, cholesky
             passed.append(hyper)
             sd = np.sqrt(np.sum(cholesky**2, axis=1))
-            if np.all(np.abs(passed[-1] - passed[-2]) < STILL * sd):
+            if moved < STILL and np.all(np.abs(passed[-1] - passed[-2]) < STILL * sd):
                 break
-            if turn % EACH == 0:
+            if turn % EACH == 0 and hyper.size:
                 passed.append(_limit(*passed[-3:]))
                 present = _moved(present, present.conditional(passed[-1]).point)
         return self.expand(present.center, self.tall.data), cholesky
+
+    def _farthest(self, surrogate: Surrogate, given: Conditional) -> float:
+        """Return how far the dense part is from its mean, in standard deviations of a variable."""
+        moved = self.field.latent.split(given.point - surrogate.center)
+        return float(np.abs(given.factor.whiten(*moved)[0]).max(initial=0.0))
 
     def _average(self, surrogate: Surrogate) -> Surrogate:
         """Return the surrogate whose slope and curvature of rows are averages over the field.
@@ -342,51 +344,45 @@ class _Search:
         about = Surrogate(self.tall, self.field, averaged, surrogate.center)
         return _moved(about, surrogate.center)
 
-    def centered(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
-        """Add higher orders; expand anew about the mean of the field if its mode is far from it.
+    def centered(
+        self, surrogate: Surrogate, factors: Sequence[Factor]
+    ) -> tuple[Surrogate, np.ndarray]:
+        """Find h by averages; expand about the mean of the field, with higher orders.
 
-        That of the scale of the rows is: at the mode, many effects fit the rows too well.
+        Without h, the mode of the field is taken for its mean unless that is far. For what
+        multiplies many effects it is, and for the scale of the rows: at the mode, effects are far
+        too small, or fit the rows too well.
         """
-        if self.exact is not None:
-            return surrogate
-        plain = self.with_higher_orders(surrogate, factors)
-        surrogate, last = self.tilted(plain), np.inf
-        for _ in range(CENTERINGS):
-            mean = surrogate.conditional(surrogate.center[self.field.hyper])
-            moved = self.field.latent.split(mean.point - surrogate.center)
-            dense, _ = mean.factor.whiten(*moved)
-            farthest = np.abs(dense).max(initial=0.0)
-            if farthest < FAR:
-                return surrogate
-            if farthest > NEARER * last:  # an average over places that posteriors do not reach
-                break
-            last = farthest
-            try:
-                surrogate = self._expanded_at(mean.point, surrogate, factors)
-            except np.linalg.LinAlgError:  # not concave there
-                break
-        return surrogate if farthest < TOO_FAR else plain
+        hyper = surrogate.center[self.field.hyper]
+        cholesky = _cholesky(surrogate, hyper)
+        if self.exact is not None or self.rows.kinked:
+            return surrogate, cholesky
+        if hyper.size:
+            surrogate, cholesky = self.averaged(surrogate)
+        tilted, away = self._tilted_with_higher_orders(surrogate, factors)
+        if away > FAR and not hyper.size:
+            surrogate, cholesky = self.averaged(surrogate)
+            tilted, away = self._tilted_with_higher_orders(surrogate, factors)
+        return (tilted if away < TOO_FAR else self.with_higher_orders(surrogate, factors)), cholesky
 
-    def _expanded_at(
-        self, point: np.ndarray, surrogate: Surrogate, factors: Sequence[Factor]
-    ) -> Surrogate:
-        there = self.expand(point, self.tall.data)
-        start = _slope_at(surrogate, there) - there.expansion.slope
-        return self.tilted(self.with_higher_orders(there, factors), start)
+    def _tilted_with_higher_orders(
+        self, surrogate: Surrogate, factors: Sequence[Factor]
+    ) -> tuple[Surrogate, float]:
+        """Also return how far the mean of the dense part is from where rows are expanded."""
+        tilted = self.tilted(self.with_higher_orders(surrogate, factors))
+        mean = tilted.conditional(tilted.center[self.field.hyper])
+        return tilted, self._farthest(tilted, mean)
 
-    def tilted(self, surrogate: Surrogate, start: np.ndarray | None = None) -> Surrogate:
+    def tilted(self, surrogate: Surrogate) -> Surrogate:
         """Find the slope of what is not of second order, averaged over the field given h.
 
-        It moves the field over which it is averaged, hence a guess to start from, or some turns.
+        It moves the field over which it is averaged, hence some turns.
         Remainders of the effects of many groups add up: to third order, their slope by coefficients
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
-        if self.rows.kinked:  # an average already; without higher orders groups have no slope here
-            return surrogate
-        none = np.zeros(surrogate.expansion.at.size)
-        about = none if start is None else start
-        for _ in range(TILT_TURNS if start is None else 0):
+        about = none = np.zeros(surrogate.expansion.at.size)
+        for _ in range(TILT_TURNS):
             about = self._slope_of_higher_orders(self._with_tilt(surrogate, about, none))
         guess = self._with_tilt(surrogate, about, none)
         tilt, rest = self._slope_of_higher_orders(guess), self._slope_of_rest(guess)
@@ -431,7 +427,7 @@ class _Search:
 
     def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add third and fourth order by each grouping factor."""
-        if not factors or self.rows.kinked:
+        if not factors:
             return surrogate
         scalars, at = self.rows.reads.scalars, surrogate.expansion.at
         widths = [factor.entries.shape[1] + scalars.size for factor in factors]
@@ -498,9 +494,8 @@ def search(
             point = surrogate.center
         if parabolic is not None:  # sums about a point that is far off lose digits
             surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), tall.data)
-        surrogate, cholesky = run.averaged(surrogate)
+        surrogate, cholesky = run.centered(surrogate, factors)
         hyper = surrogate.center[field.hyper]
-        surrogate = run.centered(surrogate, factors)
         if parabolic is not None and not run.agrees(surrogate, cholesky):
             raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
     except np.linalg.LinAlgError as error:
@@ -534,12 +529,6 @@ def _limit(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarr
 def _cholesky(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
     """Return the lower factor of the covariance of h about its mode."""
     return np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
-
-
-def _slope_at(surrogate: Surrogate, other: Surrogate) -> np.ndarray:
-    """Return the averaged slope of one expansion's log-likelihood where another one is made."""
-    expansion = surrogate.expansion
-    return expansion.slope + expansion.tilt - surrogate.bend(other.expansion.at - expansion.at)
 
 
 def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:

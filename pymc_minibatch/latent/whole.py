@@ -93,16 +93,20 @@ class WholeDecisions(Decisions):
             if np.array_equal(known, phi):
                 self._known.append(self._known.pop(i))
                 return values
-        values = np.empty(len(self.data[0]))
-        for start in range(0, values.size, CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            batch = [np.require(part[rows], requirements=["C", "W"]) for part in self.data]
-            v = self.rows.local_inputs(phi, *batch)
-            values[rows] = self.rows.row(v, *batch)[0]
+        values = np.concatenate([self.rows.values(phi, *chunk)[0] for chunk in self._chunks])
         counts.n_evaluated += values.size
         values /= self.temperature
         self._remember(phi, values)
         return values
+
+    @cached_property
+    def _chunks(self) -> list[list[np.ndarray]]:
+        """All rows, a few at a time; a copy if the data cannot be written to."""
+        starts = range(0, len(self.data[0]), CHUNK_ROWS)
+        return [
+            [np.require(part[i : i + CHUNK_ROWS], requirements=["C", "W"]) for part in self.data]
+            for i in starts
+        ]
 
     def _remember(self, phi: np.ndarray, values: np.ndarray) -> None:
         self._known = [*self._known[1 - REMEMBERED :], (phi, values)]

@@ -177,6 +177,14 @@ class RowFunctions:
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
+    def values(self) -> CompiledFunction:
+        """``(phi, *batch) -> f``, shape (1, b)."""
+        phi = pt.dvector("phi")
+        read = zip(self.structure.locals, self.structure.local_graphs(phi), strict=True)
+        graphs: list[Any] = graph_replace([self._f], dict(read), strict=False)
+        return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
+
+    @made_once
     def first(self) -> CompiledFunction:
         """``(v, *batch)`` gives f and f'ᵢ, shape (1 + k, b)."""
         graphs = self._of_inputs([self._f, *self._slopes])

@@ -49,6 +49,11 @@ FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 """What operations raise on data that do not fit."""
 
 N_POINTS = 4
+
+SLIGHTLY, MOST_NATS, MOST_ALONE = 1e-8, 2.0, 50
+"""To find out how far points may be from the start: a step; by how much a row may change; how many
+elements of a variable are looked at one by one."""
+
 BATCHES = (*[1] * 12, 2, 5, 64)
 CHUNK_ROWS = 2**15
 CHUNK_BYTES = 2**23
@@ -97,11 +102,16 @@ class FullGraph:
         """Find a few points near the start where most rows are finite; return points and rows.
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
-        zero that hides what the parameter multiplies.
+        zero that hides what the parameter multiplies. Where predictors have raw scales, hundreds of
+        thousands say, coefficients stay nearer than other parameters.
         """
         points: list[EvaluatedPoint] = []
-        for attempt in range(4 * N_POINTS):
-            jitter = rng.normal(0, 0.5 * 2.0 ** -(attempt**0.5), start.size) if attempt else 0.0
+        reach = np.ones(start.size)
+        for attempt in range(8 * N_POINTS):
+            if attempt == 4 * N_POINTS:
+                reach, points = self._reaches(layout, start, arrays), []
+            halvings = (attempt % (4 * N_POINTS)) ** 0.5
+            jitter = reach * rng.normal(0, 0.5 * 2.0**-halvings, start.size) if halvings else 0.0
             point = start + jitter * layout.is_continuous
             rows = self(point, arrays)
             if np.isfinite(rows).mean() > 0.5:
@@ -109,6 +119,24 @@ class FullGraph:
             if len(points) == N_POINTS:
                 return points
         raise ValueError("At random points near model.initial_point() it is not finite.")
+
+    def _reaches(
+        self, layout: PointLayout, start: np.ndarray, arrays: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """Return how far each parameter goes until some row has changed by a few nats, or 1.
+
+        The elements of a large variable go equally far.
+        """
+        reaches, rows = np.ones(start.size), self(start, arrays)
+        for where in layout.slices.values():
+            places = np.arange(start.size)[where]
+            for some in places[:, None] if places.size <= MOST_ALONE else [places]:
+                moved = start.copy()
+                moved[some] += SLIGHTLY
+                change = np.abs(self(moved, arrays) - rows)
+                steepest = change[np.isfinite(change)].max(initial=0.0) / SLIGHTLY
+                reaches[some] = min(1.0, MOST_NATS / max(steepest, MOST_NATS))
+        return reaches
 
 
 def _only_axis(shape: tuple[int, ...], n_rows: int) -> int | None:

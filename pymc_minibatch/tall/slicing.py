@@ -105,7 +105,8 @@ def batch_input(leaf: Variable, axis: int, dtype: np.dtype | None) -> TensorVari
     """Make an input for a batch of what a leaf holds, with rows along the first axis."""
     shape = list(leaf.type.shape)
     del shape[axis]
-    return pt.tensor(name=leaf.name, dtype=str(dtype or leaf.type.dtype), shape=(None, *shape))
+    # pt.tensor takes some names for types, such as "long" or Bambi's "p(k, n)".
+    return TensorType(dtype or leaf.type.dtype, (None, *shape))(name=leaf.name)
 
 
 def _rebuild(

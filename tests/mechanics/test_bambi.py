@@ -190,3 +190,14 @@ def test_a_model_that_is_not_built_is_built(grouped):
     found = pmb.log_likelihood(grouped[1], [0], model=model, max_draws=2)
     expected = grouped[0].compute_log_likelihood(grouped[1], inplace=False).log_likelihood["count"]
     np.testing.assert_allclose(found["count"], expected[:, :1, :1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("response", ["p(successes, trials)", "weighted(amount, weight)"])
+def test_responses_of_two_columns(frame, response):
+    rng = np.random.default_rng(5)
+    more = {"successes": rng.binomial(9, 0.4, len(frame)), "trials": 9}
+    more |= {"amount": rng.gamma(2.0, size=len(frame)), "weight": rng.integers(1, 4, len(frame))}
+    family = {"family": "binomial"} if response[0] == "p" else {"family": "gamma", "link": "log"}
+    model = bambi.Model(f"{response} ~ x", frame.assign(**more), **family)
+    model.build()
+    assert response in pmb.TallModel(model.backend.model).describe()

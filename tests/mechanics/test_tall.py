@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 import pytest
 from models import normal_model, random_point
 
-from pymc_minibatch import TallModel
+from pymc_minibatch import NotTallError, TallModel
 
 N = 90
 RNG = np.random.default_rng(20240229)
@@ -322,3 +322,36 @@ def test_refuses_an_impossible_start():
     tall = TallModel(model)
     with pytest.raises(ValueError, match=r"^Row 31 of y has log-likelihood -inf.*initvals"):
         tall.check_start(model.initial_point())
+
+
+def counts_by_income(mix=lambda log_rate: log_rate):
+    """Log rates by a product of income and age, on their raw scales; the start is at rates of 1."""
+    rng = np.random.default_rng(3)
+    income, age = rng.lognormal(10.5, 0.8, N), rng.integers(18, 91, N)
+    X = np.column_stack([np.ones(N), income, age, income * age])
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=4)
+        rate = pm.math.exp(mix(X @ beta))
+        pm.NegativeBinomial("y", mu=rate, alpha=pm.Exponential("alpha", 1), observed=COUNTS)
+    return model
+
+
+def test_predictors_of_raw_scale_are_split():
+    tall = TallModel(counts_by_income())
+    assert tall.n_rows == N
+    point = {"beta": np.array([0.3, 2e-6, -0.01, 3e-8]), "alpha_log__": np.array(0.2)}
+    logp = tall.model.compile_logp(mode=REFERENCE)
+    assert tall.logp(point) == pytest.approx(float(logp(point)), rel=1e-9)
+
+
+def test_rows_that_depend_on_others_are_refused_on_raw_scales():
+    with pytest.raises(NotTallError, match="changes with the rows"):
+        TallModel(counts_by_income(lambda log_rate: log_rate - pt.mean(log_rate)))
+
+
+@pytest.mark.parametrize("name", ["long", "short", "single", "half", "p(k, n)"])
+def test_names_that_are_types(name):
+    """NumPy reads some names of predictors as types; longitudes are often called "long"."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b") * pm.Data(name, X[:, 0]), observed=Y)
+    assert set(TallModel(model).row_inputs) == {name, "y"}
