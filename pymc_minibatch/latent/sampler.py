@@ -111,6 +111,11 @@ class LatentState(NamedTuple):
         ]
 
     @property
+    def parts(self) -> Parts:
+        """How a large dense part is split, as views."""
+        return Parts(self.log_parts, self.part_moves)
+
+    @property
     def decisions(self) -> dict[str, DecisionState]:
         """What decides on kinds of moves, as views."""
         return {
@@ -246,8 +251,7 @@ class LatentSampler(ABC):
     ) -> None:
         """Make one round of all moves."""
         scale, walks = (state.mean, state.cholesky), Walks(state.log_length, state.n_moves)
-        parts = Parts(state.log_parts, state.part_moves)
-        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, parts, counts)
+        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, state.parts, counts)
 
     def _observe(self, w: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -32,7 +33,15 @@ from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
-from pymc_minibatch.latent.moves import DECIDED, MoveCounts
+from pymc_minibatch.latent.moves import (
+    COSTLY,
+    DECIDED,
+    FACTORING_SHARE,
+    MOST_PARTS,
+    MoveCounts,
+    Parts,
+    factoring_share,
+)
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails, find_tails
 from pymc_minibatch.reference.rows import RowFunctions
@@ -438,7 +447,8 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     assert not improper.is_proper
     moves.known[point[field.hyper].tobytes()] = improper
     scale, before = (state.mean, state.cholesky), point.copy()
-    moves.move_dense(rng, point, False, scale, state.turns[1], counts)
+    some = np.arange(field.latent.dense.size)
+    moves.move_dense(rng, point, False, scale, state.turns[1], state.parts, some, counts)
     moves.move_levels(rng, point, False, 0, state.turns[2], counts)
     moves.move_hyper(rng, point, False, state.turns[0], scale, counts)
     np.testing.assert_array_equal(point, before)
@@ -965,3 +975,25 @@ def test_stats_of_sweeps(step: pmb.MinibatchMH) -> None:
     assert stats["n_sweeps"] == rounds  # of one factor
     assert 0 < stats["n_sweeps"] * stats["rows_per_sweep"] < stats["n_likelihood"] / 2
     assert stats["rows_per_sweep"] <= step.tall.n_rows
+
+
+def test_large_dense_parts_move_in_as_many_parts_as_are_accepted() -> None:
+    rng = np.random.default_rng(4)
+    parts = Parts(np.zeros(1), np.zeros(1))
+    assert [p.size for p in parts.split(rng, 600)] == [600]
+    for _ in range(3000):  # acceptance falls with the size of what moves at once
+        size = parts.split(rng, 600)[0].size
+        parts.tune(bool(rng.random() < math.exp(-size / 100)))
+    split = parts.split(rng, 600)
+    assert 100 * math.log(2) == pytest.approx(split[0].size, rel=0.35)
+    assert np.unique(np.concatenate(split)).size == 600
+    assert sum(p.size for p in Parts(np.array([9.0]), np.ones(1)).split(rng, 600)) == MOST_PARTS
+
+
+def test_factoring_is_rare_only_where_effects_follow_hyperparameters_in_other_ways() -> None:
+    field: Any = sampler_of(shared_scale_model()).field
+    assert factoring_share(field, None, 1e12) == 1.0
+    assert factoring_share(field, [(0, 0)], 1e12) == FACTORING_SHARE
+    many: Any = SimpleNamespace(latent=ArrowLayout(np.arange(600), field.latent.groups), levels=[])
+    assert factoring_share(many, [(0, 0)], 2 * COSTLY) == 0.5
+    assert factoring_share(many, [(0, 0)], 1e12) == FACTORING_SHARE

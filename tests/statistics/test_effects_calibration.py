@@ -53,8 +53,10 @@ def moves_of(
             moves.move_hyper(rng, point, False, hyper, scale, counts)
 
     def coefficients(point: np.ndarray) -> None:
+        n_dense = sampler.field.latent.dense.size
         for _ in range(N_OTHERS):
-            moves.move_dense(rng, point, False, scale, dense, counts)
+            some = rng.permutation(n_dense)[: rng.integers(1, n_dense + 1)]
+            moves.move_dense(rng, point, False, scale, dense, state.parts, some, counts)
 
     def swept(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):

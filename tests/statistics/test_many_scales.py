@@ -5,10 +5,12 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from scipy.special import expit
 
 import pymc_minibatch as pmb
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.field import MOST_HYPER, NoFieldError
+from pymc_minibatch.tall import TallModel
 
 Z_MAX = 4.5
 """For 35 numbers."""
@@ -52,3 +54,28 @@ def test_factors_of_a_product_are_no_scales():
         pm.Normal("y", X @ (left @ right), 1, observed=y)
     with pytest.raises(NoFieldError, match=r"41 variables.*change how the others enter"):
         make_latent_sampler(pmb.TallModel(model), None, 1.0, by_size=True)
+
+
+def test_what_multiplies_effects_is_expanded_at_its_mean() -> None:
+    """The joint mode of abilities and discriminations makes these more than twice as large."""
+    rng = np.random.default_rng(15)
+    person, item = np.repeat(np.arange(400), 30), np.tile(np.arange(30), 400)
+    ability, difficulty = rng.normal(size=400), rng.normal(size=30)
+    discrimination = rng.lognormal(0, 0.3, 30)
+    p = expit(discrimination[item] * (ability[person] - difficulty[item]))
+    with pm.Model() as model:
+        theta, b = pm.Normal("theta", shape=400), pm.Normal("b", 0, 1.5, shape=30)
+        a = pm.LogNormal("a", 0, 0.5, shape=30)
+        log_odds = a[item] * (theta[person] - b[item])
+        pm.Bernoulli("y", logit_p=log_odds, observed=rng.random(p.size) < p)
+    tall = TallModel(model)
+    sampler = make_latent_sampler(tall, None, 1.0)
+    center = sampler.field.derivatives.coordinates.to_model(sampler.reference.surrogate.center)
+    error = center[tall.layout.slices["a_log__"]] - np.log(discrimination)
+    assert abs(error.mean()) < 0.15
+    assert error.std() < 0.25
+    draws, point, state = [], center.copy(), sampler.initial_state()
+    for _ in range(300):
+        sampler.draw(rng, point, 1, True, state)
+        draws.append(point[tall.layout.slices["a_log__"]].mean())
+    assert np.mean(draws[100:]) == pytest.approx(np.log(discrimination).mean(), abs=0.15)
