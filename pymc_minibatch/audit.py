@@ -5,8 +5,8 @@ log ratio, and the decision is repeated many times, each time with a part ψ tha
 that the log ratio is one of a few given numbers. So the frequency of acceptance can be compared
 with the probability that the test stands for, at every move and every log ratio.
 
-The exact test has no such probability in its second stage, but a balance: with r the log ratio that
-is left for it, it must accept the move e^r times as often as the move back.
+The exact test has no such probability, but a balance: with ψ = 0 and r the log ratio that the rows
+add, it must accept the move e^r times as often as the move back.
 """
 
 import math
@@ -40,8 +40,6 @@ LOG_RATIOS = (-2.0, -1.0, -0.5, -0.2, 0.2, 0.5, 1.0, 2.0)
 """Those at which decisions are repeated."""
 
 TUNING = 200
-CERTAIN = 1e6
-"""With so large a ψ the first stage of the exact test accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,14 +234,14 @@ def _audit_exact(
     n_repeats: int,
     repeat: Callable[..., _Repeated],
 ) -> Audit:
-    """Compare how often moves and the moves back are accepted by the second stage."""
+    """Compare how often moves and the moves back are accepted for the rows alone."""
     n = len(points)
     errors, variances = np.zeros((2, n, n_repeats))
     sizes = np.zeros(n)
-    psi = np.full(n_repeats, CERTAIN)
     for i, (here, there) in enumerate(zip(points, proposed, strict=True)):
-        left = exact[i] - _base(step, here, there)
-        there_and_back = [repeat(*way, psi, None) for way in ((here, there), (there, here))]
+        base = _base(step, here, there)
+        left, psi = exact[i] - base, np.full(n_repeats, -base)
+        there_and_back = repeat(here, there, psi, None), repeat(there, here, -psi, None)
         forward, back = (found.accepted for found in there_and_back)
         # Divided so that both terms are at most 1.
         weights = min(1.0, math.exp(-left)), min(1.0, math.exp(left))

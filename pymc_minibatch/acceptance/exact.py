@@ -8,30 +8,38 @@ integral along the way from z to z' gives ::
 
     |r_n(z') − r_n(z)| ≤ c_n M,   M = |z' − z| (|z|² + zᵀz' + |z'|²) / 6
 
-With C = Σ c_n and T the temperature, a proposal is decided on in two stages:
+With C = Σ c_n, T the temperature and ψ the log ratio for prior times Taylor likelihood, a proposal
+is decided on in two stages. The second takes over a part ψ₂ of ψ, with the sign of ψ and
+|ψ₂| = min(|ψ|, h C M / T):
 
-1. Metropolis's test for prior times Taylor likelihood, which reads no row.
+1. Metropolis's test on ψ − ψ₂, which reads no row.
 2. Draw B ~ Poisson(C M / T) rows, row n with probability c_n / C. For each of them
    v = (r_n(z') − r_n(z)) / (c_n M) lies in [−1, 1]; keep it with probability 1 − max(0, v). Accept
-   with probability min(1, Π (1 + min(0, v)) / (1 − max(0, v))), the product over those kept.
+   with probability min(1, exp(ψ₂) Π (1 + min(0, v)) / (1 − max(0, v))), the product over the kept.
 
 The counts of kept rows are independent Poisson variables with means φ_n = c_n M/T (1 − max(0, v)),
 and for the move back, with −v, φ'_n = c_n M/T (1 + min(0, v)). So φ'_n − φ_n = c_n M v / T, whose
-sum is the log ratio that stage 1 left out, and ::
+sum is what the rows add to ψ, and ::
 
     Π (φ'_n / φ_n)^k_n · exp(Σ φ_n − φ'_n) · exp(Σ c_n M v / T) = Π (φ'_n / φ_n)^k_n
 
 is the ratio of target times counts at both ends: Metropolis's test on it leaves the posterior
 invariant, whatever the rows. Nothing is estimated. Sizes above c_n serve as well.
 
+In a tail that is heavier than that of the Taylor likelihood, ψ and the remainders nearly cancel.
+With ψ₂ = 0, as in the paper, stage 1 would reject moves outwards and stage 2 those inwards, and a
+chain would stay there for long. What the remainders may make up for is therefore left to stage 2.
+Any h is exact, as ψ₂ changes its sign for the move back.
+
 Where K_n holds within a distance from the reference only, all rows are read for moves from or to a
 point outside, and where C M / T exceeds half of the rows; both depend on the two points alike, so
-that the test stays exact.
+that the test stays exact. There ψ₂ = 0, so that not all rows are read for moves that are far off.
 
 Reference
 ---------
 Prado, Nemeth and Sherlock (2024), Metropolis-Hastings with scalable subsampling, arXiv 2407.19602,
-with control variates of second order. The bound M is an integral in place of theirs, and smaller.
+with control variates of second order. The bound M is an integral in place of theirs, and smaller;
+ψ₂ is not in the paper.
 """
 
 import math
@@ -58,6 +66,10 @@ __all__ = ["Ball", "Exact", "bound_factor"]
 
 CHUNK_ROWS = 2048
 """Rows drawn at once."""
+
+MADE_UP = 0.1
+"""h: remainders of a move are rarely more than this share of their bound, since they fall short of
+it and cancel. A larger share would read rows for moves that no remainders save."""
 
 GRAZE = 0.01
 """Ratios up to this much above their bound are taken for rounded."""
@@ -148,17 +160,20 @@ class Exact:
         ) -> Decision:
             temperature, ball = parameters
             n_rows = density.data[0].shape[0]
-            if -rng.standard_exponential() >= psi:
-                return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
             largest, factor = bound_factor(current, proposed, ball)
-            log_u = -rng.standard_exponential()
             mean_rows = ball.total * factor / temperature
-            if largest > ball.radius or mean_rows > n_rows / 2:
+            reads_all = largest > ball.radius or mean_rows > n_rows / 2
+            most = 0.0 if reads_all else MADE_UP * mean_rows
+            second = max(-most, min(psi, most))
+            if -rng.standard_exponential() >= psi - second:
+                return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
+            log_u = -rng.standard_exponential()
+            if reads_all:
                 total, impossible = sum_log_ratios(current, proposed, density)
                 accepted = log_u < total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
             n = poisson(rng, mean_rows)
-            log_ratio = 0.0
+            log_ratio = second
             for first in range(0, n, min(CHUNK_ROWS, rows.drawn.size)):
                 size = min(n - first, CHUNK_ROWS, rows.drawn.size)
                 bad = draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), size)

@@ -5,12 +5,16 @@ coordinates z = L⁻¹(θ − θ̂), in which the approximation is a standard no
 tuned towards the longest squared jumps for the rows read (:mod:`.arms`).
 
 The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
-So a share of the moves is a random walk with steps of varying length, which needs no approximation.
+So a share w(z) of the moves is a random walk with steps of varying length, which needs no
+approximation. It is small where the approximation has its mass, and grows with the distance from
+there. Moves of either kind return by the same kind, so ψ gains log w(z') − log w(z) for a step of
+the walk, and log (1 − w(z')) − log (1 − w(z)) for another move.
 
 Reference
 ---------
 Tierney (1994), Markov chains for exploring posterior distributions, section 2.4: mixtures of
-transitions.
+transitions. Green (1995), Reversible jump Markov chain Monte Carlo computation, section 3: choosing
+the kind of a move by where the chain is.
 """
 
 import math
@@ -24,7 +28,7 @@ from numba.extending import register_jitable
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.jit.linking import jit_part
-from pymc_minibatch.jit.triangular import add_noise, overwrite
+from pymc_minibatch.jit.triangular import overwrite, squared_norm
 from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
@@ -33,6 +37,10 @@ __all__ = ["Guide", "Guided", "colored", "whitened"]
 SPREAD = 0.7
 """Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
 rare: they are hardly ever accepted, and to find that out takes many rows."""
+
+FARTHEST = 20.0
+"""From so far beyond the usual distance on the share of other moves falls no more: it must not be
+zero, so that there is a way back."""
 
 SUMS = {"reassoc", "contract"}
 """Lets the compiler sum in the order that is fastest."""
@@ -72,7 +80,7 @@ class Guided(ABC):
     Parameters
     ----------
     random_walk : float, default 0.1
-        Share of random-walk moves, in (0, 1).
+        Share of random-walk moves near the mode, in (0, 1). Far from it there are more.
 
     Raises
     ------
@@ -94,8 +102,8 @@ class Guided(ABC):
     def move(self) -> Callable[..., float]:
         """A jitted function.
 
-        ``move(rng, theta, candidate, setting, place)`` writes a candidate and returns the log ratio
-        of the proposal densities.
+        ``move(rng, z, setting, place, scratch)`` overwrites z and returns the log ratio of the
+        proposal densities. It may overwrite `scratch`, which has the length of z.
         """
 
     def initial_state(
@@ -156,14 +164,20 @@ class Guided(ABC):
             state: Arms,
             place: Place,
         ) -> float:
-            if rng.random() < random_walk:
+            z, moved = np.empty(theta.size), np.empty(theta.size)
+            whitened(theta, place.guide, z)
+            overwrite(moved, z)
+            share = walk_share(z, random_walk)
+            if rng.random() < share:
                 state.jump[0] = -1.0
-                length = 2.4 / math.sqrt(theta.size) * math.exp(SPREAD * rng.standard_normal())
-                overwrite(candidate, theta)
-                add_noise(rng, length, place.guide.cholesky, candidate)
-                return 0.0
-            log_q = move(rng, theta, candidate, state.settings[state.current[0]], place)
-            state.jump[0] = squared_distance(theta, candidate, place.guide.whiten)
+                walk(rng, moved)
+                log_q = math.log(walk_share(moved, random_walk) / share)
+            else:
+                setting = state.settings[state.current[0]]
+                log_q = move(rng, moved, setting, place, candidate)
+                log_q += math.log((1.0 - walk_share(moved, random_walk)) / (1.0 - share))
+                state.jump[0] = squared_distance(z, moved)
+            colored(moved, place.guide, candidate)
             return log_q
 
         @jit_part
@@ -201,13 +215,25 @@ def colored(z: np.ndarray, guide: Guide, theta: np.ndarray) -> None:
         theta[i] = total
 
 
+@register_jitable
+def walk(rng: np.random.Generator, z: np.ndarray) -> None:
+    """Take a step of the random walk."""
+    length = 2.4 / math.sqrt(z.size) * math.exp(SPREAD * rng.standard_normal())
+    for i in range(z.size):
+        z[i] += length * rng.standard_normal()
+
+
+@register_jitable
+def walk_share(z: np.ndarray, random_walk: float) -> float:
+    """Return w(z). That of other moves falls by e with each unit of z beyond the usual distance."""
+    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - 1.0
+    return 1.0 - (1.0 - random_walk) * math.exp(-min(max(beyond, 0.0), FARTHEST))
+
+
 @register_jitable(fastmath=SUMS)
-def squared_distance(theta: np.ndarray, candidate: np.ndarray, whiten: np.ndarray) -> float:
-    """Return ``|L⁻¹ (θ' − θ)|²``."""
+def squared_distance(z: np.ndarray, moved: np.ndarray) -> float:
+    """Return ``|z' − z|²``."""
     total = 0.0
-    for i in range(theta.size):
-        z = 0.0
-        for j in range(i + 1):
-            z += whiten[i, j] * (candidate[j] - theta[j])
-        total += z**2
+    for i in range(z.size):
+        total += (moved[i] - z[i]) ** 2
     return total

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.proposals.guided import Guided, colored, whitened
+from pymc_minibatch.proposals.guided import Guided
 from pymc_minibatch.proposals.proposal import Place
 
 __all__ = ["Laplace"]
@@ -37,7 +37,7 @@ class Laplace(Guided):
     Parameters
     ----------
     random_walk : float, default 0.1
-        Share of random-walk moves, in (0, 1).
+        Share of random-walk moves near the mode, in (0, 1). Far from it there are more.
 
     Raises
     ------
@@ -63,19 +63,16 @@ class Laplace(Guided):
 @register_jitable
 def rotate(
     rng: np.random.Generator,
-    theta: np.ndarray,
-    candidate: np.ndarray,
+    z: np.ndarray,
     setting: np.ndarray,
     place: Place,
+    scratch: np.ndarray,
 ) -> float:
-    """Write ``θ̂ + L (cos(φ) z + sin(φ) ξ)``; return the log ratio of the proposal densities."""
-    z = np.empty(theta.size)
-    whitened(theta, place.guide, z)
+    """Overwrite z by ``cos(φ) z + sin(φ) ξ``; return the log ratio of the proposal densities."""
     cosine, sine = math.cos(setting[1]), math.sin(setting[1])
     log_q = 0.0
     for i in range(z.size):
         log_q -= 0.5 * z[i] ** 2
         z[i] = cosine * z[i] + sine * rng.standard_normal()
         log_q += 0.5 * z[i] ** 2
-    colored(z, place.guide, candidate)
     return log_q

@@ -26,7 +26,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array
-from pymc_minibatch.proposals.guided import Guided, colored, whitened
+from pymc_minibatch.proposals.guided import Guided, colored
 from pymc_minibatch.proposals.proposal import Place
 
 __all__ = ["SurrogateHamiltonian"]
@@ -43,7 +43,7 @@ class SurrogateHamiltonian(Guided):
     Parameters
     ----------
     random_walk : float, default 0.1
-        Share of random-walk moves, in (0, 1).
+        Share of random-walk moves near the mode, in (0, 1). Far from it there are more.
 
     Raises
     ------
@@ -73,14 +73,13 @@ class SurrogateHamiltonian(Guided):
 @register_jitable
 def trajectory(
     rng: np.random.Generator,
-    theta: np.ndarray,
-    candidate: np.ndarray,
+    z: np.ndarray,
     setting: np.ndarray,
     place: Place,
+    scratch: np.ndarray,
 ) -> float:
     """Move along ``setting[0] - 1`` steps of length ``setting[1]`` in all."""
-    z, p = np.empty(theta.size), np.empty(theta.size)
-    whitened(theta, place.guide, z)
+    p = np.empty(z.size)
     log_q = 0.0
     for i in range(p.size):
         p[i] = rng.standard_normal()
@@ -88,11 +87,11 @@ def trajectory(
     n_steps = int(setting[0]) - 1
     h = setting[1] / n_steps
     cosine, sine = math.cos(h), math.sin(h)
-    kick(0.5 * h, z, p, candidate, place)
+    kick(0.5 * h, z, p, scratch, place)
     for step in range(n_steps):
         for i in range(p.size):
             z[i], p[i] = cosine * z[i] + sine * p[i], cosine * p[i] - sine * z[i]
-        kick(h if step < n_steps - 1 else 0.5 * h, z, p, candidate, place)
+        kick(h if step < n_steps - 1 else 0.5 * h, z, p, scratch, place)
     for i in range(p.size):
         log_q -= 0.5 * p[i] ** 2
     return log_q

@@ -31,7 +31,7 @@ class SurrogateLangevin(SurrogateHamiltonian):
     Parameters
     ----------
     random_walk : float, default 0.1
-        Share of random-walk moves, in (0, 1).
+        Share of random-walk moves near the mode, in (0, 1). Far from it there are more.
 
     Raises
     ------

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 from numba import njit
+from scipy.stats import f as f_distribution
+from scipy.stats import kstest
 
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, new_first_batch, tune_first_batch
@@ -70,6 +72,60 @@ def test_moves_are_reversible(proposal, setting):
     assert abs(z).max() < 4.5
     spread = np.mean((np.array(draws) - mean) ** 2, axis=0) / second**2
     assert abs(spread - 1).max() < 4.5 * math.sqrt(2 / 500)
+
+
+DEGREES = 5.0
+
+
+@njit
+def log_student(z):
+    """Of a Student-t distribution in whitened coordinates, whose tails are heavier."""
+    return -(DEGREES + z.size) / 2 * math.log1p((z**2).sum() / DEGREES)
+
+
+@pytest.mark.parametrize("proposal", [Laplace, SurrogateLangevin, SurrogateHamiltonian])
+def test_the_share_of_the_random_walk_leaves_heavy_tails_as_they_are(proposal):
+    """Chains with exact acceptance that start from a distribution keep that of the distance."""
+    proposal = proposal(random_walk=0.2)
+    where, state = place(proposal)
+    propose, _ = proposal.build()
+
+    @njit
+    def moved(rng, chains, n_moves, state, where):
+        candidate, guide, n_walks = np.empty(3), where.guide, 0
+        for theta in chains:
+            for _ in range(n_moves):
+                log_q = propose(rng, theta, candidate, state, where)
+                n_walks += state.jump[0] < 0
+                change = log_student(guide.whiten @ (candidate - guide.mode))
+                change -= log_student(guide.whiten @ (theta - guide.mode))
+                if math.log(rng.random()) < change + log_q:
+                    theta[:] = candidate
+        return n_walks / (len(chains) * n_moves)
+
+    rng, n_chains, n_moves = np.random.default_rng(4), 40_000, 10
+    z = rng.normal(size=(n_chains, 3)) / np.sqrt(rng.chisquare(DEGREES, (n_chains, 1)) / DEGREES)
+    chains = MODE + z @ where.guide.cholesky.T
+    assert moved(rng, chains, n_moves, state, where) > 0.25
+    z = (chains - MODE) @ where.guide.whiten.T
+    assert kstest((z**2).mean(1), f_distribution(3, DEGREES).cdf).pvalue > 1e-4
+
+
+def test_the_random_walk_takes_over_far_from_the_mode():
+    proposal = Laplace(random_walk=0.1)
+    where, state = place(proposal)
+    propose, _ = proposal.build()
+    rng, candidate = np.random.default_rng(6), np.empty(3)
+
+    def share(distance):
+        theta, n_walks = MODE + distance * where.guide.cholesky[:, 0], 0
+        for _ in range(1000):
+            propose(rng, theta, candidate, state, where)
+            n_walks += state.jump[0] < 0
+        return n_walks / 1000
+
+    assert share(1.0) == pytest.approx(0.1, abs=4.5 * math.sqrt(0.09 / 1000))
+    assert share(12.0) > 0.95
 
 
 @pytest.mark.parametrize("proposal", [SurrogateLangevin, SurrogateHamiltonian])

@@ -8,7 +8,7 @@ from scipy.special import expit, logsumexp
 
 import pymc_minibatch as pmb
 from benchmarks.rare_rows import measure as measured
-from benchmarks.rare_rows import poisson
+from benchmarks.rare_rows import poisson, separation
 
 Z_MAX = 4.5
 
@@ -21,6 +21,16 @@ def test_a_category_of_28_rows(acceptance):
     assert found.noise < 0.03
     assert abs(found.error) < Z_MAX * found.noise
     assert found.rows < 500
+    assert found.warnings == 0
+
+
+@pytest.mark.slow
+def test_a_chain_leaves_the_long_tail_of_a_dummy_that_separates():
+    """One that stays there for hundreds of transitions has few effective draws, mostly."""
+    found = measured(separation(1), 20_000, seed=2)
+    assert found.test == "Exact"
+    assert abs(found.error) < Z_MAX * found.noise
+    assert found.ess > 5000
     assert found.warnings == 0
 
 
