@@ -427,7 +427,7 @@ class _Search:
 
     def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add third and fourth order by each grouping factor."""
-        if not factors:
+        if not factors or not self.rows.triples:
             return surrogate
         scalars, at = self.rows.reads.scalars, surrogate.expansion.at
         widths = [factor.entries.shape[1] + scalars.size for factor in factors]

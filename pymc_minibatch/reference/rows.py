@@ -43,6 +43,9 @@ from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Reads", "RowFunctions", "simplified"]
 
+MOST_TRIPLES = 60
+"""Rows that would need more third derivatives than this do with fewer, or with none."""
+
 
 @dataclass(frozen=True)
 class Reads:
@@ -55,7 +58,8 @@ class Reads:
     local : ndarray of int64
         For each gathered entry its local input.
     scalars, scalar_local : ndarray of int64
-        Entries of φ that are a local input by themselves, and these inputs.
+        Entries of φ that are a local input by themselves, and these inputs; none where third
+        derivatives by all of them would be too many.
     scalar_column : ndarray of int64
         Their dense columns.
     n_locals : int
@@ -116,6 +120,9 @@ class RowFunctions:
             for i, (t, size) in enumerate(zip(dense, sizes, strict=True))
             if size == 1 and locals_.count(t.local) == 1
         ]
+        gathered = {t.local for t in terms if t.columns is None}
+        if len(_triples(gathered, {dense[i].local for i in alone})) > MOST_TRIPLES:
+            alone = []
         none = np.empty(0, np.int64)
         starts = np.cumsum([0, *sizes])
         return Reads(
@@ -139,13 +146,13 @@ class RowFunctions:
         if self.kinked:
             return []
         gathered = {int(i) for i in self.reads.local}
-        read = sorted({*gathered, *(int(i) for i in self.reads.scalar_local)})
-        return [t for t in combinations_with_replacement(read, 3) if gathered.intersection(t)]
+        found = _triples(gathered, {int(i) for i in self.reads.scalar_local})
+        return found if len(found) <= MOST_TRIPLES else []
 
     @made_once
     def singles(self) -> list[int]:
         """Local inputs by which fourth derivatives are taken: those that read gathered entries."""
-        return [] if self.kinked else sorted({int(i) for i in self.reads.local})
+        return sorted({int(i) for i in self.reads.local}) if self.triples else []
 
     @made_once
     def local_inputs(self) -> CompiledFunction:
@@ -308,6 +315,12 @@ class RowFunctions:
         if not vectors:
             return pt.zeros((self._ones.shape[0], 0), dtype=dtype)
         return pt.stack([pt.cast(v, dtype) for v in vectors], axis=1)
+
+
+def _triples(gathered: set[int], scalars: set[int]) -> list[tuple[int, int, int]]:
+    """List triples of local inputs, one of them gathered, in increasing order."""
+    every = combinations_with_replacement(sorted(gathered | scalars), 3)
+    return [triple for triple in every if gathered.intersection(triple)]
 
 
 def _gradient(of_rows: Any, inputs: Sequence[Any]) -> list[Any]:
