@@ -7,12 +7,14 @@ from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.sampler import LatentSampler, locate
 from pymc_minibatch.latent.whole import WholeSampler
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["make_latent_sampler"]
+__all__ = ["make_latent_sampler", "most_read"]
 
-MOST_READ = 1 / 10
-"""Batches of a larger share of the rows take longer than to evaluate all of them."""
+MOST_READ, DERIVATIVES = 1 / 10, 4.0
+"""Batches of a larger share of the rows take longer than to evaluate all of them, and of a still
+smaller one where rows have many derivatives: so many cost about as much as the row itself."""
 
 
 def make_latent_sampler(
@@ -43,6 +45,16 @@ def make_latent_sampler(
             return ExactSampler(tall, located.reference)
         assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
         by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
-        if is_free and by_batches.expected_rows > MOST_READ * tall.n_rows:
+        if is_free and by_batches.expected_rows > most_read(located.rows) * tall.n_rows:
             return WholeSampler(tall, located, temperature)
         return by_batches
+
+
+def most_read(rows: RowFunctions) -> float:
+    """Return the share of the rows from which on it costs less to evaluate all of them.
+
+    Of a row in a batch the derivatives up to second order are needed, and those at other places to
+    take differences of them.
+    """
+    k, places = rows.n_locals, 1 + 2 * len({last for *_, last in rows.triples})
+    return min(MOST_READ, DERIVATIVES / (places * (1 + k + k * (k + 1) // 2)))
