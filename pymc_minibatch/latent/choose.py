@@ -45,7 +45,7 @@ def make_latent_sampler(
             return ExactSampler(tall, located.reference)
         assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
         by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
-        if is_free and by_batches.expected_rows > most_read(located.rows) * tall.n_rows:
+        if is_free and by_batches.rows_of_a_move > most_read(located.rows) * tall.n_rows:
             return WholeSampler(tall, located, temperature)
         return by_batches
 

@@ -40,6 +40,9 @@ from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["MinibatchDecisions", "MinibatchSampler"]
 
+REJECTED = 0.3
+"""Share of moves that the noise of batches rejects, about."""
+
 BLOCK_BATCH = 32
 """Rows of the first batch of a block of groups; smaller blocks are read whole."""
 
@@ -174,6 +177,8 @@ class MinibatchSampler(LatentSampler):
     ----------
     expected_rows : float
         About so many rows decide on a move.
+    fixed : float
+        What a move costs apart from reading rows, in rows.
     """
 
     def __init__(
@@ -202,6 +207,8 @@ class MinibatchSampler(LatentSampler):
             sizes = self._sizes(None, by_size)
             self.table = RowSizes.of(sizes.rows).table
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
+        share = factoring_share(self.field, self.carried, self.work)
+        self.fixed = overhead(self.field, share * self.work)
         if not by_size:
             self.table = ()
         self.acceptance = acceptance
@@ -211,6 +218,11 @@ class MinibatchSampler(LatentSampler):
             self.blocks.append(
                 choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
             )
+
+    @property
+    def rows_of_a_move(self) -> float:
+        """What batches cost, in rows: these, and moves that only their noise rejects."""
+        return self.expected_rows + REJECTED * (self.expected_rows + self.fixed)
 
     def _sizes(self, factor: Factor | None, by_size: bool) -> "_Sizes":
         if by_size:
@@ -280,15 +292,17 @@ class MinibatchSampler(LatentSampler):
     @cached_property
     def _decisions(self) -> MinibatchDecisions:
         n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
-        share = factoring_share(self.field, self.carried, self.work)
-        fixed = overhead(self.field, share * self.work)
         return MinibatchDecisions(
             self.reference.surrogate,
             *self._kernels,
             self._gathering.density,
             row_workspace(n_rows, self.table),
             DecisionTests(
-                self._tests, self.temperature, n_rows, fixed, tunes_batches=self.batch_size is None
+                self._tests,
+                self.temperature,
+                n_rows,
+                self.fixed,
+                tunes_batches=self.batch_size is None,
             ),
             self.initial_state().decisions,
             of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),

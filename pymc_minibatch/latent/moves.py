@@ -55,6 +55,7 @@ __all__ = [
     "KINDS",
     "MOST_AT_ONCE",
     "MOST_PARTS",
+    "PARTS_ACCEPTED",
     "Decisions",
     "LatentMoves",
     "LevelMoves",
@@ -111,7 +112,7 @@ DENSE_MOVES = 2
 LARGE, MOST_PARTS = 50, 16
 """A larger dense part moves in parts, if it has to; how many of these in a round."""
 
-PARTS_ACCEPTED = 0.5
+PARTS_ACCEPTED = 0.65
 """Share of moves of such parts that are accepted; with less, chains would stay in tails."""
 
 FACTORING_SHARE = 0.02
