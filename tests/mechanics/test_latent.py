@@ -25,7 +25,7 @@ from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
 from pymc_minibatch.latent.averages import rows_have_kinks
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
-from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.choose import make_latent_sampler, most_read
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
@@ -316,7 +316,7 @@ def test_each_kind_of_moves_has_its_own_first_batch() -> None:
     model = crossed_model()
     sizes = []
     for batch_size in (None, 40):
-        sampler = make_latent_sampler(TallModel(model), None, 1.0, batch_size=batch_size)
+        sampler = make_latent_sampler(TallModel(model), Penalty(), 1.0, batch_size=batch_size)
         rng, state = np.random.default_rng(38), sampler.initial_state()
         point = sampler.near_mode(rng, sampler.tall.start)
         sampler.draw(rng, point, 60, True, state)
@@ -751,8 +751,15 @@ def outlying_model() -> pm.Model:
     return model
 
 
-def test_surrogate_and_remainders_are_the_posterior() -> None:
-    """At any point, up to a constant; and the levels' ratios are those of the posterior."""
+@pytest.mark.parametrize("most", [60, 0])
+def test_surrogate_and_remainders_are_the_posterior(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """At any point, up to a constant; and the levels' ratios are those of the posterior.
+
+    With rows that read many numbers there are no higher orders.
+    """
+    monkeypatch.setattr("pymc_minibatch.reference.rows.MOST_TRIPLES", most)
     tall = TallModel(outlying_model())
     sampler = make_latent_sampler(tall, Penalty(), 2.0)
     surrogate, expansion = sampler.reference.surrogate, sampler.reference.surrogate.expansion
@@ -760,7 +767,8 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     assert np.any(expansion.tilt != 0)
     structure = tall.structure
     assert structure is not None
-    [cubic] = surrogate.cubics
+    assert len(surrogate.cubics) == (1 if most else 0)
+    cubic = surrogate.cubics[0] if most else None
     remainders = RowFunctions(structure).remainders
     rng = np.random.default_rng(21)
 
@@ -794,6 +802,24 @@ def test_surrogate_and_remainders_are_the_posterior() -> None:
     z = (np.array([point, moved])[:, levels.latent[7, 0]] - mean[7, 0]) * cholesky[7, 0, 0]
     gaussian = 0.5 * (z[0] ** 2 - z[1] ** 2)
     assert ratio + gaussian == pytest.approx(log_posterior(moved) - log_posterior(point), abs=1e-7)
+
+
+def test_rows_that_read_many_numbers_have_few_third_derivatives() -> None:
+    rng = np.random.default_rng(39)
+    group, x = rng.integers(0, 20, 200), rng.exponential(size=(200, 6))
+    with pm.Model() as model:
+        rate = pm.Normal("log_rate", shape=20)[group]
+        for k in range(6):
+            scale, power = pm.Normal(f"a{k}"), pm.Normal(f"b{k}")
+            rate = rate + pt.exp(scale) * (1 - pt.exp(-pt.exp(power) * x[:, k]))
+        pm.Poisson("y", pt.exp(rate), observed=rng.poisson(2.0, 200))
+    structure = TallModel(model).structure
+    assert structure is not None
+    rows = RowFunctions(structure)
+    assert rows.n_locals == 13
+    assert rows.triples == [(0, 0, 0)]
+    assert not rows.reads.scalars.size
+    assert most_read(rows) < 0.03
 
 
 def kinked_model() -> pm.Model:
