@@ -52,7 +52,6 @@ __all__ = [
     "COSTLY",
     "DECIDED",
     "FACTORING_SHARE",
-    "KINDS",
     "MOST_AT_ONCE",
     "MOST_PARTS",
     "PARTS_ACCEPTED",
@@ -205,14 +204,14 @@ class Parts(NamedTuple):
 
     def split(self, rng: np.random.Generator, size: int) -> list[np.ndarray]:
         """Return the positions of each part; some of the parts where these are many."""
-        number = min(round(math.exp(self.log_number[0])), size)
+        number = round(math.exp(self.log_number[0]))
         return np.array_split(rng.permutation(size), number)[:MOST_PARTS]
 
-    def tune(self, accepted: bool) -> None:
-        """Change the number so that moves are accepted often enough."""
+    def tune(self, accepted: bool, size: int) -> None:
+        """Change the number so that moves are accepted often enough, up to one part for each."""
         self.n_moves[0] += 1
         change = (PARTS_ACCEPTED - accepted) / self.n_moves[0] ** 0.6
-        self.log_number[0] = max(self.log_number[0] + change, 0.0)
+        self.log_number[0] = min(max(self.log_number[0] + change, 0.0), math.log(size))
 
 
 def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
@@ -467,7 +466,7 @@ class LatentMoves:
                 self.move_dense(rng, point, tuning, hyper_scale, turns[1], parts, some, counts)
         for factor in self._sweeps():
             if counts.impossible_row < 0:
-                self.move_levels(rng, point, tuning, factor, turns[2], counts)
+                self.move_levels(rng, point, tuning, factor, turns[2 + factor], counts)
 
     def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
@@ -715,7 +714,7 @@ class LatentMoves:
             self.here = after
         counts.accepted["dense"].append(float(accepted))
         if tuning and is_set and eta.size > LARGE:
-            parts.tune(accepted)
+            parts.tune(accepted, eta.size)
         elif tuning and is_set:
             cost = self.overhead + counts.n_evaluated - evaluated
             record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)

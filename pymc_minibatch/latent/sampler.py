@@ -23,7 +23,6 @@ from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
     DECIDED,
-    KINDS,
     MOST_AT_ONCE,
     Decisions,
     LatentMoves,
@@ -68,9 +67,9 @@ class LatentState(NamedTuple):
 
     Attributes
     ----------
-    current : ndarray of int64, shape (3,)
-        The length in use of each kind of move.
-    gains, costs : ndarray, shape (3, K)
+    current : ndarray of int64, shape (2 + F,)
+        The length in use of moves of h, of the dense part, and of each factor.
+    gains, costs : ndarray, shape (2 + F, K)
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Where h is thought to be, in coordinates w (:mod:`.tails`).
@@ -104,7 +103,7 @@ class LatentState(NamedTuple):
 
     @property
     def turns(self) -> list[Turns]:
-        """The lengths of each kind of move, as views."""
+        """The lengths of moves of h, of the dense part, and of each factor, as views."""
         return [
             Turns(self.current[k : k + 1], self.gains[k], self.costs[k])
             for k in range(self.current.size)
@@ -184,7 +183,7 @@ class LatentSampler(ABC):
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
-        size = self.field.hyper.size
+        size, n_kinds = self.field.hyper.size, 2 + len(self.field.levels)
         lengths = np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2)
         if size > MOST_AT_ONCE:
             lengths = np.concatenate([lengths, np.full(size, math.log(0.5))])
@@ -194,9 +193,9 @@ class LatentSampler(ABC):
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
         return LatentState(
-            np.zeros(len(KINDS), dtype=np.int64),
-            np.zeros((len(KINDS), ANGLES.size)),
-            np.zeros((len(KINDS), ANGLES.size)),
+            np.zeros(n_kinds, dtype=np.int64),
+            np.zeros((n_kinds, ANGLES.size)),
+            np.zeros((n_kinds, ANGLES.size)),
             self.reference.hyper.copy(),
             self.reference.hyper_cholesky.copy(),
             lengths,

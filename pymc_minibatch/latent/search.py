@@ -292,7 +292,7 @@ class _Search:
         Returns
         -------
         surrogate : Surrogate
-            At the mode of h.
+            At the mode of h, with what averages add to the slope as its tilt.
         hyper_cholesky : ndarray, shape (H, H)
             Lower factor of the covariance of h.
         """
@@ -316,7 +316,9 @@ class _Search:
             if turn % EACH == 0 and hyper.size:
                 passed.append(_limit(*passed[-3:]))
                 present = _moved(present, present.conditional(passed[-1]).point)
-        return self.expand(present.center, self.tall.data), cholesky
+        there = self.expand(present.center, self.tall.data)
+        tilt = present.expansion.slope - there.expansion.slope
+        return self._with_tilt(there, tilt, np.zeros(tilt.size)), cholesky
 
     def _farthest(self, surrogate: Surrogate, given: Conditional) -> float:
         """Return how far the dense part is from its mean, in standard deviations of a variable."""
@@ -376,13 +378,13 @@ class _Search:
     def tilted(self, surrogate: Surrogate) -> Surrogate:
         """Find the slope of what is not of second order, averaged over the field given h.
 
-        It moves the field over which it is averaged, hence some turns.
+        It moves the field over which it is averaged, hence some turns where none is known yet.
         Remainders of the effects of many groups add up: to third order, their slope by coefficients
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
-        about = none = np.zeros(surrogate.expansion.at.size)
-        for _ in range(TILT_TURNS):
+        about, none = surrogate.expansion.tilt, np.zeros(surrogate.expansion.at.size)
+        for _ in range(0 if about.any() else TILT_TURNS):
             about = self._slope_of_higher_orders(self._with_tilt(surrogate, about, none))
         guess = self._with_tilt(surrogate, about, none)
         tilt, rest = self._slope_of_higher_orders(guess), self._slope_of_rest(guess)

@@ -1010,11 +1010,13 @@ def test_large_dense_parts_move_in_as_many_parts_as_are_accepted() -> None:
     assert [p.size for p in parts.split(rng, 600)] == [600]
     for _ in range(3000):  # acceptance falls with the size of what moves at once
         size = parts.split(rng, 600)[0].size
-        parts.tune(bool(rng.random() < math.exp(-size / 100)))
+        parts.tune(bool(rng.random() < math.exp(-size / 100)), 600)
     split = parts.split(rng, 600)
     assert split[0].size == pytest.approx(-100 * math.log(PARTS_ACCEPTED), rel=0.35)
     assert np.unique(np.concatenate(split)).size == 600
-    assert sum(p.size for p in Parts(np.array([9.0]), np.ones(1)).split(rng, 600)) == MOST_PARTS
+    for _ in range(10_000):
+        parts.tune(False, 600)
+    assert [p.size for p in parts.split(rng, 600)] == [1] * MOST_PARTS
 
 
 def test_factoring_is_rare_only_where_effects_follow_hyperparameters_in_other_ways() -> None:

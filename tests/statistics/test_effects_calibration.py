@@ -34,7 +34,7 @@ def moves_of(
 ) -> dict[str, Callable[..., None]]:
     """Return what moves a point in place, by kind, untuned unless a state is given."""
     state, moves, counts = state or sampler.initial_state(), sampler._moves, MoveCounts()
-    hyper, dense, groups = state.turns
+    hyper, dense, *groups = state.turns
     walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
     n_with_one = len(sampler.carried or ())
     of_all = walks.part(n_with_one, walks.log_length.size)
@@ -61,7 +61,7 @@ def moves_of(
     def swept(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
             for factor in moves._sweeps():
-                moves.move_levels(rng, point, False, factor, groups, counts)
+                moves.move_levels(rng, point, False, factor, groups[factor], counts)
 
     kinds = (held, carried, carried_with_one, coefficients, swept)
     return {f.__name__: f for f in kinds if n_with_one or f is not carried_with_one}
