@@ -82,7 +82,11 @@ class WholeDecisions(Decisions):
         self, readings: tuple[Reading, Reading], counts: MoveCounts
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-likelihoods of all rows at both points."""
-        before, after = (self._at(reading.phi, counts) for reading in readings)
+        is_first = counts.n_evaluated == 0
+        before = self._at(readings[0].phi, counts)
+        if is_first:  # known, unless a chain is resumed here; so its counts are those of the first
+            counts.n_evaluated = 0
+        after = self._at(readings[1].phi, counts)
         impossible = np.flatnonzero(~np.isfinite(before))
         if impossible.size:
             counts.impossible_row = int(impossible[0])
