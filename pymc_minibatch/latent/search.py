@@ -355,10 +355,9 @@ class _Search:
         multiplies many effects it is, and for the scale of the rows: at the mode, effects are far
         too small, or fit the rows too well.
         """
-        hyper = surrogate.center[self.field.hyper]
-        cholesky = _cholesky(surrogate, hyper)
+        hyper, cholesky = surrogate.center[self.field.hyper], np.empty((0, 0))
         if self.exact is not None or self.rows.kinked:
-            return surrogate, cholesky
+            return surrogate, _cholesky(surrogate, hyper)
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
         tilted, away = self._tilted_with_higher_orders(surrogate, factors)
