@@ -296,29 +296,32 @@ class _Search:
         hyper_cholesky : ndarray, shape (H, H)
             Lower factor of the covariance of h.
         """
-        hyper = surrogate.center[self.field.hyper]
-        cholesky = _cholesky(surrogate, hyper)
-        present, passed = surrogate, [hyper]
+        cholesky = _cholesky(surrogate, surrogate.center[self.field.hyper])
+        try:
+            present = self._averaged_turns(surrogate, np.sqrt(np.sum(cholesky**2, axis=1)))
+            cholesky = _cholesky(present, present.center[self.field.hyper])
+        except np.linalg.LinAlgError:  # no density there
+            return surrogate, cholesky
+        there = self.expand(present.center, self.tall.data)
+        tilt = present.expansion.slope - there.expansion.slope
+        return self._with_tilt(there, tilt, np.zeros(tilt.size)), cholesky
+
+    def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray) -> Surrogate:
+        """Average rows and climb in turns, until h, of known standard deviations, is still."""
+        present, passed = surrogate, [surrogate.center[self.field.hyper]]
         for turn in range(1, AVERAGED_TURNS + 1):
-            try:
-                present = self._average(present)
-                hyper = self.climb_hyper(present)
-                given = present.conditional(hyper)
-                moved = self._farthest(present, given)
-                present = _moved(present, given.point)
-                cholesky = _cholesky(present, hyper)
-            except np.linalg.LinAlgError:  # no density there
-                return surrogate, cholesky
+            present = self._average(present)
+            hyper = self.climb_hyper(present)
+            given = present.conditional(hyper)
+            moved = self._farthest(present, given)
+            present = _moved(present, given.point)
             passed.append(hyper)
-            sd = np.sqrt(np.sum(cholesky**2, axis=1))
             if moved < STILL and np.all(np.abs(passed[-1] - passed[-2]) < STILL * sd):
                 break
             if turn % EACH == 0 and hyper.size:
                 passed.append(_limit(*passed[-3:]))
                 present = _moved(present, present.conditional(passed[-1]).point)
-        there = self.expand(present.center, self.tall.data)
-        tilt = present.expansion.slope - there.expansion.slope
-        return self._with_tilt(there, tilt, np.zeros(tilt.size)), cholesky
+        return present
 
     def _farthest(self, surrogate: Surrogate, given: Conditional) -> float:
         """Return how far the dense part is from its mean, in standard deviations of a variable."""
