@@ -38,8 +38,12 @@ SPREAD = 0.7
 """Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
 rare: they are hardly ever accepted, and to find that out takes many rows."""
 
+UNUSUAL = 2.0
+"""So far beyond the usual distance √d the approximation has a few thousandths of its mass: nearer,
+the change of the share would reject good moves."""
+
 FARTHEST = 20.0
-"""From so far beyond the usual distance on the share of other moves falls no more: it must not be
+"""From so far beyond that on the share of other moves falls no more: it must not be
 zero, so that there is a way back."""
 
 SUMS = {"reassoc", "contract"}
@@ -225,8 +229,8 @@ def walk(rng: np.random.Generator, z: np.ndarray) -> None:
 
 @register_jitable
 def walk_share(z: np.ndarray, random_walk: float) -> float:
-    """Return w(z). That of other moves falls by e with each unit of z beyond the usual distance."""
-    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - 1.0
+    """Return w(z). That of other moves falls by e with each unit of z beyond UNUSUAL."""
+    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - UNUSUAL
     return 1.0 - (1.0 - random_walk) * math.exp(-min(max(beyond, 0.0), FARTHEST))
 
 

@@ -74,7 +74,7 @@ def test_moves_are_reversible(proposal, setting):
     assert abs(spread - 1).max() < 4.5 * math.sqrt(2 / 500)
 
 
-DEGREES = 5.0
+DEGREES = 3.0
 
 
 @njit
