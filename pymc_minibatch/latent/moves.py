@@ -46,6 +46,7 @@ from pymc_minibatch.latent.arrow import (
 from pymc_minibatch.latent.field import Held, LatentField, Levels
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails
+from pymc_minibatch.proposals.guided import walk_share
 
 __all__ = [
     "ANGLES",
@@ -91,8 +92,9 @@ Far out it is larger: others seldom leave a heavy tail, such as that of the loga
 that may be zero.
 """
 
-FARTHEST = 5.0
-"""Beyond so many standard deviations that share stays the same."""
+UNUSUAL, FARTHEST = 1.0, 5.0
+"""So far beyond the usual distance it begins to grow; after so many more standard deviations it
+stays the same."""
 
 WALK_SPREAD = 1.0
 
@@ -766,8 +768,7 @@ class LatentMoves:
 
 def _walk_share(z: np.ndarray) -> float:
     """Return how likely a random walk is chosen at a whitened h."""
-    beyond = math.sqrt(float(z @ z)) - math.sqrt(z.size) - 1.0
-    return 1.0 - (1.0 - WALK) * math.exp(-min(max(beyond, 0.0), FARTHEST))
+    return walk_share(z, WALK, UNUSUAL, FARTHEST)
 
 
 def _angle(

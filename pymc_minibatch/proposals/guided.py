@@ -32,7 +32,7 @@ from pymc_minibatch.jit.triangular import overwrite, squared_norm
 from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
-__all__ = ["Guide", "Guided", "colored", "whitened"]
+__all__ = ["Guide", "Guided", "colored", "walk_share", "whitened"]
 
 SPREAD = 0.7
 """Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
@@ -43,8 +43,8 @@ UNUSUAL = 2.0
 the change of the share would reject good moves."""
 
 FARTHEST = 20.0
-"""From so far beyond that on the share of other moves falls no more: it must not be
-zero, so that there is a way back."""
+"""From so far beyond that on the share of other moves falls no more: it must not be zero, so that
+there is a way back."""
 
 SUMS = {"reassoc", "contract"}
 """Lets the compiler sum in the order that is fastest."""
@@ -228,10 +228,12 @@ def walk(rng: np.random.Generator, z: np.ndarray) -> None:
 
 
 @register_jitable
-def walk_share(z: np.ndarray, random_walk: float) -> float:
-    """Return w(z). That of other moves falls by e with each unit of z beyond UNUSUAL."""
-    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - UNUSUAL
-    return 1.0 - (1.0 - random_walk) * math.exp(-min(max(beyond, 0.0), FARTHEST))
+def walk_share(
+    z: np.ndarray, random_walk: float, unusual: float = UNUSUAL, farthest: float = FARTHEST
+) -> float:
+    """Return w(z). That of other moves falls by e with each unit of z beyond what is unusual."""
+    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - unusual
+    return 1.0 - (1.0 - random_walk) * math.exp(-min(max(beyond, 0.0), farthest))
 
 
 @register_jitable(fastmath=SUMS)
