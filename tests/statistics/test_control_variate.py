@@ -134,12 +134,15 @@ def nuts_of_group_effects():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("centred", [False, True])
-def test_a_group_variance_near_zero(centred, nuts_of_group_effects):
-    """A posterior that no Gaussian fits: the draws are right, from a part of the rows."""
+@pytest.mark.parametrize(
+    ("batch_size", "rows_read"), [(None, 300), (30, 60)], ids=["all rows", "batches"]
+)
+def test_a_group_variance_near_zero(centred, batch_size, rows_read, nuts_of_group_effects):
+    """A posterior that no Gaussian fits: the draws are right, from all rows or a part of them."""
     with group_effects(centred):
-        step = pmb.MinibatchMH()
+        step = pmb.MinibatchMH(batch_size=batch_size)
         idata = pm.sample(4000, tune=1000, step=step, **SETTINGS)
-    assert idata.sample_stats.batch_size.mean() < 0.2 * step.n_rows
+    assert idata.sample_stats.batch_size.mean() <= rows_read
     ours, theirs = idata.posterior, nuts_of_group_effects
     for method in ("mean", "sd"):
         errors = [az.mcse(draws, method=method) for draws in (ours, theirs)]
