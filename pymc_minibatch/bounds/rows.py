@@ -80,7 +80,7 @@ class BoundedRows(RowFunctions):
         return []
 
     @made_once
-    def singles(self) -> list[int]:
+    def quads(self) -> list[tuple[int, int, int]]:
         """No derivatives beyond the second belong to bounds."""
         return []
 

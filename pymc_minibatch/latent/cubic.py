@@ -14,8 +14,8 @@ group hold nearly all of the third and fourth order,
 and F_g likewise, with w the weights by which row n reads the entries of its group. An entry of φ
 that is a local input by itself, such as the scale of the rows, is one more coordinate of each
 group, u = δ, and is left out of the sum. Third derivatives by such entries alone, and fourth ones
-by them or by several local inputs, are left to the remainders. Each row has its share in C, which
-its remainder subtracts; so nothing depends on how well u says what the rows read.
+by them or by four different local inputs, are left to the remainders. Each row has its share in C,
+which its remainder subtracts; so nothing depends on how well u says what the rows read.
 
 Reference
 ---------
@@ -213,8 +213,7 @@ def cubic_of(
     for index in np.ndindex(order.shape):
         i, j, k = sorted(int(locals_[s]) for s in index)
         order[index] = number.get((i, j, k), -1)
-    # Fourth derivatives are by one local input, and so of entries that this one reads.
-    single = np.array([rows.singles.index(i) for i in reads.local], np.int64)
+    quads = _numbered(rows.quads, reads.local)
     tensor = np.zeros((n_groups, *(width + reads.scalars.size,) * 3))
     quartic = np.zeros((n_groups, *(width,) * 4))
 
@@ -226,7 +225,7 @@ def cubic_of(
         mine = np.zeros_like(tensor), np.zeros_like(quartic)
         both = np.concatenate([weights, columns[:, reads.scalar_column]], axis=1)
         add_cubes(third, order, place[read], both, width, mine[0])
-        add_quartics(fourth, single, place[read], weights, width, mine[1])
+        add_quartics(fourth, quads, place[read], weights, width, mine[1])
         return mine
 
     for _, (cubes, quartics) in over_chunks(add, data, "Higher orders"):
@@ -274,34 +273,41 @@ def add_cubes(
 @partial(jit_kept, nogil=True)
 def add_quartics(
     fourth: np.ndarray,
-    single: np.ndarray,
+    quads: np.ndarray,
     places: np.ndarray,
     weights: np.ndarray,
     width: int,
     quartic: np.ndarray,
 ) -> None:
-    """Add what rows give by single local inputs, as :func:`add_cubes` does."""
-    n_terms = places.shape[1]
+    """Add what rows give by gathered entries, as :func:`add_cubes` does."""
+    own = np.empty(places.shape[1], dtype=np.int64)
     for n in range(places.shape[0]):
-        for s in range(n_terms):
-            for t in range(n_terms):
-                if places[n, t] < 0 or single[t] != single[s]:
-                    continue
-                for r in range(n_terms):
-                    if places[n, r] < 0 or single[r] != single[s]:
-                        continue
-                    for q in range(n_terms):
-                        if places[n, q] < 0 or single[q] != single[s] or places[n, s] < 0:
-                            continue
-                        value = fourth[single[s], n] * weights[n, s] * weights[n, t]
-                        group = places[n, s] // width
-                        quartic[
-                            group,
-                            places[n, s] % width,
-                            places[n, t] % width,
-                            places[n, r] % width,
-                            places[n, q] % width,
-                        ] += value * weights[n, r] * weights[n, q]
+        n_own = 0
+        for s in range(places.shape[1]):
+            if places[n, s] >= 0:
+                own[n_own] = s
+                n_own += 1
+        for s in own[:n_own]:
+            group, i = places[n, s] // width, places[n, s] % width
+            for t in own[:n_own]:
+                j = places[n, t] % width
+                for r in own[:n_own]:
+                    k = places[n, r] % width
+                    for q in own[:n_own]:
+                        by = quads[s, t, r, q]
+                        if by >= 0:
+                            value = fourth[by, n] * weights[n, s] * weights[n, t]
+                            value *= weights[n, r] * weights[n, q]
+                            quartic[group, i, j, k, places[n, q] % width] += value
+
+
+def _numbered(quads: Sequence[tuple[int, int, int]], locals_: np.ndarray) -> np.ndarray:
+    """Return which of the fourth derivatives is by four gathered entries; -1 where none is."""
+    number = {tuple(sorted((*quad, quad[2]))): i for i, quad in enumerate(quads)}
+    found = np.full((locals_.size,) * 4, -1, dtype=np.int64)
+    for index in np.ndindex(found.shape):
+        found[index] = number.get(tuple(sorted(int(locals_[s]) for s in index)), -1)
+    return found
 
 
 def _inverse(blocks: np.ndarray) -> np.ndarray:

@@ -8,10 +8,10 @@ with cₙ its share in the third and fourth order C of the surrogate
 (:mod:`pymc_minibatch.latent.cubic`). These are differences of second derivatives,
 
     f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h,
-    f⁗ᵢ ≈ (f″ᵢᵢ(v + hᵢ) − 2 f″ᵢᵢ(v) + f″ᵢᵢ(v − hᵢ)) / h².
+    f⁗ᵢⱼₗₗ ≈ (f″ᵢⱼ(v + hₗ) − 2 f″ᵢⱼ(v) + f″ᵢⱼ(v − hₗ)) / h²,
 
-An error in them costs nothing but a little efficiency: C and the shares that rows subtract from it
-are made of the same numbers.
+which are all but those by four different local inputs. An error in them costs nothing but a little
+efficiency: C and the shares that rows subtract from it are made of the same numbers.
 
 Nothing here knows a model: it is compiled once for all whose data have the same types.
 """
@@ -74,8 +74,10 @@ class RowConstants(NamedTuple):
         Local inputs by which third derivatives are taken, in increasing order.
     orderings : ndarray, shape (t,)
         A sixth of the number of ways to order each triple.
-    singles : ndarray of int64, shape (s,)
-        Local inputs by which fourth derivatives are taken.
+    quads : ndarray of int64, shape (s, 3)
+        Local inputs i ≥ j and l by which fourth derivatives are taken, by the last one twice.
+    arrangements : ndarray, shape (s,)
+        A 24th of the number of ways to order each.
     averages : Averages
         The intervals over which rows with kinks are averaged.
     """
@@ -84,7 +86,8 @@ class RowConstants(NamedTuple):
     addresses: np.ndarray
     triples: np.ndarray
     orderings: np.ndarray
-    singles: np.ndarray
+    quads: np.ndarray
+    arrangements: np.ndarray
     averages: Averages
 
 
@@ -98,13 +101,13 @@ def second_order(i: int, j: int) -> int:
 def differences(
     v: np.ndarray, taylor: np.ndarray, constants: RowConstants, batch: Any
 ) -> np.ndarray:
-    """Return third derivatives by the triples, then fourth ones by the singles, shape (t + s, b).
+    """Return third derivatives by the triples, then fourth ones by the quads, shape (t + s, b).
 
     Those that are not finite are zero.
     """
-    k, triples, singles = v.shape[0], constants.triples, constants.singles
+    k, triples, quads = v.shape[0], constants.triples, constants.quads
     n_triples = triples.shape[0]
-    found = np.zeros((n_triples + singles.size, v.shape[1]))
+    found = np.zeros((n_triples + quads.shape[0], v.shape[1]))
     step, moved = np.empty(v.shape[1]), v.copy()
     for last in range(k):
         if not np.any(triples[:, 2] == last):
@@ -123,9 +126,9 @@ def differences(
                 at = 1 + k + second_order(triples[t, 1], triples[t, 0])
                 for b in range(step.size):
                     found[t, b] = (above[at, b] - below[at, b]) / (2.0 * step[b])
-        for s in range(singles.size):
-            if singles[s] == last:
-                at = 1 + k + second_order(last, last)
+        for s in range(quads.shape[0]):
+            if quads[s, 2] == last:
+                at = 1 + k + second_order(quads[s, 0], quads[s, 1])
                 for b in range(step.size):
                     bend = above[at, b] - 2.0 * taylor[at, b] + below[at, b]
                     found[n_triples + s, b] = bend / step[b] ** 2
@@ -234,7 +237,7 @@ def subtract_shares(
     rest: np.ndarray,
 ) -> None:
     """Subtract cₙ(u) at both readings."""
-    size, triples, singles = constants.at.size, constants.triples, constants.singles
+    size, triples, quads = constants.at.size, constants.triples, constants.quads
     offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
     beyond = differences(there, taylor, constants, batch)
     for n, reading in enumerate((first, second)):
@@ -247,7 +250,8 @@ def subtract_shares(
             for b in range(u.shape[1]):
                 cube = u[i, b] * u[j, b] * u[m, b]
                 rest[n, b] -= constants.orderings[t] * beyond[t, b] * cube
-        for s in range(singles.size):
-            i = singles[s]
+        for s in range(quads.shape[0]):
+            i, j, m = quads[s]
             for b in range(u.shape[1]):
-                rest[n, b] -= beyond[triples.shape[0] + s, b] * u[i, b] ** 4 / 24.0
+                fourth = u[i, b] * u[j, b] * u[m, b] ** 2
+                rest[n, b] -= constants.arrangements[s] * beyond[triples.shape[0] + s, b] * fourth

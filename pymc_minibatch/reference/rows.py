@@ -18,7 +18,7 @@ decisions cost.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, permutations
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,12 @@ class RowFunctions:
         return found if len(found) <= MOST_TRIPLES else []
 
     @made_once
-    def singles(self) -> list[int]:
-        """Local inputs by which fourth derivatives are taken: those that read gathered entries."""
-        return sorted({int(i) for i in self.reads.local}) if self.triples else []
+    def quads(self) -> list[tuple[int, int, int]]:
+        """Local inputs i ≥ j and l by which fourth derivatives are taken, by the last one twice.
+
+        They are the gathered ones.
+        """
+        return _quads({int(i) for i in self.reads.local}) if self.triples else []
 
     @made_once
     def local_inputs(self) -> CompiledFunction:
@@ -229,8 +232,8 @@ class RowFunctions:
     def higher(self, v: np.ndarray, taylor: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Return derivatives beyond the second, given those up to it.
 
-        Third ones by each of the triples come first, then fourth ones by each of the singles, shape
-        (triples + singles, b).
+        Third ones by each of the triples come first, then fourth ones by each of the quads, shape
+        (triples + quads, b).
         """
         return higher_orders(v, taylor, self.constants(np.empty(0), batch), tuple(batch))
 
@@ -243,10 +246,16 @@ class RowFunctions:
     def constants(self, at: np.ndarray, batch: Sequence[np.ndarray]) -> RowConstants:
         """Return what is the same for all rows of the types of a batch, in this process."""
         triples = np.array(self.triples, np.int64).reshape(-1, 3)
-        orderings = np.array([{1: 1, 2: 3, 3: 6}[len(set(t))] / 6 for t in self.triples])
-        singles = np.array(self.singles, np.int64)
-        addresses = self._addresses_for(batch)
-        return RowConstants(at, addresses, triples, orderings, singles, self.averages)
+        quads = np.array(self.quads, np.int64).reshape(-1, 3)
+        return RowConstants(
+            at,
+            self._addresses_for(batch),
+            triples,
+            np.array([_n_orders(triple) / 6 for triple in self.triples]),
+            quads,
+            np.array([_n_orders((*quad, quad[2])) / 24 for quad in self.quads]),
+            self.averages,
+        )
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:
         kinds = tuple((values.dtype, values.ndim) for values in batch)
@@ -321,6 +330,24 @@ def _triples(gathered: set[int], scalars: set[int]) -> list[tuple[int, int, int]
     """List triples of local inputs, one of them gathered, in increasing order."""
     every = combinations_with_replacement(sorted(gathered | scalars), 3)
     return [triple for triple in every if gathered.intersection(triple)]
+
+
+def _quads(gathered: set[int]) -> list[tuple[int, int, int]]:
+    """List fourfold choices of local inputs, some of them twice, which come last."""
+    found = []
+    for four in combinations_with_replacement(sorted(gathered), 4):
+        twice = [i for i in four if four.count(i) > 1]
+        if twice:
+            rest = list(four)
+            rest.remove(twice[0])
+            rest.remove(twice[0])
+            found.append((rest[1], rest[0], twice[0]))
+    return found
+
+
+def _n_orders(indices: Sequence[int]) -> int:
+    """Return in how many ways indices can be ordered."""
+    return len(set(permutations(indices)))
 
 
 def _gradient(of_rows: Any, inputs: Sequence[Any]) -> list[Any]:

@@ -268,6 +268,46 @@ def test_higher_orders_by_groups(intercepts: MinibatchSampler) -> None:
     assert cubic.values(u).sum() == pytest.approx(float(shares.sum()), rel=1e-9)
 
 
+def categories_model() -> pm.Model:
+    """Ordered categories: a row reads the effect of its group in two differences."""
+    rng = np.random.default_rng(32)
+    group = rng.integers(0, G, N)
+    latent = rng.normal(size=G)[group] + rng.logistic(size=N)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=G)
+        cuts = np.array([-1.5, 0.0, 1.5])
+        pm.OrderedLogistic("y", effect[group], cuts, observed=np.digitize(latent, cuts))
+    return model
+
+
+def location_and_scale_model() -> pm.Model:
+    """Each group has a mean and a scale."""
+    rng = np.random.default_rng(33)
+    group = rng.integers(0, G, N)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=G)
+        log_scale = pm.Normal("log_scale", 0, pm.HalfNormal("sd_scale"), shape=G)
+        y = rng.normal(0.5 * rng.normal(size=G)[group], np.exp(0.3 * rng.normal(size=G)[group]))
+        pm.StudentT("y", 4, effect[group], sigma=pm.math.exp(log_scale[group]), observed=y)
+    return model
+
+
+@pytest.mark.parametrize("make", [categories_model, location_and_scale_model])
+def test_fourth_order_where_rows_read_several_numbers(make: Callable[[], pm.Model]) -> None:
+    """What is left when effects change is of fifth order."""
+    sampler = make_latent_sampler(TallModel(make()), Penalty(), 1.0)
+    surrogate = sampler.reference.surrogate
+    cubic, at = surrogate.cubics[0], surrogate.expansion.at
+    direction = np.zeros(at.size)
+    direction[cubic.entries] = np.random.default_rng(34).normal(size=cubic.entries.shape)
+
+    def left(h: float) -> float:
+        seen = surrogate.seen_by_rows(surrogate.reading(at + h * direction), cubic)
+        return float(np.abs(sampler.rows.remainders(seen, seen, at, sampler.tall.data)[0]).max())
+
+    assert left(1e-1) / left(2e-2) == pytest.approx(5.0**5, rel=0.2)
+
+
 def decision_state(test: int) -> DecisionState:
     return DecisionState(new_first_batch(10 * FIRST_BATCH), np.array([test]), np.zeros(3))
 
