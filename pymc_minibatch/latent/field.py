@@ -74,6 +74,9 @@ ROUNDING = 1e-13
 """Derivatives smaller than the largest of their column by this factor are rounding errors."""
 
 LEAST_SINGULAR = 1e-6
+FULL_COLUMN = 5
+"""A column with more entries has derivatives of its own, and its row is not read again."""
+
 HELD = 1e-9
 """Relative errors of what rows read where it is to stay the same."""
 
@@ -324,6 +327,9 @@ class _Columns:
         Positions of the columns in a flat point.
     rows
         Positions of the rows in the derivative, for each of two parts of the matrix.
+    symmetric
+        Whether the first part is symmetric. Then entries that others have in common with a column
+        of many, such as effects with their mean, are taken from that column.
 
     Attributes
     ----------
@@ -338,6 +344,7 @@ class _Columns:
         points: Sequence[np.ndarray],
         positions: np.ndarray,
         rows: tuple[np.ndarray, np.ndarray],
+        symmetric: bool = False,
     ) -> None:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, np.concatenate(rows)
@@ -356,8 +363,10 @@ class _Columns:
         self.moving = np.flatnonzero(changes)
         self.changing = bool(changes.any())
         own = changes[self.column]
-        shape = self.rows.size, positions.size
-        pattern = sparse.csc_array((own[own], (self.row[own], self.column[own])), shape)
+        self.mirrored, self.mirror = self._mirrored(own & symmetric)
+        shape, read = (self.rows.size, positions.size), own.copy()
+        read[self.mirrored] = False
+        pattern = sparse.csc_array((read[read], (self.row[read], self.column[read])), shape)
         self.color = np.full(positions.size, -1)
         self.color[changes] = _colored(pattern[:, self.moving])
         self.unscale: np.ndarray | None = None
@@ -367,6 +376,18 @@ class _Columns:
             whole = np.zeros((len(points), self.read.size, self.moving.size))
             whole[:, place, slot] = seen[:, own]
             self.unscale = _scaled_columns(whole)
+
+    def _mirrored(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of some entries are taken from a full column, and where they are there."""
+        size = self.positions.size
+        in_square = np.flatnonzero(own & (self.row < size))
+        row, column = self.row[in_square], self.column[in_square]
+        full = np.bincount(column, minlength=size) > FULL_COLUMN
+        taken = ~full[column] & full[row]
+        keys, wanted = self.row * size + self.column, (column * size + row)[taken]
+        mirror = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        there = keys[mirror] == wanted if keys.size else np.zeros(0, dtype=np.bool_)
+        return in_square[taken][there], mirror[there]
 
     def _probe(self, points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where entries are not zero at some of the points, by rows, and these entries."""
@@ -424,6 +445,7 @@ class _Columns:
             seed[self.positions[self.color == color]] = 1.0
             own = of_entry == color
             entries[own] = self.along(point, seed)[self.row[own]]
+        entries[self.mirrored] = entries[self.mirror]
         return entries
 
 
@@ -577,7 +599,9 @@ class LatentField:
         both = rows.dense, rows.groups.ravel()
         self._map = _Columns(derivatives, "push", points, latent.dense, both)
         everything = latent.dense, latent.groups.ravel()
-        self._prior = _Columns(derivatives, "prior_product", points, latent.dense, everything)
+        self._prior = _Columns(
+            derivatives, "prior_product", points, latent.dense, everything, symmetric=True
+        )
         group_map = [self._group_blocks(push, p, rows.groups) for p in points]
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map) else None

@@ -791,6 +791,29 @@ def outlying_model() -> pm.Model:
     return model
 
 
+def test_precision_of_effects_with_a_common_mean() -> None:
+    """What effects have in common with their mean is read from its column, not from each of them.
+
+    The effects are those of the smaller of two factors.
+    """
+    rng = np.random.default_rng(35)
+    group, item = rng.integers(0, G, N), rng.integers(0, 12, N)
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
+        effect = pm.Normal("effect", mean, sd, shape=12)
+        other = pm.Normal("other", 0, pm.HalfNormal("sd_other"), shape=G)
+        pm.Bernoulli("y", logit_p=effect[item] + other[group], observed=rng.integers(0, 2, N))
+    sampler = make_latent_sampler(TallModel(model), Penalty(), 1.0)
+    field = sampler.field
+    dense, derivatives = field.latent.dense, field.derivatives
+    assert field._prior.mirrored.size == 12
+    assert field._prior.color.max() <= 1
+    center = sampler.reference.surrogate.center
+    point = center + rng.normal(0, 0.5, center.size)
+    columns = [derivatives.prior_product(point, seed)[dense] for seed in np.eye(point.size)[dense]]
+    np.testing.assert_allclose(field.prior_precision_at(point).dense, -np.array(columns))
+
+
 @pytest.mark.parametrize("most", [60, 0])
 def test_surrogate_and_remainders_are_the_posterior(
     monkeypatch: pytest.MonkeyPatch, most: int
