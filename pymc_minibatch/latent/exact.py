@@ -23,8 +23,9 @@ class ExactDecisions(Decisions):
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
-        """Let all levels move that the surrogate has accepted."""
-        return moves.moving
+        """Let all levels move that the surrogate accepts."""
+        accepted = -rng.standard_exponential(moves.moving.size) < moves.undecided
+        return moves.moving & accepted
 
 
 class ExactSampler(LatentSampler):

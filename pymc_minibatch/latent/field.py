@@ -581,6 +581,8 @@ class LatentField:
     scalars : ndarray of int64
         Positions in φ of what hyperparameters alone determine; it is in no layout, and is not held
         with effects.
+    hyper_in_prior : bool
+        Whether the prior of z depends on h.
     """
 
     def __init__(
@@ -611,7 +613,7 @@ class LatentField:
         alone = points[0].copy()
         alone[hyper] = points[1][hyper]
         # Given h effects that are not centred have priors of their own.
-        self._hyper_in_prior = not self._same_precision(points[0], alone)
+        self.hyper_in_prior = not self._same_precision(points[0], alone)
 
     def _group_blocks(
         self, derivative: Callable[..., np.ndarray], point: np.ndarray, rows: np.ndarray
@@ -654,7 +656,7 @@ class LatentField:
         key = b""
         if self._prior.changing or self._fixed_prior is None:
             elsewhere = point.copy()
-            if not self._hyper_in_prior:
+            if not self.hyper_in_prior:
                 elsewhere[self.hyper] = 0.0
             key = elsewhere.tobytes()
         if self._precision is None or self._precision[0] != key:

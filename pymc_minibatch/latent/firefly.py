@@ -160,10 +160,10 @@ class FireflyDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own bright rows."""
-        readings, factor, moving = moves
+        readings, factor, moving, undecided = moves
         change = self._changes(readings, counts)
         levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
-        totals = np.bincount(levels, change, minlength=moving.size)
+        totals = undecided + np.bincount(levels, change, minlength=moving.size)
         accepted = moving & (-rng.standard_exponential(moving.size) < totals)
         self._keep(accepted[levels])
         return accepted

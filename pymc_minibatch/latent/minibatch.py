@@ -61,6 +61,9 @@ FIRST_SIGMA = 0.5
 ROWS_BY_SIZE = 2.5
 """Rows of a batch, relative to the sum of how far remainders vary, as seen with several models."""
 
+FAR_IN_BLOCKS = 2.0
+"""So far beyond the usual distance levels are in a long tail."""
+
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
 
@@ -127,18 +130,26 @@ class MinibatchDecisions(Decisions):
             self.tests.tune(state, grown, batch_size, variance, error)
         return bool(accepted)
 
+    def are_far(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """Say which levels are to decide by the surrogate and rows at once: those in long tails.
+
+        Others would go too far out too often, and hold up all levels of their blocks.
+        """
+        return np.minimum(here, there) > FAR_IN_BLOCKS
+
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
-        """Let blocks of levels decide by the remainders of their own rows."""
-        readings, factor, moving = moves
+        """Let blocks of levels decide by what is undecided, and remainders of their own rows."""
+        readings, factor, moving, undecided = moves
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
         cubic = self.surrogate.cubic(levels.rows)
         self._weigh(blocks.table, cubic, readings)
         before, after = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
         decided = np.zeros(blocks.first.size - 1, dtype=np.bool_)
+        of_blocks = np.add.reduceat(undecided * moving, blocks.first[:-1])
         outcome = self.sweep(
-            rng, before, after, blocks, self.density, self.group_parameters, decided
+            rng, of_blocks, before, after, blocks, self.density, self.group_parameters, decided
         )
         n_evaluated, _, error, _, impossible = outcome
         counts.n_evaluated += n_evaluated

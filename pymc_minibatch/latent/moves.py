@@ -21,7 +21,7 @@ decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), a
 (:mod:`.whole`), or the bright rows of Firefly Monte Carlo (:mod:`.firefly`). Where it is the
 posterior itself, nothing is left to decide (:mod:`.exact`). Levels, of which each could move by
 itself, decide under the surrogate first, and those that move are a proposal to the rows (delayed
-acceptance).
+acceptance). Levels far out decide by both at once.
 
 References
 ----------
@@ -97,6 +97,13 @@ UNUSUAL, FARTHEST = 1.0, 5.0
 stays the same."""
 
 WALK_SPREAD = 1.0
+
+LEVELS_WALK = 0.05
+"""Share of the levels that walk in a sweep; of those far out there are more."""
+
+UNUSUAL_LEVEL, FARTHEST_LEVEL = 1.5, 5.0
+"""As for h. The density of a level can have a long tail, or another mode, where an outlying row is
+taken for one or not."""
 
 SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
@@ -365,16 +372,26 @@ class LevelMoves(NamedTuple):
     factor : int
         Which one.
     moving : ndarray of bool, shape (G,)
-        The levels that move, which the surrogate has accepted.
+        The levels that move, if rows let them.
+    undecided : ndarray, shape (G,)
+        What remains of the log ratio of each under the surrogate: nothing of those it has accepted.
     """
 
     readings: tuple[Reading, Reading]
     factor: int
     moving: np.ndarray
+    undecided: np.ndarray
 
 
 class Decisions(ABC):
     """What accepts and rejects moves, from rows."""
+
+    def are_far(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """Say which levels are to decide by the surrogate and rows at once.
+
+        Given is how far beyond the usual distance they are, and would be.
+        """
+        return np.maximum(here, there) > UNUSUAL_LEVEL
 
     def refresh(self, rng: np.random.Generator, reading: Reading) -> None:  # noqa: B027
         """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
@@ -743,18 +760,21 @@ class LatentMoves:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns, self.sweeping)
-        moved, _ = _rotated(rng, eta, angle)
+        moved, log_q = _moved_levels(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
         self.decisions.refresh(rng, before)
-        psi = self.surrogate.level_ratios(given, (point, proposed), (before, after), levels)
-        # Under the surrogate each level decides by itself.
-        stays = -rng.standard_exponential(psi.size) >= psi
+        points, readings = (point, proposed), (before, after)
+        psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
+        # Under the surrogate each level decides by itself, but for those far out, of which it may
+        # be so wrong that what it accepts, rows reject.
+        is_far = self.decisions.are_far(_beyond(eta), _beyond(moved)) & np.isfinite(psi)
+        stays = ~is_far & (-rng.standard_exponential(psi.size) >= psi)
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        moves = LevelMoves((before, after), factor, ~stays)
+        moves = LevelMoves((before, after), factor, ~stays, np.where(is_far, psi, 0.0))
         accepted = self.decisions.on_levels(rng, moves, counts)
         read = counts.n_evaluated - evaluated
         counts.sweeps += 1
@@ -800,6 +820,37 @@ def _moved_hyper(
         return moved, math.log(_walk_share(moved) / share), True
     moved[some], log_q = _rotated(rng, z[some], angle)
     return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share)), False
+
+
+def _moved_levels(
+    rng: np.random.Generator, eta: np.ndarray, angle: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turn the levels by an angle, but for some that walk.
+
+    Also return the log ratios of the densities of both proposals, beside those of normal densities
+    where levels are turned.
+    """
+    share, moved = _level_walk_shares(eta), _rotated(rng, eta, angle)[0]
+    walks = rng.random(share.size) < share
+    lengths = np.exp(WALK_SPREAD * rng.standard_normal(share.size)) / math.sqrt(eta.shape[1])
+    steps = lengths[:, None] * rng.standard_normal(eta.shape)
+    moved[walks] = eta[walks] + steps[walks]
+    there = _level_walk_shares(moved)
+    of_walks = np.log(there / share) - 0.5 * np.sum(moved**2 - eta**2, axis=1)
+    return moved, np.where(walks, of_walks, np.log((1 - there) / (1 - share)))
+
+
+def _level_walk_shares(eta: np.ndarray) -> np.ndarray:
+    """Return how likely each level walks."""
+    unusual = np.clip(_beyond(eta) - UNUSUAL_LEVEL, 0.0, FARTHEST_LEVEL)
+    shares: np.ndarray = 1 - (1 - LEVELS_WALK) * np.exp(-unusual)
+    return shares
+
+
+def _beyond(eta: np.ndarray) -> np.ndarray:
+    """Return how far levels are beyond the usual distance √q."""
+    distances: np.ndarray = np.sqrt(np.sum(eta**2, axis=1))
+    return distances - math.sqrt(eta.shape[1])
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

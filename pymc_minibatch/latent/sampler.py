@@ -19,6 +19,7 @@ from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
+from pymc_minibatch.latent.linear import LinearMoves, find_linear
 from pymc_minibatch.latent.moves import (
     ANGLES,
     COSTLY,
@@ -207,8 +208,11 @@ class LatentSampler(ABC):
         )
 
     @cached_property
-    def _moves(self) -> LatentMoves:
+    def _moves(self) -> LatentMoves | LinearMoves:
         surrogate, decisions = self.reference.surrogate, self._decisions
+        linear = None if self.carried is None else find_linear(surrogate)
+        if self.carried is not None and linear is not None:
+            return LinearMoves(linear, self.carried, self.tails)
         return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried, self.tails)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -67,10 +67,10 @@ class WholeDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own rows."""
-        readings, factor, moving = moves
+        readings, factor, moving, undecided = moves
         before, after = self._values(readings, counts)
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
-        change = np.bincount(of_rows, after - before, minlength=moving.size)
+        change = undecided + np.bincount(of_rows, after - before, minlength=moving.size)
         change -= self.surrogate.change_of_levels(readings, levels)
         decided = moving & (-rng.standard_exponential(moving.size) < change)
         phi, entries = readings[0].phi.copy(), levels.rows[decided]

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.stats import kstest
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent import moves as moves_module
+from pymc_minibatch.latent import sampler as sampler_module
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import Levels
@@ -85,7 +87,8 @@ def sampler(request: pytest.FixtureRequest) -> LatentSampler:
 
 @pytest.fixture
 def moves(sampler: LatentSampler, monkeypatch: pytest.MonkeyPatch) -> LatentMoves:
-    """Return the moves; how often walks are chosen depends on h more than it does."""
+    """Return the general moves; how often walks are chosen depends on h more than it does."""
+    monkeypatch.setattr(sampler_module, "find_linear", lambda surrogate: None)
     monkeypatch.setattr(moves_module, "_walk_share", share)
     return sampler._moves
 
@@ -294,6 +297,7 @@ def test_levels(
 
     level_ratios = surrogate.level_ratios
     monkeypatch.setattr(surrogate, "level_ratios", recorded)
+    monkeypatch.setattr(moves_module, "_level_walk_shares", lambda z: np.full(len(z), 1e-9))
     for factor, levels in enumerate(sampler.field.levels):
         before, where = start(sampler, seed), levels.latent[:, 0]
         for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):
@@ -371,11 +375,26 @@ def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
         reading = surrogate.read(before)
         readings = reading, surrogate.read_levels(after, reading, levels)
         odd = np.arange(len(wanted)) % 2 == 1
+        undecided = np.linspace(-2.0, 3.0, odd.size)
         for moving in (np.ones_like(odd), odd):
             shift = np.where(odd, 1e-6, -1e-6)
-            rng: Any = Constant(shift - np.array(wanted))
-            found = decisions.on_levels(rng, LevelMoves(readings, factor, moving), MoveCounts())
-            np.testing.assert_array_equal(found, odd)
+            rng: Any = Constant(shift - np.array(wanted) - undecided)
+            moves = LevelMoves(readings, factor, moving, undecided)
+            np.testing.assert_array_equal(decisions.on_levels(rng, moves, MoveCounts()), odd)
+
+
+def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normal levels remain so, however much how likely they walk depends on where they are."""
+    monkeypatch.setattr(moves_module, "UNUSUAL_LEVEL", 0.0)
+    rng = np.random.default_rng(40)
+    eta = rng.standard_normal((100_000, 2))
+    for _ in range(4):
+        moved, log_q = moves_module._moved_levels(rng, eta, 1.2)
+        accepted = -rng.standard_exponential(len(eta)) < log_q
+        assert 0.3 < accepted.mean() < 0.95
+        eta = np.where(accepted[:, None], moved, eta)
+    assert kstest(np.sum(eta**2, axis=1), "chi2", args=(2,)).pvalue > 1e-4
+    assert kstest(eta[:, 0], "norm").pvalue > 1e-4
 
 
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,18 @@ def test_a_step_of_another_kind_refuses_the_state(model):
 # --- Models with effects -----------------------------------------------------------------------
 
 
+def linear_model():
+    """Normal rows of crossed factors, of which sums say everything."""
+    rng = np.random.default_rng(5)
+    first, second = rng.integers(0, 30, 500), rng.integers(0, 12, 500)
+    with pm.Model() as model:
+        a = pm.HalfNormal("sd_a") * pm.Normal("a", shape=30)
+        b = pm.Normal("b", 0, pm.HalfNormal("sd_b"), shape=12)
+        mu = pm.Normal("mu") + a[first] + b[second]
+        pm.Normal("y", mu, pm.HalfNormal("s"), observed=rng.normal(size=500))
+    return model
+
+
 def effects_model():
     """Counts of classes in schools, and a coefficient."""
     rng = np.random.default_rng(4)
@@ -112,14 +124,14 @@ def effects_model():
     return model
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["cheap", "costly"])
+@pytest.fixture(scope="module", params=["cheap", "costly", "linear"])
 def model_of_effects(request):
     """Where factoring is costly, other moves are made, with other things in memory."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param:
+        if request.param != "cheap":
             for module in ("moves", "sampler"):
                 patch.setattr(f"pymc_minibatch.latent.{module}.COSTLY", 0.0)
-        yield effects_model()
+        yield linear_model() if request.param == "linear" else effects_model()
 
 
 def test_resumed_by_hand_with_effects(model_of_effects):
