@@ -29,6 +29,7 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg.lapack import dtrtrs
 
+from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
@@ -40,8 +41,6 @@ from pymc_minibatch.latent.arrow import (
 )
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves import (
-    HELD_IN_A_ROW,
-    N_USUAL,
     WALK_OF_ONE,
     MoveCounts,
     Parts,
@@ -56,6 +55,12 @@ __all__ = ["LinearModel", "LinearMoves", "Scales", "find_linear"]
 CHECKED, SPREAD, TOLERANCE = 4, 1.0, 1e-9
 """Points at which the form of the posterior is verified, how far they are from the mode on the
 scale of each variable, and relative errors."""
+
+N_USUAL, MOST_ENTRIES = 8, 4e7
+"""Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
+
+HELD_IN_A_ROW, HELD_OF_CARRIED = 5, 2
+"""Moves of each hyperparameter with φ held, in a round; fewer if it also moves with a factor."""
 
 DENSE_MOVES = 2
 """Moves of the dense part in a round."""
@@ -197,14 +202,9 @@ class LinearModel:
         precision, mean = self._prior or self._prior_of(point)
         point[self.effects] = mean
         of_scalars, factor = self.surrogate.expansion.shared(phi)
-        return Scales(
-            scale,
-            offset,
-            precision / scale**2,
-            offset + scale * mean,
-            factor,
-            level=derivatives.prior(point) + of_scalars - float(np.log(np.abs(scale)).sum()),
-        )
+        of_phi = prior_of_phi(scale, offset, precision, mean)
+        level = derivatives.prior(point) + of_scalars - of_phi[2]
+        return Scales(scale, offset, of_phi[0], of_phi[1], factor, level)
 
     def bend(self, delta: np.ndarray) -> np.ndarray:
         """Return Kδ."""
@@ -240,6 +240,47 @@ class LinearModel:
         pull = scales.factor * self.slope - scales.precision * (self.at - scales.mean)
         step = np.concatenate([part.ravel() for part in factor.solve(*self.parts(pull))])
         return _Frame(scales, self.at + step, factor)
+
+
+@jit_kept
+def prior_of_phi(
+    scale: np.ndarray, offset: np.ndarray, precision: np.ndarray, mean: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return precision and mean of φ, given those of z, and Σ log |scale|."""
+    of_phi, mean_of_phi = np.empty(scale.size), np.empty(scale.size)
+    log_volume, last, log_last = 0.0, 1.0, 0.0
+    for i in range(scale.size):
+        if scale[i] != last:  # most are the same as the one before
+            last, log_last = scale[i], math.log(abs(scale[i]))
+        log_volume += log_last
+        of_phi[i] = precision[i] / scale[i] ** 2
+        mean_of_phi[i] = offset[i] + scale[i] * mean[i]
+    return of_phi, mean_of_phi, log_volume
+
+
+@jit_kept
+def slopes_of_levels(
+    entries: np.ndarray,
+    blocks: np.ndarray,
+    of_rows: np.ndarray,
+    factor: float,
+    precision: np.ndarray,
+    away: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return slope, (G, q, 1), and precision, (G, q, q), of levels given all else.
+
+    Given are what rows say of the slope, and how far φ is from its prior mean.
+    """
+    n_groups, width = entries.shape
+    slope, whole = np.empty((n_groups, width, 1)), np.empty(blocks.shape)
+    for g in range(n_groups):
+        for i in range(width):
+            entry = entries[g, i]
+            slope[g, i, 0] = factor * of_rows[entry] - precision[entry] * away[entry]
+            for j in range(width):
+                whole[g, i, j] = factor * blocks[g, i, j]
+            whole[g, i, i] += precision[entry]
+    return slope, whole
 
 
 def log_density(scales: Scales, phi: np.ndarray, of_rows: float) -> float:
@@ -314,6 +355,9 @@ class LinearMoves:
             for levels in model.field.levels
         ]
 
+        self.n_held = np.full(model.field.hyper.size, HELD_IN_A_ROW)
+        self.n_held[[axis for axis, _ in carried]] = HELD_OF_CARRIED
+
     def forget(self) -> None:
         """Forget all that is kept in memory."""
         self.usual = None
@@ -348,7 +392,7 @@ class LinearMoves:
         self, rng: np.random.Generator, here: _Here, tuning: bool, walks: Walks
     ) -> _Here:
         """Move each hyperparameter, φ held."""
-        for i in np.repeat(rng.permutation(here.hyper.size), HELD_IN_A_ROW):
+        for i in np.repeat(order := rng.permutation(here.hyper.size), self.n_held[order]):
             hyper = here.hyper.copy()
             hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
@@ -374,14 +418,14 @@ class LinearMoves:
             If the precision of a level is not positive definite.
         """
         entries, blocks = factor
-        precision = scales.precision[entries]
-        slope = scales.factor * (self.model.slope - here.bent)[entries]
-        slope -= precision * (here.phi - scales.mean)[entries]
-        whole = scales.factor * blocks + precision[:, :, None] * np.eye(entries.shape[1])
+        of_rows, away = self.model.slope - here.bent, here.phi - scales.mean
+        slope, whole = slopes_of_levels(
+            entries, blocks, of_rows, scales.factor, scales.precision, away
+        )
         cholesky = np.empty_like(whole)
         if not factor_blocks(whole, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")
-        halfway = solve_blocks(cholesky, slope[:, :, None])[:, :, 0]
+        halfway = solve_blocks(cholesky, slope)[:, :, 0]
         log_marginal = log_density(scales, here.phi, here.of_rows) - log_diagonal(cholesky)
         return _Levels(entries, halfway, cholesky, log_marginal + 0.5 * float(np.sum(halfway**2)))
 
@@ -458,7 +502,8 @@ class LinearMoves:
         mean, cholesky = scale
         key = mean.tobytes() + cholesky.tobytes()
         if self.usual is None or self.usual[0] != key:
-            away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
+            n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + self.model.n_dense**2)))
+            away = np.random.default_rng(6).standard_normal((n_usual, mean.size))
             away[0] = 0.0
             frames = [self.model.frame(self.tails.to_hyper(w)) for w in mean + away @ cholesky.T]
             self.usual = key, away, frames
