@@ -41,11 +41,11 @@ from pymc_minibatch.latent.arrow import (
 )
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves import (
-    WALK_OF_ONE,
     MoveCounts,
     Parts,
     Turns,
     Walks,
+    moved_alone,
 )
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.latent.tails import Tails
@@ -110,14 +110,19 @@ class _Here(NamedTuple):
 
 
 class _Levels(NamedTuple):
-    """The levels of a factor given all else: φ + C⁻ᵀ(C⁻¹ g + η), with standard normal η.
+    """The levels of a factor given all else: c + C⁻ᵀ(C⁻¹ g + η), with standard normal η.
+
+    The slope g is taken where they have their mean c a priori. There it is the slope of rows alone,
+    and no digits are lost however small a scale is.
 
     Attributes
     ----------
     entries : ndarray of int64, shape (G, q)
         Where they are in φ.
+    mean : ndarray, shape (G, q)
+        c.
     halfway : ndarray, shape (G, q)
-        C⁻¹ g, with g the slope of the log density at φ.
+        C⁻¹ g.
     cholesky : ndarray, shape (G, q, q)
         C, with C Cᵀ the precision of each.
     log_density : float
@@ -125,6 +130,7 @@ class _Levels(NamedTuple):
     """
 
     entries: np.ndarray
+    mean: np.ndarray
     halfway: np.ndarray
     cholesky: np.ndarray
     log_density: float
@@ -265,22 +271,25 @@ def slopes_of_levels(
     of_rows: np.ndarray,
     factor: float,
     precision: np.ndarray,
-    away: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return slope, (G, q, 1), and precision, (G, q, q), of levels given all else.
+    way: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return slope, (G, q, 1), and precision, (G, q, q), of levels at their prior mean.
 
-    Given are what rows say of the slope, and how far φ is from its prior mean.
+    Given are the slope of Q at φ, and the way from there to the mean. Also return the change of Q.
     """
     n_groups, width = entries.shape
-    slope, whole = np.empty((n_groups, width, 1)), np.empty(blocks.shape)
+    slope, whole, change = np.empty((n_groups, width, 1)), np.empty(blocks.shape), 0.0
     for g in range(n_groups):
         for i in range(width):
-            entry = entries[g, i]
-            slope[g, i, 0] = factor * of_rows[entry] - precision[entry] * away[entry]
+            bent = 0.0
             for j in range(width):
                 whole[g, i, j] = factor * blocks[g, i, j]
+                bent += blocks[g, i, j] * way[entries[g, j]]
+            entry = entries[g, i]
             whole[g, i, i] += precision[entry]
-    return slope, whole
+            slope[g, i, 0] = factor * (of_rows[entry] - bent)
+            change += way[entry] * (of_rows[entry] - 0.5 * bent)
+    return slope, whole, change
 
 
 def log_density(scales: Scales, phi: np.ndarray, of_rows: float) -> float:
@@ -418,22 +427,31 @@ class LinearMoves:
             If the precision of a level is not positive definite.
         """
         entries, blocks = factor
-        of_rows, away = self.model.slope - here.bent, here.phi - scales.mean
-        slope, whole = slopes_of_levels(
-            entries, blocks, of_rows, scales.factor, scales.precision, away
+        of_rows, way = self.model.slope - here.bent, scales.mean - here.phi
+        slope, whole, change = slopes_of_levels(
+            entries, blocks, of_rows, scales.factor, scales.precision, way
         )
         cholesky = np.empty_like(whole)
         if not factor_blocks(whole, cholesky):
             raise np.linalg.LinAlgError("The block of a level is not positive definite.")
         halfway = solve_blocks(cholesky, slope)[:, :, 0]
-        log_marginal = log_density(scales, here.phi, here.of_rows) - log_diagonal(cholesky)
-        return _Levels(entries, halfway, cholesky, log_marginal + 0.5 * float(np.sum(halfway**2)))
+        phi = here.phi.copy()
+        phi[entries] = scales.mean[entries]
+        log_marginal = log_density(scales, phi, here.of_rows + change) - log_diagonal(cholesky)
+        return _Levels(
+            entries,
+            scales.mean[entries],
+            halfway,
+            cholesky,
+            log_marginal + 0.5 * float(np.sum(halfway**2)),
+        )
 
     def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> _Here:
         """Draw the levels of a factor given all else."""
         phi = here.phi.copy()
         noise = rng.standard_normal(levels.halfway.shape)
-        phi[levels.entries] += solve_blocks_transposed(levels.cholesky, levels.halfway + noise)
+        away = solve_blocks_transposed(levels.cholesky, levels.halfway + noise)
+        phi[levels.entries] = levels.mean + away
         return self.model.here(here.hyper, here.scales, phi)
 
     def _move_carried(
@@ -448,13 +466,7 @@ class LinearMoves:
     ) -> _Here:
         """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
         axis, k = self.carried[i]
-        hyper, log_q, walk = here.hyper.copy(), 0.0, rng.random() < WALK_OF_ONE
-        if walk:
-            hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
-        else:
-            mean, sd = hyper_scale[0][axis], math.sqrt(float(np.sum(hyper_scale[1][axis] ** 2)))
-            z, moved = (hyper[axis] - mean) / sd, rng.standard_normal()
-            hyper[axis], log_q = mean + sd * moved, 0.5 * float(moved**2 - z**2)
+        hyper, log_q, walk = moved_alone(rng, here.hyper, axis, hyper_scale, walks.log_length[i])
         then, given = (
             self.model.scales(hyper),
             self._given_others(here, here.scales, self.factors[k]),

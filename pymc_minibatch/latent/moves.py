@@ -67,6 +67,7 @@ __all__ = [
     "Walks",
     "carried_with",
     "factoring_share",
+    "moved_alone",
     "overhead",
     "take_best",
 ]
@@ -147,9 +148,6 @@ HELD_IN_A_ROW = 3
 
 CARRIED_MOVES = 3
 """Moves of single hyperparameters that one factor follows, in a round."""
-
-WALK_OF_ONE = 0.3
-"""Share of these that are a random walk."""
 
 ONE_AT_A_TIME = 0.44
 """Best share of accepted moves of a walk in one dimension."""
@@ -642,14 +640,9 @@ class LatentMoves:
         hyperparameter is drawn from what is known of it, or walks.
         """
         axis, k = self.carried[i]
-        hyper, log_q = point[self.field.hyper], 0.0
-        walk = rng.random() < WALK_OF_ONE
-        if walk:
-            hyper[axis] += math.exp(walks.log_length[i]) * rng.standard_normal()
-        else:
-            mean, sd = scale[0][axis], math.sqrt(float(np.sum(scale[1][axis] ** 2)))
-            z, moved = (hyper[axis] - mean) / sd, rng.standard_normal()
-            hyper[axis], log_q = mean + sd * moved, 0.5 * float(moved**2 - z**2)
+        hyper, log_q, walk = moved_alone(
+            rng, point[self.field.hyper], axis, scale, walks.log_length[i]
+        )
         proposed, log_jacobian = self.followed(point, hyper, self.field.levels[k])
         accepted = False
         if np.isfinite(log_jacobian):
@@ -820,6 +813,30 @@ def _moved_hyper(
         return moved, math.log(_walk_share(moved) / share), True
     moved[some], log_q = _rotated(rng, z[some], angle)
     return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share)), False
+
+
+def moved_alone(
+    rng: np.random.Generator,
+    hyper: np.ndarray,
+    axis: int,
+    scale: tuple[np.ndarray, np.ndarray],
+    log_length: float,
+) -> tuple[np.ndarray, float, bool]:
+    """Propose another h along one axis, from what is known of it or by a random walk.
+
+    Also return the log ratio of the densities of both proposals, and whether it walks.
+    """
+    mean, sd = scale[0][axis], math.sqrt(float(np.sum(scale[1][axis] ** 2)))
+    z, moved = (hyper[axis : axis + 1] - mean) / sd, hyper.copy()
+    share = _walk_share(z)
+    if rng.random() < share:
+        length = math.exp(log_length + WALK_SPREAD * rng.standard_normal())
+        moved[axis] += length * rng.standard_normal()
+        there = _walk_share((moved[axis : axis + 1] - mean) / sd)
+        return moved, math.log(there / share), True
+    z_then, log_q = _rotated(rng, z, math.pi / 2)
+    moved[axis] = mean + sd * float(z_then[0])
+    return moved, log_q + math.log((1 - _walk_share(z_then)) / (1 - share)), False
 
 
 def _moved_levels(

@@ -120,6 +120,23 @@ def test_levels_given_all_else(sampler: LatentSampler, factor: int) -> None:
     assert again.log_density == pytest.approx(levels.log_density, rel=1e-10)
 
 
+def test_scales_next_to_zero(sampler: LatentSampler) -> None:
+    """Effects are next to zero as well there: the prior of the log scale is all that changes."""
+    moves = sampler._moves
+    assert isinstance(moves, LinearMoves)
+    rng, model = np.random.default_rng(8), moves.model
+    phi = model.at + rng.normal(size=model.at.size)
+    for axis, k in moves.carried:
+        found = []
+        for log_scale in (-20.0, -25.0):
+            hyper = sampler.reference.hyper.copy()
+            here = model.here(hyper, model.scales(hyper), phi)
+            hyper[axis] = log_scale
+            then = model.scales(hyper)
+            found.append(moves._given_others(here, then, moves.factors[k]).log_density)
+        assert found[0] - found[1] == pytest.approx(5.0, abs=1e-6)
+
+
 def test_a_usual_posterior_is_that_given_its_hyperparameters(sampler: LatentSampler) -> None:
     """Its mode has no slope, and its factor is that of the curvature."""
     moves = sampler._moves
