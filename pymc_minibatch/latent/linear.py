@@ -363,7 +363,6 @@ class LinearMoves:
             (model.place[levels.rows], curvature.blocks_of(rows, levels.rows))
             for levels in model.field.levels
         ]
-
         self.n_held = np.full(model.field.hyper.size, HELD_IN_A_ROW)
         self.n_held[[axis for axis, _ in carried]] = HELD_OF_CARRIED
 
@@ -389,10 +388,11 @@ class LinearMoves:
         here = self._move_held(rng, here, tuning, walks.part(n_carried, walks.log_length.size))
         for i in rng.permutation(n_carried):
             here = self._move_carried(rng, here, tuning, int(i), hyper_scale, walks, counts)
-            counts.sweeps += 1
         for _ in range(DENSE_MOVES):
             here = self._move_dense(rng, here, hyper_scale, counts)
-            counts.sweeps += 1
+        n_drawn = n_carried + DENSE_MOVES
+        counts.sweeps += n_drawn
+        counts.accepted["groups"] += [1.0] * n_drawn
         scales = here.scales
         point[model.field.hyper] = here.hyper
         point[model.effects] = (here.phi - scales.offset) / scales.scale
@@ -401,7 +401,8 @@ class LinearMoves:
         self, rng: np.random.Generator, here: _Here, tuning: bool, walks: Walks
     ) -> _Here:
         """Move each hyperparameter, φ held."""
-        for i in np.repeat(order := rng.permutation(here.hyper.size), self.n_held[order]):
+        order = rng.permutation(here.hyper.size)
+        for i in np.repeat(order, self.n_held[order]):
             hyper = here.hyper.copy()
             hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
