@@ -132,9 +132,7 @@ class Arrow:
         LinAlgError
             If it is not positive definite.
         """
-        cholesky = np.empty_like(self.blocks)
-        if not factor_blocks(self.blocks, cholesky):
-            raise LinAlgError("The block of a group is not positive definite.")
+        cholesky = factored_blocks(self.blocks)
         reduced = _solve_each(cholesky, self.cross)
         rest = _minus_gram(self.dense, reduced)
         schur = factor_sparse(rest) if sparse.issparse(rest) else factor_dense(rest)
@@ -355,6 +353,20 @@ def subtract_gram(by_row: _Compressed, by_column: _Compressed, dense: np.ndarray
             for m in range(place[g], starts[g + 1]):
                 dense[i, columns[m]] -= entry * entries[m]
             place[g] += 1
+
+
+def factored_blocks(blocks: np.ndarray) -> np.ndarray:
+    """Return the lower factor of each block.
+
+    Raises
+    ------
+    LinAlgError
+        If one is not positive definite.
+    """
+    cholesky = np.empty_like(blocks)
+    if not factor_blocks(blocks, cholesky):
+        raise LinAlgError("The block of a group is not positive definite.")
+    return cholesky
 
 
 @jit_kept

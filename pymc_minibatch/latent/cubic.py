@@ -208,23 +208,19 @@ def cubic_of(
     place[entries.ravel()] = np.arange(entries.size)
     reads = rows.reads
     locals_ = np.concatenate([reads.local, reads.scalar_local])
-    order = np.full((locals_.size,) * 3, -1, dtype=np.int64)
-    number = {triple: i for i, triple in enumerate(rows.triples)}
-    for index in np.ndindex(order.shape):
-        i, j, k = sorted(int(locals_[s]) for s in index)
-        order[index] = number.get((i, j, k), -1)
-    quads = _numbered(rows.quads, reads.local)
+    triples, n_triples = _numbered(rows.triples, locals_, order=3), len(rows.triples)
+    quads = _numbered([(*quad, quad[2]) for quad in rows.quads], reads.local, order=4)
     tensor = np.zeros((n_groups, *(width + reads.scalars.size,) * 3))
     quartic = np.zeros((n_groups, *(width,) * 4))
 
     def add(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         v = rows.local_inputs(phi, *batch)
         beyond = rows.higher(v, rows.derivatives(v, *batch), batch)
-        third, fourth = beyond[: len(number)], beyond[len(number) :]
+        third, fourth = beyond[:n_triples], beyond[n_triples:]
         columns, read, weights = rows.arrays.jitted(*batch)
         mine = np.zeros_like(tensor), np.zeros_like(quartic)
         both = np.concatenate([weights, columns[:, reads.scalar_column]], axis=1)
-        add_cubes(third, order, place[read], both, width, mine[0])
+        add_cubes(third, triples, place[read], both, width, mine[0])
         add_quartics(fourth, quads, place[read], weights, width, mine[1])
         return mine
 
@@ -243,7 +239,7 @@ def cubic_of(
 @partial(jit_kept, nogil=True)
 def add_cubes(
     third: np.ndarray,
-    order: np.ndarray,
+    triples: np.ndarray,
     places: np.ndarray,
     weights: np.ndarray,
     width: int,
@@ -264,7 +260,7 @@ def add_cubes(
         for s in range(n_terms):
             for t in range(n_terms):
                 for r in range(n_terms):
-                    by = order[s, t, r]
+                    by = triples[s, t, r]
                     if by >= 0 and slots[s] >= 0 and slots[t] >= 0 and slots[r] >= 0:
                         value = third[by, n] * weights[n, s] * weights[n, t]
                         tensor[group, slots[s], slots[t], slots[r]] += value * weights[n, r]
@@ -301,10 +297,12 @@ def add_quartics(
                             quartic[group, i, j, k, places[n, q] % width] += value
 
 
-def _numbered(quads: Sequence[tuple[int, int, int]], locals_: np.ndarray) -> np.ndarray:
-    """Return which of the fourth derivatives is by four gathered entries; -1 where none is."""
-    number = {tuple(sorted((*quad, quad[2]))): i for i, quad in enumerate(quads)}
-    found = np.full((locals_.size,) * 4, -1, dtype=np.int64)
+def _numbered(
+    derivatives: Sequence[tuple[int, ...]], locals_: np.ndarray, order: int
+) -> np.ndarray:
+    """Return which of some derivatives is by any local inputs of entries; -1 where none is."""
+    number = {tuple(sorted(by)): i for i, by in enumerate(derivatives)}
+    found = np.full((locals_.size,) * order, -1, dtype=np.int64)
     for index in np.ndindex(found.shape):
         found[index] = number.get(tuple(sorted(int(locals_[s]) for s in index)), -1)
     return found

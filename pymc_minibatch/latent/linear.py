@@ -27,26 +27,20 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.linalg.lapack import dtrtrs
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
-    factor_blocks,
+    factored_blocks,
     is_empty,
     log_diagonal,
     solve_blocks,
     solve_blocks_transposed,
 )
 from pymc_minibatch.latent.field import LatentField
-from pymc_minibatch.latent.moves import (
-    MoveCounts,
-    Parts,
-    Turns,
-    Walks,
-    moved_alone,
-)
+from pymc_minibatch.latent.layout import Parts
+from pymc_minibatch.latent.moves import MoveCounts, Tuning, Usual, Walks, moved_alone
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.latent.tails import Tails
 
@@ -208,16 +202,15 @@ class LinearModel:
         precision, mean = self._prior or self._prior_of(point)
         point[self.effects] = mean
         of_scalars, factor = self.surrogate.expansion.shared(phi)
-        of_phi = prior_of_phi(scale, offset, precision, mean)
-        level = derivatives.prior(point) + of_scalars - of_phi[2]
-        return Scales(scale, offset, of_phi[0], of_phi[1], factor, level)
+        of_phi, mean_of_phi, log_volume = prior_of_phi(scale, offset, precision, mean)
+        level = derivatives.prior(point) + of_scalars - log_volume
+        return Scales(scale, offset, of_phi, mean_of_phi, factor, level)
 
     def bend(self, delta: np.ndarray) -> np.ndarray:
         """Return Kδ."""
-        product = self.surrogate.expansion.curvature.product(*self.parts(delta))
-        return np.concatenate([part.ravel() for part in product])
+        return _joined(self.surrogate.expansion.curvature.product(*self.parts(delta)))
 
-    def parts(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def parts(self, vector: np.ndarray) -> Parts:
         """Return the dense part of a vector and its groups."""
         groups = self.field.rows.groups
         return vector[: self.n_dense], vector[self.n_dense :].reshape(groups.shape)
@@ -244,8 +237,12 @@ class LinearModel:
         precision = Arrow(scales.factor * whole + diagonal, scales.factor * curvature.cross, blocks)
         factor = precision.factor()
         pull = scales.factor * self.slope - scales.precision * (self.at - scales.mean)
-        step = np.concatenate([part.ravel() for part in factor.solve(*self.parts(pull))])
-        return _Frame(scales, self.at + step, factor)
+        step = factor.solve(*self.parts(pull))
+        return _Frame(scales, self.at + _joined(step), factor)
+
+
+def _joined(parts: Parts) -> np.ndarray:
+    return np.concatenate([part.ravel() for part in parts])
 
 
 @jit_kept
@@ -355,8 +352,9 @@ class LinearMoves:
     def __init__(
         self, model: LinearModel, carried: Sequence[tuple[int, int]], tails: Tails
     ) -> None:
-        self.model, self.carried, self.tails = model, carried, tails
-        self.usual: tuple[bytes, np.ndarray, list[_Frame]] | None = None
+        self.model, self.carried = model, carried
+        n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
+        self.usual = Usual(model.frame, tails, n_usual)
         rows, curvature = model.field.rows, model.surrogate.expansion.curvature
         self.groups = model.place[rows.groups], curvature.blocks
         self.factors = [
@@ -368,20 +366,13 @@ class LinearMoves:
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
-        self.usual = None
+        self.usual.forget()
 
     def draw(
-        self,
-        rng: np.random.Generator,
-        point: np.ndarray,
-        tuning: bool,
-        turns: Sequence[Turns],
-        hyper_scale: tuple[np.ndarray, np.ndarray],
-        walks: Walks,
-        parts: Parts,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
+        tuning, hyper_scale, walks = settings.is_on, settings.hyper_scale, settings.walks
         model, hyper = self.model, point[self.model.field.hyper]
         scales, n_carried = model.scales(hyper), len(self.carried)
         here = model.here(hyper, scales, scales.offset + scales.scale * point[model.effects])
@@ -411,8 +402,7 @@ class LinearMoves:
             if level < log_ratio:
                 here = here._replace(hyper=hyper, scales=then)
             if tuning:
-                rate = 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0))
-                walks.tune(int(i), rate)
+                walks.learn(int(i), log_ratio)
         return here
 
     def _given_others(
@@ -432,20 +422,13 @@ class LinearMoves:
         slope, whole, change = slopes_of_levels(
             entries, blocks, of_rows, scales.factor, scales.precision, way
         )
-        cholesky = np.empty_like(whole)
-        if not factor_blocks(whole, cholesky):
-            raise np.linalg.LinAlgError("The block of a level is not positive definite.")
+        cholesky = factored_blocks(whole)
         halfway = solve_blocks(cholesky, slope)[:, :, 0]
-        phi = here.phi.copy()
-        phi[entries] = scales.mean[entries]
+        phi, mean = here.phi.copy(), scales.mean[entries]
+        phi[entries] = mean
         log_marginal = log_density(scales, phi, here.of_rows + change) - log_diagonal(cholesky)
-        return _Levels(
-            entries,
-            scales.mean[entries],
-            halfway,
-            cholesky,
-            log_marginal + 0.5 * float(np.sum(halfway**2)),
-        )
+        log_marginal += 0.5 * float(np.sum(halfway**2))
+        return _Levels(entries, mean, halfway, cholesky, log_marginal)
 
     def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> _Here:
         """Draw the levels of a factor given all else."""
@@ -468,12 +451,10 @@ class LinearMoves:
         """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
         axis, k = self.carried[i]
         hyper, log_q, walk = moved_alone(rng, here.hyper, axis, hyper_scale, walks.log_length[i])
-        then, given = (
-            self.model.scales(hyper),
-            self._given_others(here, here.scales, self.factors[k]),
-        )
+        then, factor = self.model.scales(hyper), self.factors[k]
+        given = self._given_others(here, here.scales, factor)
         try:
-            given_then = self._given_others(here, then, self.factors[k])
+            given_then = self._given_others(here, then, factor)
         except np.linalg.LinAlgError:
             accepted = False
         else:
@@ -494,12 +475,10 @@ class LinearMoves:
         counts: MoveCounts,
     ) -> _Here:
         """Move the dense part with the groups integrated out, and draw these anew."""
-        model, frame = self.model, self._usual(here.hyper, hyper_scale)
-        phi = here.phi.copy()
-        noise = rng.standard_normal(model.n_dense)
-        phi[: model.n_dense] = frame.mode[: model.n_dense] + frame.factor.schur.solve_transposed(
-            noise
-        )
+        model, frame = self.model, self.usual.nearest(here.hyper, hyper_scale)
+        phi, dense = here.phi.copy(), slice(model.n_dense)
+        away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
+        phi[dense] = frame.mode[dense] + away
         there = model.here(here.hyper, here.scales, phi)
         given, given_then = (self._given_others(at, at.scales, self.groups) for at in (here, there))
         log_ratio = given_then.log_density - given.log_density
@@ -509,17 +488,3 @@ class LinearMoves:
         counts.accepted["dense"].append(float(accepted))
         here, given = (there, given_then) if accepted else (here, given)
         return self._drawn(rng, here, given)
-
-    def _usual(self, hyper: np.ndarray, scale: tuple[np.ndarray, np.ndarray]) -> _Frame:
-        """Return the posterior given the nearest to h of a few usual ones, from memory."""
-        mean, cholesky = scale
-        key = mean.tobytes() + cholesky.tobytes()
-        if self.usual is None or self.usual[0] != key:
-            n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + self.model.n_dense**2)))
-            away = np.random.default_rng(6).standard_normal((n_usual, mean.size))
-            away[0] = 0.0
-            frames = [self.model.frame(self.tails.to_hyper(w)) for w in mean + away @ cholesky.T]
-            self.usual = key, away, frames
-        _, away, frames = self.usual
-        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
-        return frames[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]

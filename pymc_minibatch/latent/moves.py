@@ -31,7 +31,7 @@ center or not to center: interweaving.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ from pymc_minibatch.latent.arrow import (
 from pymc_minibatch.latent.field import Held, LatentField, Levels
 from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
 from pymc_minibatch.latent.tails import Tails
-from pymc_minibatch.proposals.guided import walk_share
+from pymc_minibatch.proposals.guided import walk_share, walk_share_beyond
 
 __all__ = [
     "ANGLES",
@@ -63,7 +63,9 @@ __all__ = [
     "MoveCounts",
     "Parts",
     "Sweeping",
+    "Tuning",
     "Turns",
+    "Usual",
     "Walks",
     "carried_with",
     "factoring_share",
@@ -190,6 +192,10 @@ class Walks(NamedTuple):
         self.n_moves[i] += 1
         self.log_length[i] += (rate - ONE_AT_A_TIME) / self.n_moves[i] ** 0.6
 
+    def learn(self, i: int, log_ratio: float) -> None:
+        """Tune by a move with this log ratio."""
+        self.tune(i, 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0)))
+
     def part(self, first: int, end: int) -> "Walks":
         """Return some of them."""
         return Walks(self.log_length[first:end], self.n_moves[first:end])
@@ -219,6 +225,65 @@ class Parts(NamedTuple):
         self.n_moves[0] += 1
         change = (PARTS_ACCEPTED - accepted) / self.n_moves[0] ** 0.6
         self.log_number[0] = min(max(self.log_number[0] + change, 0.0), math.log(size))
+
+
+class Tuning(NamedTuple):
+    """What moves are made with, and whether they change it.
+
+    Attributes
+    ----------
+    is_on : bool
+        Whether they do.
+    turns : sequence of Turns
+        Lengths of moves of h, of the dense part, and of the levels of each factor.
+    hyper_scale : (ndarray, ndarray), shapes (H,) and (H, H)
+        Mean and a factor of the covariance of h, in coordinates w.
+    walks : Walks
+        Walks of hyperparameters that levels follow, then of all.
+    parts : Parts
+        How a large dense part is split.
+    """
+
+    is_on: bool
+    turns: Sequence[Turns]
+    hyper_scale: tuple[np.ndarray, np.ndarray]
+    walks: Walks
+    parts: Parts
+
+
+class Usual[T]:
+    """What is made for a few usual hyperparameters, from memory.
+
+    Parameters
+    ----------
+    make
+        Makes it, given h.
+    tails
+        Coordinates w of the hyperparameters.
+    number
+        How many.
+    """
+
+    def __init__(self, make: Callable[[np.ndarray], T], tails: Tails, number: int) -> None:
+        self.make, self.tails, self.number = make, tails, number
+        self._known: tuple[bytes, np.ndarray, list[T]] | None = None
+
+    def forget(self) -> None:
+        """Forget it."""
+        self._known = None
+
+    def nearest(self, hyper: np.ndarray, scale: tuple[np.ndarray, np.ndarray]) -> T:
+        """Return that of the nearest to h, given mean and a factor of the covariance of w."""
+        mean, cholesky = scale
+        key = mean.tobytes() + cholesky.tobytes()
+        if self._known is None or self._known[0] != key:
+            away = np.random.default_rng(6).standard_normal((self.number, mean.size))
+            away[0] = 0.0
+            hypers = self.tails.to_hyper(mean + away @ cholesky.T)
+            self._known = key, away, [self.make(hyper) for hyper in hypers]
+        _, away, made = self._known
+        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
+        return made[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
 
 def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
@@ -436,7 +501,7 @@ class LatentMoves:
         self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
         self.sweeping = sweeping
         self.known: dict[bytes, Conditional] = {}
-        self.usual: tuple[bytes, np.ndarray, list[Conditional]] | None = None
+        self.usual = Usual(surrogate.factored_later, tails, N_USUAL)
         self.here: Place | None = None
         self.costly, self.tails = work > COSTLY, tails
         self.fixed_factor, self.carried = carried is not None, carried or ()
@@ -454,20 +519,14 @@ class LatentMoves:
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
-        self.known, self.usual, self.here = {}, None, None
+        self.known, self.here = {}, None
+        self.usual.forget()
 
     def draw(
-        self,
-        rng: np.random.Generator,
-        point: np.ndarray,
-        tuning: bool,
-        turns: Sequence[Turns],
-        hyper_scale: tuple[np.ndarray, np.ndarray],
-        walks: Walks,
-        parts: Parts,
-        counts: MoveCounts,
+        self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
+        tuning, turns, hyper_scale, walks, parts = settings
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
         self.decisions.refresh(rng, self.at(point).reading)
         for _ in range(self._hyper_moves(rng) if n_hyper else 0):
@@ -517,19 +576,6 @@ class LatentMoves:
             return point
         held = self.field.with_effects_held(point, hyper)
         return None if held is None else held.point
-
-    def _usual(self, hyper: np.ndarray, scale: tuple[np.ndarray, np.ndarray]) -> Conditional:
-        """Return the nearest to h of a few Gaussians given an h that is usual, from memory."""
-        mean, cholesky = scale
-        key = mean.tobytes() + cholesky.tobytes()
-        if self.usual is None or self.usual[0] != key:
-            away = np.random.default_rng(6).standard_normal((N_USUAL, mean.size))
-            away[0] = 0.0
-            hypers = self.tails.to_hyper(mean + away @ cholesky.T)
-            self.usual = key, away, [self.surrogate.factored_later(hyper) for hyper in hypers]
-        _, away, conditionals = self.usual
-        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
-        return conditionals[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
     def at(self, point: np.ndarray) -> Place:
         """Return what is known of a point, the last one from memory."""
@@ -613,8 +659,7 @@ class LatentMoves:
             if level < log_ratio:
                 point[:] = held.point
         if tuning:
-            rate = 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0))
-            walks.tune(i, rate)
+            walks.learn(i, log_ratio)
 
     def _of_scalars(self, point: np.ndarray, proposed: np.ndarray) -> float:
         """Return how the log-likelihood changes where scalars are all that changes of φ."""
@@ -705,7 +750,7 @@ class LatentMoves:
         rows read held.
         """
         hyper = point[self.field.hyper]
-        given = self._usual(hyper, scale) if self.fixed_factor else self.conditional(hyper)
+        given = self.usual.nearest(hyper, scale) if self.fixed_factor else self.conditional(hyper)
         start = self._held(point, given.here[self.field.hyper])
         if start is None or not given.is_proper:
             return
@@ -859,9 +904,8 @@ def _moved_levels(
 
 def _level_walk_shares(eta: np.ndarray) -> np.ndarray:
     """Return how likely each level walks."""
-    unusual = np.clip(_beyond(eta) - UNUSUAL_LEVEL, 0.0, FARTHEST_LEVEL)
-    shares: np.ndarray = 1 - (1 - LEVELS_WALK) * np.exp(-unusual)
-    return shares
+    beyond, settings = _beyond(eta), (LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL)
+    return np.asarray(walk_share_beyond(beyond, *settings))
 
 
 def _beyond(eta: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ from pymc_minibatch.latent.moves import (
     MoveCounts,
     Parts,
     Sweeping,
+    Tuning,
     Turns,
     Walks,
     carried_with,
@@ -210,9 +211,10 @@ class LatentSampler(ABC):
     @cached_property
     def _moves(self) -> LatentMoves | LinearMoves:
         surrogate, decisions = self.reference.surrogate, self._decisions
-        linear = None if self.carried is None else find_linear(surrogate)
-        if self.carried is not None and linear is not None:
-            return LinearMoves(linear, self.carried, self.tails)
+        if self.carried is not None:
+            linear = find_linear(surrogate)
+            if linear is not None:
+                return LinearMoves(linear, self.carried, self.tails)
         return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried, self.tails)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,8 +255,14 @@ class LatentSampler(ABC):
         counts: MoveCounts,
     ) -> None:
         """Make one round of all moves."""
-        scale, walks = (state.mean, state.cholesky), Walks(state.log_length, state.n_moves)
-        self._moves.draw(rng, inside, tuning, state.turns, scale, walks, state.parts, counts)
+        settings = Tuning(
+            tuning,
+            state.turns,
+            (state.mean, state.cholesky),
+            Walks(state.log_length, state.n_moves),
+            state.parts,
+        )
+        self._moves.draw(rng, inside, settings, counts)
 
     def _observe(self, w: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""

@@ -30,7 +30,7 @@ from pymc_minibatch.latent.arrow import (
     Matrix,
     added,
     blocks_of_dense,
-    factor_blocks,
+    factored_blocks,
     multiply_blocks,
     solve_blocks,
     solve_blocks_transposed,
@@ -375,9 +375,7 @@ class Surrogate:
         layout = self.field.latent
         own = levels.latent is layout.groups
         blocks = given.blocks if own else blocks_of_dense(given.dense, layout, levels.latent)
-        cholesky = np.empty_like(blocks)
-        if not factor_blocks(blocks, cholesky):
-            raise np.linalg.LinAlgError("The block of a level is not positive definite.")
+        cholesky = factored_blocks(blocks)
         pull = np.zeros(point.size)
         self.field.latent.put(pull, *self.slope_at(given, point, reading))
         halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]

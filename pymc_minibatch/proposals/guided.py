@@ -32,7 +32,7 @@ from pymc_minibatch.jit.triangular import overwrite, squared_norm
 from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
 from pymc_minibatch.proposals.proposal import Approximation, Place
 
-__all__ = ["Guide", "Guided", "colored", "walk_share", "whitened"]
+__all__ = ["Guide", "Guided", "colored", "walk_share", "walk_share_beyond", "whitened"]
 
 SPREAD = 0.7
 """Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
@@ -228,12 +228,19 @@ def walk(rng: np.random.Generator, z: np.ndarray) -> None:
 
 
 @register_jitable
+def walk_share_beyond(beyond: Any, random_walk: float, unusual: float, farthest: float) -> Any:
+    """Return w of points that are so far beyond the usual distance, a number or an array."""
+    unlikely = np.minimum(np.maximum(beyond - unusual, 0.0), farthest)
+    return 1.0 - (1.0 - random_walk) * np.exp(-unlikely)
+
+
+@register_jitable
 def walk_share(
     z: np.ndarray, random_walk: float, unusual: float = UNUSUAL, farthest: float = FARTHEST
 ) -> float:
     """Return w(z). That of other moves falls by e with each unit of z beyond what is unusual."""
-    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size) - unusual
-    return 1.0 - (1.0 - random_walk) * math.exp(-min(max(beyond, 0.0), farthest))
+    beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size)
+    return float(walk_share_beyond(beyond, random_walk, unusual, farthest))
 
 
 @register_jitable(fastmath=SUMS)

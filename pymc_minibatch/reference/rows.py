@@ -333,16 +333,11 @@ def _triples(gathered: set[int], scalars: set[int]) -> list[tuple[int, int, int]
 
 
 def _quads(gathered: set[int]) -> list[tuple[int, int, int]]:
-    """List fourfold choices of local inputs, some of them twice, which come last."""
-    found = []
-    for four in combinations_with_replacement(sorted(gathered), 4):
-        twice = [i for i in four if four.count(i) > 1]
-        if twice:
-            rest = list(four)
-            rest.remove(twice[0])
-            rest.remove(twice[0])
-            found.append((rest[1], rest[0], twice[0]))
-    return found
+    """List fourfold choices of local inputs, all with one of them twice, which comes last."""
+    every = sorted(gathered)
+    pairs = [(i, j) for j, i in combinations_with_replacement(every, 2)]
+    # Of two that are both twice, the smaller one comes last.
+    return [(i, j, last) for i, j in pairs for last in every if i != j or last <= i]
 
 
 def _n_orders(indices: Sequence[int]) -> int:

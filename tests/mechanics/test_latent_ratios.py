@@ -214,10 +214,10 @@ def test_coefficients(
     monkeypatch.setattr(moves, "fixed_factor", costly)
     state, n_dense = sampler.initial_state(), sampler.field.latent.dense.size
     some = np.random.default_rng(seed).permutation(n_dense)[: 1 + n_dense // 2]
-    usual = moves._usual(
+    usual = moves.usual.nearest(
         start(sampler, seed + 50)[sampler.field.hyper], (state.mean, state.cholesky)
     )
-    monkeypatch.setattr(moves, "_usual", lambda *_: usual)
+    monkeypatch.setattr(moves.usual, "nearest", lambda *_: usual)
     monkeypatch.setattr(moves_module, "_angle", lambda *_: (ANGLES[TURN], True))
     whitened: list[np.ndarray] = []
 
