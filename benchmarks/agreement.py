@@ -7,6 +7,9 @@ included: z is the difference of two means, or of two standard deviations, in it
 Where both samplers are right, the root mean square of z is about 1, and the largest z of P
 parameters about √(2 log P).
 
+Models of :mod:`benchmarks.effects` can be named too. Of these NUTS gets rows alike summed up where
+there are few kinds of them, which leaves the posterior as it is.
+
     python -m benchmarks.agreement --model nested crossed
 """
 
@@ -18,7 +21,8 @@ import numpy as np
 import pymc as pm
 from scipy.special import expit
 
-from benchmarks.effects import by_minibatch, by_nutpie, chains_of, differences, worst
+from benchmarks import effects
+from benchmarks.effects import by_minibatch, by_nutpie, chains_of, differences, free_only, worst
 from benchmarks.report import machine, table, versions
 
 N_GROUPS = 200
@@ -144,6 +148,9 @@ MODELS: dict[str, Callable[[int], pm.Model]] = {
     f.__name__: f for f in (nested, crossed, slopes, lkj, empty, single, half, plain)
 }
 
+SUMMED = {f.__name__: f for f in (effects.poststratification, effects.walk, effects.few_groups)}
+"""Models of which NUTS gets sums."""
+
 
 def largest(errors: np.ndarray) -> float:
     """Return the expected largest of normal variables with these standard deviations."""
@@ -176,9 +183,11 @@ def compare(first: np.ndarray, second: np.ndarray) -> dict[str, str]:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, str]:
     """Sample a model by both."""
-    model = MODELS[name](options.rows)
-    idata, *ours = by_minibatch(model, options.draws, MINIBATCH_TUNE, options.chains, 1)
-    nuts, *theirs = by_nutpie(model, options.nuts_draws, options.nuts_tune, options.chains, 1)
+    model = {**MODELS, **effects.MODELS}[name](options.rows)
+    others = options.chains, options.cores, free_only(model)
+    idata, *ours = by_minibatch(model, options.draws, MINIBATCH_TUNE, *others)
+    of_nuts = SUMMED[name](options.rows, summed=True) if name in SUMMED else model
+    nuts, *theirs = by_nutpie(of_nuts, options.nuts_draws, options.nuts_tune, *others)
     diverged = int(nuts.sample_stats["diverging"].sum())
     compared = compare(chains_of(idata, model), chains_of(nuts, model))
     seconds = f"{sum(ours):.0f} / {sum(theirs):.0f}"
@@ -189,9 +198,10 @@ def main() -> None:
     """Print a table, a line as soon as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", choices=[*MODELS], nargs="+", default=[*MODELS])
+    parser.add_argument("--model", choices=[*MODELS, *effects.MODELS], nargs="+", default=[*MODELS])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--draws", type=int, default=1500, help="of each chain of MinibatchMH")
     parser.add_argument("--nuts-draws", type=int, default=1000)
     parser.add_argument("--nuts-tune", type=int, default=400)

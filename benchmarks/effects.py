@@ -9,7 +9,8 @@ Longer runs of models that are harder to get right: ``python -m benchmarks.agree
 
 import argparse
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import arviz as az
 import numpy as np
@@ -42,7 +43,24 @@ def intercepts(n_rows: int) -> pm.Model:
     return model
 
 
-def poststratification(n_rows: int) -> pm.Model:
+def alike(index: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the kinds of rows, shape (k, kinds), how many each has, and their sums of y."""
+    kinds, kind = np.unique(index, axis=1, return_inverse=True)
+    return kinds, np.bincount(kind), np.bincount(kind, y).astype(int)
+
+
+def observe_binary(
+    log_odds: Callable[..., Any], index: np.ndarray, y: np.ndarray, summed: bool
+) -> None:
+    """Observe rows with log odds of their indices, or how many ones rows alike have."""
+    if summed:
+        kinds, n, ones = alike(index, y)
+        pm.Binomial("y", n, logit_p=log_odds(*kinds), observed=ones)
+    else:
+        pm.Bernoulli("y", logit_p=log_odds(*index), observed=y)
+
+
+def poststratification(n_rows: int, summed: bool = False) -> pm.Model:
     """Logistic regression on states, ages, educations and states by educations."""
     rng = np.random.default_rng(2)
     state = rng.choice(51, n_rows, p=rng.dirichlet(np.full(51, 2.0)))
@@ -50,13 +68,19 @@ def poststratification(n_rows: int) -> pm.Model:
     sizes = {"state": (51, 0.4), "age": (6, 0.3), "education": (5, 0.3), "both": ((51, 5), 0.2)}
     index = {"state": state, "age": age, "education": education, "both": (state, education)}
     truth = sum(sd * rng.normal(size=n)[index[name]] for name, (n, sd) in sizes.items())
+    y = rng.random(n_rows) < inverse_logit(truth - 0.3)
     with pm.Model() as model:
-        log_odds = pm.Normal("mu", 0, 1.5)
-        for name, (n, _) in sizes.items():
-            effect = pm.HalfNormal(f"sd_{name}", 1) * pm.Normal(f"z_{name}", shape=n)
-            log_odds = log_odds + effect[index[name]]
-        y = rng.random(n_rows) < inverse_logit(truth - 0.3)
-        pm.Bernoulli("y", logit_p=log_odds, observed=y)
+        mu = pm.Normal("mu", 0, 1.5)
+        effects = [
+            pm.HalfNormal(f"sd_{name}", 1) * pm.Normal(f"z_{name}", shape=n)
+            for name, (n, _) in sizes.items()
+        ]
+
+        def log_odds(state: np.ndarray, age: np.ndarray, education: np.ndarray) -> Any:
+            each = state, age, education, (state, education)
+            return mu + sum(effect[i] for effect, i in zip(effects, each, strict=True))
+
+        observe_binary(log_odds, np.stack([state, age, education]), y, summed)
     return model
 
 
@@ -91,15 +115,20 @@ def smooth(n_rows: int) -> pm.Model:
     return model
 
 
-def walk(n_rows: int) -> pm.Model:
+def walk(n_rows: int, summed: bool = False) -> pm.Model:
     """Count with a level for each of 365 days, a random walk."""
     rng = np.random.default_rng(5)
     day, truth = rng.integers(0, 365, n_rows), np.cumsum(rng.normal(size=365) * 0.05)
+    y = rng.poisson(np.exp(0.5 + truth[day]))
     with pm.Model() as model:
         level = pm.GaussianRandomWalk(
             "level", sigma=pm.HalfNormal("s", 0.2), init_dist=pm.Normal.dist(0, 1), shape=365
         )
-        pm.Poisson("y", pm.math.exp(level[day]), observed=rng.poisson(np.exp(0.5 + truth[day])))
+        if summed:
+            (days,), n, sums = alike(day[None], y)
+            pm.Poisson("y", n * pm.math.exp(level[days]), observed=sums)
+        else:
+            pm.Poisson("y", pm.math.exp(level[day]), observed=y)
     return model
 
 
@@ -128,14 +157,15 @@ def ratings(n_rows: int) -> pm.Model:
     return model
 
 
-def few_groups(n_rows: int) -> pm.Model:
+def few_groups(n_rows: int, summed: bool = False) -> pm.Model:
     """100 groups, an intercept each, not centred, whose scale is known to a tenth."""
     rng = np.random.default_rng(7)
     group = rng.integers(0, 100, n_rows)
     p = inverse_logit(-0.2 + 0.44 * rng.normal(size=100)[group])
     with pm.Model() as model:
         effect = pm.Normal("mu", 0, 1.5) + pm.HalfNormal("tau", 1) * pm.Normal("z", shape=100)
-        pm.Bernoulli("y", logit_p=effect[group], observed=rng.random(n_rows) < p)
+        y = rng.random(n_rows) < p
+        observe_binary(lambda group: effect[group], group[None], y, summed)
     return model
 
 
@@ -199,8 +229,18 @@ MODELS = {
 }
 
 
+def free_only(model: pm.Model) -> list[str]:
+    """Return the names of the free variables."""
+    return [rv.name for rv in model.free_RVs]
+
+
 def by_minibatch(
-    model: pm.Model, draws: int, tune: int, chains: int = 2, cores: int = 2
+    model: pm.Model,
+    draws: int,
+    tune: int,
+    chains: int = 2,
+    cores: int = 2,
+    var_names: list[str] | None = None,
 ) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     started = time.perf_counter()
@@ -215,19 +255,25 @@ def by_minibatch(
             step=step,
             random_seed=1,
             progressbar=False,
+            var_names=var_names,
             compute_convergence_checks=False,  # which are made of both samplers' draws below
         )
     return idata, ready - started, time.perf_counter() - ready
 
 
 def by_nutpie(
-    model: pm.Model, draws: int, tune: int, chains: int = 2, cores: int = 2
+    model: pm.Model,
+    draws: int,
+    tune: int,
+    chains: int = 2,
+    cores: int = 2,
+    var_names: list[str] | None = None,
 ) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     import nutpie
 
     started = time.perf_counter()
-    compiled = nutpie.compile_pymc_model(model)
+    compiled = nutpie.compile_pymc_model(model, var_names=var_names)
     ready = time.perf_counter()
     idata = nutpie.sample(
         compiled, draws=draws, tune=tune, chains=chains, cores=cores, seed=1, progress_bar=False
@@ -292,12 +338,12 @@ def measure(name: str, options: argparse.Namespace) -> None:
     columns = "set-up (s)", "sampling (s)", "worst ESS", "R-hat", "ESS/s", f"s to {WANTED}"
     for column in ("sampler", *columns):
         table.add_column(column, justify="right")
-    found = []
+    found, var_names = [], free_only(model) if options.free_only else None
     for sampler_name, sampler, draws, tune in (
         ("MinibatchMH", by_minibatch, options.draws, 500),
         ("nutpie", by_nutpie, options.nuts_draws, options.nuts_tune),
     ):
-        idata, set_up, sampling = sampler(model, draws, tune)
+        idata, set_up, sampling = sampler(model, draws, tune, var_names=var_names)
         chains = chains_of(idata, model)
         found.append(chains)
         ess, r_hat = worst(chains)
@@ -326,6 +372,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--nuts-draws", type=int, default=300)
     parser.add_argument("--nuts-tune", type=int, default=500)
+    parser.add_argument(
+        "--free-only", action="store_true", help="keep no Deterministics, as Bambi's fit does"
+    )
     options = parser.parse_args()
     for name in options.model:
         measure(name, options)

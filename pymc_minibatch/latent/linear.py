@@ -12,8 +12,9 @@ numbers for each effect, and no matrix. A round of moves is made of
 - one hyperparameter, the effects as rows read them held;
 - one hyperparameter with a factor whose effects follow it: these are integrated out, and drawn
   anew whether or not it moves;
-- the dense part, the groups integrated out and drawn anew. It is proposed from the posterior given
-  a usual h close by, whose precision has been factored before; how the two differ decides.
+- the dense part, by itself or with a hyperparameter, the groups integrated out and drawn anew. It
+  is proposed from the posterior given a usual h close by, whose precision has been factored before;
+  how the two differ decides.
 
 References
 ----------
@@ -50,14 +51,15 @@ CHECKED, SPREAD, TOLERANCE = 4, 1.0, 1e-9
 """Points at which the form of the posterior is verified, how far they are from the mode on the
 scale of each variable, and relative errors."""
 
-N_USUAL, MOST_ENTRIES = 8, 4e7
+N_USUAL, MOST_ENTRIES = 12, 4e7
 """Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
 
-HELD_IN_A_ROW, HELD_OF_CARRIED = 5, 2
-"""Moves of each hyperparameter with φ held, in a round; fewer if it also moves with a factor."""
+HELD_IN_A_ROW = 2
+"""Moves of each hyperparameter with φ held, in a round."""
 
-DENSE_MOVES = 2
-"""Moves of the dense part in a round."""
+CARRIED_IN_A_ROW, DENSE_IN_A_ROW = 2, 2
+"""Moves of a hyperparameter while its factor is integrated out, and of the dense part while the
+groups are. Those after the first cost less."""
 
 
 class Scales(NamedTuple):
@@ -141,11 +143,14 @@ class _Frame(NamedTuple):
         Its mode.
     factor
         A factor of its precision.
+    log_total : float
+        Log of the integral of the density over the dense part, in the units of that density.
     """
 
     scales: Scales
     mode: np.ndarray
     factor: ArrowFactor
+    log_total: float = 0.0
 
 
 class LinearModel:
@@ -354,15 +359,14 @@ class LinearMoves:
     ) -> None:
         self.model, self.carried = model, carried
         n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
-        self.usual = Usual(model.frame, tails, n_usual)
+        self.usual = Usual(self._normalized, tails, n_usual)
         rows, curvature = model.field.rows, model.surrogate.expansion.curvature
         self.groups = model.place[rows.groups], curvature.blocks
         self.factors = [
             (model.place[levels.rows], curvature.blocks_of(rows, levels.rows))
             for levels in model.field.levels
         ]
-        self.n_held = np.full(model.field.hyper.size, HELD_IN_A_ROW)
-        self.n_held[[axis for axis, _ in carried]] = HELD_OF_CARRIED
+        self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in carried])
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
@@ -376,12 +380,12 @@ class LinearMoves:
         model, hyper = self.model, point[self.model.field.hyper]
         scales, n_carried = model.scales(hyper), len(self.carried)
         here = model.here(hyper, scales, scales.offset + scales.scale * point[model.effects])
-        here = self._move_held(rng, here, tuning, walks.part(n_carried, walks.log_length.size))
+        held = walks.part(n_carried, walks.log_length.size)
+        here = self._move_held(rng, here, tuning, hyper_scale, held)
         for i in rng.permutation(n_carried):
             here = self._move_carried(rng, here, tuning, int(i), hyper_scale, walks, counts)
-        for _ in range(DENSE_MOVES):
-            here = self._move_dense(rng, here, hyper_scale, counts)
-        n_drawn = n_carried + DENSE_MOVES
+        here = self._move_dense(rng, here, hyper_scale, walks, counts)
+        n_drawn = n_carried + 1
         counts.sweeps += n_drawn
         counts.accepted["groups"] += [1.0] * n_drawn
         scales = here.scales
@@ -389,19 +393,31 @@ class LinearMoves:
         point[model.effects] = (here.phi - scales.offset) / scales.scale
 
     def _move_held(
-        self, rng: np.random.Generator, here: _Here, tuning: bool, walks: Walks
+        self,
+        rng: np.random.Generator,
+        here: _Here,
+        tuning: bool,
+        hyper_scale: tuple[np.ndarray, np.ndarray],
+        walks: Walks,
     ) -> _Here:
-        """Move each hyperparameter, φ held."""
-        order = rng.permutation(here.hyper.size)
-        for i in np.repeat(order, self.n_held[order]):
-            hyper = here.hyper.copy()
-            hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
+        """Move each hyperparameter, φ held.
+
+        Those that move with a factor too walk, since φ leaves them little room.
+        """
+        for i in np.repeat(rng.permutation(here.hyper.size), HELD_IN_A_ROW):
+            hyper, log_q, walk = here.hyper.copy(), 0.0, bool(self.walking[i])
+            if walk:
+                hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
+            else:
+                hyper, log_q, walk = moved_alone(
+                    rng, hyper, int(i), hyper_scale, walks.log_length[i]
+                )
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
-            log_ratio = log_density(then, here.phi, here.of_rows)
+            log_ratio = log_density(then, here.phi, here.of_rows) + log_q
             log_ratio -= log_density(here.scales, here.phi, here.of_rows)
             if level < log_ratio:
                 here = here._replace(hyper=hyper, scales=then)
-            if tuning:
+            if tuning and walk:
                 walks.learn(int(i), log_ratio)
         return here
 
@@ -430,13 +446,13 @@ class LinearMoves:
         log_marginal += 0.5 * float(np.sum(halfway**2))
         return _Levels(entries, mean, halfway, cholesky, log_marginal)
 
-    def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> _Here:
-        """Draw the levels of a factor given all else."""
+    def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> np.ndarray:
+        """Return φ with the levels of a factor drawn given all else."""
         phi = here.phi.copy()
         noise = rng.standard_normal(levels.halfway.shape)
         away = solve_blocks_transposed(levels.cholesky, levels.halfway + noise)
         phi[levels.entries] = levels.mean + away
-        return self.model.here(here.hyper, here.scales, phi)
+        return phi
 
     def _move_carried(
         self,
@@ -450,41 +466,72 @@ class LinearMoves:
     ) -> _Here:
         """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
         axis, k = self.carried[i]
-        hyper, log_q, walk = moved_alone(rng, here.hyper, axis, hyper_scale, walks.log_length[i])
-        then, factor = self.model.scales(hyper), self.factors[k]
+        factor = self.factors[k]
         given = self._given_others(here, here.scales, factor)
-        try:
-            given_then = self._given_others(here, then, factor)
-        except np.linalg.LinAlgError:
-            accepted = False
-        else:
-            log_ratio = given_then.log_density - given.log_density + log_q
-            accepted = bool(-rng.standard_exponential() < log_ratio)
-        if accepted:
-            here, given = here._replace(hyper=hyper, scales=then), given_then
-        counts.accepted["hyper"].append(float(accepted))
-        if tuning and walk:
-            walks.tune(i, float(accepted))
-        return self._drawn(rng, here, given)
+        for _ in range(CARRIED_IN_A_ROW):
+            hyper, log_q, walk = moved_alone(
+                rng, here.hyper, axis, hyper_scale, walks.log_length[i]
+            )
+            then = self.model.scales(hyper)
+            try:
+                given_then = self._given_others(here, then, factor)
+            except np.linalg.LinAlgError:
+                accepted = False
+            else:
+                log_ratio = given_then.log_density - given.log_density + log_q
+                accepted = bool(-rng.standard_exponential() < log_ratio)
+            if accepted:
+                here, given = here._replace(hyper=hyper, scales=then), given_then
+            counts.accepted["hyper"].append(float(accepted))
+            if tuning and walk:
+                walks.tune(i, float(accepted))
+        return self.model.here(here.hyper, here.scales, self._drawn(rng, here, given))
 
     def _move_dense(
         self,
         rng: np.random.Generator,
         here: _Here,
         hyper_scale: tuple[np.ndarray, np.ndarray],
+        walks: Walks,
         counts: MoveCounts,
     ) -> _Here:
-        """Move the dense part with the groups integrated out, and draw these anew."""
-        model, frame = self.model, self.usual.nearest(here.hyper, hyper_scale)
-        phi, dense = here.phi.copy(), slice(model.n_dense)
-        away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
-        phi[dense] = frame.mode[dense] + away
-        there = model.here(here.hyper, here.scales, phi)
-        given, given_then = (self._given_others(at, at.scales, self.groups) for at in (here, there))
-        log_ratio = given_then.log_density - given.log_density
-        for sign, at in ((1.0, here), (-1.0, there)):
-            log_ratio += sign * self._given_others(at, frame.scales, self.groups).log_density
-        accepted = bool(-rng.standard_exponential() < log_ratio)
-        counts.accepted["dense"].append(float(accepted))
-        here, given = (there, given_then) if accepted else (here, given)
-        return self._drawn(rng, here, given)
+        """Move the dense part, at times with a hyperparameter, the groups integrated out.
+
+        Return φ with these drawn anew. The dense part is drawn whatever it was. So what decides is
+        how much more likely each place is than its proposal.
+        """
+        model, dense = self.model, slice(self.model.n_dense)
+        frame = self.usual.nearest(here.hyper, hyper_scale)
+        given, weight = self._weighed(here, frame)
+        for n in range(DENSE_IN_A_ROW):
+            hyper, scales, log_q = here.hyper, here.scales, 0.0
+            if n % 2 and self.carried:
+                i = int(rng.integers(len(self.carried)))
+                axis, log_length = self.carried[i][0], walks.log_length[i]
+                hyper, log_q, _ = moved_alone(rng, hyper, axis, hyper_scale, log_length)
+                scales = model.scales(hyper)
+            frame = self.usual.nearest(hyper, hyper_scale)
+            phi = here.phi.copy()
+            away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
+            phi[dense] = frame.mode[dense] + away
+            there = model.here(hyper, scales, phi)
+            given_then, weight_then = self._weighed(there, frame)
+            accepted = bool(-rng.standard_exponential() < weight_then - weight + log_q)
+            counts.accepted["dense"].append(float(accepted))
+            if accepted:
+                here, given, weight = there, given_then, weight_then
+        return here._replace(phi=self._drawn(rng, here, given))
+
+    def _normalized(self, hyper: np.ndarray) -> _Frame:
+        """Return a frame with the integral of its density, which is normal."""
+        frame = self.model.frame(hyper)
+        at_mode = self.model.here(hyper, frame.scales, frame.mode)
+        peak = self._given_others(at_mode, frame.scales, self.groups).log_density
+        return frame._replace(log_total=peak - frame.factor.schur.log_determinant())
+
+    def _weighed(self, here: _Here, frame: _Frame) -> tuple[_Levels, float]:
+        """Return the groups given the rest, and the log density of that less the proposal's."""
+        given, proposed = (
+            self._given_others(here, scales, self.groups) for scales in (here.scales, frame.scales)
+        )
+        return given, given.log_density - (proposed.log_density - frame.log_total)

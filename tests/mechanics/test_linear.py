@@ -109,7 +109,7 @@ def test_levels_given_all_else(sampler: LatentSampler, factor: int) -> None:
     phi = model.at + rng.normal(size=model.at.size)
     here = model.here(hyper, model.scales(hyper), phi)
     levels = moves._given_others(here, here.scales, moves.factors[factor])
-    there = moves._drawn(np.random.default_rng(4), here, levels)
+    there = model.here(hyper, here.scales, moves._drawn(np.random.default_rng(4), here, levels))
     noise = np.random.default_rng(4).standard_normal(levels.halfway.shape)
     log_conditional = log_diagonal(levels.cholesky) - 0.5 * np.sum(noise**2)
     log_joint = log_density(there.scales, there.phi, there.of_rows)
@@ -152,6 +152,22 @@ def test_a_usual_posterior_is_that_given_its_hyperparameters(sampler: LatentSamp
         there = model.here(hyper, frame.scales, frame.mode + away)
         fall = 0.5 * sum(np.sum(part**2) for part in noise)
         assert top - log_density(frame.scales, there.phi, there.of_rows) == pytest.approx(fall)
+
+
+def test_the_density_of_a_proposal_of_the_dense_part(sampler: LatentSampler) -> None:
+    """At each usual h it is normal, with its constant: else moves of h would be wrong."""
+    moves = sampler._moves
+    assert isinstance(moves, LinearMoves)
+    rng, model = np.random.default_rng(9), moves.model
+    for shift in (-0.4, 0.0, 0.4):
+        frame = moves._normalized(sampler.reference.hyper + shift)
+        noise, phi = rng.normal(size=model.n_dense), model.at + rng.normal(size=model.at.size)
+        schur = frame.factor.schur
+        phi[: model.n_dense] = frame.mode[: model.n_dense] + schur.solve_transposed(noise)
+        here = model.here(sampler.reference.hyper, model.scales(sampler.reference.hyper), phi)
+        given, weight = moves._weighed(here, frame)
+        log_q = schur.log_determinant() - 0.5 * np.sum(noise**2)
+        assert given.log_density - weight == pytest.approx(log_q, rel=1e-9)
 
 
 @pytest.mark.slow
