@@ -33,10 +33,7 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.arrow import (
     Arrow,
     ArrowFactor,
-    factored_blocks,
     is_empty,
-    log_diagonal,
-    solve_blocks,
     solve_blocks_transposed,
 )
 from pymc_minibatch.latent.field import LatentField
@@ -51,11 +48,11 @@ CHECKED, SPREAD, TOLERANCE = 4, 1.0, 1e-9
 """Points at which the form of the posterior is verified, how far they are from the mode on the
 scale of each variable, and relative errors."""
 
-N_USUAL, MOST_ENTRIES = 12, 4e7
+N_USUAL, MOST_ENTRIES = 16, 4e7
 """Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
 
 HELD_IN_A_ROW = 2
-"""Moves of each hyperparameter with φ held, in a round."""
+"""Moves of a hyperparameter with φ held, in a round; one of those that also move with a factor."""
 
 CARRIED_IN_A_ROW, DENSE_IN_A_ROW = 2, 2
 """Moves of a hyperparameter while its factor is integrated out, and of the dense part while the
@@ -267,31 +264,48 @@ def prior_of_phi(
 
 
 @jit_kept
-def slopes_of_levels(
+def integrate(
     entries: np.ndarray,
     blocks: np.ndarray,
-    of_rows: np.ndarray,
+    slope: np.ndarray,
+    phi: np.ndarray,
     factor: float,
     precision: np.ndarray,
-    way: np.ndarray,
+    mean: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return slope, (G, q, 1), and precision, (G, q, q), of levels at their prior mean.
+    """Integrate levels out, as :class:`_Levels` says.
 
-    Given are the slope of Q at φ, and the way from there to the mean. Also return the change of Q.
+    Given are their blocks of K, the slope of Q at φ, κ, w and c. φ is left with the levels at their
+    mean. Return C⁻¹ g, C, and what is added to ℓ + κQ + ½ Σ log w; NaN if a C does not exist.
     """
     n_groups, width = entries.shape
-    slope, whole, change = np.empty((n_groups, width, 1)), np.empty(blocks.shape), 0.0
+    halfway, cholesky, added = np.empty((n_groups, width)), np.zeros(blocks.shape), 0.0
     for g in range(n_groups):
         for i in range(width):
-            bent = 0.0
+            here, bent = entries[g, i], 0.0
             for j in range(width):
-                whole[g, i, j] = factor * blocks[g, i, j]
-                bent += blocks[g, i, j] * way[entries[g, j]]
-            entry = entries[g, i]
-            whole[g, i, i] += precision[entry]
-            slope[g, i, 0] = factor * (of_rows[entry] - bent)
-            change += way[entry] * (of_rows[entry] - 0.5 * bent)
-    return slope, whole, change
+                bent += blocks[g, i, j] * (mean[entries[g, j]] - phi[entries[g, j]])
+            added += factor * (mean[here] - phi[here]) * (slope[here] - 0.5 * bent)
+            total = factor * (slope[here] - bent)
+            for j in range(i + 1):
+                entry = factor * blocks[g, i, j] + (precision[here] if i == j else 0.0)
+                for k in range(j):
+                    entry -= cholesky[g, i, k] * cholesky[g, j, k]
+                if i > j:
+                    cholesky[g, i, j] = entry / cholesky[g, j, j]
+                    total -= cholesky[g, i, j] * halfway[g, j]
+                elif entry > 0.0:
+                    cholesky[g, i, i] = math.sqrt(entry)
+                    added -= 0.5 * math.log(entry)
+                else:
+                    return halfway, cholesky, math.nan
+            halfway[g, i] = total / cholesky[g, i, i]
+            added += 0.5 * halfway[g, i] ** 2
+        for i in range(width):
+            phi[entries[g, i]] = mean[entries[g, i]]
+    for i in range(phi.size):
+        added -= 0.5 * precision[i] * (phi[i] - mean[i]) ** 2
+    return halfway, cholesky, added
 
 
 def log_density(scales: Scales, phi: np.ndarray, of_rows: float) -> float:
@@ -404,7 +418,8 @@ class LinearMoves:
 
         Those that move with a factor too walk, since φ leaves them little room.
         """
-        for i in np.repeat(rng.permutation(here.hyper.size), HELD_IN_A_ROW):
+        order = rng.permutation(here.hyper.size)
+        for i in np.repeat(order, np.where(self.walking[order], 1, HELD_IN_A_ROW)):
             hyper, log_q, walk = here.hyper.copy(), 0.0, bool(self.walking[i])
             if walk:
                 hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
@@ -426,25 +441,21 @@ class LinearMoves:
     ) -> _Levels:
         """Return the levels of a factor given all else, at some h.
 
-        Of the factor are given its entries and their blocks of K.
-
-        Raises
-        ------
-        LinAlgError
-            If the precision of a level is not positive definite.
+        Of the factor are given its entries and their blocks of K. The log density is NaN if the
+        precision of a level is not positive definite.
         """
         entries, blocks = factor
-        of_rows, way = self.model.slope - here.bent, scales.mean - here.phi
-        slope, whole, change = slopes_of_levels(
-            entries, blocks, of_rows, scales.factor, scales.precision, way
+        halfway, cholesky, added = integrate(
+            entries,
+            blocks,
+            self.model.slope - here.bent,
+            here.phi.copy(),
+            scales.factor,
+            scales.precision,
+            scales.mean,
         )
-        cholesky = factored_blocks(whole)
-        halfway = solve_blocks(cholesky, slope)[:, :, 0]
-        phi, mean = here.phi.copy(), scales.mean[entries]
-        phi[entries] = mean
-        log_marginal = log_density(scales, phi, here.of_rows + change) - log_diagonal(cholesky)
-        log_marginal += 0.5 * float(np.sum(halfway**2))
-        return _Levels(entries, mean, halfway, cholesky, log_marginal)
+        log_marginal = scales.level + scales.factor * here.of_rows + added
+        return _Levels(entries, scales.mean[entries], halfway, cholesky, log_marginal)
 
     def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> np.ndarray:
         """Return φ with the levels of a factor drawn given all else."""
@@ -473,13 +484,9 @@ class LinearMoves:
                 rng, here.hyper, axis, hyper_scale, walks.log_length[i]
             )
             then = self.model.scales(hyper)
-            try:
-                given_then = self._given_others(here, then, factor)
-            except np.linalg.LinAlgError:
-                accepted = False
-            else:
-                log_ratio = given_then.log_density - given.log_density + log_q
-                accepted = bool(-rng.standard_exponential() < log_ratio)
+            given_then = self._given_others(here, then, factor)
+            log_ratio = given_then.log_density - given.log_density + log_q
+            accepted = bool(-rng.standard_exponential() < log_ratio)
             if accepted:
                 here, given = here._replace(hyper=hyper, scales=then), given_then
             counts.accepted["hyper"].append(float(accepted))
