@@ -240,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seeds", type=int, default=10, help="data sets of each case")
+    parser.add_argument("--first", type=int, default=1, help="seed of the first of them")
     parser.add_argument("--draws", type=int, default=4000, help="of each of two chains")
     parser.add_argument("--nuts", action="store_true", help="compare speed with nutpie")
     options = parser.parse_args()
@@ -257,7 +258,7 @@ def main() -> None:
     ]
     lines = []
     for name in options.only:
-        for seed in range(1, options.seeds + 1):
+        for seed in range(options.first, options.first + options.seeds):
             lines.append(line(name, seed, options.draws, options.nuts))
             print(*lines[-1], flush=True)
     print("\n" + table(header, lines))

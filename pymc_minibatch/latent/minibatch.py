@@ -61,8 +61,9 @@ FIRST_SIGMA = 0.5
 ROWS_BY_SIZE = 2.5
 """Rows of a batch, relative to the sum of how far remainders vary, as seen with several models."""
 
-FAR_IN_BLOCKS = 2.0
-"""So far beyond the usual distance levels are in a long tail."""
+FAR_IN_BLOCKS = 3.0
+"""So far beyond the usual distance levels are in a long tail. Few normal ones are: one that is
+holds up all levels of its block."""
 
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
