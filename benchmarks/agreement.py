@@ -22,7 +22,15 @@ import pymc as pm
 from scipy.special import expit
 
 from benchmarks import effects
-from benchmarks.effects import by_minibatch, by_nutpie, chains_of, differences, free_only, worst
+from benchmarks.effects import (
+    Run,
+    by_minibatch,
+    by_nutpie,
+    chains_of,
+    differences,
+    free_only,
+    worst,
+)
 from benchmarks.report import machine, table, versions
 
 N_GROUPS = 200
@@ -185,9 +193,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, str]:
     """Sample a model by both."""
     model = {**MODELS, **effects.MODELS}[name](options.rows)
     others = options.chains, options.cores, free_only(model)
-    idata, *ours = by_minibatch(model, options.draws, MINIBATCH_TUNE, *others)
+    idata, *ours = by_minibatch(model, Run(options.draws, MINIBATCH_TUNE, *others))
     of_nuts = SUMMED[name](options.rows, summed=True) if name in SUMMED else model
-    nuts, *theirs = by_nutpie(of_nuts, options.nuts_draws, options.nuts_tune, *others)
+    nuts, *theirs = by_nutpie(of_nuts, Run(options.nuts_draws, options.nuts_tune, *others))
     diverged = int(nuts.sample_stats["diverging"].sum())
     compared = compare(chains_of(idata, model), chains_of(nuts, model))
     seconds = f"{sum(ours):.0f} / {sum(theirs):.0f}"

@@ -234,50 +234,42 @@ def free_only(model: pm.Model) -> list[str]:
     return [rv.name for rv in model.free_RVs]
 
 
-def by_minibatch(
-    model: pm.Model,
-    draws: int,
-    tune: int,
-    chains: int = 2,
-    cores: int = 2,
-    var_names: list[str] | None = None,
-) -> tuple[xr.DataTree, float, float]:
+class Run(NamedTuple):
+    """What is asked of a sampler; None of the variables to keep stands for all."""
+
+    draws: int
+    tune: int
+    chains: int = 2
+    cores: int = 2
+    var_names: list[str] | None = None
+
+
+def by_minibatch(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     started = time.perf_counter()
     with model:
         step = pmb.MinibatchMH()
         ready = time.perf_counter()
         idata = pm.sample(
-            draws,
-            tune=tune,
-            chains=chains,
-            cores=cores,
+            **run._asdict(),
             step=step,
             random_seed=1,
             progressbar=False,
-            var_names=var_names,
             compute_convergence_checks=False,  # which are made of both samplers' draws below
         )
     return idata, ready - started, time.perf_counter() - ready
 
 
-def by_nutpie(
-    model: pm.Model,
-    draws: int,
-    tune: int,
-    chains: int = 2,
-    cores: int = 2,
-    var_names: list[str] | None = None,
-) -> tuple[xr.DataTree, float, float]:
+def by_nutpie(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     import nutpie
 
     started = time.perf_counter()
-    compiled = nutpie.compile_pymc_model(model, var_names=var_names)
+    compiled = nutpie.compile_pymc_model(model, var_names=run.var_names)
     ready = time.perf_counter()
-    idata = nutpie.sample(
-        compiled, draws=draws, tune=tune, chains=chains, cores=cores, seed=1, progress_bar=False
-    )
+    options = run._asdict()
+    del options["var_names"]
+    idata = nutpie.sample(compiled, **options, seed=1, progress_bar=False)
     return idata, ready - started, time.perf_counter() - ready
 
 
@@ -343,7 +335,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         ("MinibatchMH", by_minibatch, options.draws, 500),
         ("nutpie", by_nutpie, options.nuts_draws, options.nuts_tune),
     ):
-        idata, set_up, sampling = sampler(model, draws, tune, var_names=var_names)
+        idata, set_up, sampling = sampler(model, Run(draws, tune, var_names=var_names))
         chains = chains_of(idata, model)
         found.append(chains)
         ess, r_hat = worst(chains)

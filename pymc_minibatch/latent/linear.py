@@ -141,13 +141,13 @@ class _Frame(NamedTuple):
     factor
         A factor of its precision.
     log_total : float
-        Log of the integral of the density over the dense part, in the units of that density.
+        Log of the integral of its density over φ.
     """
 
     scales: Scales
     mode: np.ndarray
     factor: ArrowFactor
-    log_total: float = 0.0
+    log_total: float
 
 
 class LinearModel:
@@ -240,7 +240,9 @@ class LinearModel:
         factor = precision.factor()
         pull = scales.factor * self.slope - scales.precision * (self.at - scales.mean)
         step = factor.solve(*self.parts(pull))
-        return _Frame(scales, self.at + _joined(step), factor)
+        top = self.here(hyper, scales, self.at + _joined(step))
+        peak = log_density(scales, top.phi, top.of_rows)
+        return _Frame(scales, top.phi, factor, peak - factor.log_determinant())
 
 
 def _joined(parts: Parts) -> np.ndarray:
@@ -373,7 +375,7 @@ class LinearMoves:
     ) -> None:
         self.model, self.carried = model, carried
         n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
-        self.usual = Usual(self._normalized, tails, n_usual)
+        self.usual = Usual(model.frame, tails, n_usual)
         rows, curvature = model.field.rows, model.surrogate.expansion.curvature
         self.groups = model.place[rows.groups], curvature.blocks
         self.factors = [
@@ -398,13 +400,12 @@ class LinearMoves:
         here = self._move_held(rng, here, tuning, hyper_scale, held)
         for i in rng.permutation(n_carried):
             here = self._move_carried(rng, here, tuning, int(i), hyper_scale, walks, counts)
-        here = self._move_dense(rng, here, hyper_scale, walks, counts)
+        here, phi = self._move_dense(rng, here, hyper_scale, walks, counts)
         n_drawn = n_carried + 1
         counts.sweeps += n_drawn
         counts.accepted["groups"] += [1.0] * n_drawn
-        scales = here.scales
         point[model.field.hyper] = here.hyper
-        point[model.effects] = (here.phi - scales.offset) / scales.scale
+        point[model.effects] = (phi - here.scales.offset) / here.scales.scale
 
     def _move_held(
         self,
@@ -420,12 +421,12 @@ class LinearMoves:
         """
         order = rng.permutation(here.hyper.size)
         for i in np.repeat(order, np.where(self.walking[order], 1, HELD_IN_A_ROW)):
-            hyper, log_q, walk = here.hyper.copy(), 0.0, bool(self.walking[i])
-            if walk:
+            if self.walking[i]:
+                hyper, log_q, walk = here.hyper.copy(), 0.0, True
                 hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
             else:
                 hyper, log_q, walk = moved_alone(
-                    rng, hyper, int(i), hyper_scale, walks.log_length[i]
+                    rng, here.hyper, int(i), hyper_scale, walks.log_length[i]
                 )
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
             log_ratio = log_density(then, here.phi, here.of_rows) + log_q
@@ -501,11 +502,11 @@ class LinearMoves:
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
-    ) -> _Here:
-        """Move the dense part, at times with a hyperparameter, the groups integrated out.
+    ) -> tuple[_Here, np.ndarray]:
+        """Move the dense part, every other time with a hyperparameter, the groups integrated out.
 
-        Return φ with these drawn anew. The dense part is drawn whatever it was. So what decides is
-        how much more likely each place is than its proposal.
+        The dense part is drawn whatever it was. So what decides is how much more likely each place
+        is than its proposal. Return the last place, and its φ with the groups drawn anew.
         """
         model, dense = self.model, slice(self.model.n_dense)
         frame = self.usual.nearest(here.hyper, hyper_scale)
@@ -527,14 +528,7 @@ class LinearMoves:
             counts.accepted["dense"].append(float(accepted))
             if accepted:
                 here, given, weight = there, given_then, weight_then
-        return here._replace(phi=self._drawn(rng, here, given))
-
-    def _normalized(self, hyper: np.ndarray) -> _Frame:
-        """Return a frame with the integral of its density, which is normal."""
-        frame = self.model.frame(hyper)
-        at_mode = self.model.here(hyper, frame.scales, frame.mode)
-        peak = self._given_others(at_mode, frame.scales, self.groups).log_density
-        return frame._replace(log_total=peak - frame.factor.schur.log_determinant())
+        return here, self._drawn(rng, here, given)
 
     def _weighed(self, here: _Here, frame: _Frame) -> tuple[_Levels, float]:
         """Return the groups given the rest, and the log density of that less the proposal's."""

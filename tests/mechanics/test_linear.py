@@ -160,7 +160,7 @@ def test_the_density_of_a_proposal_of_the_dense_part(sampler: LatentSampler) -> 
     assert isinstance(moves, LinearMoves)
     rng, model = np.random.default_rng(9), moves.model
     for shift in (-0.4, 0.0, 0.4):
-        frame = moves._normalized(sampler.reference.hyper + shift)
+        frame = model.frame(sampler.reference.hyper + shift)
         noise, phi = rng.normal(size=model.n_dense), model.at + rng.normal(size=model.at.size)
         schur = frame.factor.schur
         phi[: model.n_dense] = frame.mode[: model.n_dense] + schur.solve_transposed(noise)
