@@ -60,17 +60,16 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
     Returns
     -------
     sweep
-        ``(rng, psi, current, proposed, grouping, density, (limits, details), accepted)`` decides on
-        each block by its ψ, shape (n_blocks,), and its rows alone; writes `accepted` and returns
-        rows evaluated, the mean of s², the largest error bound, decisions read whole, and a row
-        that is impossible at the current point, or -1.
+        ``(rng, current, proposed, grouping, density, (limits, details), accepted)`` decides on each
+        block by its rows alone; writes `accepted` and returns rows evaluated, the mean of s², the
+        largest error bound, decisions read whole, and a row that is impossible at the current
+        point, or -1.
     """
     take = make_take(ndims)
 
     @njit
     def sweep(
         rng: np.random.Generator,
-        psi: np.ndarray,
         current: np.ndarray,
         proposed: np.ndarray,
         grouping: Grouping,
@@ -117,13 +116,13 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             for g in range(first, last):
                 size = starts[g + 1] - starts[g]
                 if size <= 2 * first_batch:
-                    total = psi[g] + np.sum(ratios[n : n + size]) / limits.temperature
+                    total = np.sum(ratios[n : n + size]) / limits.temperature
                     accepted[g] = math.log(rng.random()) < total
                     n_whole += 1
                     n += size
                     continue
                 outcome = decide(
-                    rng, psi[g], current, proposed, density, table, bounds[g], bounds[g + 1],
+                    rng, current, proposed, density, table, bounds[g], bounds[g + 1],
                     ratios[n : n + first_batch], limits, details,
                 )  # fmt: skip
                 accepted[g], read, s2, error, whole_read, impossible = outcome
@@ -140,7 +139,6 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
     @njit
     def decide(
         rng: np.random.Generator,
-        psi: float,
         current: np.ndarray,
         proposed: np.ndarray,
         density: Density,
@@ -161,7 +159,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
                 return False, read, 0.0, 0.0, False, -1
             s2, error = noise(seen.size, np.inf, scale, variance, skew, third, limits)
             if s2 < limits.variance and error <= limits.error:
-                taken = accept(rng, psi + scale * mean, s2, details)
+                taken = accept(rng, scale * mean, s2, details)
                 return taken, read, s2, min(1.0, error), False, -1
             n = seen.size
             while 2 * n <= size:
@@ -188,7 +186,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             if bad >= 0:
                 return False, read, 0.0, 0.0, True, chosen[bad]
             total += np.sum(added)
-        accepted = rng.random() < exact_probability(psi + total / limits.temperature)
+        accepted = rng.random() < exact_probability(total / limits.temperature)
         return accepted, read + size, 0.0, 0.0, True, -1
 
     return sweep

@@ -61,10 +61,6 @@ FIRST_SIGMA = 0.5
 ROWS_BY_SIZE = 2.5
 """Rows of a batch, relative to the sum of how far remainders vary, as seen with several models."""
 
-FAR_IN_BLOCKS = 3.0
-"""So far beyond the usual distance levels are in a long tail. Few normal ones are: one that is
-holds up all levels of its block."""
-
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
 
@@ -89,6 +85,8 @@ class MinibatchDecisions(Decisions):
     blocks
         For each grouping factor the levels that decide together.
     """
+
+    sees_all = False
 
     def __init__(
         self,
@@ -131,26 +129,18 @@ class MinibatchDecisions(Decisions):
             self.tests.tune(state, grown, batch_size, variance, error)
         return bool(accepted)
 
-    def are_far(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-        """Say which levels are to decide by the surrogate and rows at once: those in long tails.
-
-        Others would go too far out too often, and hold up all levels of their blocks.
-        """
-        return np.minimum(here, there) > FAR_IN_BLOCKS
-
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
-        """Let blocks of levels decide by what is undecided, and remainders of their own rows."""
-        readings, factor, moving, undecided = moves
+        """Let blocks of levels decide by the remainders of their own rows; nothing is undecided."""
+        readings, factor, moving, _ = moves
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
         cubic = self.surrogate.cubic(levels.rows)
         self._weigh(blocks.table, cubic, readings)
         before, after = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
         decided = np.zeros(blocks.first.size - 1, dtype=np.bool_)
-        of_blocks = np.add.reduceat(undecided * moving, blocks.first[:-1])
         outcome = self.sweep(
-            rng, of_blocks, before, after, blocks, self.density, self.group_parameters, decided
+            rng, before, after, blocks, self.density, self.group_parameters, decided
         )
         n_evaluated, _, error, _, impossible = outcome
         counts.n_evaluated += n_evaluated

@@ -21,7 +21,7 @@ decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), a
 (:mod:`.whole`), or the bright rows of Firefly Monte Carlo (:mod:`.firefly`). Where it is the
 posterior itself, nothing is left to decide (:mod:`.exact`). Levels, of which each could move by
 itself, decide under the surrogate first, and those that move are a proposal to the rows (delayed
-acceptance). Levels far out decide by both at once.
+acceptance). Where no batch decides, levels may walk, and those far out decide by both at once.
 
 References
 ----------
@@ -447,14 +447,16 @@ class LevelMoves(NamedTuple):
 
 
 class Decisions(ABC):
-    """What accepts and rejects moves, from rows."""
+    """What accepts and rejects moves, from rows.
 
-    def are_far(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-        """Say which levels are to decide by the surrogate and rows at once.
+    Attributes
+    ----------
+    sees_all : bool
+        Whether each level decides by all that is to be known of its rows. Then it may go anywhere.
+        A batch of rows does not see how wrong the surrogate is so far out that none was sized for.
+    """
 
-        Given is how far beyond the usual distance they are, and would be.
-        """
-        return np.maximum(here, there) > UNUSUAL_LEVEL
+    sees_all = True
 
     def refresh(self, rng: np.random.Generator, reading: Reading) -> None:  # noqa: B027
         """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
@@ -798,7 +800,8 @@ class LatentMoves:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns, self.sweeping)
-        moved, log_q = _moved_levels(rng, eta, angle)
+        sees_all = self.decisions.sees_all
+        moved, log_q = (_moved_levels if sees_all else _turned_levels)(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
@@ -807,7 +810,8 @@ class LatentMoves:
         psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
         # Under the surrogate each level decides by itself, but for those far out, of which it may
         # be so wrong that what it accepts, rows reject.
-        is_far = self.decisions.are_far(_beyond(eta), _beyond(moved)) & np.isfinite(psi)
+        is_far = np.maximum(_beyond(eta), _beyond(moved)) > UNUSUAL_LEVEL
+        is_far &= sees_all & np.isfinite(psi)
         stays = ~is_far & (-rng.standard_exponential(psi.size) >= psi)
         proposed[levels.latent[stays]] = point[levels.latent[stays]]
         after = self.surrogate.read_levels(proposed, before, levels)
@@ -884,6 +888,13 @@ def moved_alone(
     return moved, log_q + math.log((1 - _walk_share(z_then)) / (1 - share)), False
 
 
+def _turned_levels(
+    rng: np.random.Generator, eta: np.ndarray, angle: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turn all levels by an angle; their normal densities are all that a proposal depends on."""
+    return _rotated(rng, eta, angle)[0], np.zeros(len(eta))
+
+
 def _moved_levels(
     rng: np.random.Generator, eta: np.ndarray, angle: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -892,7 +903,7 @@ def _moved_levels(
     Also return the log ratios of the densities of both proposals, beside those of normal densities
     where levels are turned.
     """
-    share, moved = _level_walk_shares(eta), _rotated(rng, eta, angle)[0]
+    share, (moved, _) = _level_walk_shares(eta), _turned_levels(rng, eta, angle)
     walks = rng.random(share.size) < share
     lengths = np.exp(WALK_SPREAD * rng.standard_normal(share.size)) / math.sqrt(eta.shape[1])
     steps = lengths[:, None] * rng.standard_normal(eta.shape)

@@ -397,6 +397,31 @@ def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyP
     assert kstest(eta[:, 0], "norm").pvalue > 1e-4
 
 
+@pytest.mark.parametrize("by_batch", [True, False])
+def test_levels_that_batches_decide_on_do_not_walk(
+    by_batch: bool, whole: WholeSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would go where no row was sized for: a batch does not see how wrong the surrogate is."""
+    test = Penalty() if by_batch else None
+    moves = make_latent_sampler(whole.tall, test, 1.0)._moves if by_batch else whole._moves
+    assert isinstance(moves, LatentMoves)
+    assert moves.decisions.sees_all != by_batch
+    walked: list[int] = []
+
+    def recorded(
+        rng: np.random.Generator, eta: np.ndarray, angle: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        walked.append(len(eta))
+        return eta, np.zeros(len(eta))
+
+    monkeypatch.setattr(moves_module, "_moved_levels", recorded)
+    turns = whole.initial_state().turns
+    for factor in range(len(moves.field.levels)):
+        rng, point = np.random.default_rng(2), start(whole, 3)
+        moves.move_levels(rng, point, False, factor, turns[2 + factor], MoveCounts())
+    assert len(walked) == (0 if by_batch else len(moves.field.levels))
+
+
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is impossible where a chain is; where it might go, it does not go."""
     surrogate, decisions = whole.reference.surrogate, whole._decisions

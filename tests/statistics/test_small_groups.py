@@ -2,16 +2,19 @@
 
 Normal rows and effects, so that effects and mean can be integrated out in closed form, and both
 scales by quadrature; and two yeses or noes for each group, with effects, mean and scale integrated
-out by quadrature.
+out by quadrature. Groups of all sizes decide in blocks, where a batch must not be led astray.
 """
 
 import arviz as az
 import numpy as np
 import pymc as pm
+import pytest
 import xarray as xr
 from scipy.special import expit
 
 import pymc_minibatch as pmb
+from benchmarks.many_groups import slopes
+from pymc_minibatch.latent import moves
 
 N_GROUPS, N_ROWS = 4000, 3
 """Groups, and rows of each: at the mode of all effects log s is 19 standard deviations too low."""
@@ -125,3 +128,19 @@ def assert_moments(
         assert abs(draws.mean() - mean) < 4.5 * error, name
         error = float(az.mcse(draws, method="sd"))
         assert abs(draws.std() - deviation) < 5 * error, name
+
+
+@pytest.mark.slow
+def test_levels_in_blocks_stay_where_the_posterior_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard normal effects of 500 groups, of which one in 10^4 runs has one beyond 6.5.
+
+    With long walks blocks accept some at 10 and more, as batches miss the few rows that object.
+    """
+    monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
+    with slopes(50_000):
+        step = pmb.MinibatchMH()
+        idata = pm.sample(
+            300, tune=200, chains=1, step=step, random_seed=1, progressbar=False, var_names=["z"]
+        )
+    assert "levels in blocks" in step.choice
+    assert float(np.abs(idata.posterior["z"].values).max()) < 6.5
