@@ -21,9 +21,19 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_default_op_cache_key,
 )
 from pytensor.link.numba.dispatch.scalar import numba_funcify_Composite, scalar_op_cache_key
-from pytensor.scalar.basic import Composite, Exp, Log, Log1p, UnaryScalarOp, upgrade_to_float
+from pytensor.scalar.basic import (
+    Composite,
+    Exp,
+    Log,
+    Log1p,
+    Switch,
+    UnaryScalarOp,
+    upgrade_to_float,
+)
 from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.basic import switch
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import log
 from scipy.special import expit
 
 from pymc_minibatch.jit.cache import source_number
@@ -33,6 +43,7 @@ __all__ = [
     "exponential",
     "local_branchless",
     "local_inlined",
+    "local_one_logarithm",
     "logarithm",
     "sigmoid",
     "softplus",
@@ -229,6 +240,32 @@ def local_branchless(fgraph: Any, node: Apply) -> list[Variable] | None:
     is_one_loop = all(values.type.broadcastable[:-1])
     replacement: Any = Elemwise(scalar_op) if is_one_loop else Entrywise(scalar_op)
     return [replacement(values)]
+
+
+@node_rewriter([Elemwise])
+def local_one_logarithm(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Take the logarithm of what is chosen, where one of two is: both cost more than anything else.
+
+    What log(1 + x) has to say of an x below 1e-16 is lost, which is nothing in a sum of rows.
+    """
+    op: Any = node.op
+    if not isinstance(op.scalar_op, Switch):
+        return None
+    condition, *logarithms = node.inputs
+    arguments = [_argument(values) for values in logarithms]
+    if None in arguments:
+        return None
+    return [log(switch(condition, *arguments))]
+
+
+def _argument(logarithm: Variable) -> Variable | None:
+    """Return that of which it is the logarithm, if it is one of doubles."""
+    node: Any = logarithm.owner
+    scalar_op = getattr(node and node.op, "scalar_op", None)
+    if not isinstance(scalar_op, Log | Log1p) or node.inputs[0].type.dtype != "float64":
+        return None
+    argument: Variable = node.inputs[0]
+    return argument if isinstance(scalar_op, Log) else 1.0 + argument
 
 
 def _funcify(op: UnaryScalarOp, node: Any, **kwargs: Any) -> tuple[Any, str]:

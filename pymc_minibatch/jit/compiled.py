@@ -24,7 +24,11 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.tensor.rewriting.ofg import inline_symbolic_for_fusion
 
 import pymc_minibatch.jit.special  # noqa: F401 - registers translations
-from pymc_minibatch.jit.branchless import local_branchless, local_inlined
+from pymc_minibatch.jit.branchless import (
+    local_branchless,
+    local_inlined,
+    local_one_logarithm,
+)
 from pymc_minibatch.jit.cache import kernel_key
 from pymc_minibatch.jit.lean import (
     local_added_axes,
@@ -52,6 +56,7 @@ REWRITES = [
     local_unchecked,
     local_matvec,
     local_added_axes,
+    local_one_logarithm,
     local_branchless,
 ]
 """One after the other; the first, of PyTensor, shows what softmax and the like consist of."""

@@ -63,6 +63,9 @@ def _range(values: Variable) -> tuple[float, float]:
     if isinstance(scalar_op, ps.Mul):
         leasts, mosts = zip(*map(_range, node.inputs), strict=True)
         return (math.prod(leasts), math.prod(mosts)) if min(leasts) >= 0 else EVERYWHERE
+    if isinstance(scalar_op, ps.Switch):
+        leasts, mosts = zip(*map(_range, node.inputs[1:]), strict=True)
+        return min(leasts), max(mosts)
     least = 0.0 if getattr(scalar_op, "non_negative", False) else -math.inf
     return RANGES.get(type(scalar_op), (least, math.inf))
 

@@ -44,6 +44,7 @@ __all__ = [
     "compact",
     "congruent",
     "denser",
+    "inner_products",
     "is_empty",
     "log_diagonal",
 ]
@@ -510,6 +511,12 @@ def multiply_matrices(left: np.ndarray, right: np.ndarray) -> np.ndarray:
                     for k in range(n):
                         product[g, i, k] += factor * right[g, j, k]
     return product
+
+
+def inner_products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the inner product of each group's two vectors, shape (G,)."""
+    products: np.ndarray = np.einsum("gq,gq->g", left, right)
+    return products
 
 
 @jit_kept

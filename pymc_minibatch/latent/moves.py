@@ -39,6 +39,7 @@ import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
 from pymc_minibatch.latent.arrow import (
+    inner_products,
     log_diagonal,
     multiply_transposed,
     solve_blocks_transposed,
@@ -80,8 +81,9 @@ KINDS = ("hyper", "dense", "groups")
 DECIDED = ("hyper", "carried", "dense")
 """Kinds of moves on which all rows decide."""
 
-ANGLES = math.pi / 2 * 2.0 ** (-0.5 * np.arange(12))
-"""Lengths of moves that are tried: a right angle is an independent draw."""
+ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
+"""Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
+beyond, which makes up for moves that are rejected (over-relaxation; Adler, 1981)."""
 
 OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
 """What a move costs apart from reading rows, in rows: always, and for factoring a dense part."""
@@ -808,15 +810,16 @@ class LatentMoves:
         self.decisions.refresh(rng, before)
         points, readings = (point, proposed), (before, after)
         psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
-        # Under the surrogate each level decides by itself, but for those far out, of which it may
-        # be so wrong that what it accepts, rows reject.
-        is_far = np.maximum(_beyond(eta), _beyond(moved)) > UNUSUAL_LEVEL
-        is_far &= sees_all & np.isfinite(psi)
-        stays = ~is_far & (-rng.standard_exponential(psi.size) >= psi)
-        proposed[levels.latent[stays]] = point[levels.latent[stays]]
-        after = self.surrogate.read_levels(proposed, before, levels)
+        # Where all rows are seen, they and the surrogate decide at once; a batch is for the levels
+        # that the surrogate lets move.
+        moving = np.isfinite(psi) if sees_all else -rng.standard_exponential(psi.size) < psi
+        if not moving.all():
+            stays = levels.latent[~moving]
+            proposed[stays] = point[stays]
+            after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        moves = LevelMoves((before, after), factor, ~stays, np.where(is_far, psi, 0.0))
+        undecided = np.where(moving, psi, 0.0) if sees_all else np.zeros(psi.size)
+        moves = LevelMoves((before, after), factor, moving, undecided)
         accepted = self.decisions.on_levels(rng, moves, counts)
         read = counts.n_evaluated - evaluated
         counts.sweeps += 1
@@ -824,8 +827,8 @@ class LatentMoves:
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
         if tuning and is_set:
-            jump = np.sum(np.sum((moved - eta) ** 2, axis=1) * accepted)
-            record(rng, turns, float(jump), OVERHEAD + accepted.size + read)
+            jump = float(inner_products(moved - eta, moved - eta) @ accepted)
+            record(rng, turns, jump, OVERHEAD + accepted.size + read)
 
 
 def _walk_share(z: np.ndarray) -> float:
@@ -904,25 +907,22 @@ def _moved_levels(
     where levels are turned.
     """
     share, (moved, _) = _level_walk_shares(eta), _turned_levels(rng, eta, angle)
-    walks = rng.random(share.size) < share
-    lengths = np.exp(WALK_SPREAD * rng.standard_normal(share.size)) / math.sqrt(eta.shape[1])
-    steps = lengths[:, None] * rng.standard_normal(eta.shape)
-    moved[walks] = eta[walks] + steps[walks]
+    walking = np.flatnonzero(rng.random(share.size) < share)
+    start, shape = eta[walking], (walking.size, eta.shape[1])
+    lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
+    moved[walking] = start + lengths[:, None] * rng.standard_normal(shape)
     there = _level_walk_shares(moved)
-    of_walks = np.log(there / share) - 0.5 * np.sum(moved**2 - eta**2, axis=1)
-    return moved, np.where(walks, of_walks, np.log((1 - there) / (1 - share)))
+    log_q = np.log((1 - there) / (1 - share))
+    end, of_types = moved[walking], np.log(there[walking] / share[walking])
+    log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
+    return moved, log_q
 
 
 def _level_walk_shares(eta: np.ndarray) -> np.ndarray:
     """Return how likely each level walks."""
-    beyond, settings = _beyond(eta), (LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL)
-    return np.asarray(walk_share_beyond(beyond, *settings))
-
-
-def _beyond(eta: np.ndarray) -> np.ndarray:
-    """Return how far levels are beyond the usual distance √q."""
-    distances: np.ndarray = np.sqrt(np.sum(eta**2, axis=1))
-    return distances - math.sqrt(eta.shape[1])
+    beyond = np.sqrt(inner_products(eta, eta)) - math.sqrt(eta.shape[1])
+    shares = walk_share_beyond(beyond, LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL)
+    return np.asarray(shares)
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

@@ -31,6 +31,7 @@ from pymc_minibatch.latent.arrow import (
     added,
     blocks_of_dense,
     factored_blocks,
+    inner_products,
     multiply_blocks,
     solve_blocks,
     solve_blocks_transposed,
@@ -411,14 +412,16 @@ class Surrogate:
         to slope and curvature.
         """
         before, after = readings
-        ratios = -np.sum((self.expansion.tilt * (after.phi - before.phi))[levels.rows], axis=1)
+        ratios = -inner_products(
+            self.expansion.tilt[levels.rows], (after.phi - before.phi)[levels.rows]
+        )
         cubic = self.cubic(levels.rows)
         if cubic is not None:
             ratios += self._values(cubic, after) - self._values(cubic, before)
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.phi)[levels.rows]
-                ratios += sign * np.sum(away * multiply_blocks(self.expansion.raised, away), axis=1)
+                ratios += sign * inner_products(away, multiply_blocks(self.expansion.raised, away))
         if levels.prior is not None:
             here, there = map(self.field.derivatives.coordinates.to_model, points)
             ratios += levels.prior.logp(there) - levels.prior.logp(here)
@@ -432,7 +435,7 @@ class Surrogate:
         delta = (after.phi - before.phi)[levels.rows]
         slope = (self.expansion.slope - before.bent)[levels.rows]
         blocks = self.expansion.curvature.blocks_of(self.field.rows, levels.rows)
-        change: np.ndarray = np.sum(delta * (slope - 0.5 * multiply_blocks(blocks, delta)), axis=1)
+        change = inner_products(delta, slope - 0.5 * multiply_blocks(blocks, delta))
         cubic = self.cubic(levels.rows)
         if cubic is not None:
             change += self._values(cubic, after) - self._values(cubic, before)
@@ -453,7 +456,7 @@ class Surrogate:
         bent = multiply_blocks(
             given.prior_precision.blocks_of(self.field.latent, levels.latent), delta
         )
-        return np.sum(delta * (slope[levels.latent] - 0.5 * bent), axis=1)
+        return inner_products(delta, slope[levels.latent] - 0.5 * bent)
 
     def _times(self, matrix: Arrow, vector: np.ndarray) -> np.ndarray:
         """Multiply the latent part of a flat vector."""

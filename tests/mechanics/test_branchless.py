@@ -13,7 +13,13 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
 from scipy.special import expit
 
-from pymc_minibatch.jit.branchless import BRANCHLESS, Entrywise, InlinedComposite
+from pymc_minibatch.jit.branchless import (
+    BRANCHLESS,
+    BranchlessLog,
+    BranchlessLog1p,
+    Entrywise,
+    InlinedComposite,
+)
 from pymc_minibatch.jit.compiled import NUMBA_MODE, compile_numba
 
 FUNCTIONS = {
@@ -108,6 +114,34 @@ def test_checks_that_cannot_fail():
     assert np.isinf(checked(np.array([0.5, -0.1, 0.5]))).all()
 
 
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_one_logarithm_of_two(is_clipped):
+    """What is chosen has one taken of it; so do probabilities that are kept from 0 and 1."""
+    p, y = pt.vector("p"), pt.lvector("y")
+    inside = pt.switch(pt.eq(p, 0), 1e-16, pt.switch(pt.eq(p, 1), 1 - 1e-16, p))
+    inside = inside if is_clipped else p
+    chosen = pt.switch(y, pt.log(inside), pt.log1p(-inside))
+    kinds = [*_scalar_kinds(pymc_compile([p, y], [chosen], mode=NUMBA_MODE).maker.fgraph)]
+    assert kinds.count(BranchlessLog) == 1
+    assert BranchlessLog1p not in kinds
+    values = np.random.default_rng(4).uniform(size=1000)
+    values = np.concatenate([values, 10.0 ** -np.arange(1, 20), [-0.5, 1.5, np.nan]])
+    compiled = compile_numba([p, y], [chosen])
+    with np.errstate(invalid="ignore"):
+        expected = np.log(values), np.log1p(-values)
+    for each, of_each in zip((1, 0), expected, strict=True):
+        found = compiled(values, np.full(values.size, each))
+        np.testing.assert_allclose(found, of_each, rtol=1e-14, atol=2e-16)
+
+
+def _scalar_kinds(graph):
+    """List the kinds of operations on numbers, those within others included."""
+    for node in graph.apply_nodes:
+        scalar_op = getattr(node.op, "scalar_op", node.op)
+        inner = getattr(scalar_op, "fgraph", None)
+        yield from [type(scalar_op)] if inner is None else _scalar_kinds(inner)
+
+
 @pytest.mark.parametrize(
     ("condition", "is_true"),
     [
@@ -117,6 +151,9 @@ def test_checks_that_cannot_fail():
         (lambda x: pt.ge(1, pt.sigmoid(x)[:, None]), True),
         (lambda x: pt.le(0.5 * pt.erfc(x), 1), True),
         (lambda x: pt.ge(2.0 * pt.exp(x), 0), True),
+        (lambda x: pt.le(pt.switch(pt.eq(pt.sigmoid(x), 0), 1e-16, pt.sigmoid(x)), 1), True),
+        (lambda x: pt.le(pt.switch(pt.eq(x, 0), 2.0, pt.sigmoid(x)), 1), False),
+        (lambda x: pt.ge(pt.switch(pt.eq(x, 0), pt.sigmoid(x), x), 0), False),
         (lambda x: pt.ge(-2.0 * pt.exp(x), 0), False),
         (lambda x: pt.le(2.0 * pt.sigmoid(x), 1), False),
         (lambda x: pt.ge(x + 1.0, 0), False),
