@@ -19,12 +19,13 @@ All h move together in coordinates w in which their tails are nearly those of a 
 The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
 decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), all rows
 (:mod:`.whole`), or the bright rows of Firefly Monte Carlo (:mod:`.firefly`). Where it is the
-posterior itself, nothing is left to decide (:mod:`.exact`). Levels, of which each could move by
-itself, decide under the surrogate first, and those that move are a proposal to the rows (delayed
-acceptance). Where no batch decides, levels may walk, and those far out decide by both at once.
+posterior itself, nothing is left to decide (:mod:`.exact`). Where batches decide, levels, of which
+each could move by itself, decide under the surrogate first, and those that move are a proposal to
+the rows (delayed acceptance). Elsewhere they decide by both at once, and may walk.
 
 References
 ----------
+Adler (1981), Over-relaxation method for the Monte Carlo evaluation of the partition function.
 Christen and Fox (2005), Markov chain Monte Carlo using an approximation. Yu and Meng (2011), To
 center or not to center: interweaving.
 """
@@ -83,7 +84,7 @@ DECIDED = ("hyper", "carried", "dense")
 
 ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
-beyond, which makes up for moves that are rejected (over-relaxation; Adler, 1981)."""
+beyond, which makes up for moves that are rejected (over-relaxation)."""
 
 OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
 """What a move costs apart from reading rows, in rows: always, and for factoring a dense part."""
