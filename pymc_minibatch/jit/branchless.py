@@ -264,8 +264,9 @@ def _argument(logarithm: Variable) -> Variable | None:
     scalar_op = getattr(node and node.op, "scalar_op", None)
     if not isinstance(scalar_op, Log | Log1p) or node.inputs[0].type.dtype != "float64":
         return None
-    argument: Variable = node.inputs[0]
-    return argument if isinstance(scalar_op, Log) else 1.0 + argument
+    argument: Any = node.inputs[0]
+    found: Variable = argument if isinstance(scalar_op, Log) else 1.0 + argument
+    return found
 
 
 def _funcify(op: UnaryScalarOp, node: Any, **kwargs: Any) -> tuple[Any, str]:

@@ -30,6 +30,7 @@ from pymc_minibatch.latent.moves import (
     factoring_share,
     overhead,
 )
+from pymc_minibatch.latent.overlooked import Lookout, Overlooked
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
@@ -264,6 +265,16 @@ class MinibatchSampler(LatentSampler):
         """Move a point of the model in place by rounds of all moves; tune."""
         self._decisions.states = state.decisions
         return super().draw(rng, point, n_rounds, tuning, state)
+
+    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+        """Return a level that batches have let go where its own rows object, if one is found."""
+        return self._lookout.look(self._coordinates.from_model(point))
+
+    @cached_property
+    def _lookout(self) -> Lookout:
+        tables = [grouping.table for grouping in self.blocks]
+        surrogate = self.reference.surrogate
+        return Lookout(surrogate, self.rows, self.tall.data, tables, self.temperature)
 
     def _described(self, factor: int) -> str:
         """Say how many levels a factor has, and blocks."""

@@ -36,6 +36,7 @@ from pymc_minibatch.latent.moves import (
     carried_with,
     take_best,
 )
+from pymc_minibatch.latent.overlooked import Overlooked
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
 from pymc_minibatch.latent.tails import Tails, find_tails
@@ -287,6 +288,10 @@ class LatentSampler(ABC):
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state())
         self._moves.forget()
+
+    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+        """Return a level that is where its own rows object, which only batches can overlook."""
+        return None
 
     def scale(self, state: LatentState) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""

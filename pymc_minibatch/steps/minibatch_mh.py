@@ -37,6 +37,7 @@ from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.overlooked import LOOK_EVERY
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
@@ -478,6 +479,7 @@ class MinibatchMH(TallStep):
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
         self._read, self._cost_is_checked = np.zeros(2), False
+        self._level_is_found = False
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
@@ -608,7 +610,7 @@ class MinibatchMH(TallStep):
             "test_error": counts.test_error,
             "exact": not isinstance(self.latent, MinibatchSampler),
             "scale": self.latent.scale(self.proposal_state),
-            "warning": None,
+            "warning": None if self.tune else self._warning_of_a_level(flat),
             **stats_of_effects(counts),
         }
 
@@ -716,6 +718,23 @@ class MinibatchMH(TallStep):
             "mode does not hold, and its moves are not made for there. The mode of a scale of "
             "group effects, for one, may lie far from where the posterior mass is. The chain may "
             "not have converged: look at R-hat and the effective sample size, and tune for longer."
+        )
+
+    def _warning_of_a_level(self, flat: np.ndarray) -> str | None:
+        """Warn once where batches have let a level go where its own rows object."""
+        assert self.latent is not None
+        if self._level_is_found or self.n_draws % LOOK_EVERY:
+            return None
+        overlooked = self.latent.overlooked(flat)
+        if overlooked is None:
+            return None
+        self._level_is_found = True
+        name = self.tall.layout.name_of(overlooked.position)
+        element = overlooked.position - self.tall.layout.slices[name].start
+        return (
+            f"Element {element} of {name} is where its own rows are less likely than the batches "
+            f"that let it go there have seen, by {overlooked.nats:,.0f} nats. Draws of it, and of "
+            "all that depends on it, are wrong. Please report this model."
         )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:

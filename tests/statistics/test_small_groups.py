@@ -144,3 +144,25 @@ def test_levels_in_blocks_stay_where_the_posterior_is(monkeypatch: pytest.Monkey
         )
     assert "levels in blocks" in step.choice
     assert float(np.abs(idata.posterior["z"].values).max()) < 6.5
+
+
+@pytest.mark.slow
+def test_levels_that_batches_let_go_are_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same with walks where batches decide: the run says which effect went where."""
+    turned = moves._turned_levels
+
+    def walked(
+        rng: np.random.Generator, eta: np.ndarray, angle: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        with monkeypatch.context() as within:
+            within.setattr(moves, "_turned_levels", turned)
+            return moves._moved_levels(rng, eta, angle)
+
+    monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
+    monkeypatch.setattr(moves, "_turned_levels", walked)
+    with slopes(50_000):
+        step = pmb.MinibatchMH()
+        pm.sample(300, tune=200, chains=1, step=step, random_seed=1, progressbar=False)
+    assert "of z is where its own rows are less likely than the batches" in caplog.text
