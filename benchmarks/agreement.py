@@ -7,8 +7,9 @@ included: z is the difference of two means, or of two standard deviations, in it
 Where both samplers are right, the root mean square of z is about 1, and the largest z of P
 parameters about √(2 log P).
 
-Models of :mod:`benchmarks.effects` can be named too. Of these NUTS gets rows alike summed up where
-there are few kinds of them, which leaves the posterior as it is.
+Models of :mod:`benchmarks.effects` can be named too. Of these NUTS gets another form of the same
+posterior that is easier for it: rows alike summed up where there are few kinds of them, and effects
+in coordinates that rows see.
 
     python -m benchmarks.agreement --model nested crossed
 """
@@ -156,8 +157,11 @@ MODELS: dict[str, Callable[[int], pm.Model]] = {
     f.__name__: f for f in (nested, crossed, slopes, lkj, empty, single, half, plain)
 }
 
-SUMMED = {f.__name__: f for f in (effects.poststratification, effects.walk, effects.few_groups)}
-"""Models of which NUTS gets sums."""
+FOR_NUTS = {
+    f.__name__: f
+    for f in (effects.poststratification, effects.smooth, effects.walk, effects.few_groups)
+}
+"""Models of which NUTS gets another form."""
 
 
 def largest(errors: np.ndarray) -> float:
@@ -194,7 +198,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, str]:
     model = {**MODELS, **effects.MODELS}[name](options.rows)
     others = options.chains, options.cores, free_only(model)
     idata, *ours = by_minibatch(model, Run(options.draws, MINIBATCH_TUNE, *others))
-    of_nuts = SUMMED[name](options.rows, summed=True) if name in SUMMED else model
+    of_nuts = FOR_NUTS[name](options.rows, for_nuts=True) if name in FOR_NUTS else model
     nuts, *theirs = by_nutpie(of_nuts, Run(options.nuts_draws, options.nuts_tune, *others))
     diverged = int(nuts.sample_stats["diverging"].sum())
     compared = compare(chains_of(idata, model), chains_of(nuts, model))

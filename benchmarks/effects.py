@@ -23,6 +23,9 @@ import pymc_minibatch as pmb
 
 WANTED = 400
 
+KNOWN = 12
+"""Coefficients of a Gaussian process that rows know better than the prior."""
+
 
 def inverse_logit(x: np.ndarray) -> np.ndarray:
     """Return probabilities."""
@@ -60,7 +63,16 @@ def observe_binary(
         pm.Bernoulli("y", logit_p=log_odds(*index), observed=y)
 
 
-def poststratification(n_rows: int, summed: bool = False) -> pm.Model:
+def scaled(name: str, sd: Any, shape: Any, centred: bool) -> Any:
+    """Return sd times a standard normal variable, of which either may be what is sampled."""
+    if not centred:
+        return sd * pm.Normal(name, shape=shape)
+    effect = pm.Normal(f"{name}_centred", 0, sd, shape=shape)
+    pm.Deterministic(name, effect / sd)
+    return effect
+
+
+def poststratification(n_rows: int, for_nuts: bool = False) -> pm.Model:
     """Logistic regression on states, ages, educations and states by educations."""
     rng = np.random.default_rng(2)
     state = rng.choice(51, n_rows, p=rng.dirichlet(np.full(51, 2.0)))
@@ -72,7 +84,7 @@ def poststratification(n_rows: int, summed: bool = False) -> pm.Model:
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1.5)
         effects = [
-            pm.HalfNormal(f"sd_{name}", 1) * pm.Normal(f"z_{name}", shape=n)
+            scaled(f"z_{name}", pm.HalfNormal(f"sd_{name}", 1), n, centred=for_nuts)
             for name, (n, _) in sizes.items()
         ]
 
@@ -80,7 +92,7 @@ def poststratification(n_rows: int, summed: bool = False) -> pm.Model:
             each = state, age, education, (state, education)
             return mu + sum(effect[i] for effect, i in zip(effects, each, strict=True))
 
-        observe_binary(log_odds, np.stack([state, age, education]), y, summed)
+        observe_binary(log_odds, np.stack([state, age, education]), y, summed=for_nuts)
     return model
 
 
@@ -101,21 +113,45 @@ def correlated(n_rows: int) -> pm.Model:
     return model
 
 
-def smooth(n_rows: int) -> pm.Model:
+def smooth(n_rows: int, for_nuts: bool = False) -> pm.Model:
     """Poisson regression with exposure and a Hilbert space Gaussian process."""
     rng = np.random.default_rng(3)
     x, exposure = np.sort(rng.uniform(-3, 3, n_rows)), rng.uniform(0.5, 2, n_rows)
+    y = rng.poisson(exposure * np.exp(0.3 + np.sin(2 * x) / 2))
     with pm.Model() as model:
         scale, length = pm.HalfNormal("scale", 1), pm.InverseGamma("length", 3, 2)
         covariance = scale**2 * pm.gp.cov.ExpQuad(1, ls=length)
         process = pm.gp.HSGP(m=[25], c=1.5, cov_func=covariance)
-        f = process.prior("f", X=pm.Data("x", x)[:, None])
-        rate = pm.Data("exposure", exposure) * pm.math.exp(pm.Normal("mu", 0, 1) + f)
-        pm.Poisson("y", rate, observed=rng.poisson(exposure * np.exp(0.3 + np.sin(2 * x) / 2)))
+        if for_nuts:
+            log_rate = whitened(*process.prior_linearized(X=x[:, None]), weight=y)
+            pm.Poisson("y", exposure * pm.math.exp(log_rate), observed=y)
+        else:
+            f = process.prior("f", X=pm.Data("x", x)[:, None])
+            rate = pm.Data("exposure", exposure) * pm.math.exp(pm.Normal("mu", 0, 1) + f)
+            pm.Poisson("y", rate, observed=y)
     return model
 
 
-def walk(n_rows: int, summed: bool = False) -> pm.Model:
+def whitened(basis: Any, spread: Any, weight: np.ndarray) -> Any:
+    """Return ``mu`` and a Gaussian process, sampled in coordinates that rows see alike.
+
+    These are mu and the first coefficients, with the prior that they have elsewhere, times a
+    matrix. Of the others, of which rows say little, what is standard normal is sampled.
+    """
+    columns = np.column_stack([np.ones(len(weight)), basis.eval()])
+    known, rest = columns[:, : KNOWN + 1], columns[:, KNOWN + 1 :]
+    precision = (known.T * weight) @ known + np.eye(KNOWN + 1)
+    onto = np.linalg.inv(np.linalg.cholesky(precision)).T
+    both = onto @ pm.Flat("whitened", shape=KNOWN + 1)
+    mu, first = pm.Deterministic("mu", both[0]), both[1:]
+    pm.Potential("prior_of_mu", pm.logp(pm.Normal.dist(0, 1), mu))
+    pm.Potential("prior", pm.logp(pm.Normal.dist(0, spread[:KNOWN]), first).sum())
+    z = pm.Normal("z", shape=rest.shape[1])
+    pm.Deterministic("f_hsgp_coeffs", pm.math.concatenate([first / spread[:KNOWN], z]))
+    return known @ both + rest @ (z * spread[KNOWN:])
+
+
+def walk(n_rows: int, for_nuts: bool = False) -> pm.Model:
     """Count with a level for each of 365 days, a random walk."""
     rng = np.random.default_rng(5)
     day, truth = rng.integers(0, 365, n_rows), np.cumsum(rng.normal(size=365) * 0.05)
@@ -124,7 +160,7 @@ def walk(n_rows: int, summed: bool = False) -> pm.Model:
         level = pm.GaussianRandomWalk(
             "level", sigma=pm.HalfNormal("s", 0.2), init_dist=pm.Normal.dist(0, 1), shape=365
         )
-        if summed:
+        if for_nuts:
             (days,), n, sums = alike(day[None], y)
             pm.Poisson("y", n * pm.math.exp(level[days]), observed=sums)
         else:
@@ -157,7 +193,7 @@ def ratings(n_rows: int) -> pm.Model:
     return model
 
 
-def few_groups(n_rows: int, summed: bool = False) -> pm.Model:
+def few_groups(n_rows: int, for_nuts: bool = False) -> pm.Model:
     """100 groups, an intercept each, not centred, whose scale is known to a tenth."""
     rng = np.random.default_rng(7)
     group = rng.integers(0, 100, n_rows)
@@ -165,7 +201,7 @@ def few_groups(n_rows: int, summed: bool = False) -> pm.Model:
     with pm.Model() as model:
         effect = pm.Normal("mu", 0, 1.5) + pm.HalfNormal("tau", 1) * pm.Normal("z", shape=100)
         y = rng.random(n_rows) < p
-        observe_binary(lambda group: effect[group], group[None], y, summed)
+        observe_binary(lambda group: effect[group], group[None], y, summed=for_nuts)
     return model
 
 
