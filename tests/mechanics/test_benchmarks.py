@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytensor
 import pytest
 
-from benchmarks import agreement
+from benchmarks import agreement, effects
 from benchmarks.data import MODELS, simulate
 from benchmarks.effects import differences, worst
 from benchmarks.figure import Point, draw, read_points
@@ -93,6 +94,40 @@ def test_models_that_are_compared_have_as_many_rows_as_asked_for(name):
     assert model.rvs_to_values[y].data.shape == (3000,)
     largest = max(v.size for v in model.initial_point().values())
     assert largest in ((10,) if name == "plain" else (200, 400))
+
+
+def log_volume(name, values):
+    """Return log |∂(what the model samples) / ∂(what NUTS samples)|, negated, up to a constant."""
+    if name == "poststratification":
+        kinds = ("state", "age", "education", "both")
+        return sum(values[f"z_{k}"].size * np.log(values[f"sd_{k}"]) for k in kinds)
+    if name != "smooth":
+        return 0.0
+    x = np.random.default_rng(3).uniform(-3, 3, 2000)
+    boundary = 1.5 * (x.max() - x.min()) / 2
+    reach = values["length"] * np.arange(1, effects.KNOWN + 1) * np.pi / (2 * boundary)
+    densities = np.log(values["scale"] ** 2 * values["length"]) - reach**2 / 2
+    return densities.sum() / 2
+
+
+@pytest.mark.parametrize("name", agreement.FOR_NUTS)
+def test_nuts_gets_another_form_of_the_same_posterior(name):
+    model, other = (effects.MODELS[name](2000, **form) for form in ({}, {"for_nuts": True}))
+    variables = model.free_RVs
+    same = other.replace_rvs_by_values([other[rv.name] for rv in variables])
+    read = pytensor.function(other.value_vars, same, on_unused_input="ignore")
+    logp, logp_of_other = model.compile_logp(jacobian=False), other.compile_logp(jacobian=False)
+    rng, differences = np.random.default_rng(4), []
+    for _ in range(4):
+        near = {k: v + rng.normal(0, 0.01, np.shape(v)) for k, v in other.initial_point().items()}
+        values = read(*[near[value.name] for value in other.value_vars])
+        point = {
+            model.rvs_to_values[rv].name: v if model.rvs_to_transforms[rv] is None else np.log(v)
+            for rv, v in zip(variables, values, strict=True)
+        }
+        named = dict(zip([rv.name for rv in variables], values, strict=True))
+        differences.append(logp(point) - logp_of_other(near) - log_volume(name, named))
+    np.testing.assert_allclose(differences, differences[0], atol=1e-6)
 
 
 def test_differences_are_in_standard_errors():
