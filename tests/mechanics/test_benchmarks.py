@@ -97,7 +97,7 @@ def test_models_that_are_compared_have_as_many_rows_as_asked_for(name):
 
 
 def log_volume(name, values):
-    """Return log |∂(what the model samples) / ∂(what NUTS samples)|, negated, up to a constant."""
+    """Return log |∂(what NUTS samples) / ∂(what the model samples)|, up to a constant."""
     if name == "poststratification":
         kinds = ("state", "age", "education", "both")
         return sum(values[f"z_{k}"].size * np.log(values[f"sd_{k}"]) for k in kinds)
