@@ -24,6 +24,7 @@ from scipy.special import expit
 
 from benchmarks import effects
 from benchmarks.effects import (
+    NUTS_ACCEPTS,
     Run,
     by_minibatch,
     by_nutpie,
@@ -199,7 +200,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, str]:
     others = options.chains, options.cores, free_only(model)
     idata, *ours = by_minibatch(model, Run(options.draws, MINIBATCH_TUNE, *others))
     of_nuts = FOR_NUTS[name](options.rows, for_nuts=True) if name in FOR_NUTS else model
-    nuts, *theirs = by_nutpie(of_nuts, Run(options.nuts_draws, options.nuts_tune, *others))
+    asked = Run(options.nuts_draws, options.nuts_tune, *others)
+    nuts, *theirs = by_nutpie(of_nuts, asked, options.nuts_accepts)
     diverged = int(nuts.sample_stats["diverging"].sum())
     compared = compare(chains_of(idata, model), chains_of(nuts, model))
     seconds = f"{sum(ours):.0f} / {sum(theirs):.0f}"
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1500, help="of each chain of MinibatchMH")
     parser.add_argument("--nuts-draws", type=int, default=1000)
     parser.add_argument("--nuts-tune", type=int, default=400)
+    parser.add_argument("--nuts-accepts", type=float, default=NUTS_ACCEPTS)
     options = parser.parse_args()
     print(f"{machine()} {versions()}\n\nMinibatchMH / NUTS:\n")
     for i, name in enumerate(options.model):

@@ -280,6 +280,10 @@ class Run(NamedTuple):
     var_names: list[str] | None = None
 
 
+NUTS_ACCEPTS = 0.8
+"""Share of moves that NUTS aims to accept, unless more is asked for."""
+
+
 def by_minibatch(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     started = time.perf_counter()
@@ -296,7 +300,9 @@ def by_minibatch(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
     return idata, ready - started, time.perf_counter() - ready
 
 
-def by_nutpie(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
+def by_nutpie(
+    model: pm.Model, run: Run, accepts: float = NUTS_ACCEPTS
+) -> tuple[xr.DataTree, float, float]:
     """Return draws, seconds of set-up and of sampling."""
     import nutpie
 
@@ -305,7 +311,7 @@ def by_nutpie(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:
     ready = time.perf_counter()
     options = run._asdict()
     del options["var_names"]
-    idata = nutpie.sample(compiled, **options, seed=1, progress_bar=False)
+    idata = nutpie.sample(compiled, **options, target_accept=accepts, seed=1, progress_bar=False)
     return idata, ready - started, time.perf_counter() - ready
 
 
