@@ -23,6 +23,9 @@ import pymc_minibatch as pmb
 
 WANTED = 400
 
+NUTS_ACCEPTS = 0.8
+"""Share of moves that NUTS aims to accept, unless more is asked for."""
+
 KNOWN = 12
 """Coefficients of a Gaussian process that rows know better than the prior."""
 
@@ -278,10 +281,6 @@ class Run(NamedTuple):
     chains: int = 2
     cores: int = 2
     var_names: list[str] | None = None
-
-
-NUTS_ACCEPTS = 0.8
-"""Share of moves that NUTS aims to accept, unless more is asked for."""
 
 
 def by_minibatch(model: pm.Model, run: Run) -> tuple[xr.DataTree, float, float]:

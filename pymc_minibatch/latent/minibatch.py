@@ -268,10 +268,11 @@ class MinibatchSampler(LatentSampler):
 
     def overlooked(self, point: np.ndarray) -> Overlooked | None:
         """Return a level that batches have let go where its own rows object, if one is found."""
-        return self._lookout.look(self._coordinates.from_model(point))
+        return self.lookout.look(self._coordinates.from_model(point))
 
-    @cached_property
-    def _lookout(self) -> Lookout:
+    @property
+    def lookout(self) -> Lookout:
+        """What is read to find it."""
         tables = [grouping.table for grouping in self.blocks]
         surrogate = self.reference.surrogate
         return Lookout(surrogate, self.rows, self.tall.data, tables, self.temperature)

@@ -69,6 +69,7 @@ __all__ = [
     "Turns",
     "Usual",
     "Walks",
+    "beyond_usual",
     "carried_with",
     "factoring_share",
     "moved_alone",
@@ -811,15 +812,15 @@ class LatentMoves:
         self.decisions.refresh(rng, before)
         points, readings = (point, proposed), (before, after)
         psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
-        # Where all rows are seen, they and the surrogate decide at once; a batch is for the levels
-        # that the surrogate lets move.
-        moving = np.isfinite(psi) if sees_all else -rng.standard_exponential(psi.size) < psi
+        if sees_all:  # rows and surrogate decide at once
+            moving, undecided = np.isfinite(psi), psi
+        else:  # a batch is for the levels that the surrogate lets move
+            moving, undecided = -rng.standard_exponential(psi.size) < psi, np.zeros(psi.size)
         if not moving.all():
             stays = levels.latent[~moving]
             proposed[stays] = point[stays]
             after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        undecided = np.where(moving, psi, 0.0) if sees_all else np.zeros(psi.size)
         moves = LevelMoves((before, after), factor, moving, undecided)
         accepted = self.decisions.on_levels(rng, moves, counts)
         read = counts.n_evaluated - evaluated
@@ -921,9 +922,14 @@ def _moved_levels(
 
 def _level_walk_shares(eta: np.ndarray) -> np.ndarray:
     """Return how likely each level walks."""
-    beyond = np.sqrt(inner_products(eta, eta)) - math.sqrt(eta.shape[1])
-    shares = walk_share_beyond(beyond, LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL)
-    return np.asarray(shares)
+    settings = LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL
+    return np.asarray(walk_share_beyond(beyond_usual(eta), *settings))
+
+
+def beyond_usual(eta: np.ndarray) -> np.ndarray:
+    """Return how far levels are beyond the usual distance √q."""
+    distances: np.ndarray = np.sqrt(inner_products(eta, eta))
+    return distances - math.sqrt(eta.shape[1])
 
 
 def _some(rng: np.random.Generator, size: int) -> np.ndarray:

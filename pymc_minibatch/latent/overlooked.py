@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_minibatch.kernels.by_group import GroupTable
-from pymc_minibatch.latent.arrow import inner_products, multiply_transposed
+from pymc_minibatch.latent.arrow import multiply_transposed
 from pymc_minibatch.latent.field import Levels
-from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.latent.moves import beyond_usual
+from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 
 __all__ = ["LOOK_EVERY", "Lookout", "Overlooked"]
@@ -51,84 +52,79 @@ class Overlooked(NamedTuple):
     nats: float
 
 
-class Lookout:
-    """Looks at levels that are far out.
+class Lookout(NamedTuple):
+    """What is read to find such levels.
 
-    Parameters
+    Attributes
     ----------
-    surrogate
+    surrogate : Surrogate
         What batches correct.
-    rows, data
-        What rows read, and all of them.
-    tables
+    rows : RowFunctions
+        What rows read.
+    data : sequence of ndarray
+        All of them.
+    tables : sequence of GroupTable
         The rows of each factor that is swept.
-    temperature
+    temperature : float
         T.
     """
 
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        rows: RowFunctions,
-        data: Sequence[np.ndarray],
-        tables: Sequence[GroupTable],
-        temperature: float,
-    ) -> None:
-        self.surrogate, self.rows, self.data = surrogate, rows, data
-        self.tables, self.temperature = tables, temperature
+    surrogate: Surrogate
+    rows: RowFunctions
+    data: Sequence[np.ndarray]
+    tables: Sequence[GroupTable]
+    temperature: float
 
     def look(self, point: np.ndarray) -> Overlooked | None:
         """Return the level that its rows object to most at a point, if that cannot be chance."""
-        found = []
+        reading, found = self.surrogate.read(point), []
         for levels, table in zip(self.surrogate.field.levels, self.tables, strict=True):
             try:
-                expected, distances = self._expected(point, levels)
+                expected, distances = self.expected(point, reading, levels)
             except np.linalg.LinAlgError:  # where no sweep is made either
                 continue
-            some = self._farthest(distances, table)
+            some = farthest(distances, table)
             if some.size:
-                nats = -self.gains(expected, point, levels, table, some)
+                nats = -self.gains((expected, reading), levels, table, some)
                 worst = int(np.argmax(nats))
                 if nats[worst] > IMPOSSIBLE + math.log(distances.size):
                     position = int(levels.latent[some[worst], 0])
                     found.append(Overlooked(position, float(nats[worst])))
         return max(found, key=lambda overlooked: overlooked.nats, default=None)
 
-    def _expected(self, point: np.ndarray, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
-        """Return a point with the levels where all else has them, and how far beyond they are."""
-        surrogate, expected = self.surrogate, point.copy()
-        hyper, reading = point[surrogate.field.hyper], surrogate.read(point)
-        given = surrogate.factored_later(hyper)
+    def expected(
+        self, point: np.ndarray, reading: Reading, levels: Levels
+    ) -> tuple[Reading, np.ndarray]:
+        """Return what rows read of the levels where all else has them, and how far they are out."""
+        surrogate, there = self.surrogate, point.copy()
+        given = surrogate.factored_later(point[surrogate.field.hyper])
         mean, cholesky = surrogate.given_others(given, point, reading, levels)
-        expected[levels.latent] = mean
+        there[levels.latent] = mean
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        return expected, np.sqrt(inner_products(eta, eta)) - math.sqrt(eta.shape[1])
-
-    @staticmethod
-    def _farthest(distances: np.ndarray, table: GroupTable) -> np.ndarray:
-        """Return the levels that are far out, the farthest first, if all are too many to read."""
-        far = np.flatnonzero(distances > FAR)
-        far = far[np.argsort(-distances[far])]
-        n_rows = np.cumsum(np.diff(table.starts)[far])
-        return far[: max(1, int(np.searchsorted(n_rows, MOST_ROWS, side="right")))]
+        return surrogate.read_levels(there, reading, levels), beyond_usual(eta)
 
     def gains(
         self,
-        expected: np.ndarray,
-        point: np.ndarray,
+        readings: tuple[Reading, Reading],
         levels: Levels,
         table: GroupTable,
         some: np.ndarray,
     ) -> np.ndarray:
-        """Return r of some levels, from the point where they are expected to where they are."""
-        surrogate, before = self.surrogate, self.surrogate.read(point)
-        cubic, at = surrogate.cubic(levels.rows), surrogate.expansion.at
-        readings = surrogate.read_levels(expected, before, levels), before
+        """Return r of some levels, from one reading to another."""
+        surrogate, cubic = self.surrogate, self.surrogate.cubic(levels.rows)
         start, stop = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
         own = [table.rows[table.starts[g] : table.starts[g + 1]] for g in some]
         numbers = np.concatenate(own)
         batch = [np.ascontiguousarray(values[numbers]) for values in self.data]
-        there, here = self.rows.remainders(start, stop, at, batch)
+        there, here = self.rows.remainders(start, stop, surrogate.expansion.at, batch)
         place = np.repeat(np.arange(some.size), [part.size for part in own])
         gains = np.bincount(place, here - there, minlength=some.size) / self.temperature
         return np.where(np.isnan(gains), -np.inf, gains)
+
+
+def farthest(distances: np.ndarray, table: GroupTable) -> np.ndarray:
+    """Return the levels that are far out; the farthest of them if all have too many rows."""
+    far = np.flatnonzero(distances > FAR)
+    far = far[np.argsort(-distances[far])]
+    n_rows = np.cumsum(np.diff(table.starts)[far])
+    return far[: max(1, int(np.searchsorted(n_rows, MOST_ROWS, side="right")))]

@@ -10,7 +10,7 @@ from scipy.special import expit
 import pymc_minibatch as pmb
 from pymc_minibatch.latent import overlooked
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.overlooked import Lookout
+from pymc_minibatch.latent.overlooked import farthest
 
 N_GROUPS, N_ROWS = 60, 20_000
 
@@ -38,9 +38,8 @@ def step() -> pmb.MinibatchMH:
 
 @pytest.fixture
 def sampler(step: pmb.MinibatchMH) -> MinibatchSampler:
-    """What draws, with a lookout of its own."""
+    """What draws."""
     assert isinstance(step.latent, MinibatchSampler)
-    step.latent.__dict__.pop("_lookout", None)
     return step.latent
 
 
@@ -54,17 +53,18 @@ def drawn(sampler: MinibatchSampler, n_rounds: int, seed: int) -> np.ndarray:
 
 def test_draws_raise_no_alarm(sampler: MinibatchSampler) -> None:
     """With r what rows add from where a level is expected to where it is, e^(-r) averages one."""
-    lookout, gains = sampler._lookout, []
+    lookout, gains = sampler.lookout, []
     rng, state = np.random.default_rng(3), sampler.initial_state()
     point = drawn(sampler, 50, 1)
     for _ in range(40):
         sampler.draw(rng, point, 2, False, state)
         inside = sampler._coordinates.from_model(point)
         assert lookout.look(inside) is None
+        reading = lookout.surrogate.read(inside)
         for levels, table in zip(sampler.field.levels, lookout.tables, strict=True):
-            expected, _ = lookout._expected(inside, levels)
+            expected, _ = lookout.expected(inside, reading, levels)
             every = np.arange(levels.latent.shape[0])
-            gains.append(lookout.gains(expected, inside, levels, table, every))
+            gains.append(lookout.gains((expected, reading), levels, table, every))
     ratios = np.exp(-np.concatenate(gains))
     assert 0.8 < ratios.mean() < 1.2
     assert ratios.max() < math.exp(overlooked.IMPOSSIBLE / 4)
@@ -94,14 +94,15 @@ def test_a_level_where_it_cannot_be(
 def test_gains_are_what_rows_say(sampler: MinibatchSampler) -> None:
     """The log-likelihood of the rows of a level, less what the surrogate says of them."""
     point = sampler._coordinates.from_model(drawn(sampler, 30, 4))
-    surrogate, lookout = sampler.reference.surrogate, sampler._lookout
+    surrogate, lookout = sampler.reference.surrogate, sampler.lookout
     levels, table = surrogate.field.levels[0], lookout.tables[0]
-    expected, _ = lookout._expected(point, levels)
+    reading = surrogate.read(point)
+    readings = lookout.expected(point, reading, levels)[0], reading
     some = np.array([40, 3, 21])
-    gains = lookout.gains(expected, point, levels, table, some)
-    before = surrogate.read(point)
-    readings = surrogate.read_levels(expected, before, levels), before
+    gains = lookout.gains(readings, levels, table, some)
     guess = surrogate.change_of_levels(readings, levels)
+    given, expected = surrogate.conditional(point[surrogate.field.hyper]), point.copy()
+    expected[levels.latent] = surrogate.given_others(given, point, reading, levels)[0]
     layout, to_model = sampler.tall.layout, sampler._coordinates.to_model
     for g, gain in zip(some, gains, strict=True):
         own = table.rows[table.starts[g] : table.starts[g + 1]]
@@ -116,15 +117,15 @@ def test_the_farthest_are_looked_at(
     sampler: MinibatchSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that are far out, so many that their rows are not too many, but one at least."""
-    table = sampler._lookout.tables[0]
+    table = sampler.lookout.tables[0]
     sizes, distances = np.diff(table.starts), np.zeros(N_GROUPS)
-    assert Lookout._farthest(distances, table).size == 0
+    assert farthest(distances, table).size == 0
     distances[[5, 30, 59]] = 5.0, 7.0, 6.0
-    assert list(Lookout._farthest(distances, table)) == [30, 59, 5]
+    assert list(farthest(distances, table)) == [30, 59, 5]
     monkeypatch.setattr(overlooked, "MOST_ROWS", int(sizes[30] + sizes[59]))
-    assert list(Lookout._farthest(distances, table)) == [30, 59]
+    assert list(farthest(distances, table)) == [30, 59]
     monkeypatch.setattr(overlooked, "MOST_ROWS", 1)
-    assert list(Lookout._farthest(distances, table)) == [30]
+    assert list(farthest(distances, table)) == [30]
 
 
 def test_where_all_rows_decide_nothing_is_overlooked() -> None:
