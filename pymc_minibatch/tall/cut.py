@@ -22,7 +22,7 @@ from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import All
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.compiled import compile_all, compile_python
@@ -95,10 +95,10 @@ class RowGraph:
         self._inner: dict[Variable, Variable] = {}
 
     def _without_shapes(self, term: Variable) -> Variable:
-        """Write lengths out that the graph reads off arrays of parameters; merge what is alike."""
+        """Write lengths out that the graph reads off arrays; merge what is alike."""
         inputs = [self.flat, *self.batch]
-        term = _merged(inputs, term)
-        nodes = [n for n in io_toposort([self.flat], [term]) if isinstance(n.op, Shape | Shape_i)]
+        term = _with_single_lengths(_merged(inputs, term), inputs)
+        nodes = [n for n in io_toposort(inputs, [term]) if isinstance(n.op, Shape | Shape_i)]
         if not nodes:
             return term
         shapes = self._shapes(nodes)
@@ -443,6 +443,20 @@ def values_read(graphs: Sequence[Variable]) -> set[Variable]:
         if variable.owner is not None and not isinstance(variable.owner.op, Shape | Shape_i):
             stack.extend(variable.owner.inputs)
     return found
+
+
+def _with_single_lengths(term: Variable, inputs: Sequence[Variable]) -> Variable:
+    """Read one length of an array off it where it is read off all of its lengths."""
+    single: dict[Variable, Any] = {}
+    for node in io_toposort(inputs, [term]):
+        lengths: Any = node.inputs[0].owner
+        if isinstance(node.op, Subtensor) and lengths and isinstance(lengths.op, Shape):
+            [array] = lengths.inputs
+            places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+            if isinstance(places[0], Constant):
+                single[node.outputs[0]] = Shape_i(int(places[0].data) % array.type.ndim)(array)
+    [replaced] = graph_replace([term], single, strict=False)
+    return replaced
 
 
 def _vector(lengths: Sequence[Any]) -> Variable:

@@ -32,6 +32,7 @@ from pymc_minibatch.tall.affine import Affine
 from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of, values_read
+from pymc_minibatch.tall.entries import without_matrices
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.rebuilt import rebuilt_row
 
@@ -47,7 +48,7 @@ __all__ = [
     "structure_of",
 ]
 
-MAX_LOCALS = 16
+MAX_LOCALS = 20
 """Numbers that a row may read; more have no small matrix of second derivatives."""
 
 RTOL = 1e-9
@@ -319,7 +320,7 @@ class _Builder:
             variable: self._shared(variable, entries)
             for variable, entries in graph.free_entries(cut.free).items()
         }
-        row = rebuilt_row(graph, arrays, values)
+        row = without_matrices(rebuilt_row(graph, arrays, values), self.locals)
         terms = [g for t in self.terms for g in (t.columns, t.index, t.weight)]
         if graph.flat in ancestors([g for g in (row, *self.offsets, *terms) if g is not None]):
             raise NoStructureError("its coefficients read parameters")
