@@ -124,7 +124,7 @@ def with_tails(k, mu, Y):
     pm.MvStudentT("y", nu=pm.Gamma("nu", 2, 0.1), mu=mu, chol=chol, observed=Y)
 
 
-@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("k", [2, 3, 6])
 @pytest.mark.parametrize("write", [by_factor, by_correlations, by_scale, with_tails])
 def test_rows_of_several_variables(write, k):
     """Each way of writing a covariance has a structure with numbers only, which is verified."""
