@@ -697,10 +697,18 @@ def _first_bad(logps: np.ndarray) -> tuple[int, float] | None:
 
 
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
-    """Find the axes along which the rows of each leaf may lie."""
+    """Find the axes along which the rows of each leaf may lie.
+
+    Leaves are ordered by their kind: machine code is made for a list of types, and then serves all
+    models that have the same.
+    """
+
+    def kind(leaf: Any) -> tuple[int, str]:
+        return -leaf.type.ndim, leaf.type.dtype
+
     axes = {
         leaf: [axis for axis, length in enumerate(leaf_value(leaf).shape) if length == n_rows]
-        for leaf in leaves
+        for leaf in sorted(leaves, key=kind)
     }
     return {leaf: found for leaf, found in axes.items() if found}
 
