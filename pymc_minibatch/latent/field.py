@@ -68,7 +68,10 @@ __all__ = [
 PROBES = 3
 """Points at which derivatives are compared."""
 
-SPREAD = 0.3
+SPREAD, WIDE = 0.3, 3.0
+"""How far from the start they are. Far away a variable may change what it hardly changes nearby,
+as one does that bounds a scale from above."""
+
 TOLERANCE = 1e-7
 ROUNDING = 1e-13
 """Derivatives smaller than the largest of their column by this factor are rounding errors."""
@@ -814,6 +817,10 @@ def _sorted_variables(
 ) -> tuple[list[str], list[str]]:
     """Take variables, the largest first, into the field as long as it stays one, some not."""
     slices = tall.layout.slices
+    start = tall.layout.flatten(tall.model.initial_point())
+    compared = [(point, _same) for point in points[:2]] + [
+        (start + rng.normal(0, WIDE, start.size), _may_be_same) for _ in range(PROBES)
+    ]
     transformed = {
         get_var_name(value)
         for rv, value in tall.model.rvs_to_values.items()
@@ -828,7 +835,7 @@ def _sorted_variables(
     for name in order:
         field = [*latent, name]
         joint = name not in apart and all(
-            _is_field(slices, derivatives, p, field, rng) for p in points[:2]
+            _is_field(slices, derivatives, point, field, rng, same) for point, same in compared
         )
         (latent if joint else hyper).append(name)
     return [n for n in tall.layout.names if n in latent], [
@@ -859,6 +866,7 @@ def _is_field(
     point: np.ndarray,
     field: Sequence[str],
     rng: np.random.Generator,
+    same: Callable[[np.ndarray, np.ndarray], bool],
 ) -> bool:
     """Whether φ is affine in these variables, and none changes the prior's curvature by others."""
     *old, new = field
@@ -868,7 +876,7 @@ def _is_field(
     seed = np.zeros(point.size)
     seed[where] = rng.normal(size=where.size)
     here, there = derivatives.push(point, seed), derivatives.push(moved, seed)
-    if not _same(here, there):
+    if not same(here, there):
         return False
     if not old:
         return True
@@ -879,7 +887,7 @@ def _is_field(
     seed[slices[new]] = 0.0
     here = derivatives.prior_product(point, seed)[others]
     there = derivatives.prior_product(moved, seed)[others]
-    if not _same(here, there):
+    if not same(here, there):
         return False
     moved = point.copy()
     moved[others] += rng.normal(0, 1.0, others.size)
@@ -887,7 +895,12 @@ def _is_field(
     seed[slices[new]] = rng.normal(size=slices[new].stop - slices[new].start)
     here = derivatives.prior_product(point, seed)[where]
     there = derivatives.prior_product(moved, seed)[where]
-    return _same(here, there)
+    return same(here, there)
+
+
+def _may_be_same(here: np.ndarray, there: np.ndarray) -> bool:
+    """Whether derivatives are equal but for rounding, or so far away that they are not finite."""
+    return _same(here, there) or not np.isfinite(here + there).all()
 
 
 def _same(here: np.ndarray, there: np.ndarray) -> bool:

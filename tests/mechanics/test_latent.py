@@ -185,6 +185,24 @@ def test_hyperparameters_are_what_bends_the_rest(tall: TallModel, field: LatentF
     )
 
 
+def test_hyperparameters_that_bend_the_rest_far_from_the_start_only() -> None:
+    """The slab of a regularized horseshoe bounds no scale that is as small as at the start."""
+    rng = np.random.default_rng(5)
+    X, y = rng.normal(size=(200, 6)), rng.integers(0, 2, 200)
+    with pm.Model() as model:
+        tau = pm.HalfStudentT("tau", 2, sigma=1e-4)
+        local, slab = pm.HalfStudentT("local", 5, shape=6), pm.InverseGamma("slab", 1, 1)
+        bounded = local * pm.math.sqrt(slab / (slab + tau**2 * local**2))
+        beta = pm.Normal("z", shape=6) * tau * bounded
+        pm.Bernoulli("y", logit_p=pm.Normal("mu") + X @ beta, observed=y)
+    tall = TallModel(model)
+    structure = tall.structure
+    assert structure is not None
+    field = find_field(tall, structure, [])
+    names = {tall.layout.name_of(int(position)) for position in field.hyper}
+    assert names == {"tau_log__", "local_log__", "slab_log__"}
+
+
 def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField) -> None:
     structure = tall.structure
     assert structure is not None
