@@ -250,6 +250,35 @@ def quantiles(n_rows: int) -> pm.Model:
     return model
 
 
+def responses(n_rows: int) -> pm.Model:
+    """Fit three normal responses with an unknown covariance, on two predictors."""
+    rng = np.random.default_rng(10)
+    X, slopes = rng.normal(size=(n_rows, 2)), [[0.5, -0.2, 0.1], [0.3, 0.4, -0.6]]
+    covariance = [[1.0, 0.5, 0.2], [0.5, 2.0, 0.3], [0.2, 0.3, 0.5]]
+    Y = X @ slopes + rng.multivariate_normal(np.zeros(3), covariance, n_rows)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", shape=3) + pm.Data("X", X) @ pm.Normal("beta", shape=(2, 3))
+        sds = pm.Exponential.dist(1.0, shape=3)
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=sds)
+        pm.MvNormal("y", mu=mu, chol=chol, observed=Y)
+    return model
+
+
+def horseshoe(n_rows: int) -> pm.Model:
+    """Logistic regression on 30 predictors, five of them in use; regularized horseshoe prior."""
+    rng = np.random.default_rng(11)
+    X, truth = rng.normal(size=(n_rows, 30)), np.zeros(30)
+    truth[:5] = 0.5, -0.4, 0.3, 0.2, -0.1
+    y = rng.random(n_rows) < inverse_logit(X @ truth)
+    with pm.Model() as model:
+        tau = pm.HalfStudentT("tau", 2, sigma=5 / 25 * 2 / np.sqrt(n_rows))
+        local, slab = pm.HalfStudentT("local", 5, shape=30), pm.InverseGamma("slab", 1, 1)
+        bounded = local * pm.math.sqrt(slab / (slab + tau**2 * local**2))
+        beta = pm.Normal("z", shape=30) * tau * bounded
+        pm.Bernoulli("y", logit_p=pm.Normal("mu", 0, 2) + pm.Data("X", X) @ beta, observed=y)
+    return model
+
+
 MODELS = {
     f.__name__: f
     for f in (
@@ -264,6 +293,8 @@ MODELS = {
         small_groups,
         no_effects,
         quantiles,
+        responses,
+        horseshoe,
     )
 }
 
