@@ -26,8 +26,11 @@ WANTED = 400
 NUTS_ACCEPTS = 0.8
 """Share of moves that NUTS aims to accept, unless more is asked for."""
 
+N_BASIS = 25
+"""Coefficients of a Gaussian process."""
+
 KNOWN = 12
-"""Coefficients of a Gaussian process that rows know better than the prior."""
+"""Those of them that rows know better than the prior."""
 
 
 def inverse_logit(x: np.ndarray) -> np.ndarray:
@@ -116,15 +119,20 @@ def correlated(n_rows: int) -> pm.Model:
     return model
 
 
-def smooth(n_rows: int, for_nuts: bool = False) -> pm.Model:
-    """Poisson regression with exposure and a Hilbert space Gaussian process."""
+def counts(n_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make up where counts are taken, their exposures, and counts."""
     rng = np.random.default_rng(3)
     x, exposure = np.sort(rng.uniform(-3, 3, n_rows)), rng.uniform(0.5, 2, n_rows)
-    y = rng.poisson(exposure * np.exp(0.3 + np.sin(2 * x) / 2))
+    return x, exposure, rng.poisson(exposure * np.exp(0.3 + np.sin(2 * x) / 2))
+
+
+def smooth(n_rows: int, for_nuts: bool = False) -> pm.Model:
+    """Poisson regression with exposure and a Hilbert space Gaussian process."""
+    x, exposure, y = counts(n_rows)
     with pm.Model() as model:
         scale, length = pm.HalfNormal("scale", 1), pm.InverseGamma("length", 3, 2)
         covariance = scale**2 * pm.gp.cov.ExpQuad(1, ls=length)
-        process = pm.gp.HSGP(m=[25], c=1.5, cov_func=covariance)
+        process = pm.gp.HSGP(m=[N_BASIS], c=1.5, cov_func=covariance)
         if for_nuts:
             log_rate = whitened(*process.prior_linearized(X=x[:, None]), weight=y)
             pm.Poisson("y", exposure * pm.math.exp(log_rate), observed=y)

@@ -51,7 +51,7 @@ from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.cut import values_read
 
-__all__ = ["without_matrices"]
+__all__ = ["has_matrices", "without_matrices"]
 
 MOVING: dict[type, slice] = {
     Alloc: slice(0, 1),
@@ -77,6 +77,11 @@ POSITIVE = ps.Exp, Softplus, Sigmoid
 
 class _NotTakenApartError(Exception):
     """An operation on several rows, or one that is not known here."""
+
+
+def has_matrices(graph: Variable) -> bool:
+    """Whether a graph factors or solves matrices."""
+    return any(isinstance(_core(node), SOLVING) for node in toposort([graph]))
 
 
 def without_matrices(row: Variable, locals_: Sequence[Variable]) -> Variable:

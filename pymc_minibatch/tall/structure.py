@@ -32,7 +32,7 @@ from pymc_minibatch.tall.affine import Affine
 from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of, values_read
-from pymc_minibatch.tall.entries import without_matrices
+from pymc_minibatch.tall.entries import has_matrices, without_matrices
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.rebuilt import rebuilt_row
 
@@ -309,7 +309,7 @@ class _Builder:
         graph = self.graph
         cut = graph.cut()
         n_locals, _ = graph.cost(cut)
-        _check_number(n_locals, MAX_ENTRIES)
+        _check_number(n_locals, MAX_ENTRIES if has_matrices(graph.term) else MAX_LOCALS)
         if n_locals == 0:
             raise NoStructureError("the rows read no parameters")
         arrays = {array: self._array(array) for array in cut.arrays}
