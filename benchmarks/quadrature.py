@@ -53,19 +53,24 @@ class Process:
     def integrate(self, scale: float, length: float, start: np.ndarray) -> Integrated:
         """Search the mode by Newton's method, and integrate about it."""
         A, z = self.columns * np.append(self.spread(scale, length), 1.0), start
-        for _ in range(50):
+
+        def log_density(z: np.ndarray) -> float:
+            eta = A @ z
+            return float(self.y @ eta - self.exposure @ np.exp(eta) - z @ z / 2)
+
+        decrement = np.inf
+        while decrement > 1e-12:
             rate = self.exposure * np.exp(A @ z)
             gradient = A.T @ (self.y - rate) - z
             precision = (A * rate[:, None]).T @ A + np.eye(z.size)
             step = np.linalg.solve(precision, gradient)
+            decrement = step @ gradient
+            while log_density(z + step) < log_density(z) - 1e-6:
+                step /= 2
             z = z + step
-            if step @ gradient < 1e-12:
-                break
-        rate = self.exposure * np.exp(A @ z)
         covariance = np.linalg.inv(precision)
         bend = A.T @ (rate * np.einsum("ij,jk,ik->i", A, covariance, A))
-        log_density = self.y @ (A @ z) - rate.sum() - z @ z / 2
-        log_integral = log_density - np.linalg.slogdet(precision)[1] / 2
+        log_integral = log_density(z) - np.linalg.slogdet(precision)[1] / 2
         return Integrated(log_integral, z - covariance @ bend / 2, np.diag(covariance), z)
 
 
@@ -82,7 +87,8 @@ def integrate(n_rows: int, log_hyper: np.ndarray) -> tuple[np.ndarray, np.ndarra
     """Return means and standard deviations, on a grid about draws of log scale and log length."""
     process, center = Process(n_rows), log_hyper.mean(axis=0)
     axes = np.linalg.cholesky(np.cov(log_hyper.T))
-    start, weights, points, fields = np.zeros(N_BASIS + 1), [], [], []
+    start = np.append(np.zeros(N_BASIS), np.log(process.y.sum() / process.exposure.sum()))
+    weights, points, fields = [], [], []
     for place in np.stack(np.meshgrid(GRID, GRID, indexing="ij"), axis=-1).reshape(-1, 2):
         scale, length = np.exp(center + axes @ place)
         found = process.integrate(scale, length, start)
