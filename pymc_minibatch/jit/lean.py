@@ -23,7 +23,7 @@ from pytensor.tensor.shape import SpecifyShape
 from pymc_minibatch.jit.cache import source_number
 from pymc_minibatch.jit.linking import jit_part
 
-__all__ = ["local_added_axes", "local_true_checks", "local_unchecked"]
+__all__ = ["local_added_axes", "local_true_checks", "local_unchecked", "range_of"]
 
 EVERYWHERE = -math.inf, math.inf
 
@@ -48,23 +48,23 @@ def _always_true(condition: Variable) -> bool:
         return False
     if isinstance(node.op.scalar_op, ps.GE | ps.LE):
         larger, smaller = node.inputs if isinstance(node.op.scalar_op, ps.GE) else node.inputs[::-1]
-        return _range(larger)[0] >= _range(smaller)[1]
+        return range_of(larger)[0] >= range_of(smaller)[1]
     return False
 
 
-def _range(values: Variable) -> tuple[float, float]:
+def range_of(values: Variable) -> tuple[float, float]:
     """Return numbers between which all entries are."""
     node: Any = values.owner
     if node is None or not isinstance(node.op, DimShuffle | Elemwise):
         return _constant(values)
     if isinstance(node.op, DimShuffle):
-        return _range(node.inputs[0])
+        return range_of(node.inputs[0])
     scalar_op = node.op.scalar_op
     if isinstance(scalar_op, ps.Mul):
-        leasts, mosts = zip(*map(_range, node.inputs), strict=True)
+        leasts, mosts = zip(*map(range_of, node.inputs), strict=True)
         return (math.prod(leasts), math.prod(mosts)) if min(leasts) >= 0 else EVERYWHERE
     if isinstance(scalar_op, ps.Switch):
-        leasts, mosts = zip(*map(_range, node.inputs[1:]), strict=True)
+        leasts, mosts = zip(*map(range_of, node.inputs[1:]), strict=True)
         return min(leasts), max(mosts)
     least = 0.0 if getattr(scalar_op, "non_negative", False) else -math.inf
     return RANGES.get(type(scalar_op), (least, math.inf))

@@ -95,6 +95,8 @@ effects are held, such as scales of single coefficients, are moved a few at a ti
 
 NOTHING = np.empty(0, dtype=np.int64)
 
+Same = Callable[[np.ndarray, np.ndarray], bool]
+
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
 
@@ -762,7 +764,10 @@ def find_field(
     start = tall.layout.flatten(tall.model.initial_point())
     points = [start + rng.normal(0, SPREAD, start.size) for _ in range(PROBES)]
     apart = _determining(tall, derivatives, points[0], rng, scalars)
-    latent_names, hyper_names = _sorted_variables(tall, derivatives, points, rng, apart)
+    compared: list[tuple[np.ndarray, Same]] = [(point, _same) for point in points[:2]]
+    for _ in range(PROBES):
+        compared.append((start + rng.normal(0, WIDE, start.size), _may_be_same))
+    latent_names, hyper_names = _sorted_variables(tall, derivatives, compared, rng, apart)
     slices = tall.layout.slices
     hyper = _joined(slices, hyper_names)
     too_many = NoFieldError(
@@ -811,16 +816,15 @@ def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:
 def _sorted_variables(
     tall: TallModel,
     derivatives: Derivatives,
-    points: Sequence[np.ndarray],
+    compared: Sequence[tuple[np.ndarray, Same]],
     rng: np.random.Generator,
     apart: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Take variables, the largest first, into the field as long as it stays one, some not."""
+    """Take variables, the largest first, into the field as long as it stays one, some not.
+
+    Derivatives are compared at points, each with a way to do so.
+    """
     slices = tall.layout.slices
-    start = tall.layout.flatten(tall.model.initial_point())
-    compared = [(point, _same) for point in points[:2]] + [
-        (start + rng.normal(0, WIDE, start.size), _may_be_same) for _ in range(PROBES)
-    ]
     transformed = {
         get_var_name(value)
         for rv, value in tall.model.rvs_to_values.items()
@@ -866,7 +870,7 @@ def _is_field(
     point: np.ndarray,
     field: Sequence[str],
     rng: np.random.Generator,
-    same: Callable[[np.ndarray, np.ndarray], bool],
+    same: Same,
 ) -> bool:
     """Whether φ is affine in these variables, and none changes the prior's curvature by others."""
     *old, new = field

@@ -22,7 +22,6 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import graph_inputs, toposort
-from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import (
     Alloc,
     AllocDiag,
@@ -31,7 +30,6 @@ from pytensor.tensor.basic import (
     MakeVector,
     ScalarFromTensor,
     TensorFromScalar,
-    get_underlying_scalar_constant_value,
 )
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -48,6 +46,7 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_minibatch.jit.compiled import compile_all
+from pymc_minibatch.jit.lean import range_of
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.cut import values_read
 
@@ -70,9 +69,6 @@ MOVING: dict[type, slice] = {
 """Operations that move entries, and which of their inputs have these; others say where to."""
 
 SOLVING = Cholesky, SolveTriangular
-
-POSITIVE = ps.Exp, Softplus, Sigmoid
-"""Functions that are never 0 or less."""
 
 
 class _NotTakenApartError(Exception):
@@ -164,7 +160,7 @@ class _TakenApart:
     def _product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Multiply, and remember what L Lᵀ has been made of."""
         product = np.asarray(a @ b, dtype=object)
-        if a.ndim == 2 and a.shape == b.shape[::-1] and _is_lower(a) and _same(a, b.T):
+        if _is_lower(a) and _identities(a) == _identities(b.T):
             self.factors[_identities(product)] = a
         return product
 
@@ -250,7 +246,7 @@ def _checked(value: np.ndarray, *conditions: np.ndarray) -> np.ndarray:
 
 
 def _is_met(condition: Any) -> bool:
-    """Whether a condition asks that numbers are positive that cannot be anything else."""
+    """Whether a condition asks that numbers are positive that are never negative, such as e^x."""
     node = getattr(condition, "owner", None)
     if node is None or not isinstance(node.op, Elemwise):
         return False
@@ -259,21 +255,7 @@ def _is_met(condition: Any) -> bool:
     if not isinstance(node.op.scalar_op, ps.GT):
         return False
     larger, smaller = node.inputs
-    zero = get_underlying_scalar_constant_value(smaller, raise_not_constant=False)
-    return _is_positive(larger) and not isinstance(zero, Variable) and zero <= 0
-
-
-def _is_positive(entry: Any) -> bool:
-    """Whether a number cannot be 0 or less, whatever the parameters."""
-    if not isinstance(entry, Variable):
-        return bool(entry > 0)
-    node: Any = entry.owner
-    if node is None or not isinstance(node.op, Elemwise):
-        return False
-    scalar_op = node.op.scalar_op
-    if isinstance(scalar_op, ps.Mul | ps.Sqrt):
-        return all(map(_is_positive, node.inputs))
-    return isinstance(scalar_op, POSITIVE)
+    return range_of(larger)[0] >= 0 >= range_of(smaller)[1]
 
 
 def _reduced(op: Any, values: np.ndarray) -> np.ndarray:
@@ -306,13 +288,11 @@ def _on_each(
 
 
 def _is_lower(matrix: np.ndarray) -> bool:
-    """Whether all entries above the diagonal are known to be 0."""
-    above = matrix[np.triu_indices(len(matrix), 1)]
+    """Whether a matrix is square, and all entries above its diagonal are known to be 0."""
+    if matrix.shape != (len(matrix), len(matrix)):
+        return False
+    above = matrix[np.triu_indices_from(matrix, 1)]
     return all(isinstance(entry, float) and entry == 0 for entry in above)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return all(x is y for x, y in zip(a.ravel(), b.ravel(), strict=True))
 
 
 def _identities(matrix: np.ndarray) -> tuple[int, ...]:
@@ -321,7 +301,8 @@ def _identities(matrix: np.ndarray) -> tuple[int, ...]:
 
 def _towards(entry: Any, pivot: Any) -> Any:
     """Change the sign of a column whose entry on the diagonal is negative."""
-    return entry if _is_positive(pivot) else entry * pt.sign(pivot)
+    is_known = range_of(pt.as_tensor_variable(pivot))[0] >= 0
+    return entry if is_known else entry * pt.sign(pivot)
 
 
 def _cholesky(matrix: np.ndarray) -> np.ndarray:

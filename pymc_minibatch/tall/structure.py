@@ -49,8 +49,8 @@ __all__ = [
 ]
 
 MAX_LOCALS, MAX_ENTRIES = 16, 32
-"""Numbers that a row may read; more have no small matrix of second derivatives. Entries of matrices
-may be more, since few of them come together."""
+"""Numbers that a row may read; more have no small matrix of second derivatives. Those of a row
+whose matrices were taken apart may be more, since its derivatives are short."""
 
 RTOL = 1e-9
 TRIAL_ROWS = 64

@@ -49,6 +49,15 @@ def test_a_known_factor_is_used_as_it_is_but_for_its_signs():
     assert not any("sqrt" in str(op).lower() for op in operations(apart))
 
 
+def test_a_product_with_its_own_transpose_that_is_no_factor():
+    entries = vectors(3)
+    column = pt.stack(entries, axis=1)[:, :, None]
+    found = pt.linalg.cholesky(column @ column.mT + np.eye(3))
+    apart, [expected, values] = both(found.sum(axis=(1, 2)), entries)
+    np.testing.assert_allclose(values, expected, rtol=1e-10)
+    assert not any(isinstance(op, Blockwise) for op in operations(apart))
+
+
 @pytest.mark.parametrize("lower", [True, False])
 def test_factor_of_a_matrix(lower):
     entries = vectors(6)
