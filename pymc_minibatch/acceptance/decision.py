@@ -212,7 +212,7 @@ def row_workspace(n_rows: int, table: Any = ()) -> Rows:
 
     The pages of the arrays are taken from memory only when a batch grows into them.
     """
-    capacity, uniform = n_rows // 2 + 1, len(table) == 0
+    capacity, uniform = n_rows // 2 + 1, len(table) == 0 or len(table[0]) == 0
     return Rows(
         drawn=np.empty(capacity, dtype=np.int64),
         log_ratios=np.empty(capacity),

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.tall.mapped import RowFile
+from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.sources import by_reference, mapped_if_large, referred_to
 
-__all__ = ["RowSizes", "SizeTable", "draw_by_size"]
+__all__ = ["NO_SIZES", "RowSizes", "SizeTable", "draw_by_size"]
 
 BINS_PER_OCTAVE = 16
 MOST_BINS = 1024
@@ -57,6 +57,16 @@ class SizeTable(NamedTuple):
     weights: np.ndarray
     cut: np.ndarray
     alias: np.ndarray
+
+
+NO_SIZES = SizeTable(
+    order=read_only(np.empty(0, dtype=np.uint32)),
+    starts=np.zeros(1, dtype=np.int64),
+    weights=np.empty(0),
+    cut=np.empty(0),
+    alias=np.empty(0, dtype=np.int64),
+)
+"""Of the same types where rows are drawn uniformly."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def make_readers(
     ndims
         Number of dimensions of each array of row data.
     by_size
-        Whether batches are drawn by size, from the table in `rows`; or "residents", where all the
+        Whether batches are drawn by size, from the table in `rows`, unless that is
+        :data:`.by_size.NO_SIZES`, so that one kernel serves both; or "residents", where all the
         rows there are were drawn by size before; or "groups", by the table of groups in `rows`.
 
     Returns
@@ -160,8 +161,7 @@ def make_readers(
     has log ratio -inf.
     """
     take, copy = make_take(ndims), make_copy(len(ndims))
-    draws: dict[str, Any] = {"residents": draw_residents, "groups": draw_from_groups}
-    draw = draws.get(str(by_size), draw_from_table)
+    draw, is_uniform = WAYS_TO_DRAW[by_size]
 
     @jit_part
     def draw_log_ratios(
@@ -173,38 +173,21 @@ def make_readers(
         n_seen: int,
         n: int,
     ) -> int:
-        draw_rows(rng, density.data[0].shape[0], rows, n_seen, n)
-        impossible = -1
-        for first in range(n_seen, n, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, n)
-            batch = take(density.data, rows.drawn[first:last])
-            bad = log_ratios_of(current, proposed, density, batch, rows.log_ratios[first:last])
-            if bad >= 0:
-                impossible = rows.drawn[first + bad]
-        return impossible
-
-    @jit_part
-    def draw_log_ratios_by_size(
-        rng: np.random.Generator,
-        current: np.ndarray,
-        proposed: np.ndarray,
-        density: Density,
-        rows: Rows,
-        n_seen: int,
-        n: int,
-    ) -> int:
+        uniform = is_uniform(rows.table)
+        if uniform:
+            draw_rows(rng, density.data[0].shape[0], rows, n_seen, n)
         impossible = -1
         for first in range(n_seen, n, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, n)
             drawn, log_ratios = rows.drawn[first:last], rows.log_ratios[first:last]
-            weights = np.empty(last - first)
-            if not draw(rng, rows.table, drawn, weights):
+            weights = np.empty(0 if uniform else last - first)
+            if not (uniform or draw(rng, rows.table, drawn, weights)):
                 return OUT_OF_ROWS
             batch = take(density.data, drawn)
             bad = log_ratios_of(current, proposed, density, batch, log_ratios)
             if bad >= 0:
                 impossible = drawn[bad]
-            for i in range(last - first):
+            for i in range(weights.size):
                 log_ratios[i] *= weights[i]
         rows.n_drawn[0] = n
         return impossible
@@ -264,10 +247,8 @@ def make_readers(
             lowest, highest = min(lowest, values.min()), max(highest, values.max())
         return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
 
-    if by_size == "residents":
-        return draw_log_ratios_by_size, sum_drawn, scan_log_ratios
-    drawing = draw_log_ratios_by_size if by_size else draw_log_ratios
-    return drawing, sum_log_ratios, scan_log_ratios
+    summing = sum_drawn if by_size == "residents" else sum_log_ratios
+    return draw_log_ratios, summing, scan_log_ratios
 
 
 @register_jitable
@@ -277,6 +258,41 @@ def draw_from_table(
     """Draw by size; there are always enough rows."""
     draw_by_size(rng, table, drawn, weights)
     return True
+
+
+@register_jitable
+def draw_from_none(
+    rng: np.random.Generator, table: Any, drawn: np.ndarray, weights: np.ndarray
+) -> bool:
+    """Draw nothing, where all rows are drawn uniformly."""
+    return True
+
+
+@register_jitable
+def always(table: Any) -> bool:
+    """Rows are drawn uniformly."""
+    return True
+
+
+@register_jitable
+def never(table: Any) -> bool:
+    """Rows are drawn by a table."""
+    return False
+
+
+@register_jitable
+def without_sizes(table: SizeTable) -> bool:
+    """Rows are drawn uniformly where the table is empty."""
+    return table.order.size == 0
+
+
+WAYS_TO_DRAW: dict[Drawing, tuple[Callable[..., bool], Callable[..., bool]]] = {
+    False: (draw_from_none, always),
+    True: (draw_from_table, without_sizes),
+    "residents": (draw_residents, never),
+    "groups": (draw_from_groups, never),
+}
+"""How to fill a batch from a table, and whether it is drawn uniformly instead."""
 
 
 @register_jitable

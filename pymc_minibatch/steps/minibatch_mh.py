@@ -30,7 +30,7 @@ from pymc_minibatch.acceptance.growing import (
 )
 from pymc_minibatch.arguments import checked_count, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.kernels.by_size import RowSizes
+from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
@@ -524,7 +524,7 @@ class MinibatchMH(TallStep):
     @property
     def drawing(self) -> Drawing:
         """How kernels draw rows; see :func:`.kernels.rows.make_readers`."""
-        return "residents" if self.residents is not None else self.row_sizes is not None
+        return self.residents is None or "residents"
 
     @cached_property
     def _density(self) -> Density:
@@ -537,7 +537,8 @@ class MinibatchMH(TallStep):
     def _rows(self) -> Rows:
         if self.residents is not None:
             return row_workspace(self.residents.numbers.size, self.residents.table)
-        return row_workspace(self.n_rows, () if self.row_sizes is None else self.row_sizes.table)
+        sizes = NO_SIZES if self.row_sizes is None else self.row_sizes.table
+        return row_workspace(self.n_rows, sizes)
 
     @cached_property
     def _first_batch(self) -> np.ndarray:

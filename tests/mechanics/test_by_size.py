@@ -13,7 +13,13 @@ import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.acceptance.growing import LEAST_BATCH
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.kernels.by_size import BINS_PER_OCTAVE, MOST_BINS, RowSizes, draw_by_size
+from pymc_minibatch.kernels.by_size import (
+    BINS_PER_OCTAVE,
+    MOST_BINS,
+    NO_SIZES,
+    RowSizes,
+    draw_by_size,
+)
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_readers
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.density import Density
@@ -109,6 +115,26 @@ def test_estimates_are_unbiased(n):
     assert abs(means.mean() - values.mean()) < 4 * (variance / means.size) ** 0.5
     expected = (values / p / values.size)[rows.drawn[:n]]
     np.testing.assert_allclose(rows.log_ratios[:n], expected, rtol=1e-9)
+
+
+def test_without_sizes_rows_are_drawn_uniformly():
+    """One kernel serves both: it draws what one for uniform batches alone draws."""
+    values = np.random.default_rng(5).standard_t(3, size=10_000)
+    current, proposed = np.zeros(1), np.ones(1)
+    density = Density((values,), (), row=address_of(ROWS, current, current, (), (values,)))
+    found = []
+    for by_size, table in ((False, ()), (True, NO_SIZES)):
+        draw, _, _ = make_readers([1], by_size)
+        rows, rng = row_workspace(values.size, table), np.random.default_rng(6)
+        assert draw(rng, current, proposed, density, rows, 0, 100) == -1
+        assert draw(rng, current, proposed, density, rows, 100, CHUNK_ROWS + 100) == -1
+        assert rows.population == values.size
+        found.append((rows.drawn[: rows.n_drawn[0]], rows.log_ratios[: rows.n_drawn[0]]))
+    (drawn, log_ratios), (drawn_then, log_ratios_then) = found
+    assert len(np.unique(drawn)) == CHUNK_ROWS + 100
+    np.testing.assert_array_equal(drawn, drawn_then)
+    np.testing.assert_array_equal(log_ratios, log_ratios_then)
+    np.testing.assert_allclose(log_ratios, values[drawn], rtol=1e-12)
 
 
 # --- Sizes ------------------------------------------------------------------------------------
