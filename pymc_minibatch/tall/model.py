@@ -211,6 +211,7 @@ class TallModel:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
         terms = self.model.logp(vars=factors + self._prior_potentials, sum=False)
+        terms += [rest for _, rest in self._rests]
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
         if not self.is_bound:
             [total] = data_evaluated([total])
@@ -511,7 +512,7 @@ class TallModel:
 
     def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the model, with what it computes from data in the rows or else computed once."""
-        terms = [*observed_terms(self.model), *potential_terms(self.model)]
+        terms = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
         self.evaluates_data = False
         try:
             return self._split(terms)
@@ -533,6 +534,7 @@ class TallModel:
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
             self.row_potentials = [term.name for term in rows if term.leaf is None]
+            self._rests = [(term.name, term.rest) for term in rows if term.rest is not None]
             term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
             self._full_term = twice_differentiable(term)
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
@@ -623,10 +625,14 @@ class TallModel:
     def _check_prior_part(self) -> None:
         """Refuse terms of the prior part that would read every row at every step."""
         rows = {row_input.leaf for row_input in self.row_inputs.values()}
-        for potential in self._prior_potentials:
-            if has_rows(potential, self.n_rows):
+        rests = self._rests
+        if not self.is_bound:
+            rests = [(name, each) for name, rest in rests for each in data_evaluated([rest])]
+        graphs = [(get_var_name(each), each) for each in self._prior_potentials] + rests
+        for name, graph in graphs:
+            if has_rows(graph, self.n_rows):
                 raise NotTallError(
-                    f"Potential {potential.name} reads data with {self.n_rows} rows and is not a "
+                    f"Potential {name} reads data with {self.n_rows} rows and is not a "
                     "sum of one term for each of them, so every step would cost a full pass. "
                     "Compute what it needs before building the model, or let it end with the sum."
                 )

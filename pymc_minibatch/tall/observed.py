@@ -38,6 +38,8 @@ class ObservedTerm:
         Name of its distribution.
     shape
         Shape of its data.
+    rest
+        What a potential adds to the sum of its terms, a scalar; None if nothing.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ObservedTerm:
     term: TensorVariable
     distribution: str
     shape: tuple[int, ...]
+    rest: TensorVariable | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
