@@ -22,12 +22,11 @@ from scipy.special import chdtrc, ndtr
 
 from pymc_minibatch.acceptance import Exact, Penalty
 from pymc_minibatch.acceptance.decision import row_workspace
-from pymc_minibatch.draws import unconstrained
+from pymc_minibatch.draws import draws_of_step
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
 from pymc_minibatch.kernels.audit import make_proposing, make_repeating
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.stein import choose_draws
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.tall.passes import sum_over_chunks
 
@@ -162,8 +161,8 @@ def audit(
             "An audit repeats the decisions of one kind of moves, and this step moves effects and "
             "their scales by several. Pass a step with a proposal, such as proposal='laplace'."
         )
-    draws, _ = choose_draws(idata, step.tall.model, max(n_moves, 40))
-    points = unconstrained(draws, step.tall.model, step.tall)[:n_moves]
+    draws = draws_of_step(idata, step.tall)
+    points = draws.all_points(step.tall, max(n_moves, 40), least=40)[:n_moves]
     saved = step.sampling_state
     try:
         _tune(step, points[0], random_seed)

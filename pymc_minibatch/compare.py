@@ -7,15 +7,17 @@ limit is the one that the largest of them all exceeds in one of `FALSE_ALARMS` c
 distributions (Bonferroni).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.special import ndtri
+from scipy.special import stdtr
 
-__all__ = ["compare", "posterior_of", "rows_of_data", "rows_read", "stat_of"]
+from pymc_minibatch.results import Result, interrupted, layout_of, matched, named_results
+
+__all__ = ["R_HAT_LIMIT", "aligned_runs", "compare", "labels", "rows_of_data", "shared_variables"]
 
 FALSE_ALARMS = 1000
 """One of so many comparisons of a run with its equal is flagged."""
@@ -25,20 +27,28 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 R_HAT_LIMIT = 1.05
 """Beyond it the chains of a run disagree with each other, and Monte Carlo errors mean little."""
 
-GRADIENTS = ("n_steps", "tree_size", "num_steps", "num_integration_steps")
-"""Names of the gradients of a trajectory: PyMC and nutpie, old PyMC, NumPyro, and BlackJAX."""
+ADVICE = "with a run of the same model, or name other variables in var_names."
+
+DRAWS_PER_DEGREE = 10
+"""Effective draws for each degree of freedom of a Monte Carlo error.
+
+The relative variance of an autocorrelation time is about 2 (2M + 1)/n with a window of M draws
+(Madras and Sokal, 1988), which is 20 over the effective draws for M five times the time.
+"""
 
 
 class _Draws(NamedTuple):
-    """A run's draws in terms of single parameters: arrays of shape (K,).
-
-    Estimates and their Monte Carlo standard errors have shape (K, 2 + Q): mean, standard deviation
-    and quantiles.
-    """
+    """A run's draws in terms of single parameters: arrays of shape (K,), or (K, ...)."""
 
     names: list[str]
+    values: np.ndarray
+    """Draws, shape (K, chains, draws)."""
     estimates: np.ndarray
+    """Mean, standard deviation and quantiles, shape (K, 2 + Q)."""
     errors: np.ndarray
+    """Monte Carlo standard errors of mean and standard deviation, shape (K, 2)."""
+    ess: np.ndarray
+    """Effective draws for mean and standard deviation, shape (K, 2)."""
     ess_bulk: np.ndarray
     ess_tail: np.ndarray
     r_hat: np.ndarray
@@ -52,6 +62,24 @@ class _Draws(NamedTuple):
     def sd(self) -> np.ndarray:
         """Return the second of the estimates."""
         return self.estimates[:, 1]
+
+    @property
+    def n(self) -> int:
+        """Number of draws."""
+        return int(np.prod(self.values.shape[1:]))
+
+
+class _Differences(NamedTuple):
+    """How a run differs from the reference; arrays of shape (K, 2 + Q)."""
+
+    names: list[str]
+    shifts: np.ndarray
+    """Differences of the estimates, in standard deviations of the reference."""
+    scores: np.ndarray
+    """Differences in Monte Carlo standard errors."""
+    p: np.ndarray
+    """How probable such scores are for equal distributions."""
+    sd_ratio: np.ndarray
 
 
 def compare(
@@ -133,27 +161,24 @@ def compare(
     >>> table.verdict["bad"].startswith("differs: mu by")
     True
     """
-    if not isinstance(runs, Mapping):
-        raise TypeError(
-            "runs must be a dict of results by name, such as {'NUTS': idata}; got an object of "
-            f"type {type(runs).__name__}."
-        )
-    for name, run in runs.items():
-        posterior_of(run, f"The run {name!r}")
-    if reference not in runs:
-        raise ValueError(
-            f"The reference {reference!r} is not among the runs, which are {list(runs)}."
-        )
-    names = _shared(runs, reference, var_names)
-    n_rows = rows_of_data(runs) if n_rows is None else n_rows
-    draws = {name: _summarise(run, names) for name, run in runs.items()}
+    results = named_results(runs, reference)
+    names = shared_variables(results, reference, var_names)
+    n_rows = rows_of_data(results.values()) if n_rows is None else n_rows
+    draws: dict[str, list[_Draws]] = {name: [] for name in results}
+    differences: dict[str, list[_Differences]] = {name: [] for name in results}
+    for name in names:
+        aligned = aligned_runs(results, reference, [name])
+        of = {key: _summarise(arrays[name]) for key, arrays in aligned.items()}
+        for key, own in of.items():
+            differences[key].append(_differ(own, of[reference]))
+            draws[key].append(own._replace(values=np.empty(0)))
     table = pd.DataFrame(
         {
-            name: _cost(run, draws[name], n_rows) | _difference(draws[name], draws[reference])
-            for name, run in runs.items()
+            key: _cost(result, draws[key], n_rows) | _judge(result, draws[key], differences[key])
+            for key, result in results.items()
         }
     ).T
-    trouble = _trouble(draws[reference])
+    trouble = _trouble(results[reference], draws[reference])
     table.loc[reference, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
     table.insert(
         table.columns.get_loc("ess_per_million_rows") + 1,
@@ -163,36 +188,46 @@ def compare(
     return table.infer_objects().astype({"chains": int, "draws": int, "speed_up": float})
 
 
-def posterior_of(idata: Any, what: str) -> Any:
-    """Return the posterior of a result of ``pm.sample``.
+def aligned_runs(
+    runs: Mapping[str, Result], reference: str, names: Sequence[str]
+) -> dict[str, dict[str, xr.DataArray]]:
+    """Read variables of all runs with the dimensions and in the order of labels of the reference.
 
     Raises
     ------
-    TypeError
-        Naming `what` has none.
+    ValueError
+        If a run has other labels.
     """
-    posterior = getattr(idata, "posterior", None)
-    if not {"chain", "draw"} <= set(getattr(posterior, "sizes", ())):
-        raise TypeError(
-            f"{what} must be what pm.sample returns, with chains and draws in its group posterior; "
-            f"got an object of type {type(idata).__name__}."
-        )
-    return posterior
+    owner = f"the run {reference!r}"
+    layouts = {name: layout_of(runs[reference].posterior[name], owner) for name in names}
+    return {
+        key: {
+            name: matched(name, run.array(name), layouts[name], f"Compare the run {key!r} {ADVICE}")
+            for name in names
+        }
+        for key, run in runs.items()
+    }
 
 
-def _shared(
-    runs: Mapping[str, xr.DataTree], reference: str, var_names: Sequence[str] | None
+def shared_variables(
+    runs: Mapping[str, Result], reference: str, var_names: Sequence[str] | None
 ) -> list[str]:
-    """Find the variables that all runs have."""
-    wanted = list(runs[reference].posterior.data_vars) if var_names is None else list(var_names)
-    shapes = [
-        {name: values.shape[2:] for name, values in run.posterior.data_vars.items()}
+    """Find the variables that all runs have, with as many elements along their dimensions.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or one that is named is not among them.
+    """
+    wanted = runs[reference].names if var_names is None else list(var_names)
+    sizes = [
+        {name: sorted(layout_of(run.posterior[name], "").shape) for name in run.names}
         for run in runs.values()
     ]
     shared = [
         str(name)
         for name in wanted
-        if all(name in shape and shape[name] == shapes[0][name] for shape in shapes)
+        if all(name in size and size[name] == sizes[0][name] for size in sizes)
     ]
     if not shared or (var_names is not None and len(shared) < len(wanted)):
         raise ValueError(
@@ -202,72 +237,13 @@ def _shared(
     return shared
 
 
-def stat_of(run: xr.DataTree, name: str) -> np.ndarray | None:
-    """Return a sample stat as an array (chains, draws, steps), or None."""
-    if "sample_stats" not in run.children or name not in run.sample_stats.data_vars:
-        return None
-    values = run.sample_stats[name].transpose("chain", "draw", ...).values
-    return values.reshape(*values.shape[:2], -1)
-
-
-def rows_of_data(runs: Mapping[str, xr.DataTree]) -> int | None:
+def rows_of_data(runs: Iterable[Result]) -> int | None:
     """Find the number of rows that the runs sampled, or None."""
-    for run in runs.values():
-        if (recorded := stat_of(run, "n_rows")) is not None:
-            return int(recorded.max())
-    observed = [
-        values.shape[0]
-        for run in runs.values()
-        if "observed_data" in run.children
-        for values in run.observed_data.data_vars.values()
-        if values.ndim
-    ]
+    for run in runs:
+        if run.n_rows is not None:
+            return run.n_rows
+    observed = [values.shape[0] for run in runs for values in run.observed() if values.ndim]
     return max(observed, default=None)
-
-
-def rows_read(run: xr.DataTree, n_rows: int | None) -> np.ndarray | None:
-    """Count row evaluations at each draw, shape (chains, draws), or return None if not known."""
-    parts = [stat_of(run, name) for name in ("n_likelihood", "n_gradient")]
-    if known := [part.sum(axis=2) for part in parts if part is not None]:
-        scanned = stat_of(run, "n_scanned")
-        both: np.ndarray = np.max(known, axis=0)
-        return both if scanned is None else both + scanned.sum(axis=2)
-    gradients = [stat_of(run, name) for name in GRADIENTS]
-    n_steps = next((steps for steps in gradients if steps is not None), None)
-    return None if n_steps is None or n_rows is None else n_steps.sum(axis=2) * n_rows
-
-
-def _summarise(run: xr.DataTree, names: list[str]) -> _Draws:
-    import arviz as az  # takes half a second, which samplers need not wait for
-
-    posterior = run.posterior.to_dataset()[names]
-
-    def flat(values: xr.Dataset) -> np.ndarray:
-        return np.concatenate([np.ravel(values[name].values) for name in names])
-
-    def mcse(method: str, **prob: float) -> np.ndarray:
-        return flat(az.mcse(posterior, method=method, **prob))
-
-    start = posterior.isel(chain=0, draw=0)
-    whole = flat(start.map(lambda values: xr.full_like(values, values.dtype.kind != "f")))
-    constant = flat((posterior == start).all(("chain", "draw")))
-    with np.errstate(invalid="ignore", divide="ignore"):  # constant, or not finite
-        estimates = [
-            np.where(constant, flat(start), flat(posterior.mean(("chain", "draw"), skipna=False))),
-            np.where(constant, 0.0, flat(posterior.std(("chain", "draw"), ddof=1))),
-            *(flat(posterior.quantile(prob, ("chain", "draw"))) for prob in QUANTILES),
-        ]
-        # Quantiles of whole numbers jump; their means and standard deviations tell as much.
-        jumps = [np.where(whole, np.inf, mcse("quantile", prob=prob)) for prob in QUANTILES]
-        errors = np.stack([mcse("mean"), mcse("sd"), *jumps], axis=1)
-        return _Draws(
-            names=[label for name in names for label in labels(posterior[name])],
-            estimates=np.stack(estimates, axis=1),
-            errors=np.where(constant[:, None], 0.0, errors),
-            ess_bulk=flat(az.ess(posterior, method="bulk")),
-            ess_tail=flat(az.ess(posterior, method="tail")),
-            r_hat=flat(az.rhat(posterior)),
-        )
 
 
 def labels(values: xr.DataArray) -> list[str]:
@@ -279,32 +255,63 @@ def labels(values: xr.DataArray) -> list[str]:
     return [BaseLabeller().make_label_flat(*element) for element in elements]
 
 
-def _cost(run: xr.DataTree, draws: _Draws, n_rows: int | None) -> dict[str, Any]:
-    posterior = run.posterior
-    n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    recorded = stat_of(run, "setup_seconds")
-    setup = np.nan if recorded is None else float(recorded.max(axis=(0, 1)).sum())
-    sampling = float(posterior.attrs.get("sampling_time", np.nan))
-    read = rows_read(run, n_rows)
+def _summarise(drawn: xr.DataArray) -> _Draws:
+    import arviz as az  # takes half a second, which samplers need not wait for
+
+    drawn = drawn.astype(np.float64)
+    posterior = drawn.to_dataset()
+
+    def flat(values: xr.Dataset | xr.DataArray) -> np.ndarray:
+        return np.ravel((values[drawn.name] if isinstance(values, xr.Dataset) else values).values)
+
+    def of_both(function: Any) -> np.ndarray:
+        return np.stack([flat(function(posterior, method=kind)) for kind in ("mean", "sd")], axis=1)
+
+    start = drawn.isel(chain=0, draw=0)
+    constant = flat((drawn == start).all(("chain", "draw")))
+    with np.errstate(invalid="ignore", divide="ignore"):  # constant, or not finite
+        estimates = [
+            np.where(constant, flat(start), flat(drawn.mean(("chain", "draw"), skipna=False))),
+            np.where(constant, 0.0, flat(drawn.std(("chain", "draw"), ddof=1))),
+            *(flat(drawn.quantile(prob, ("chain", "draw"))) for prob in QUANTILES),
+        ]
+        return _Draws(
+            names=labels(drawn),
+            values=np.moveaxis(drawn.values.reshape(*drawn.shape[:2], -1), 2, 0),
+            estimates=np.stack(estimates, axis=1),
+            errors=np.where(constant[:, None], 0.0, of_both(az.mcse)),
+            ess=of_both(az.ess),
+            ess_bulk=flat(az.ess(posterior, method="bulk")),
+            ess_tail=flat(az.ess(posterior, method="tail")),
+            r_hat=flat(az.rhat(posterior)),
+        )
+
+
+def _cost(run: Result, parts: list[_Draws], n_rows: int | None) -> dict[str, Any]:
+    recorded = run.stat("setup_seconds")
+    setup = np.nan if recorded is None else float(np.nanmax(recorded, axis=(0, 1)).sum())
+    sampling = float(run.attrs.get("sampling_time", np.nan))
+    read = run.rows_read(n_rows)
     rows = np.nan if read is None else float(read.sum())
-    ess = -_most(-draws.ess_bulk)
+    ess_bulk = np.concatenate([part.ess_bulk for part in parts])
+    ess = -_most(-ess_bulk)
     return {
-        "chains": n_chains,
-        "draws": n_draws,
+        "chains": run.n_chains,
+        "draws": run.n_draws,
         "setup_seconds": setup,
         "sampling_seconds": sampling,
         "min_ess_bulk": ess,
-        "median_ess_bulk": float(np.median(draws.ess_bulk)),
-        "min_ess_tail": -_most(-draws.ess_tail),
-        "max_r_hat": _most(draws.r_hat),
-        "rows_per_draw": rows / (n_chains * n_draws),
+        "median_ess_bulk": float(np.median(ess_bulk)),
+        "min_ess_tail": -_most(-np.concatenate([part.ess_tail for part in parts])),
+        "max_r_hat": _most(np.concatenate([part.r_hat for part in parts])),
+        "rows_per_draw": rows / max(1, int(run.finished.sum())),
         "rows_per_ess": rows / ess,
         "ess_per_second": ess / (np.nan_to_num(setup) + sampling),
         "ess_per_million_rows": 1e6 * ess / rows if rows else np.inf,
     }
 
 
-def _difference(run: _Draws, reference: _Draws) -> dict[str, Any]:
+def _differ(run: _Draws, reference: _Draws) -> _Differences:
     """Compare runs in the elements that vary in one of them, or from one to the other."""
     kept = ~((run.sd == 0) & (reference.sd == 0) & (run.mean == reference.mean))
     names = [name for name, keep in zip(run.names, kept, strict=True) if keep]
@@ -312,42 +319,127 @@ def _difference(run: _Draws, reference: _Draws) -> dict[str, Any]:
         _Draws(names, *(values[kept] for values in draws[1:])) for draws in (run, reference)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _judge(run, reference)
+        of_moments, of_shares = _compare_moments(run, reference), _compare_shares(run, reference)
+        scores, p = (np.concatenate(both, 1) for both in zip(of_moments, of_shares, strict=True))
+        shifts = np.abs(run.estimates - reference.estimates) / reference.sd[:, None]
+        p = np.where(np.isnan(scores), np.nan, p)
+        return _Differences(names, shifts, scores, p, run.sd / reference.sd)
 
 
-def _judge(run: _Draws, reference: _Draws) -> dict[str, Any]:
-    sd = reference.sd[:, None]
-    shifts = np.abs(run.estimates - reference.estimates)
-    scores = np.where(shifts == 0, 0.0, shifts / np.hypot(run.errors, reference.errors))
+def _compare_moments(run: _Draws, reference: _Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Score means and standard deviations; return the scores and their p-values.
+
+    How well a run mixes that has the same value in all draws is not known: as well as the other.
+    """
+    variances, degrees = [], []
+    for own, other in ((run, reference), (reference, run)):
+        borrowed = (own.errors == 0) & (other.errors > 0)
+        variances.append(np.where(borrowed, other.errors**2 * other.n / own.n, own.errors**2))
+        degrees.append(_degrees(np.where(borrowed, other.ess * own.n / other.n, own.ess)))
+    shifts = np.abs(run.estimates - reference.estimates)[:, :2]
+    scores = np.where(shifts == 0, 0.0, shifts / np.sqrt(sum(variances)))
+    return scores, _p_values(scores, variances, degrees)
+
+
+def _compare_shares(run: _Draws, reference: _Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Score quantiles by the shares of draws at or below the quantiles of both runs together.
+
+    Shares are means, whatever the draws: there is no density to estimate, and nothing jumps where
+    draws have few values. √ and arc sine make their variances equal (Anscombe, 1948).
+    """
+    both = [draws.values.reshape(len(draws.names), -1) for draws in (run, reference)]
+    pooled = np.concatenate(both, axis=1)
+    scores, p = np.empty((2, len(run.names), len(QUANTILES)))
+    for k, prob in enumerate(QUANTILES):
+        at = np.quantile(pooled, prob, axis=1, method="inverted_cdf")[:, None, None]
+        is_below = [draws.values <= at for draws in (run, reference)]
+        shares = [below.mean(axis=(1, 2)) for below in is_below]
+        effective = _effective(is_below, (run, reference))
+        angles = [np.arcsin(np.sqrt(share)) for share in shares]
+        variances = [0.25 / n for n in effective]
+        shift = np.abs(angles[0] - angles[1])
+        scores[:, k] = np.where(shift == 0, 0.0, shift / np.sqrt(sum(variances)))
+        p[:, k] = _p_values(scores[:, k], variances, [_degrees(n) for n in effective])
+    unknown = ~np.isfinite(run.mean + reference.mean) | np.isnan(run.ess_bulk + reference.ess_bulk)
+    scores[unknown & (run.sd > 0) & (reference.sd > 0)] = np.nan
+    return scores, p
+
+
+def _effective(is_below: list[np.ndarray], runs: tuple[_Draws, _Draws]) -> list[np.ndarray]:
+    """Count the effective draws of shares; that of a share of 0 or 1 is not known."""
+    import arviz as az
+
+    found = []
+    for below in is_below:
+        values = xr.Dataset({"x": (("k", "chain", "draw"), below.astype(np.float64))})
+        ess = az.ess(values, method="mean")["x"].values
+        varies = below.any(axis=(1, 2)) & ~below.all(axis=(1, 2))
+        found.append(np.where(varies, ess, np.nan))
+    bulk = [np.where(draws.sd > 0, draws.ess_bulk, np.nan) for draws in runs]
+    result = []
+    for k, draws in enumerate(runs):
+        other = found[1 - k] * draws.n / runs[1 - k].n
+        guess = np.fmin(bulk[k], other)
+        result.append(
+            np.where(np.isnan(found[k]), np.where(np.isnan(guess), draws.n, guess), found[k])
+        )
+    return result
+
+
+def _degrees(ess: np.ndarray) -> np.ndarray:
+    """Return how many degrees of freedom a Monte Carlo error has that so many draws tell."""
+    return np.maximum(np.nan_to_num(ess, nan=1.0) / DRAWS_PER_DEGREE, 1.0)
+
+
+def _p_values(
+    scores: np.ndarray, variances: list[np.ndarray], degrees: list[np.ndarray]
+) -> np.ndarray:
+    """Return p-values of scores with errors that are estimates themselves (Welch, 1947)."""
+    total = variances[0] + variances[1]
+    spread = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
+    freedom = np.where(spread > 0, total**2 / spread, 1e9)
+    p: np.ndarray = 2 * stdtr(freedom, -scores)
+    return p
+
+
+def _judge(result: Result, draws: list[_Draws], differences: list[_Differences]) -> dict[str, Any]:
+    names = [name for part in differences for name in part.names]
+    shifts, scores, p, ratio = (
+        np.concatenate([part[k] for part in differences]) for k in (1, 2, 3, 4)
+    )
     return {
-        "mean_difference_sd": _most((shifts / sd)[:, 0]),
+        "mean_difference_sd": _most(shifts[:, 0]),
         "mean_difference_mcse": _most(scores[:, 0]),
-        "sd_ratio_min": -_most(-run.sd / reference.sd),
-        "sd_ratio_max": _most(run.sd / reference.sd),
-        "quantile_difference_sd": _most((shifts / sd)[:, 2:]),
-        "verdict": _trouble(run) or _verdict(run.names, scores, shifts / sd),
+        "sd_ratio_min": -_most(-ratio),
+        "sd_ratio_max": _most(ratio),
+        "quantile_difference_sd": _most(shifts[:, 2:]),
+        "verdict": _trouble(result, draws) or _verdict(names, scores, p, shifts),
     }
 
 
-def _verdict(names: list[str], scores: np.ndarray, shifts: np.ndarray) -> str:
-    """Put the worst difference in words; arrays have shape (K, 2 + Q)."""
+def _verdict(names: list[str], scores: np.ndarray, p: np.ndarray, shifts: np.ndarray) -> str:
+    """Put the least probable difference in words; arrays have shape (K, 2 + Q)."""
     if np.isnan(scores).any():
         return "not compared: too few draws, or a reference that is not finite"
-    if not scores.size or scores.max() <= -ndtri(1 / (2 * FALSE_ALARMS * scores.size)):
+    if not scores.size or p.min() >= 1 / (FALSE_ALARMS * scores.size):
         return "agrees"
-    k, j = np.unravel_index(np.argmax(scores), scores.shape)
+    worst = np.lexsort((-scores.ravel(), p.ravel()))[0]
+    k, j = np.unravel_index(worst, scores.shape)
     what = ["", "sd of ", *(f"{prob:.0%} quantile of " for prob in QUANTILES)][j]
     return f"differs: {what}{names[k]} by {scores[k, j]:.1f} MCSE ({shifts[k, j]:.2g} sd)"
 
 
-def _trouble(draws: _Draws) -> str:
+def _trouble(run: Result, parts: list[_Draws]) -> str:
     """Say why a run cannot be judged by its Monte Carlo errors; empty if it can."""
-    infinite = ~np.isfinite(draws.mean)
+    if text := interrupted(run):
+        return f"interrupted: {text}"
+    names = [name for part in parts for name in part.names]
+    infinite = ~np.isfinite(np.concatenate([part.mean for part in parts]))
     if infinite.any():
-        return f"not finite: {draws.names[int(np.argmax(infinite))]}"
-    r_hat = np.nan_to_num(draws.r_hat, nan=1.0)
+        return f"not finite: {names[int(np.argmax(infinite))]}"
+    r_hat = np.nan_to_num(np.concatenate([part.r_hat for part in parts]), nan=1.0)
     if r_hat.size and r_hat.max() > R_HAT_LIMIT:
-        return f"not converged: R-hat {r_hat.max():.2f} of {draws.names[int(np.argmax(r_hat))]}"
+        return f"not converged: R-hat {r_hat.max():.2f} of {names[int(np.argmax(r_hat))]}"
     return ""
 
 

@@ -1,9 +1,11 @@
 """Draws of a result as the model sees them: which model they are of, and unconstrained points."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from pymc.model import Model
 from pymc.pytensorf import compile as pymc_compile
@@ -12,59 +14,271 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_minibatch.arguments import checked_count, checked_type
-from pymc_minibatch.compare import posterior_of, stat_of
+from pymc_minibatch.arguments import checked_count, checked_model, checked_type
+from pymc_minibatch.results import Layout, Result, matched
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.predictive import observed_input
 
 __all__ = [
+    "Draws",
+    "aligned",
     "built_by_bambi",
-    "checked_draws",
-    "model_and_posterior",
-    "points_of",
+    "draws_of",
+    "draws_of_bambi",
+    "draws_of_step",
     "row_axis",
     "row_coords",
-    "thinned",
     "unconstrained",
 ]
 
+ROW_DIM = "__obs__"
+"""What Bambi calls the dimension of the rows."""
 
-def model_and_posterior(
-    idata: Any, model: Any, data: Any, tall: TallModel | None, needs_rows: bool = True
-) -> tuple[TallModel, xr.Dataset]:
+OTHER_MODEL = "Pass the model that the draws are of."
+
+
+class Draws:
+    """Draws of the variables of a model.
+
+    Parameters
+    ----------
+    result
+        The result.
+    model
+        The model that it is of.
+    bambi
+        Bambi's model, if that made the result.
+
+    Attributes
+    ----------
+    posterior
+        All variables of the result; those of the model with its dimensions, in the order of its
+        labels. Arrays that were opened lazily stay on disk.
+
+    Raises
+    ------
+    ValueError
+        If shapes or labels are not those of the model, or Bambi has moved an intercept and its
+        model is not given.
+    """
+
+    def __init__(self, result: Result, model: Model, bambi: Any = None) -> None:
+        self.result, self.model = result, model
+        if bambi is None:
+            _refuse_moved_intercepts(result)
+        self.posterior = aligned(result.posterior, model, bambi is not None)
+        if bambi is not None:
+            whole = xr.DataTree.from_dict({"posterior": self.posterior})
+            moved = bambi._re_center_intercept(whole)["posterior"]
+            moved = moved if isinstance(moved, xr.Dataset) else moved.to_dataset()
+            self.posterior = aligned(moved, model, True)
+
+    @property
+    def n_chains(self) -> int:
+        """Number of chains."""
+        return int(self.posterior.sizes["chain"])
+
+    def thinned(self, max_draws: int | None) -> "Draws":
+        """Take draws at equal distances, as many from each chain, at most `max_draws` in all."""
+        if max_draws is None:
+            return self
+        n = self.posterior.sizes["draw"]
+        kept = min(max(1, checked_count("max_draws", max_draws, 1) // self.n_chains), n)
+        return self._of(self.posterior.isel(draw=np.arange(kept) * n // kept))
+
+    def _of(self, posterior: xr.Dataset) -> "Draws":
+        part = object.__new__(Draws)
+        part.result, part.model, part.posterior = self.result, self.model, posterior
+        return part
+
+    @cached_property
+    def free(self) -> list[str]:
+        """Free variables of which there are draws."""
+        return [rv.name for rv in self.model.free_RVs if rv.name in self.posterior]
+
+    def values(self, name: str) -> np.ndarray:
+        """Read draws of a variable, chain after chain.
+
+        Raises
+        ------
+        ValueError
+            If they are not finite.
+        """
+        drawn = self.posterior[name].transpose("chain", "draw", ...).compute()
+        self.result.check_finite(name, drawn)
+        values = drawn.values.reshape(-1, *drawn.shape[2:])
+        return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+    def points(self, tall: TallModel) -> np.ndarray:
+        """Return draws as flat points, shape (chains × draws, D), chain after chain.
+
+        Variables on which no row depends need not be in the posterior.
+
+        Raises
+        ------
+        ValueError
+            If variables are missing or have draws that are not finite.
+        """
+        drawn = {name: self.values(name) for name in self.free}
+        return unconstrained(drawn, self.model, tall, tall.row_parameters)
+
+    def all_points(self, tall: TallModel, max_draws: int, least: int) -> np.ndarray:
+        """Return flat points with all free variables, of draws at equal distances of all chains.
+
+        Raises
+        ------
+        ValueError
+            If variables are missing or have draws that are not finite, or there are too few draws.
+        """
+        names = [rv.name for rv in self.model.free_RVs]
+        if missing := [name for name in names if name not in self.posterior]:
+            raise ValueError(
+                f"The posterior lacks {missing}, which are free variables of the model. Pass the "
+                "model that the draws are of; if it is that, name the variables in var_names of "
+                "pm.sample."
+            )
+        total = self.n_chains * self.posterior.sizes["draw"]
+        if total < max(least, self.n_chains):
+            raise ValueError(
+                f"{total} draws are too few: {least} are needed, many more are better."
+            )
+        n_chosen = min(max(max_draws, self.n_chains), total)
+        chosen = np.arange(n_chosen) * total // n_chosen
+        drawn = {name: self.values(name)[chosen] for name in names}
+        return unconstrained(drawn, self.model, tall)
+
+
+def draws_of(
+    idata: Any,
+    model: Any,
+    data: Any,
+    tall: TallModel | None,
+    needs_rows: bool = True,
+    all_rows: bool = False,
+) -> tuple[TallModel, Draws]:
     """Return the split model that draws are of, and the draws of its variables.
 
-    With `needs_rows` the rows of the model must be those of the run.
+    With `needs_rows` the rows of the model must not be a stand-in for those of the run; with
+    `all_rows` they must be as many.
 
     Raises
     ------
     TypeError
         If `idata` is no result, or `tall` no split model.
     ValueError
-        If both `tall` and a model or data are given, a result of Bambi comes without its model, or
-        rows were bound by data and none are given.
+        If both `tall` and a model or data are given, a result of Bambi comes without its model, the
+        draws are not of the model, or rows were bound by data and none are given.
     """
-    posterior = posterior_of(idata, "idata").to_dataset()
+    result = Result(idata)
     checked_type("tall", tall, TallModel, "Pass pmb.TallModel(model), or the tall of a step.")
     if tall is not None and (model is not None or data is not None):
         raise ValueError("tall holds a model and its data: leave out model and data, or tall.")
-    if built_by_bambi(model):
-        posterior = model._re_center_intercept(idata)["posterior"]
-        posterior = posterior if isinstance(posterior, xr.Dataset) else posterior.to_dataset()
-        model = model.backend.model
-    elif posterior.attrs.get("modeling_interface") == "bambi":
-        raise ValueError(
-            "idata is a result of Bambi, which moves the intercept after sampling. Pass the Bambi "
-            "model itself: model=the object that was fitted."
-        )
-    tall = TallModel(model, data=data) if tall is None else tall
-    is_stand_in = stat_of(idata, "stand_in")
-    if needs_rows and is_stand_in is not None and is_stand_in.any() and not tall.is_bound:
+    bambi = model if built_by_bambi(model) else None
+    of = tall.model if tall is not None else None
+    if of is None:
+        of = checked_model(model) if bambi is None else bambi.backend.model
+    draws = Draws(result, of, bambi)
+    tall = TallModel(of, data=data) if tall is None else tall
+    if needs_rows and result.is_stand_in and not tall.is_bound:
         raise ValueError(
             "The run read rows that were bound with data=, and the model holds only a stand-in for "
             "them. Pass the same data=, or tall=step.tall."
         )
-    return tall, posterior
+    if all_rows and result.n_rows is not None and result.n_rows != tall.n_rows:
+        raise ValueError(
+            f"The run read {result.n_rows:,} rows and the model has {tall.n_rows:,}. Pass the "
+            "model and the data that were sampled; for other rows use pmb.log_likelihood."
+        )
+    return tall, draws
+
+
+def draws_of_step(idata: Any, tall: TallModel) -> Draws:
+    """Return the draws of a run whose step is at hand.
+
+    Raises
+    ------
+    TypeError
+        If `idata` is no result.
+    ValueError
+        If it is a result of Bambi, or of other rows or another model.
+    """
+    if Result(idata).is_of_bambi:
+        raise ValueError(
+            "idata is a result of Bambi, which moves the intercept after sampling, so its draws "
+            "are not those of the step. Sample with pm.sample(model=bambi_model.backend.model, "
+            "step=step)."
+        )
+    return draws_of(idata, None, None, tall, all_rows=True)[1]
+
+
+def draws_of_bambi(idata: Any, bambi: Any, max_draws: int | None) -> xr.Dataset:
+    """Return draws as Bambi predicts from them: its intercepts as they are, all of them finite.
+
+    Raises
+    ------
+    TypeError
+        If `idata` is no result.
+    ValueError
+        If shapes or labels are not those of the model, or draws are not finite.
+    """
+    result = Result(idata)
+    draws = Draws.__new__(Draws)
+    draws.result, draws.model = result, bambi.backend.model
+    draws.posterior = aligned(result.posterior, draws.model, with_effects=True)
+    posterior: xr.Dataset = draws.thinned(max_draws).posterior.compute()
+    for name, values in posterior.items():
+        result.check_finite(str(name), values)
+    return posterior
+
+
+def aligned(posterior: xr.Dataset, model: Model, with_effects: bool = False) -> xr.Dataset:
+    """Bring variables of a model to its dimensions, and their elements to the order of its labels.
+
+    These are the free variables; `with_effects` those as well that Bambi computes of them.
+
+    Raises
+    ------
+    ValueError
+        If shapes or labels do not match.
+    """
+    layouts = {
+        name: _layout(model, name, tuple(map(int, shape)))
+        for name, shape in model.eval_rv_shapes().items()
+        if name in posterior
+    }
+    if with_effects:
+        for variable in model.deterministics:
+            dims = model.named_vars_to_dims.get(variable.name, ())
+            if variable.name in posterior and dims and ROW_DIM not in dims:
+                shape = tuple(int(model.dim_lengths[dim].eval()) for dim in dims)
+                layouts[variable.name] = _layout(model, variable.name, shape)
+    found = {
+        name: matched(name, posterior[name], layout, OTHER_MODEL)
+        for name, layout in layouts.items()
+    }
+    labels = {dim: posterior[dim] for dim in ("chain", "draw") if dim in posterior.coords}
+    return xr.Dataset(found, labels, attrs=posterior.attrs)
+
+
+def _layout(model: Model, name: str, shape: tuple[int, ...]) -> Layout:
+    """Return dimensions and labels of a variable of the model, named as results name them."""
+    named = model.named_vars_to_dims.get(name) or [None] * len(shape)
+    dims = tuple(f"{name}_dim_{k}" if dim is None else str(dim) for k, dim in enumerate(named))
+    known = {dim: model.coords.get(dim) for dim in dims}
+    labels = {
+        dim: None if values is None else pd.Index(list(values), tupleize_cols=False)
+        for dim, values in known.items()
+    }
+    return Layout(dims, shape, labels, "the model")
+
+
+def _refuse_moved_intercepts(result: Result) -> None:
+    """Refuse draws of Bambi without its model."""
+    if result.is_of_bambi:
+        raise ValueError(
+            "idata is a result of Bambi, which moves the intercept after sampling. Pass the Bambi "
+            "model itself: model=the object that was fitted."
+        )
 
 
 def built_by_bambi(model: Any) -> bool:
@@ -74,54 +288,6 @@ def built_by_bambi(model: Any) -> bool:
     if not model.built:
         model.build()
     return True
-
-
-def thinned(posterior: xr.Dataset, max_draws: int | None) -> xr.Dataset:
-    """Take draws at equal distances, as many from each chain, at most `max_draws` in all."""
-    if max_draws is None:
-        return posterior
-    chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    kept = min(max(1, checked_count("max_draws", max_draws, 1) // chains), draws)
-    return posterior.isel(draw=np.arange(kept) * draws // kept)
-
-
-def points_of(posterior: xr.Dataset, tall: TallModel) -> np.ndarray:
-    """Return draws as flat points, shape (chains × draws, D), chain after chain.
-
-    Variables on which no row depends need not be in the posterior.
-
-    Raises
-    ------
-    ValueError
-        If variables are missing, have other shapes, or have draws that are not finite.
-    """
-    evaluated = tall.model.eval_rv_shapes()
-    shapes = {name: tuple(map(int, shape)) for name, shape in evaluated.items()}
-    draws = {}
-    for name in {rv.name for rv in tall.model.free_RVs} & set(posterior.data_vars):
-        values = posterior[name].transpose("chain", "draw", ...).values
-        draws[name] = checked_draws(name, values.reshape(-1, *values.shape[2:]))
-        if values.shape[2:] != shapes[name]:
-            raise ValueError(
-                f"{name} has shape {values.shape[2:]} in the posterior and {shapes[name]} in the "
-                "model. Pass the model that the draws are of."
-            )
-    return unconstrained(draws, tall.model, tall, tall.row_parameters)
-
-
-def checked_draws(name: str, values: np.ndarray) -> np.ndarray:
-    """Refuse draws that are not finite.
-
-    Raises
-    ------
-    ValueError
-    """
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"{name} has draws that are not finite; those of a run that was interrupted are "
-            "nan: leave them out, with idata.isel(draw=slice(...))."
-        )
-    return values
 
 
 def unconstrained(
@@ -177,7 +343,20 @@ def unconstrained(
     ):
         for name, value in zip(names, function(*drawn), strict=True):
             point[tall.layout.slices[name]] = np.ravel(value)
+    _check_inside(points, names, tall)
     return points
+
+
+def _check_inside(points: np.ndarray, names: list[str], tall: TallModel) -> None:
+    """Refuse draws at or beyond an end of what a variable can be."""
+    for name in names:
+        bad = ~np.isfinite(points[:, tall.layout.slices[name]]).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"{int(bad.sum())} draws lie at or beyond an end of what {name} can be: draws of "
+                "another model, or rounded to single precision. Pass the model that the draws are "
+                "of, and draws in double precision."
+            )
 
 
 def row_axis(tall: TallModel) -> tuple[str, np.ndarray | None]:

@@ -24,8 +24,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.arguments import checked_count
-from pymc_minibatch.compare import stat_of
-from pymc_minibatch.draws import model_and_posterior, points_of, row_axis, thinned
+from pymc_minibatch.draws import Draws, draws_of, row_axis
 from pymc_minibatch.pointwise import as_draws, pointwise
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
@@ -35,6 +34,9 @@ __all__ = ["loo"]
 
 LARGE_SHARE = 0.5
 """Warn where the error of the subsample is a larger share of that of the data."""
+
+FEWEST_DRAWS = 25
+"""A generalised Pareto tail is fitted to a fifth of the draws, and to five numbers at least."""
 
 RESULT_BYTES, LARGEST_BYTES = 32, 2**31
 """Numbers for each row that the result and its making take; what rows in partitions may take."""
@@ -116,20 +118,25 @@ def loo(
     >>> found.subsample_size, found.subsampling_se < 1
     (200, True)
     """
-    tall, posterior = model_and_posterior(idata, model, data, tall)
-    recorded = stat_of(idata, "n_rows")
-    if recorded is not None and recorded.max() != tall.n_rows:
-        raise ValueError(
-            f"The run read {recorded.max():,} rows and the model has {tall.n_rows:,}. Pass the "
-            "model and the data that were sampled; for other rows use pmb.log_likelihood."
-        )
+    tall, draws = draws_of(idata, model, data, tall, all_rows=True)
     _check_memory(tall)
-    posterior = thinned(posterior, max_draws)
+    draws = draws.thinned(max_draws)
+    _check_draws(draws)
     sampled = _sampled_rows(rows, tall.n_rows, random_seed)
-    points = points_of(posterior, tall)
+    points = draws.points(tall)
     approximate = _at_mean(tall, points)
-    values = as_draws(pointwise(tall, points, sampled), posterior, tall, sampled)
-    return _estimate(values, _relative_efficiency(posterior, tall), sampled, approximate, tall)
+    values = as_draws(pointwise(tall, points, sampled), draws.posterior, tall, sampled)
+    return _estimate(values, _relative_efficiency(draws), sampled, approximate, tall)
+
+
+def _check_draws(draws: Draws) -> None:
+    """Refuse so few draws that importance sampling cannot tell its own error."""
+    n_draws = draws.n_chains * draws.posterior.sizes["draw"]
+    if n_draws < FEWEST_DRAWS:
+        raise ValueError(
+            f"{n_draws} draws are too few for leave-one-out, which fits a tail to the largest of "
+            f"them: {FEWEST_DRAWS} are needed, some hundreds are better."
+        )
 
 
 def _check_memory(tall: TallModel) -> None:
@@ -165,16 +172,17 @@ def _at_mean(tall: TallModel, points: np.ndarray) -> np.ndarray:
     return found
 
 
-def _relative_efficiency(posterior: xr.Dataset, tall: TallModel) -> float:
+def _relative_efficiency(draws: Draws) -> float:
     """Effective share of the draws, the mean over parameters, as ArviZ has it."""
     import arviz as az
 
-    if posterior.sizes["chain"] == 1:
+    if draws.n_chains == 1:
         return 1.0
-    names = [rv.name for rv in tall.model.free_RVs if rv.name in posterior]
-    ess = az.ess(posterior[names], method="mean")
-    shares = np.concatenate([np.ravel(ess[name].values) for name in names])
-    return float(shares.mean()) / (posterior.sizes["chain"] * posterior.sizes["draw"])
+    ess = az.ess(draws.posterior[draws.free].compute(), method="mean")
+    known = np.concatenate([np.ravel(ess[name].values) for name in draws.free])
+    known = known[np.isfinite(known)]
+    n_draws = draws.n_chains * draws.posterior.sizes["draw"]
+    return float(known.mean() / n_draws) if known.size else 1.0
 
 
 def _estimate(

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_minibatch.compare import labels, rows_of_data, rows_read
+from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_variables
+from pymc_minibatch.results import Result, named_results
 
 __all__ = [
     "accuracy_by_rows",
@@ -27,6 +28,9 @@ __all__ = [
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito (2008), Color Universal Design."""
+
+LEAST_DRAWS = 10
+"""With fewer draws a curve would show its bandwidth alone."""
 
 MOST_POINTS = 2000
 """A curve with more would only be slower to draw."""
@@ -45,13 +49,18 @@ def marginals(
     runs : mapping of str to DataTree
         Results of ``pm.sample`` for the same model, by name.
     var_names : sequence of str, optional
-        The variables to draw; all if not given.
+        The variables to draw; all that the runs share if not given.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 
     Returns
     -------
     arviz_plots.PlotCollection
+
+    Raises
+    ------
+    ValueError
+        If runs have other labels than the first, draws that are not finite, or too few of them.
 
     Examples
     --------
@@ -64,12 +73,15 @@ def marginals(
     >>> figure = pmb.plots.marginals(runs, backend="none")
     """
     plots = _arviz_plots()
-    posteriors = [run.posterior.to_dataset() for run in runs.values()]
-    names = list(posteriors[0].data_vars) if var_names is None else list(var_names)
-    n_panels = sum(len(labels(posteriors[0][name])) for name in names)
+    results = named_results(_named(runs))
+    first = next(iter(results))
+    names = shared_variables(results, first, var_names)
+    aligned = aligned_runs(results, first, names)
+    posteriors = {name: _drawable(results[name], arrays) for name, arrays in aligned.items()}
+    n_panels = sum(len(labels(posteriors[first][name])) for name in names)
     columns = min(n_panels, 4)
     collection = plots.plot_dist(
-        dict(runs),
+        {name: xr.DataTree.from_dict({"posterior": part}) for name, part in posteriors.items()},
         var_names=names,
         kind="kde",
         backend=backend,
@@ -79,7 +91,7 @@ def marginals(
         figure_kwargs=_figure(columns, -(-n_panels // columns), backend),
         visuals={"point_estimate_text": False, "credible_interval": False, "point_estimate": False},
     )
-    if len(runs) == 1:
+    if len(results) == 1:
         return collection
     collection.add_legend("model", title="run")
     return collection
@@ -109,13 +121,14 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     ValueError
         If a run has no such stat.
     """
-    runs = _named(runs)
-    sizes = {name: _stat(run, "batch_size", name) for name, run in runs.items()}
-    sizes = {name: values[values > 0] for name, values in sizes.items()}
+    curves = _curves(runs, "batch_size")
+    sizes = {name: values[values > 0] for name, values in curves.items()}
+    if empty := [name for name, values in sizes.items() if not values.size]:
+        raise ValueError(f"{empty[0]!r} has no draw with a batch. Leave it out.")
     low = min(values.min() for values in sizes.values())
     high = max(values.max() for values in sizes.values())
     edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
-    panel = _Panels(runs, ["batch sizes"], backend, dashes=False)
+    panel = _Panels(sizes, ["batch sizes"], backend, dashes=False)
     # A logarithmic axis has no zero: bins stand on half a decision of the longest run.
     floor = 0.5 / max(values.size for values in sizes.values())
     for name, values in sizes.items():
@@ -160,16 +173,20 @@ def error_by_rows(
     ValueError
         If the reference is not among the runs, or a run does not record its rows.
     """
-    truth = _matrix(_of(runs, reference), var_names)
+    results = named_results(runs, reference)
+    matrices = _matrices(results, reference, var_names)
+    truth = matrices[reference]
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
     varies = sd > 0
+    if not varies.any():
+        raise ValueError(f"Nothing varies in the draws of {reference!r}. Take more of them.")
 
-    def error(run: Run) -> np.ndarray:
-        running = _running_mean(_matrix(run, var_names)[:, :, varies])
+    def error(drawn: np.ndarray) -> np.ndarray:
+        running = _running_mean(drawn[:, :, varies])
         return np.sqrt((((running - mean[varies]) / sd[varies]) ** 2).mean(axis=(0, 2)))
 
-    curves = {name: error(run) for name, run in runs.items() if name != reference}
-    return _by_rows(runs, curves, n_rows, "error of the mean (posterior sd)", "xy", backend)
+    curves = {name: error(drawn) for name, drawn in matrices.items() if name != reference}
+    return _by_rows(results, curves, n_rows, "error of the mean (posterior sd)", "xy", backend)
 
 
 def accuracy_by_rows(
@@ -206,8 +223,21 @@ def accuracy_by_rows(
     ValueError
         If a run does not record its rows.
     """
-    curves = {name: np.mean(np.atleast_2d(accuracy[name]), axis=0) for name in runs}
-    return _by_rows(runs, curves, n_rows, label, "x", backend)
+    results = named_results(runs)
+    curves = {}
+    for name, run in results.items():
+        if name not in accuracy:
+            raise ValueError(f"accuracy has nothing for the run {name!r}.")
+        numbers = np.atleast_2d(np.asarray(accuracy[name], dtype=np.float64))
+        if numbers.shape != (run.n_chains, run.n_draws):
+            raise ValueError(
+                f"accuracy of the run {name!r} has shape {numbers.shape}; it needs a number for "
+                f"each of {run.n_chains} chains and {run.n_draws} draws."
+            )
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"accuracy of the run {name!r} has numbers that are not finite.")
+        curves[name] = numbers.mean(axis=0)
+    return _by_rows(results, curves, n_rows, label, "x", backend)
 
 
 def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
@@ -229,10 +259,10 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
     ValueError
         If a run has no such stat.
     """
-    runs = _named(runs)
-    panel = _Panels(runs, ["bright rows"], backend, dashes=False)
-    for name, run in runs.items():
-        for chain in _stat(run, "n_bright", name):
+    curves = _curves(runs, "n_bright")
+    panel = _Panels(curves, ["bright rows"], backend, dashes=False)
+    for name, chains in curves.items():
+        for chain in chains:
             panel.line(name, *_over_draws(chain), alpha=0.7, width=0.8)
     panel.label("draw", "bright rows")
     return panel.finish()
@@ -258,19 +288,20 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     ValueError
         If a run has no such stats, or none of the runs has noise, as runs of :class:`Exact`.
     """
-    runs = _named(runs)
-    noises = [_stat(run, "log_ratio_var", name) for name, run in runs.items()]
-    if not any((values > 0).any() for values in noises):
+    stats = ("log_ratio_var", "test_error")
+    noises = {stat: _curves(runs, stat) for stat in stats}
+    if not any((values > 0).any() for values in noises["log_ratio_var"].values()):
         raise ValueError(
-            f"There is no noise to draw: every decision of {', '.join(map(repr, runs))} was exact. "
+            "There is no noise to draw: every decision of "
+            f"{', '.join(map(repr, noises['log_ratio_var']))} was exact. "
             "plots.batch_sizes shows the rows that they took."
         )
-    panels = _Panels(runs, ["noise of the log ratio", "error of the test"], backend, dashes=False)
-    stats = ("log_ratio_var", "test_error")
+    titles = ["noise of the log ratio", "error of the test"]
+    panels = _Panels(noises["log_ratio_var"], titles, backend, dashes=False)
     labels = ("s² (nats²)", "bound on the probability's error")
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
-        for name, run in runs.items():
-            for chain in _stat(run, stat, name):
+        for name, chains in noises[stat].items():
+            for chain in chains:
                 draw, values = _over_draws(chain)
                 panels.scatter(name, draw[values > 0], values[values > 0], k)
         panels.label("draw", label, log="y", panel=k)
@@ -294,7 +325,7 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
         ratio; for a right test these are standard normal, and the band holds 95 % of them.
     """
     title, band = "decisions", "95 % of a right test"
-    panels = _Panels({title: None, band: None}, ["audit"], backend)  # type: ignore[dict-item]
+    panels = _Panels({title: None, band: None}, ["audit"], backend)
     ratios = result.moves["log_ratio"].to_numpy()
     panels.scatter(title, ratios, result.moves["z"].to_numpy(), 0)
     for level in (-1.96, 1.96):
@@ -332,19 +363,19 @@ def running_mean(
     ValueError
         If the reference is not among the runs.
     """
-    posterior = _of(runs, reference).posterior.to_dataset()
-    names = list(posterior.data_vars) if var_names is None else list(var_names)
-    titles = [label for name in names for label in labels(posterior[name])]
-    truth = _matrix(runs[reference], names).mean((0, 1))
-    panels = _Panels(runs, titles, backend)
-    for name, run in runs.items():
+    results = named_results(runs, reference)
+    names = shared_variables(results, reference, var_names)
+    titles = [label for name in names for label in labels(results[reference].posterior[name])]
+    matrices = _matrices(results, reference, names)
+    truth = matrices[reference].mean((0, 1))
+    panels = _Panels(results, titles, backend)
+    for name, drawn in matrices.items():
         if name == reference:
             continue
-        running = _running_mean(_matrix(run, names))
-        for chain in running:
+        for chain in _running_mean(drawn):
             for k, values in enumerate(chain.T):
                 panels.line(name, *_over_draws(values), panel=k, alpha=0.8)
-    n_draws = max(run.posterior.sizes["draw"] for run in runs.values())
+    n_draws = max(run.n_draws for run in results.values())
     for k, title in enumerate(titles):
         panels.line(reference, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
         panels.label("draw", f"running mean of {title}", log="x", panel=k)
@@ -355,7 +386,11 @@ class _Panels:
     """Panels side by side, with one colour and line style for each run in all of them."""
 
     def __init__(
-        self, runs: Runs, titles: Sequence[str], backend: str | None, dashes: bool = True
+        self,
+        runs: Mapping[str, Any],
+        titles: Sequence[str],
+        backend: str | None,
+        dashes: bool = True,
     ) -> None:
         plots = _arviz_plots()
         self.runs, self.titles = list(runs), list(titles)
@@ -416,7 +451,7 @@ def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
 
 
 def _by_rows(
-    runs: Runs,
+    runs: Mapping[str, Result],
     curves: Mapping[str, np.ndarray],
     n_rows: int | None,
     label: str,
@@ -424,10 +459,10 @@ def _by_rows(
     backend: str | None,
 ) -> Any:
     """Draw a curve of some of the runs against the rows that they read."""
-    count = rows_of_data(runs) if n_rows is None else n_rows
+    count = rows_of_data(runs.values()) if n_rows is None else n_rows
     panel = _Panels({name: runs[name] for name in curves}, ["by rows"], backend)
     for name, curve in curves.items():
-        read = rows_read(runs[name], count)
+        read = runs[name].rows_read(count)
         if read is None:
             raise ValueError(
                 f"The run {name!r} does not record how many rows it read: it has neither "
@@ -450,26 +485,56 @@ def _arviz_plots() -> Any:
         ) from error
 
 
-def _named(runs: Run | Runs) -> Runs:
-    return {"run": runs} if isinstance(runs, xr.DataTree) else runs
+def _named(runs: Run | Runs) -> Any:
+    is_one = isinstance(runs, xr.DataTree) or not isinstance(runs, Mapping)
+    return {"run": runs} if is_one else runs
 
 
-def _of(runs: Runs, reference: str) -> Run:
-    if reference not in runs:
+def _curves(runs: Run | Runs, stat: str) -> dict[str, np.ndarray]:
+    """Read a sample stat of each run, shape (chains, draws), and of each of its steps.
+
+    Draws that were not made are nan.
+    """
+    curves = {}
+    for name, run in named_results(_named(runs)).items():
+        values = run.stat(stat)
+        if values is None:
+            raise ValueError(
+                f"The run {name!r} has no sample stat {stat}. Leave it out, or draw another figure."
+            )
+        values = np.where(run.is_made[:, :, None], values, np.nan)
+        for k in range(values.shape[2]):
+            title = name if values.shape[2] == 1 else f"{name}, step {k + 1}"
+            curves[title] = values[:, :, k]
+    return curves
+
+
+def _matrices(
+    runs: Mapping[str, Result], reference: str, var_names: Sequence[str] | None
+) -> dict[str, np.ndarray]:
+    """Return all elements of the variables of each run, in the order of the reference's.
+
+    Their shapes are (chains, draws, K).
+    """
+    names = shared_variables(runs, reference, var_names)
+    matrices = {}
+    for name, arrays in aligned_runs(runs, reference, names).items():
+        for variable, values in arrays.items():
+            runs[name].check_finite(variable, values)
+        parts = [values.values.reshape(*values.shape[:2], -1) for values in arrays.values()]
+        matrices[name] = np.concatenate(parts, axis=2)
+    return matrices
+
+
+def _drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
+    """Return draws of which a density can be drawn."""
+    for name, values in arrays.items():
+        run.check_finite(name, values)
+    if run.n_chains * run.n_draws < LEAST_DRAWS:
         raise ValueError(
-            f"The reference {reference!r} is not among the runs, which are {list(runs)}."
+            f"{run.what} has {run.n_chains * run.n_draws} draws: a density needs {LEAST_DRAWS}."
         )
-    return runs[reference]
-
-
-def _stat(run: Run, stat: str, name: str) -> np.ndarray:
-    """Return a sample stat, shape (chains, draws)."""
-    if "sample_stats" not in run.children or stat not in run.sample_stats.data_vars:
-        raise ValueError(
-            f"The run {name!r} has no sample stat {stat}. Leave it out, or draw another figure."
-        )
-    values = run.sample_stats[stat].transpose("chain", "draw", ...).values
-    return values.reshape(*values.shape[:2], -1)[:, :, 0]
+    return xr.Dataset(dict(arrays))
 
 
 def _outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
@@ -482,14 +547,6 @@ def _outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.nda
         x += [np.repeat(edges[first : last + 1], 2), gap]
         y += [base, np.repeat(share[first:last], 2), base, gap]
     return np.concatenate(x)[:-1], np.concatenate(y)[:-1]
-
-
-def _matrix(run: Run, var_names: Sequence[str] | None) -> np.ndarray:
-    """Return all elements of the variables, shape (chains, draws, K)."""
-    posterior = run.posterior
-    names = list(posterior.data_vars) if var_names is None else var_names
-    parts = [posterior[name].transpose("chain", "draw", ...).values for name in names]
-    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
 
 
 def _running_mean(draws: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_minibatch.draws import model_and_posterior, points_of, row_coords, thinned
+from pymc_minibatch.draws import draws_of, row_coords
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
 from pymc_minibatch.tall.passes import over_chunks
@@ -73,8 +73,9 @@ def log_likelihood(
     >>> found.y.mean(("chain", "draw")).values.round(3)
     array([-0.919, -2.919])
     """
-    tall, posterior = model_and_posterior(idata, model, data, tall)
-    posterior = thinned(posterior, max_draws)
+    tall, draws = draws_of(idata, model, data, tall)
+    draws = draws.thinned(max_draws)
+    posterior = draws.posterior
     n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
     numbers = np.arange(tall.n_rows) if rows is None else checked_rows(rows, tall.n_rows)
     if 8 * n_draws * numbers.size > LARGEST_BYTES:
@@ -83,7 +84,7 @@ def log_likelihood(
             f"{8e-9 * n_draws * numbers.size:,.1f} GB. Name some rows, set max_draws, or compare "
             "models with pmb.loo, which needs few rows."
         )
-    values = pointwise(tall, points_of(posterior, tall), None if rows is None else numbers)
+    values = pointwise(tall, draws.points(tall), None if rows is None else numbers)
     return xr.Dataset({" + ".join(tall.row_names): as_draws(values, posterior, tall, numbers)})
 
 

@@ -9,14 +9,7 @@ import xarray as xr
 
 from pymc_minibatch.arguments import checked_choice
 from pymc_minibatch.bambi_rows import ROW_DIM, BambiPredictions
-from pymc_minibatch.compare import posterior_of
-from pymc_minibatch.draws import (
-    built_by_bambi,
-    model_and_posterior,
-    points_of,
-    row_axis,
-    thinned,
-)
+from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi, row_axis
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.predictive import NoPredictionError, Predictive
@@ -126,22 +119,22 @@ def predict(
                 "A Bambi model predicts by itself: leave out data and tall, and pass the data "
                 "frame to predict as new_rows."
             )
-        posterior = thinned(posterior_of(idata, "idata").to_dataset(), max_draws)
+        posterior = draws_of_bambi(idata, model, max_draws)
         drawing = BambiPredictions(model, posterior, new_rows, kind, random_seed)
         labels = _Labels(ROW_DIM, None, posterior)
     else:
         own_rows = new_rows is None
-        tall, posterior = model_and_posterior(idata, model, data, tall, needs_rows=own_rows)
+        tall, draws = draws_of(idata, model, data, tall, needs_rows=own_rows)
         if own_rows and tall.partitions is not None:
             raise ValueError(
                 "The rows stay in partitions, and predictions are made on this machine. Pass those "
                 "to predict as new_rows, or tall=tall.copied() if all rows may be copied to it."
             )
-        posterior = thinned(posterior, max_draws)
+        draws = draws.thinned(max_draws)
         predictive = Predictive(tall, _variable(tall, var_name), kind, new_rows)
-        drawing = _ModelPredictions(predictive, points_of(posterior, tall), random_seed)
+        drawing = _ModelPredictions(predictive, draws.points(tall), random_seed)
         dim, row_labels = row_axis(tall)
-        labels = _Labels(dim, row_labels if own_rows else None, posterior)
+        labels = _Labels(dim, row_labels if own_rows else None, draws.posterior)
     if output == "summary":
         return _summary(drawing, labels, _checked_quantiles(quantiles), by, kind)
     return _draws(drawing, labels, store)

@@ -1,11 +1,13 @@
 """A short text on a run: what it read, whether it worked, and what to change."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from pymc_minibatch.compare import R_HAT_LIMIT, labels, posterior_of, rows_read, stat_of
+from pymc_minibatch.compare import R_HAT_LIMIT, labels
+from pymc_minibatch.results import Result, interrupted, shown
 
 __all__ = ["report"]
 
@@ -20,6 +22,9 @@ FEW_EFFECTIVE = 100
 
 SLOW_MIXING = 0.1
 """Share of effective draws below which steps between draws are cheaper than draws."""
+
+LEAST_HALVED = 8
+"""Draws of a single chain from which its halves are compared."""
 
 KINDS = {"hyper": "scales of effects", "dense": "shared coefficients", "groups": "groups"}
 
@@ -59,126 +64,235 @@ def report(idata: xr.DataTree) -> str:
     ...     idata = pm.sample(step=pmb.MinibatchMH())  # doctest: +SKIP
     >>> print(pmb.report(idata))  # doctest: +SKIP
     """
-    posterior_of(idata, "idata")
-    recorded = stat_of(idata, "n_rows")
-    if recorded is None:
+    run = Result(idata)
+    n_rows = run.n_rows
+    if n_rows is None:
         raise ValueError(
             "The sample stats have no n_rows, which every step of this package records. For a run "
             "of another sampler use az.summary, or pmb.compare."
         )
-    n_rows = int(recorded.max())
-    r_hat, ess, worst = _convergence(idata)
-    lines = [_size(idata, n_rows), _cost(idata, n_rows), *_decisions(idata, n_rows)]
-    lines.append(
-        f"Chains: R-hat at most {r_hat:.3f}, effective draws at least {ess:,.0f} ({worst})."
-    )
-    advice = [f"- {line}" for line in _advice(idata, n_rows, r_hat, ess)]
+    chains = _look_at_chains(run)
+    lines = [_size(run, n_rows), _cost(run, n_rows), *_decisions(run, n_rows), _convergence(chains)]
+    advice = [f"- {line}" for line in (*_faults(run, chains), *_advice(run, n_rows, chains))]
     lines += ["What to change:", *advice] if advice else ["Nothing to change."]
     return "\n".join(lines)
 
 
-def _size(idata: xr.DataTree, n_rows: int) -> str:
-    sizes, sampling = idata.posterior.sizes, idata.posterior.attrs.get("sampling_time")
-    setup = stat_of(idata, "setup_seconds")
-    seconds = [] if setup is None else [f"{setup.max(axis=(0, 1)).sum():,.1f} s of set-up"]
+class _Chains(NamedTuple):
+    """What the draws of a run look like."""
+
+    r_hat: float
+    """The largest; of the halves of the chain where there is one. nan where it is not known."""
+    ess: float
+    slowest: str
+    """The element with the fewest effective draws."""
+    n_chains: int
+    n_draws: int
+    """Draws of each chain on which this rests."""
+    not_finite: list[str]
+    frozen: list[str]
+    """Elements that have the same value in all draws of a chain, and another in other chains."""
+    constant: list[str]
+    """Variables of real numbers that have the same value in all draws."""
+
+
+def _look_at_chains(run: Result) -> _Chains:
+    """Look at the draws that all chains made, one variable after the other."""
+    kept = np.flatnonzero(run.finished)
+    n_draws = int(run.finished[kept].min(initial=run.n_draws)) if kept.size else 0
+    not_finite: list[str] = []
+    frozen: list[str] = []
+    constant: list[str] = []
+    r_hat, ess, slowest = np.nan, np.nan, ""
+    for name in run.names if n_draws else []:
+        drawn = run.array(name).isel(chain=kept, draw=slice(n_draws))
+        called = np.array(labels(drawn))
+        values = drawn.values.astype(np.float64).reshape(*drawn.shape[:2], -1)
+        is_finite = np.isfinite(values).all(axis=(0, 1))
+        stays = (values == values[:, :1]).all(axis=1)
+        same = stays.all(axis=0) & (values[:, 0] == values[:1, 0]).all(axis=0)
+        not_finite += list(called[~is_finite])
+        if n_draws > 1:
+            frozen += list(called[is_finite & ~same & stays.any(axis=0)])
+        if same.all() and drawn.dtype.kind == "f" and n_draws * kept.size > 1:
+            constant.append(name)
+        varying = is_finite & ~stays.all(axis=0)
+        if not varying.any():
+            continue
+        sizes, ratios = _sizes_and_ratios(values[:, :, varying])
+        if not np.isnan(ratios).all():
+            r_hat = float(np.fmax(r_hat, np.nanmax(ratios)))
+        if not np.isnan(sizes).all() and not np.nanmin(sizes) >= ess:
+            ess, slowest = float(np.nanmin(sizes)), str(called[varying][np.nanargmin(sizes)])
+    return _Chains(r_hat, ess, slowest, kept.size, n_draws, not_finite, frozen, constant)
+
+
+def _sizes_and_ratios(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return effective sample sizes and R-hat, of the halves of a single chain."""
+    import arviz as az
+
+    def found(function: object, drawn: np.ndarray) -> np.ndarray:
+        whole = xr.Dataset({"x": (("chain", "draw", "k"), drawn)})
+        result: np.ndarray = function(whole)["x"].values  # type: ignore[operator]
+        return result
+
+    halves = values
+    if len(values) == 1 and values.shape[1] >= LEAST_HALVED:
+        middle = values.shape[1] // 2
+        halves = np.concatenate([values[:, :middle], values[:, -middle:]])
+    return found(az.ess, values), found(az.rhat, halves)
+
+
+def _size(run: Result, n_rows: int) -> str:
+    sampling = run.attrs.get("sampling_time")
+    setup = run.stat("setup_seconds")
+    seconds = [] if setup is None else [f"{np.nanmax(setup, axis=(0, 1)).sum():,.1f} s of set-up"]
     seconds += [] if sampling is None else [f"{sampling:,.1f} s of sampling"]
-    return f"{sizes['chain']} chains of {sizes['draw']:,} draws from {n_rows:,} rows" + (
+    return f"{run.n_chains} chains of {run.n_draws:,} draws from {n_rows:,} rows" + (
         f": {', '.join(seconds)}." if seconds else "."
     )
 
 
-def _cost(idata: xr.DataTree, n_rows: int) -> str:
-    read = rows_read(idata, n_rows)
+def _cost(run: Result, n_rows: int) -> str:
+    read = run.rows_read(n_rows)
     assert read is not None
-    passes = read.sum() / n_rows
+    passes, of_draw = read.sum() / n_rows, read.sum() / max(1, int(run.finished.sum()))
     return (
-        f"Rows: {read.mean():,.0f} evaluations in a draw ({read.mean() / n_rows:.2%} of a pass), "
+        f"Rows: {of_draw:,.0f} evaluations in a draw ({of_draw / n_rows:.2%} of a pass), "
         f"{passes:,.3g} passes for all draws. A gradient of NUTS takes one pass."
     )
 
 
-def _decisions(idata: xr.DataTree, n_rows: int) -> Iterator[str]:
-    size, bright = stat_of(idata, "batch_size"), stat_of(idata, "n_bright")
-    if size is not None:
-        yield (
-            f"Decisions: {size.mean():,.0f} rows on average ({size.mean() / n_rows:.2%}), "
-            f"{_accuracy(idata)}."
-        )
-    if bright is not None:
-        yield f"Bright rows: {bright.mean():,.0f} on average ({bright.mean() / n_rows:.2%})."
-    accepted = stat_of(idata, "acceptance_rate")
-    if accepted is not None:
-        kinds = {text: stat_of(idata, f"acceptance_rate_{kind}") for kind, text in KINDS.items()}
+def _made(run: Result, name: str) -> np.ndarray | None:
+    """Read a stat of the draws that were made, shape (draws of all chains, steps)."""
+    values = run.stat(name)
+    return None if values is None else values[run.is_made]
+
+
+def _by_step(values: np.ndarray, text: str) -> str:
+    """Put the mean over draws in words, of each step if there are several."""
+    means = np.nanmean(values.astype(np.float64), axis=0)
+    return " and ".join(format(mean, text) for mean in means)
+
+
+def _decisions(run: Result, n_rows: int) -> Iterator[str]:
+    size, bright = _made(run, "batch_size"), _made(run, "n_bright")
+    if size is not None and size.size:
+        share = _by_step(size / n_rows, ".2%")
+        yield (f"Decisions: {_by_step(size, ',.0f')} rows on average ({share}), {_accuracy(run)}.")
+    if bright is not None and bright.size:
+        share = _by_step(bright / n_rows, ".2%")
+        yield f"Bright rows: {_by_step(bright, ',.0f')} on average ({share})."
+    accepted = _made(run, "acceptance_rate")
+    if accepted is not None and not np.isnan(accepted).all():
+        kinds = {text: _made(run, f"acceptance_rate_{kind}") for kind, text in KINDS.items()}
         parts = [
             f"{np.nanmean(rate):.2f} for {text}"
             for text, rate in kinds.items()
             if rate is not None and not np.isnan(rate).all()
         ]
         more = f" ({', '.join(parts)})" if parts else ""
-        yield f"Acceptance: {accepted.mean():.2f}{more}."
-    swept = stat_of(idata, "rows_per_sweep")
+        yield f"Acceptance: {_by_step(accepted, '.2f')}{more}."
+    swept = _made(run, "rows_per_sweep")
     if swept is not None and not np.isnan(swept).all():
         read = float(np.nanmean(swept))
         yield f"Sweeps over groups: {read:,.0f} rows each ({read / n_rows:.2%})."
-    noise = stat_of(idata, "gradient_noise")
-    if noise is not None:
-        yield f"Noise: {noise.mean():.1%} of what drives the chain comes from the batches."
+    noise = _made(run, "gradient_noise")
+    if noise is not None and not np.isnan(noise).all():
+        yield f"Noise: {np.nanmean(noise):.1%} of what drives the chain comes from the batches."
 
 
-def _accuracy(idata: xr.DataTree) -> str:
-    exact, error = stat_of(idata, "exact"), stat_of(idata, "test_error")
-    if exact is not None and exact.all():
+def _accuracy(run: Result) -> str:
+    exact, error = _made(run, "exact"), _made(run, "test_error")
+    if exact is not None and exact.size and exact.all():
         return "by an exact test"
-    return "" if error is None else f"acceptance probabilities off by at most {error.max():.1g}"
+    if error is None or np.isnan(error).all():
+        return "with errors that are not recorded"
+    text = f"acceptance probabilities off by at most {np.nanmax(error):.1g}"
+    some = exact is not None and exact.shape[1] > 1 and exact.all(axis=0).any()
+    return f"some by an exact test, others with {text}" if some else text
 
 
-def _convergence(idata: xr.DataTree) -> tuple[float, float, str]:
-    """Return the largest R-hat, and the smallest effective sample size with its parameter."""
-    import arviz as az
-
-    posterior = idata.posterior.to_dataset()
-    ess, r_hat = az.ess(posterior), az.rhat(posterior)
-    names = list(posterior.data_vars)
-    sizes = np.concatenate([np.ravel(ess[name].values) for name in names])
-    ratios = np.concatenate([np.ravel(r_hat[name].values) for name in names])
-    called = [label for name in names for label in labels(posterior[name])]
-    if np.isnan(sizes).all():
-        return np.nan, np.nan, "which need more draws"
-    largest = np.nan if np.isnan(ratios).all() else float(np.nanmax(ratios))
-    return largest, float(np.nanmin(sizes)), called[int(np.nanargmin(sizes))]
+def _convergence(chains: _Chains) -> str:
+    if np.isnan(chains.ess):
+        return "Chains: R-hat and effective draws are not known."
+    of_halves = " of its halves" if chains.n_chains == 1 else ""
+    r_hat = "not known" if np.isnan(chains.r_hat) else f"at most {chains.r_hat:.3f}"
+    return (
+        f"Chains: R-hat{of_halves} {r_hat}, effective draws at least {chains.ess:,.0f} "
+        f"({chains.slowest})."
+    )
 
 
-def _advice(idata: xr.DataTree, n_rows: int, r_hat: float, ess: float) -> Iterator[str]:
-    size, accepted = stat_of(idata, "batch_size"), stat_of(idata, "acceptance_rate")
-    error, noise = stat_of(idata, "test_error"), stat_of(idata, "gradient_noise")
-    n_chains, n_draws = (idata.posterior.sizes[dim] for dim in ("chain", "draw"))
-    if r_hat > R_HAT_LIMIT:
+def _faults(run: Result, chains: _Chains) -> Iterator[str]:
+    """Say what is wrong with the draws themselves."""
+    if text := interrupted(run):
         yield (
-            f"The chains disagree (R-hat {r_hat:.2f}): tune for longer. If that does not help, "
-            "compare with NUTS on a part of the rows."
+            f"The run was interrupted: {text}. What is said here rests on {chains.n_draws} draws "
+            f"of {chains.n_chains} chains: take idata.isel(draw=slice({chains.n_draws}))"
+            + (", of the chains that have some," if chains.n_chains < run.n_chains else "")
+            + " or sample again."
         )
-    if size is not None and size.mean() > NEAR_ALL * n_rows:
+    if chains.not_finite:
         yield (
-            f"Decisions read {size.mean() / n_rows:.0%} of the rows, which saves little: print the "
-            "step to see how it decides, and try NUTS."
+            f"{len(chains.not_finite)} elements have draws that are not finite "
+            f"({shown(chains.not_finite)}): look for a prior or a likelihood that overflows, and "
+            "do not use means of these."
         )
-    if accepted is not None and accepted.mean() < LOW_ACCEPTANCE:
-        yield f"Only {accepted.mean():.1%} of the moves are accepted: tune for longer."
-    if error is not None and error.max() > LARGE_ERROR:
+    if chains.frozen:
         yield (
-            f"Acceptance probabilities may be off by {error.max():.2g}: use a smaller sigma in the "
-            "test, or acceptance='exact' where it is possible."
+            f"Chains never moved in {shown(chains.frozen)}: they hold other values than the rest. "
+            "Tune for longer, or look at the scale of these in print(step)."
         )
-    if noise is not None and noise.mean() > LARGE_NOISE:
+    if chains.constant:
+        yield (
+            f"{shown(chains.constant)} has the same value in all draws: if it is a parameter, it "
+            "never moved. Look at its acceptance and its prior."
+        )
+
+
+def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
+    size, accepted = _made(run, "batch_size"), _made(run, "acceptance_rate")
+    error, noise = _made(run, "test_error"), _made(run, "gradient_noise")
+    if chains.r_hat > R_HAT_LIMIT and chains.n_chains == 1:
+        yield (
+            f"The halves of the chain disagree (R-hat {chains.r_hat:.2f}): tune for longer, and "
+            "sample several chains."
+        )
+    elif chains.r_hat > R_HAT_LIMIT:
+        yield (
+            f"The chains disagree (R-hat {chains.r_hat:.2f}): tune for longer. If that does not "
+            "help, compare with NUTS on a part of the rows."
+        )
+    elif chains.n_chains == 1 and not np.isnan(chains.ess):
+        yield "One chain does not show whether it has found all of the posterior: sample several."
+    if size is not None and np.nanmean(size) > NEAR_ALL * n_rows:
+        yield (
+            f"Decisions read {np.nanmean(size) / n_rows:.0%} of the rows, which saves little: "
+            "print the step to see how it decides, and try NUTS."
+        )
+    if accepted is not None and np.nanmean(accepted) < LOW_ACCEPTANCE:
+        yield f"Only {np.nanmean(accepted):.1%} of the moves are accepted: tune for longer."
+    if error is not None and np.nanmax(error) > LARGE_ERROR:
+        yield (
+            f"Acceptance probabilities may be off by {np.nanmax(error):.2g}: use a smaller sigma "
+            "in the test, or acceptance='exact' where it is possible."
+        )
+    if noise is not None and np.nanmean(noise) > LARGE_NOISE:
         yield "Most of the noise comes from the batches: set a larger batch_size."
-    if ess < FEW_EFFECTIVE * n_chains:
-        slow = ess < SLOW_MIXING * n_chains * n_draws
+    if np.isnan(chains.ess) or np.isnan(chains.r_hat):
+        if not chains.constant:
+            yield (
+                f"{chains.n_draws} draws of {chains.n_chains} chains do not show whether they have "
+                "converged: take more draws."
+            )
+    elif chains.ess < FEW_EFFECTIVE * chains.n_chains:
+        slow = chains.ess < SLOW_MIXING * chains.n_chains * chains.n_draws
         yield (
-            f"{ess:,.0f} effective draws are few: "
+            f"{chains.ess:,.0f} effective draws are few: "
             + ("set a larger steps_per_draw, or tune for longer." if slow else "take more draws.")
         )
-    stand_in = stat_of(idata, "stand_in")
-    if stand_in is not None and stand_in.any():
+    if run.is_stand_in:
         yield (
             "observed_data and constant_data hold the model's stand-in: for what comes after, use "
             "pmb.loo, pmb.predict and pmb.log_likelihood with tall=step.tall."

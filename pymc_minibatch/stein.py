@@ -23,24 +23,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pymc.model import Model
 from pymc.util import get_var_name
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.arguments import checked_count, checked_model
-from pymc_minibatch.compare import posterior_of
-from pymc_minibatch.draws import checked_draws, unconstrained
+from pymc_minibatch.arguments import checked_count
+from pymc_minibatch.draws import draws_of
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_control_variate, decide_control_variate
 from pymc_minibatch.reference.gradient import make_gradient_target
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.warn import warn
 
-__all__ = ["SteinDiscrepancy", "choose_draws", "ksd"]
+__all__ = ["SteinDiscrepancy", "ksd"]
 
 DEFAULT_BATCH = 1000
 
 BLOCKS = 40
 """Draws are cut into about so many blocks, which all chains share."""
+
+LEAST_SPREAD = 1e-7
+"""Share of a parameter's standard deviation that others leave; less is rounding."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ class SteinDiscrepancy:
 
 def ksd(
     idata: Any,
-    model: Model | None = None,
+    model: Any = None,
     *,
     data: Any = None,
+    tall: TallModel | None = None,
     reference: Reference | None = None,
     control_variate: Literal["auto", 0, 1, 2] = "auto",
     batch_size: int | None = None,
@@ -99,10 +102,12 @@ def ksd(
     ----------
     idata : DataTree
         What ``pm.sample`` returned; its posterior must hold all free variables of the model.
-    model : pymc.Model, optional
-        The model; taken from the context if not given.
+    model : pymc.Model or bambi.Model, optional
+        The model; taken from the context if not given. For a result of Bambi pass its model.
     data : mapping of str to array, optional
-        Data instead of the model's own; see :class:`TallModel`.
+        Data instead of the model's own, as for the step; see :class:`TallModel`.
+    tall : TallModel, optional
+        The model already split, such as ``step.tall``, instead of `model` and `data`.
     reference : Reference, optional
         Its covariance is the unit of length, and the control variate is about it; found here if not
         given. Hand over the same one for draws that are to be compared.
@@ -125,7 +130,13 @@ def ksd(
     ------
     ValueError
         If variables are missing from the posterior or discrete, or have values that are not finite,
-        if there are fewer than 40 draws, or an argument is out of range.
+        if there are fewer than 40 draws, or if an argument is out of range; without a reference
+        also if there are no more draws than parameters, or a parameter never moves.
+
+    Warns
+    -----
+    UserWarning
+        If a parameter never moves, and `reference` gives the unit.
 
     Examples
     --------
@@ -142,18 +153,21 @@ def ksd(
     >>> abs(good.squared) < 0.02 < bad.squared
     True
     """
-    model = checked_model(model)
     check_control_variate(reference, control_variate)
-    posterior_of(idata, "idata")
-    if model.discrete_value_vars:
-        names = [get_var_name(value) for value in model.discrete_value_vars]
-        raise ValueError(f"A Stein discrepancy needs gradients, and {names} are discrete.")
     max_draws = checked_count("max_draws", max_draws, BLOCKS)
     if batch_size is not None:
         batch_size = checked_count("batch_size", batch_size, 1)
-    tall = TallModel(model, data=data)
-    chosen, chains = choose_draws(idata, model, max_draws)
-    points = unconstrained(chosen, model, tall)
+    tall, draws = draws_of(idata, model, data, tall)
+    if discrete := [get_var_name(value) for value in tall.model.discrete_value_vars]:
+        raise ValueError(f"A Stein discrepancy needs gradients, and {discrete} are discrete.")
+    points = draws.all_points(tall, max_draws, least=BLOCKS)
+    stuck = _stuck(points, tall)
+    if reference is None:
+        lower = _unit(points, stuck)
+    else:
+        lower = np.linalg.cholesky(reference.covariance)
+        if stuck:
+            warn(f"{stuck}, so that the standard error means nothing.")
     control = decide_control_variate(tall, reference, control_variate, 1.0)
     n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else batch_size
     base, row, constants = make_gradient_target(tall, control)
@@ -163,10 +177,8 @@ def ksd(
     for point, score, batch in zip(points, scores, batches, strict=True):
         gradients = row(point, constants, batch)
         score[:] = base(point, constants) + tall.n_rows * gradients.mean(axis=0)
-    covariance = np.cov(points.T).reshape(2 * points.shape[1:])
-    lower = np.linalg.cholesky(covariance if reference is None else reference.covariance)
     z = solve_triangular(lower, (points - points.mean(axis=0)).T, lower=True).T
-    squared, standard_error = discrepancy(z, scores @ lower, chains)
+    squared, standard_error = discrepancy(z, scores @ lower, draws.n_chains)
     return SteinDiscrepancy(
         value=math.sqrt(max(0.0, squared)),
         squared=squared,
@@ -174,6 +186,43 @@ def ksd(
         n_draws=len(points),
         n_gradient=len(points) * n * (1 + (0 if control is None else control.order)),
     )
+
+
+def _stuck(points: np.ndarray, tall: TallModel) -> str:
+    """Say which parameters have the same value in all draws; empty if none has."""
+    constant = np.flatnonzero(np.ptp(points, axis=0) == 0)
+    if not constant.size:
+        return ""
+    others = f", and so have {constant.size - 1} others" if constant.size > 1 else ""
+    name = tall.layout.name_of(int(constant[0]))
+    return f"{name} has the same value in all draws{others}: the chains never moved there"
+
+
+def _unit(points: np.ndarray, stuck: str) -> np.ndarray:
+    """Take the covariance of the draws for the unit of length; return its Cholesky factor.
+
+    Raises
+    ------
+    ValueError
+        If they do not span the parameters.
+    """
+    n, dim = points.shape
+    remedy = "Pass reference=pmb.find_reference(model), whose covariance is the unit then."
+    if stuck:
+        raise ValueError(f"{stuck}. {remedy}")
+    if n <= dim:
+        raise ValueError(f"{n} draws do not span {dim} parameters: take more. {remedy}")
+    scale = points.std(axis=0, ddof=1)
+    try:
+        lower = np.linalg.cholesky(np.corrcoef(points.T).reshape(dim, dim))
+    except np.linalg.LinAlgError:
+        lower = np.zeros((dim, dim))
+    if np.diag(lower).min() < LEAST_SPREAD:
+        raise ValueError(
+            "The draws lie in fewer dimensions than the model has parameters: some parameters "
+            f"always move together. {remedy}"
+        )
+    return scale[:, None] * lower
 
 
 def _batches(
@@ -233,25 +282,3 @@ def pairs(z: np.ndarray, scores: np.ndarray) -> np.ndarray:
     own = np.diag(along)
     slope = -(own[:, None] - along) - (own[None, :] - along.T)  # −sᵀr + s'ᵀr, r = z − z'
     return scores @ scores.T * k - slope * k**3 / d + k**3 - 3 * squares * k**5 / d**2
-
-
-def choose_draws(idata: Any, model: Model, max_draws: int) -> tuple[dict[str, np.ndarray], int]:
-    """Return draws of the free variables, chain after chain, and the number of chains."""
-    posterior = posterior_of(idata, "idata")
-    names = [rv.name for rv in model.free_RVs]
-    if missing := [name for name in names if name not in posterior]:
-        raise ValueError(
-            f"The posterior lacks {missing}, which are free variables of the model. Pass the model "
-            "that the draws are of; if it is that, name the variables in var_names of pm.sample."
-        )
-    chains, length = posterior.sizes["chain"], posterior.sizes["draw"]
-    total = chains * length
-    if total < max(BLOCKS, chains):
-        raise ValueError(f"{total} draws are too few: {BLOCKS} are needed, many more are better.")
-    n_chosen = min(max(max_draws, chains), total)
-    chosen = np.arange(n_chosen) * total // n_chosen
-    draws = {}
-    for name in names:
-        values = posterior[name].transpose("chain", "draw", ...).values
-        draws[name] = checked_draws(name, values.reshape(total, *values.shape[2:])[chosen])
-    return draws, chains
