@@ -2,8 +2,8 @@
 
 In a generalised linear model row n reads the parameters through a predictor η_n(θ), affine in θ,
 and is a function f_n(η_n) of it. Here η is found as a node of the graph of the rows: one that all
-paths from the parameters to the log-likelihood lead through, with one number for each row. That it
-is affine is verified on random rows and points.
+paths from the parameters to the log-likelihood lead through, with one number for each row. A few
+rows tell whether it may be affine; :mod:`.row_claims` looks at all of them.
 """
 
 from collections.abc import Sequence
@@ -50,12 +50,15 @@ class Predictor:
         The log-likelihood of each row, a graph of `free` and the row data.
     free : Variable, shape (b,)
         What stands for η there.
+    unit : float
+        Relative rounding error of η as the model computes it.
     """
 
     inputs: list[Variable]
     eta: Variable
     term: Variable
     free: Variable
+    unit: float = float(np.finfo(float).eps)
 
     @made_once
     def vector_eta(self) -> Evaluator:
@@ -63,12 +66,27 @@ class Predictor:
         return evaluator(self.inputs, [self.eta])
 
     @made_once
+    def vector_values(self) -> Evaluator:
+        """``(η, *batch) -> f``."""
+        return evaluator([self.free, *self.inputs[1:]], [self.term])
+
+    @made_once
+    def vector_taylor(self) -> Evaluator:
+        """``(η, *batch) -> (f, f', f'')``."""
+        return evaluator(
+            [self.free, *self.inputs[1:]], [pt.cast(self.term, "float64"), *self._derivatives(2)]
+        )
+
+    @made_once
     def vector_derivatives(self) -> Evaluator:
         """``(η, *batch) -> (f'', f''')``."""
+        return evaluator([self.free, *self.inputs[1:]], self._derivatives(3)[1:])
+
+    def _derivatives(self, order: int) -> list[Any]:
         derivative: Any = self.term
         found = []
         try:
-            for _ in range(3):
+            for _ in range(order):
                 slope = grad(pt.sum(derivative), self.free, disconnected_inputs="ignore")
                 [derivative] = simplified([slope])
                 found.append(derivative)
@@ -76,24 +94,24 @@ class Predictor:
             raise NoPredictorError(
                 f"the log-likelihood has no third derivative by its predictor ({error})"
             ) from error
-        return evaluator([self.free, *self.inputs[1:]], found[1:])
+        return found
 
     def linearised(
         self, point: np.ndarray, batch: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return η at a point and its Jacobian; see :func:`linearised`."""
-        return linearised(self.vector_eta, point, batch)
+        return linearised(self.vector_eta, point, np.ones_like(point), batch)
 
 
 def linearised(
-    eta_of: Evaluator, point: np.ndarray, batch: Sequence[np.ndarray]
+    eta_of: Evaluator, point: np.ndarray, steps: np.ndarray, batch: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return η at a point and its Jacobian (b × D), by differences, which are exact."""
+    """Return η at a point and its Jacobian (b × D), by differences, exact where η is affine."""
     eta = eta_of(point, *batch)
     jacobian = np.empty((eta.size, point.size))
     for i in range(point.size):
         moved = point.copy()
-        moved[i] += 1.0
+        moved[i] += steps[i]
         jacobian[:, i] = (eta_of(moved, *batch) - eta) / (moved[i] - point[i])
     return eta, jacobian
 
@@ -118,7 +136,8 @@ def find_predictor(tall: TallModel) -> Predictor:
         free = pt.dvector("eta")
         stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
         of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
-        predictor = Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free)
+        unit = float(np.finfo(str(eta.type.dtype)).eps)
+        predictor = Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free, unit)
         if _is_affine(tall, predictor):
             return predictor
     raise NoPredictorError(

@@ -3,7 +3,7 @@
 See :mod:`pymc_minibatch.acceptance.exact` for the inequality.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor, linearised
-from pymc_minibatch.bounds.third import Third, find_third
-from pymc_minibatch.jit.interpreted import Evaluator
+from pymc_minibatch.bounds.row_claims import RowClaims, far_points
+from pymc_minibatch.bounds.third import find_third
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
@@ -34,6 +34,8 @@ PAIRS = 2000
 
 TRIAL_ROWS = 500
 ROUNDING = 1e-9
+
+NONE = np.empty(0, dtype=np.int64)
 
 SOME_ROWS = 2000
 TOO_MANY = 2.0
@@ -88,8 +90,17 @@ def bound_remainders(
             "Exact(third=...) takes one number where rows are in partitions, not one for each row."
         )
     known = find_third(tall, predictor, reference.flat) if brought is None else None
-    _ = predictor.vector_eta  # before threads ask for it
-    look = partial(_lengths_and_bounds, predictor.vector_eta, reference.flat, lower, radius, known)
+    sds = np.linalg.norm(solve_triangular(lower, np.eye(lower.shape[0]), lower=True), axis=0)
+    claims = RowClaims(
+        predictor.vector_eta,
+        predictor.vector_values,
+        predictor.vector_taylor,
+        predictor.unit,
+        known,
+        far_points(sds),
+        radius,
+    )
+    look = _Look(claims, reference.flat, lower, sds, brought, " + ".join(tall.row_names))
     per_size = _mean_factor(reference.flat.size) / temperature
     if known is not None and np.isfinite(most_rows):
         rows = control.left_to_batches(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
@@ -99,12 +110,13 @@ def bound_remainders(
             raise NoPredictorError(f"Exact would take about {expected:,.3g} rows in a decision")
     sizes: np.ndarray | SizedRows
     if tall.partitions is not None:
-        sizes = _sized(tall, partial(_row_sizes, look, brought))
+        sizes = _sized(tall, partial(_row_sizes, look))
         total = sizes.total
     else:
-        parts = [part for _, part in over_chunks(look, tall.data, "Bounding the remainders")]
-        lengths, bounds = (np.concatenate(part) for part in zip(*parts, strict=True))
-        exact = (bounds if brought is None else brought) * lengths**3
+        verify = partial(look.verified, control.always_read)
+        chunks = over_chunks(verify, tall.data, "Bounding the remainders", numbered=True)
+        lengths, bounds = map(np.concatenate, zip(*(part for _, part in chunks), strict=True))
+        exact = bounds * lengths**3
         exact[control.always_read] = 0.0  # of these nothing is left to batches
         if not np.isfinite(exact).all():
             row = int(np.argmin(np.isfinite(exact)))
@@ -127,14 +139,10 @@ def _rounded_up(sizes: np.ndarray) -> np.ndarray:
     return np.nextafter(sizes.astype(np.float32), np.float32(np.inf)) * (sizes > 0)
 
 
-def _row_sizes(
-    look: Callable[..., tuple[np.ndarray, np.ndarray]],
-    brought: np.ndarray | None,
-    *batch: np.ndarray,
-) -> np.ndarray:
-    """Return c_n of the rows of a batch; `brought` is the same for all of them."""
-    lengths, bounds = look(*batch)
-    return _rounded_up((bounds if brought is None else brought.flat[0]) * lengths**3)
+def _row_sizes(look: "_Look", *batch: np.ndarray) -> np.ndarray:
+    """Return c_n of the rows of a batch."""
+    lengths, bounds = look.verified(NONE, 0, *batch)
+    return _rounded_up(bounds * lengths**3)
 
 
 def _sized(tall: TallModel, sizer: Callable[..., np.ndarray]) -> SizedRows:
@@ -159,21 +167,66 @@ def _brought(third: Any, n_rows: int) -> np.ndarray:
     return np.broadcast_to(values, (n_rows,))
 
 
-def _lengths_and_bounds(
-    eta_of: Evaluator,
-    reference: np.ndarray,
-    lower: np.ndarray,
-    radius: float,
-    third: Third | None,
-    *batch: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the posterior sd of the predictors, and the bounds on the third derivative."""
-    eta, jacobian = linearised(eta_of, reference, batch)
-    lengths = np.linalg.norm(solve_triangular(lower, jacobian.T, lower=True), axis=0)
-    if third is None:
-        return lengths, np.zeros_like(lengths)
-    with np.errstate(over="ignore"):
-        return lengths, third(eta - radius * lengths, eta + radius * lengths, batch)
+@dataclass(frozen=True)
+class _Look:
+    """Posterior sds of the predictors of rows, and bounds on their third derivatives."""
+
+    claims: RowClaims
+    reference: np.ndarray
+    lower: np.ndarray
+    steps: np.ndarray
+    brought: np.ndarray | None
+    names: str
+
+    def __call__(self, *batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Look at some rows."""
+        return self._of(batch, 0)[2:]
+
+    def verified(
+        self, left_out: np.ndarray, first: int, *batch: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Verify also that each is of the family; `first` is the number of the first row.
+
+        Raises
+        ------
+        NoPredictorError, ValueError
+            If a row is not, or the user's bound does not hold for it.
+        """
+        eta, jacobian, lengths, bounds = self._of(batch, first)
+        some = np.setdiff1d(np.arange(eta.size), left_out - first)
+        if some.size < eta.size:
+            batch = tuple(np.ascontiguousarray(values[some]) for values in batch)
+            eta, jacobian = eta[some], jacobian[some]
+        row = self.claims.bent_row(self.reference, eta, jacobian, batch)
+        if row is not None:
+            raise NoPredictorError(
+                f"the predictor of row {first + some[row]} of {self.names} is not affine in the "
+                "parameters"
+            )
+        given = None if self.brought is None else bounds[some]
+        with np.errstate(all="ignore"):
+            row = self.claims.strange_row(eta, lengths[some], batch, given)
+        if row is not None and given is not None:
+            raise ValueError(no_bound(int(first + some[row]), self.names))
+        if row is not None:
+            raise NoPredictorError(
+                f"row {first + some[row]} of {self.names} is not of the family of others (it may "
+                "be censored, of another kind or have a kink)"
+            )
+        return lengths, bounds
+
+    def _of(
+        self, batch: Sequence[np.ndarray], first: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        eta, jacobian = linearised(self.claims.eta_of, self.reference, self.steps, batch)
+        scaled = solve_triangular(self.lower, jacobian.T, lower=True)
+        lengths = np.linalg.norm(scaled, axis=0)
+        if self.brought is not None:
+            return eta, jacobian, lengths, self.brought[first : first + eta.size]
+        assert self.claims.family is not None
+        reach = self.claims.radius * lengths
+        with np.errstate(over="ignore"):
+            return eta, jacobian, lengths, self.claims.family(eta - reach, eta + reach, batch)
 
 
 def _mean_factor(dim: int) -> float:
@@ -205,8 +258,12 @@ def _verify(
         excess = np.abs(terms[1] - terms[0]) - allowed
         if not excess.max() <= 0:
             row = int(rows[np.argmax(np.nan_to_num(excess, nan=np.inf))])
-            raise ValueError(
-                f"The bound on the third derivative does not hold for row {row} of "
-                f"{' + '.join(tall.row_names)}. It must hold at every value of the predictor; look "
-                "at Exact(third=...), or use CorrectedBarker()."
-            )
+            raise ValueError(no_bound(row, " + ".join(tall.row_names)))
+
+
+def no_bound(row: int, names: str) -> str:
+    """Say that a bound is none."""
+    return (
+        f"The bound on the third derivative does not hold for row {row} of {names}. It must hold "
+        "at every value of the predictor; look at Exact(third=...), or use CorrectedBarker()."
+    )

@@ -1,8 +1,8 @@
 r"""Bounds on the third derivative of a row by its predictor.
 
 For a row f(η), K is to be a number with \|f'''\| ≤ K on an interval about η̂. The families are told
-apart by identities of their derivatives, which are verified on random rows; so it does not matter
-how a likelihood is written.
+apart by identities of their derivatives on random rows; so it does not matter how a likelihood is
+written. Then each row has to have the remainder of its family, by its values (:mod:`.row_claims`).
 
 - *Normal*: f''' = 0.
 - *Exponential form*, f''' ∝ exp(s η) (Poisson with log link, Exponential, Gamma and Weibull with
@@ -27,7 +27,7 @@ how a likelihood is written.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -40,8 +40,32 @@ from pymc_minibatch.tall import TallModel
 
 __all__ = ["KNOWN", "LOGISTIC_PEAK", "PROBIT", "Third", "find_third"]
 
-type Third = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], np.ndarray]
-"""``(lowest η, highest η, batch) -> K`` of each row."""
+type _OfSteps = Callable[[np.ndarray], np.ndarray]
+type _Taylor = Sequence[np.ndarray]
+type Remainder = Callable[[np.ndarray, _Taylor, Sequence[np.ndarray]], _OfSteps]
+"""``(η, (f, f', f''), batch)`` gives ``t -> f(η + t) − f − f' t − f'' t²/2`` of each row."""
+
+
+class Third(NamedTuple):
+    """A family of rows.
+
+    Attributes
+    ----------
+    bound
+        ``(lowest η, highest η, batch) -> K`` of each row.
+    remainder
+        What it has beyond second order.
+    """
+
+    bound: Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], np.ndarray]
+    remainder: Remainder
+
+    def __call__(
+        self, lowest: np.ndarray, highest: np.ndarray, batch: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """Bound the third derivatives on intervals."""
+        return self.bound(lowest, highest, batch)
+
 
 LOGISTIC_PEAK = np.log((np.sqrt(3) + 1) / (np.sqrt(3) - 1))
 PROBIT = 0.3
@@ -110,7 +134,10 @@ def _normal(
         second, third = derivatives(eta + step, *batch)
         if not (np.all(np.abs(third) <= 1e-12 * np.abs(second)) and _same(second, at_mode)):
             return None  # parabolas and lines between kinks, as Huber's, are not of this family
-    return lambda lowest, highest, batch: np.zeros(lowest.size)
+    return Third(
+        lambda lowest, highest, batch: np.zeros(lowest.size),
+        lambda eta, taylor, batch: np.zeros_like,
+    )
 
 
 def _exponential(
@@ -134,7 +161,16 @@ def _exponential(
         ends = [np.abs(derivatives(end, *batch)[1]) for end in (lowest, highest)]
         return np.maximum(*ends)
 
-    return third_of
+    rate = float(np.median(found))
+
+    def remainder(eta: np.ndarray, taylor: _Taylor, batch: Sequence[np.ndarray]) -> _OfSteps:
+        def of_steps(t: np.ndarray) -> np.ndarray:
+            u = rate * t
+            return taylor[2] / rate**2 * (np.expm1(u) - u - u**2 / 2)
+
+        return of_steps
+
+    return Third(third_of, remainder)
 
 
 def _logistic(
@@ -161,7 +197,19 @@ def _logistic(
         size, shift = shape_of(batch)
         return size * largest_logistic(lowest - shift, highest - shift)
 
-    return third_of
+    def remainder(eta: np.ndarray, taylor: _Taylor, batch: Sequence[np.ndarray]) -> _OfSteps:
+        size, shift = shape_of(batch)
+        u = eta - shift
+        s, last = expit(u), np.logaddexp(0, u)
+
+        def of_steps(t: np.ndarray) -> np.ndarray:
+            way = u + t
+            rise = np.log1p(np.exp(-np.abs(way))) + np.maximum(way, 0) - last
+            return -size * (rise - t * (s + s * (1 - s) * t / 2))
+
+        return of_steps
+
+    return Third(third_of, remainder)
 
 
 def largest_logistic(lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
@@ -188,7 +236,18 @@ def _probit(
     expected = of_normal(np.where(misses[0] < misses[1], 1.0, -1.0))
     if not all(map(_same, near, expected)):
         return None
-    return lambda lowest, highest, batch: np.full(lowest.size, PROBIT)
+
+    def remainder(eta: np.ndarray, taylor: _Taylor, batch: Sequence[np.ndarray]) -> _OfSteps:
+        _, slope, second = taylor
+        sign = np.where(slope < 0, -1.0, 1.0)
+
+        def of_steps(t: np.ndarray) -> np.ndarray:
+            rise = log_ndtr(sign * (eta + t)) - log_ndtr(sign * eta)
+            return np.asarray(rise - slope * t - second * t**2 / 2)
+
+        return of_steps
+
+    return Third(lambda lowest, highest, batch: np.full(lowest.size, PROBIT), remainder)
 
 
 def _student_t(
@@ -225,7 +284,18 @@ def _student_t(
         largest = largest_student((y - highest) / width, (y - lowest) / width)
         return (nu + 1) / 2 * largest / width**3
 
-    return third_of
+    def remainder(eta: np.ndarray, taylor: _Taylor, batch: Sequence[np.ndarray]) -> _OfSteps:
+        y, nu, width = parts(batch)
+        _, slope, second = taylor
+
+        def of_steps(t: np.ndarray) -> np.ndarray:
+            here, there = ((y - x) / width for x in (eta, eta + t))
+            rise = -(nu + 1) / 2 * (np.log1p(there**2) - np.log1p(here**2))
+            return np.asarray(rise - slope * t - second * t**2 / 2)
+
+        return of_steps
+
+    return Third(third_of, remainder)
 
 
 def largest_student(lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
