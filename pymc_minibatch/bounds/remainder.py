@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor, linearised
+from pymc_minibatch.bounds.predictor import (
+    NoPredictorError,
+    Predictor,
+    find_predictor,
+    linearised,
+)
 from pymc_minibatch.bounds.row_claims import RowClaims, far_points
-from pymc_minibatch.bounds.third import find_third
+from pymc_minibatch.bounds.third import Third, find_third
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
@@ -90,17 +95,8 @@ def bound_remainders(
             "Exact(third=...) takes one number where rows are in partitions, not one for each row."
         )
     known = find_third(tall, predictor, reference.flat) if brought is None else None
-    sds = np.linalg.norm(solve_triangular(lower, np.eye(lower.shape[0]), lower=True), axis=0)
-    claims = RowClaims(
-        predictor.vector_eta,
-        predictor.vector_values,
-        predictor.vector_taylor,
-        predictor.unit,
-        known,
-        far_points(sds),
-        radius,
-    )
-    look = _Look(claims, reference.flat, lower, sds, brought, " + ".join(tall.row_names))
+    names = " + ".join(tall.row_names)
+    look = make_look(predictor, known, reference.flat, lower, radius, brought, names)
     per_size = _mean_factor(reference.flat.size) / temperature
     if known is not None and np.isfinite(most_rows):
         rows = control.left_to_batches(tall.random_rows(np.random.default_rng(0), SOME_ROWS))
@@ -165,6 +161,29 @@ def _brought(third: Any, n_rows: int) -> np.ndarray:
             f"finite; got shape {values.shape}."
         )
     return np.broadcast_to(values, (n_rows,))
+
+
+def make_look(
+    predictor: Predictor,
+    family: Third | None,
+    reference: np.ndarray,
+    lower: np.ndarray,
+    radius: float,
+    brought: np.ndarray | None = None,
+    names: str = "the model",
+) -> "_Look":
+    """Make what looks at rows, before threads ask for its functions."""
+    sds = np.linalg.norm(solve_triangular(lower, np.eye(lower.shape[0]), lower=True), axis=0)
+    claims = RowClaims(
+        predictor.vector_eta,
+        predictor.vector_values,
+        predictor.vector_taylor,
+        predictor.unit,
+        family,
+        far_points(sds),
+        radius,
+    )
+    return _Look(claims, reference, lower, sds, brought, names)
 
 
 @dataclass(frozen=True)

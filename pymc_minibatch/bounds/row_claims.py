@@ -1,6 +1,6 @@
 r"""What bounds on remainders rest on, looked at in every row.
 
-Of a few rows it is known to which family they belong, and that their predictor is affine. A
+A few rows tell to which family they belong, and that their predictor is affine. A
 category of twenty rows among a million, censored, of another instrument or with a coefficient of
 its own, is not among those. So both are looked at in each row, in the pass that bounds all of them:
 

@@ -1,7 +1,6 @@
 """The exact test: detailed balance, the joint distribution with data, and known posteriors."""
 
 from dataclasses import replace
-from functools import partial
 
 import arviz as az
 import numpy as np
@@ -15,7 +14,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.acceptance.exact import MADE_UP, Ball, bound_factor
 from pymc_minibatch.bounds.predictor import find_predictor
-from pymc_minibatch.bounds.remainder import _lengths_and_bounds
+from pymc_minibatch.bounds.remainder import make_look
 from pymc_minibatch.bounds.third import find_third
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.jit.pointers import address_of
@@ -236,9 +235,7 @@ def test_joint_distribution_with_data(family):
     predictor = find_predictor(step.tall)
     third = find_third(step.tall, predictor, zero)
     ball, flat, draws, n_read = step.ball, np.zeros(2), [], 0
-    size_of = partial(
-        _lengths_and_bounds, predictor.vector_eta, zero, ball.whiten.T, ball.radius, third
-    )
+    size_of = make_look(predictor, third, zero, ball.whiten.T, ball.radius)
     with one_blas_thread():
         for draw in range(n_draws):
             if draw % (n_draws // N_STARTS) == 0:
