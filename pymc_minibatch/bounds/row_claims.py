@@ -42,8 +42,8 @@ OPERATIONS = 64
 NEARBY = 1e-7
 """Shares of a standard deviation at which nothing but rounding changes a row."""
 
-SAFE = 16
-"""Rounding at other points may be so many times what is seen at a few near the mode."""
+AROUND, SAFE = 7, 8
+"""Number of points at such distances, and by how much more rounding may change a row."""
 
 
 class RowClaims(NamedTuple):
@@ -147,12 +147,16 @@ class RowClaims(NamedTuple):
     def _noise(
         self, eta: np.ndarray, lengths: np.ndarray, batch: Sequence[np.ndarray]
     ) -> np.ndarray:
-        """Return how much rounding within f changes it, which is more than its size may tell."""
-        value, slope, _ = self.taylor.outputs(eta, *batch)
+        """Return how much rounding within f changes it, which is more than its size may tell.
+
+        It is what is left of third differences over steps on which f is a line.
+        """
         found = np.zeros(eta.size)
-        for k in (-7, -5, -3, -1, 1, 3, 5, 7):
-            t = k * NEARBY * lengths
-            found = np.maximum(found, np.abs(self.values(eta + t, *batch) - value - slope * t))
+        for share in (0.0, *SHARES, *(-share for share in SHARES)):
+            at = eta + share * self.radius * lengths
+            near = [self.values(at + k * NEARBY * lengths, *batch) for k in range(AROUND)]
+            with np.errstate(invalid="ignore"):
+                found = np.maximum(found, np.abs(np.diff(near, n=3, axis=0)).max(axis=0))
         return np.nan_to_num(SAFE * found, posinf=0.0)
 
 

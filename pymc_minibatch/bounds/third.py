@@ -69,6 +69,9 @@ class Third(NamedTuple):
 
 LOGISTIC_PEAK = np.log((np.sqrt(3) + 1) / (np.sqrt(3) - 1))
 PROBIT = 0.3
+SINGLE = float(np.sqrt(2) / np.sqrt(np.float32(2)))
+"""``pm.math.invprobit`` divides by √2 in single precision."""
+
 STUDENT_PEAKS = (np.sqrt(2) - 1, np.sqrt(2) + 1, 1 - np.sqrt(2), -1 - np.sqrt(2))
 
 KNOWN = (
@@ -226,23 +229,25 @@ def _probit(
 ) -> Third | None:
     near = [derivatives(eta + step, *batch)[0] for step in STEPS]
 
-    def of_normal(sign: float | np.ndarray) -> list[np.ndarray]:
-        points = [sign * (eta + step) for step in STEPS]
+    def of_normal(scale: Any) -> list[np.ndarray]:
+        points = [scale * (eta + step) for step in STEPS]
         ratios = [np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi) for u in points]
-        return [-r * (u + r) for u, r in zip(points, ratios, strict=True)]
+        return [-(scale**2) * r * (u + r) for u, r in zip(points, ratios, strict=True)]
+
+    def misses(scale: float) -> np.ndarray:
+        return np.asarray(sum(map(abs, np.subtract(near, of_normal(scale)))))
 
     # Both signs give the same at 0, so that one point does not suffice.
-    misses = [sum(map(abs, np.subtract(near, of_normal(sign)))) for sign in (1.0, -1.0)]
-    expected = of_normal(np.where(misses[0] < misses[1], 1.0, -1.0))
-    if not all(map(_same, near, expected)):
+    size = min((1.0, SINGLE), key=lambda c: np.minimum(misses(c), misses(-c)).sum())
+    if not all(map(_same, near, of_normal(np.where(misses(size) < misses(-size), size, -size)))):
         return None
 
     def remainder(eta: np.ndarray, taylor: _Taylor, batch: Sequence[np.ndarray]) -> _OfSteps:
         _, slope, second = taylor
-        sign = np.where(slope < 0, -1.0, 1.0)
+        scale = np.where(slope < 0, -size, size)
 
         def of_steps(t: np.ndarray) -> np.ndarray:
-            rise = log_ndtr(sign * (eta + t)) - log_ndtr(sign * eta)
+            rise = log_ndtr(scale * (eta + t)) - log_ndtr(scale * eta)
             return np.asarray(rise - slope * t - second * t**2 / 2)
 
         return of_steps
