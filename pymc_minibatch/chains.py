@@ -1,6 +1,7 @@
 """Chains as tasks of a Dask cluster."""
 
 import pickle
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -45,10 +46,11 @@ def sample_on(
     chains : int, default 4
         Number of chains.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
-        Chains get seeds that are spawned from it, so that the same one gives the same draws
-        whatever workers there are.
+        Chains get seeds that are spawned from it, or one each of a sequence of as many, so that the
+        same one gives the same draws whatever workers there are.
     **kwargs
-        Further arguments of ``pm.sample``, such as ``initvals`` or ``var_names``.
+        Further arguments of ``pm.sample``, such as ``var_names`` or ``initvals``: a dict for all
+        chains, or a sequence of one for each.
 
     Returns
     -------
@@ -60,7 +62,8 @@ def sample_on(
     TypeError
         If `client` is no client of a cluster.
     ValueError
-        If an argument belongs to one machine (``cores``, ``mp_ctx``, ``trace``).
+        If an argument belongs to one machine (``cores``, ``mp_ctx``, ``trace``), or there are
+        initial values for another number of chains.
 
     Examples
     --------
@@ -82,11 +85,16 @@ def sample_on(
 
     model = checked_model(model)
     kwargs |= {"draws": checked_count("draws", draws, 1), "tune": checked_count("tune", tune, 0)}
+    chains = checked_count("chains", chains, 1)
+    starts = _starts(kwargs.pop("initvals", None), chains)
     with by_value():
         job = cloudpickle.dumps((model, step, kwargs))
-    rngs = get_random_generator(random_seed).spawn(checked_count("chains", chains, 1))
+    rngs = _generators(random_seed, chains)
     [shipped] = client.scatter([job], broadcast=True, hash=False)
-    futures = [client.submit(_sample, shipped, rng, pure=False) for rng in rngs]
+    futures = [
+        client.submit(_sample, shipped, rng, start, pure=False)
+        for rng, start in zip(rngs, starts, strict=True)
+    ]
     try:
         return _together(client.gather(futures))
     finally:
@@ -97,7 +105,27 @@ _one_at_a_time = Lock()
 """Chains of a process take turns: PyTensor compiles in one thread at a time."""
 
 
-def _sample(job: bytes, rng: np.random.Generator) -> xr.DataTree:
+def _starts(initvals: Any, chains: int) -> list[Any]:
+    """Return the initial values of each chain, given those of all or a sequence of them."""
+    if initvals is None or isinstance(initvals, Mapping):
+        return [initvals] * chains
+    starts = list(initvals)
+    if len(starts) != chains:
+        raise ValueError(
+            f"initvals is a sequence of {len(starts)}, and there are {chains} chains. Pass one "
+            "dict for all of them, or one for each."
+        )
+    return starts
+
+
+def _generators(random_seed: RandomState, chains: int) -> list[Any]:
+    """Return the generator of each chain, of its own seed if there is one for each."""
+    if isinstance(random_seed, Sequence | np.ndarray) and len(random_seed) == chains:
+        return [np.random.default_rng(seed) for seed in random_seed]
+    return list(get_random_generator(random_seed).spawn(chains))
+
+
+def _sample(job: bytes, rng: np.random.Generator, initvals: Any) -> xr.DataTree:
     """Sample one chain."""
     from distributed import secede
 
@@ -106,7 +134,9 @@ def _sample(job: bytes, rng: np.random.Generator) -> xr.DataTree:
         model, step, kwargs = pickle.loads(job)
         options = {"progressbar": False, "compute_convergence_checks": False} | kwargs
         with model:
-            return pm.sample(step=step, chains=1, cores=1, random_seed=rng, **options)
+            return pm.sample(
+                step=step, chains=1, cores=1, random_seed=rng, initvals=initvals, **options
+            )
 
 
 def _together(results: list[xr.DataTree]) -> xr.DataTree:

@@ -507,7 +507,7 @@ class TallModel:
             second = dims[1] if len(dims) == 2 and own.axis == 0 else None
             labels = None if second is None else self.model.coords.get(second)
             found = None if labels is None else tuple(map(str, labels))
-            wanted[name] = Wanted(names, own.values.ndim, found)
+            wanted[name] = Wanted(names, own.values.ndim, found, axis=own.axis)
         return wanted
 
     def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:

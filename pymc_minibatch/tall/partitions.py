@@ -15,10 +15,16 @@ from pymc_minibatch.tall.cluster import Scheduler, run
 from pymc_minibatch.tall.tables import Part
 from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
-__all__ = ["PartitionedArray", "Partitions"]
+__all__ = ["PartitionedArray", "Partitions", "are_same"]
 
 KEPT_ROWS = 50_000
 """Rows, drawn uniformly, that are gathered once for all trials."""
+
+COMPARED_ROWS = 64
+"""Rows of each part, at equal distances, by which a part is known that has changed."""
+
+SAME = 1e-6
+"""Relative difference up to which numbers are the same: sums taken in threads differ by less."""
 
 type Arrays = tuple[np.ndarray, ...]
 
@@ -58,12 +64,14 @@ class Partitions:
         self.names, self.dtypes, self.trailing = tuple(names), tuple(dtypes), tuple(trailing)
         self.scheduler = Scheduler()
         self.kept: tuple[np.ndarray, Arrays] | None = None
+        self.seen: list[Arrays | None] = []
         if any(part.n_rows is None for part in parts):
             counts = run(count_rows, parts, title="Counting rows", scheduler=self.scheduler)
             parts = [replace(part, n_rows=n) for part, n in zip(parts, counts, strict=True)]
         self.parts = [part for part in parts if part.n_rows]
         self.lengths = np.array([part.n_rows for part in self.parts], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.seen = [None] * len(self.parts)
 
     @property
     def n_rows(self) -> int:
@@ -81,7 +89,7 @@ class Partitions:
     def after(self, n_parts: int) -> "Partitions":
         """Return the parts that follow the first ones; their rows keep their numbers."""
         rest = copy(self)
-        rest.parts, rest.kept = self.parts[n_parts:], None
+        rest.parts, rest.kept, rest.seen = self.parts[n_parts:], None, self.seen[n_parts:]
         rest.lengths, rest.starts = self.lengths[n_parts:], self.starts[n_parts:]
         return rest
 
@@ -97,13 +105,43 @@ class Partitions:
         title: str | None = None,
         chosen: np.ndarray | None = None,
     ) -> Any:
-        """Run a job on the parts, or on some that are chosen; see :func:`.cluster.run`."""
-        parts = self.parts if chosen is None else [self.parts[i] for i in chosen]
+        """Run a job on the parts, or on some that are chosen; see :func:`.cluster.run`.
+
+        Some rows of each part are kept when it is loaded for the first time, and compared whenever
+        it is loaded again.
+        """
+        numbers = np.arange(len(self.parts)) if chosen is None else chosen
         checked = _Checked(function, self.dtypes, self.trailing)
-        expected = self.lengths if chosen is None else self.lengths[chosen]
-        given = [()] * len(parts) if arguments is None else arguments
-        given = [(int(n), *extra) for n, extra in zip(expected, given, strict=True)]
-        return run(checked, parts, given, combine, title, self.scheduler)
+        given = [()] * numbers.size if arguments is None else arguments
+        given = [
+            (int(self.lengths[part]), self.seen[part], *extra)
+            for part, extra in zip(numbers, given, strict=True)
+        ]
+        parts = [self.parts[part] for part in numbers]
+        if all(self.seen[part] is not None for part in numbers):
+            return run(checked, parts, given, combine, title, self.scheduler)
+        noting = _Noting(checked)
+        if combine is None:
+            found = run(noting, parts, given, None, title, self.scheduler)
+            seen, results = [some for (some,), _ in found], [result for _, result in found]
+        else:
+            joined = _Joined(combine)
+            seen, results = run(noting, parts, given, joined, title, self.scheduler)
+        for part, some in zip(numbers, seen, strict=True):
+            self.seen[part] = some
+        return results
+
+    def check_files(self) -> None:
+        """Refuse files of the parts that were written again; those elsewhere when they are read.
+
+        Raises
+        ------
+        RuntimeError
+            Naming the file.
+        """
+        files = {load.path: load for load in (part.load for part in self.parts) if _has_file(load)}
+        for load in files.values():
+            load.check()
 
     def take(self, rows: np.ndarray) -> Arrays:
         """Gather rows by their numbers, in one job."""
@@ -220,7 +258,17 @@ class _Checked:
     dtypes: tuple[np.dtype, ...]
     trailing: tuple[tuple[int, ...], ...]
 
-    def __call__(self, arrays: Arrays, n_rows: int, *extra: Any) -> Any:
+    def __call__(self, arrays: Arrays, n_rows: int, seen: Arrays | None, *extra: Any) -> Any:
+        given = self.as_said(arrays, n_rows)
+        if seen is not None and not all(map(are_same, seen, some_rows(given))):
+            raise ValueError(
+                "it has other values than when it was loaded first. Partitions must be the same "
+                "each time they are loaded: seed what is random in them, or persist them"
+            )
+        return self.function(given, *extra)
+
+    def as_said(self, arrays: Arrays, n_rows: int) -> Arrays:
+        """Return the arrays, of the shapes and types that are expected."""
         given = []
         for values, dtype, shape in zip(arrays, self.dtypes, self.trailing, strict=True):
             values = np.asarray(values)
@@ -237,7 +285,49 @@ class _Checked:
                     )
                 values = values.astype(dtype)
             given.append(values)
-        return self.function(tuple(given), *extra)
+        return tuple(given)
+
+
+@dataclass(frozen=True)
+class _Noting:
+    """Returns some rows of a part with what a function gives for it."""
+
+    checked: _Checked
+
+    def __call__(
+        self, arrays: Arrays, n_rows: int, seen: Arrays | None, *extra: Any
+    ) -> tuple[list[Arrays], Any]:
+        given = self.checked.as_said(arrays, n_rows)
+        return [some_rows(given)], self.checked(given, n_rows, seen, *extra)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Combines what two functions that note rows have given."""
+
+    combine: Callable[[Any, Any], Any]
+
+    def __call__(self, first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
+        return first[0] + second[0], self.combine(first[1], second[1])
+
+
+def some_rows(arrays: Arrays) -> Arrays:
+    """Copy some rows of a part, at equal distances."""
+    rows = np.unique(np.linspace(0, len(arrays[0]) - 1, COMPARED_ROWS).astype(np.int64))
+    return take_rows(arrays, rows)
+
+
+def are_same(before: np.ndarray, now: np.ndarray) -> bool:
+    """Whether two arrays are the same up to the rounding of sums."""
+    if before.shape != now.shape:
+        return False
+    if before.dtype.kind != "f":
+        return np.array_equal(before, now)
+    return bool(np.isclose(before, now, rtol=SAME, atol=0, equal_nan=True).all())
+
+
+def _has_file(load: Any) -> bool:
+    return hasattr(load, "check") and load.state is not None and load.is_local
 
 
 def count_rows(arrays: Arrays) -> int:

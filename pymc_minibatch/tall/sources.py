@@ -10,6 +10,7 @@ memory is written to a temporary file the first time it is pickled.
 """
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,10 @@ import numpy as np
 from rich.progress import track
 
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.tall.chunked import check_chunks
+from pymc_minibatch.tall.labels import check_row_labels, columns_in_order
 from pymc_minibatch.tall.mapped import RowFile, read_only
-from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
+from pymc_minibatch.tall.partitions import PartitionedArray, Partitions, are_same
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.tables import (
     Columns,
@@ -88,7 +91,14 @@ def open_sources(
             f"{argument} must map names of the model's pm.Data and observed variables to arrays, "
             f"as in {{{example}}}, or be a table with such columns; got {type(data).__name__}."
         )
-    sources = {str(name): _unwrapped(str(name), source) for name, source in data.items()}
+    wanted = wanted or {}
+    named = {name: want for want in wanted.values() for name in want.names}
+    given = {
+        str(name): columns_in_order(str(name), source, named.get(str(name)), argument)
+        for name, source in data.items()
+    }
+    check_row_labels(given, wanted, argument)
+    sources = {name: _unwrapped(name, source) for name, source in given.items()}
     stored = sum(_bytes(source) for source in sources.values())
     if stored > rows_in_memory:
         return _stay(sources)
@@ -99,7 +109,8 @@ def open_sources(
 def _unwrapped(name: str, source: Any) -> Any:
     """Return a store of arrays as what can be cut into parts."""
     if _is_zarr_path(source):
-        return _open_zarr(name, source)
+        source = _open_zarr(name, source)
+    check_chunks(name, source)
     if hasattr(source, "to_dask_array"):  # a Dask DataFrame or Series
         return source.to_dask_array(lengths=True)
     if _is_lazy(source) and any(n != n for n in source.shape):  # nan: Dask does not know it
@@ -117,7 +128,7 @@ def _open_zarr(name: str, path: str | Path) -> Any:
     except ImportError as error:
         raise ImportError(f"{path} is read through zarr: pip install zarr.") from error
     try:
-        found = zarr.open(str(path), mode="r")
+        found = zarr.open(os.path.abspath(path), mode="r")  # whatever folder a chain runs in
     except Exception as error:  # of many kinds, by version and store
         raise ValueError(f"{name}: {path} cannot be opened ({error}).") from error
     if name != "data":
@@ -314,10 +325,24 @@ def _copied_to_file(name: str, source: Any) -> np.ndarray:
     written = new_array(tuple(source.shape), source.dtype)
     for rows in chunks(written, step, description=f"Copying {name} to {written.filename}"):
         written[rows] = np.asarray(source[rows])
+    _check_same_again(name, source, written, step)
     opened = reopened(written)
     _copies[str(opened.filename)] = weakref.ref(opened)
     weakref.finalize(opened, _copies.pop, str(opened.filename), None)
     return opened
+
+
+def _check_same_again(name: str, source: Any, copied: np.ndarray, step: int) -> None:
+    """Refuse what Dask computes otherwise a second time: sources are computed one by one."""
+    graph = getattr(source, "__dask_graph__", None)
+    if graph is None or graph() is None:
+        return
+    first = slice(0, step or len(copied))
+    if not are_same(copied[first], np.asarray(source[first])):
+        raise ValueError(
+            f"data[{name!r}] has other values when it is computed again, so that its rows would "
+            "not be those of other sources. Seed what is random in it, or persist it."
+        )
 
 
 def _holds(known: np.ndarray, source: Any, step: int) -> bool:

@@ -5,13 +5,17 @@ Dask DataFrame. What is made of columns is settled from the names and types alon
 is read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from pymc_minibatch.tall.stored import FileState, is_local
 
 __all__ = [
     "Columns",
@@ -23,12 +27,17 @@ __all__ = [
     "loads_of",
     "open_table",
     "read_columns",
+    "repeated",
 ]
 
 type Arrays = tuple[np.ndarray, ...]
 
 FILES_AT_ONCE = 16
 """Footers of Parquet files that are read at a time: in object stores each is a journey."""
+
+
+GLOB = "*?["
+"""Signs that make a path a pattern."""
 
 
 class Columns:
@@ -40,9 +49,9 @@ class Columns:
         A Parquet file, folder or glob, as a path or a URL that fsspec knows (``s3://``, ``gs://``,
         ``file://``, ``memory://``); or a Dask, pandas or polars DataFrame.
     columns : mapping of str to str or list of str, optional
-        For each variable of the model with rows, by name, its column, or its columns in order. A
-        variable that is not named has the column of its own name, or, where the model gives its
-        second axis labels, the columns of these names.
+        For each variable of the model with rows, by name, its column, or its columns in order, by
+        their names, which may be numbers. A variable that is not named has the column of its own
+        name, or, where the model gives its second axis labels, the columns of these names.
 
     Examples
     --------
@@ -77,12 +86,15 @@ class Wanted:
         Of its second axis, if the model has them.
     optional
         Whether it may be missing.
+    axis
+        Along which its rows lie in the model.
     """
 
     names: tuple[str, ...]
     ndim: int
     labels: tuple[str, ...] | None = None
     optional: bool = False
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,12 +130,15 @@ class Table:
         ``(part, columns) -> load`` of a :class:`Part`; `columns` as in :func:`read_columns`.
     odd
         Of columns that hold numbers in some files only, the first file in which they do not.
+    repeated
+        Names that several columns have, so that none of them can be meant.
     """
 
     dtypes: Mapping[str, np.dtype | None]
     parts: Sequence[Part]
     read: Callable[[Part, "Chosen"], Any]
     odd: Mapping[str, str] = field(default_factory=dict)
+    repeated: frozenset[str] = frozenset()
 
     def chosen(self, columns: "Chosen") -> list[Part]:
         """Return the parts with what loads these columns."""
@@ -174,8 +189,8 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
         given = [name for name in want.names if name in columns]
         name = given[0] if given else want.names[0]
         of_name = columns[given[0]] if given else _by_name(table, want)
-        is_one = isinstance(of_name, str)
-        names = (of_name,) if is_one else tuple(of_name)
+        is_one = isinstance(of_name, str | numbers.Number)
+        names = tuple(map(str, [of_name] if is_one else of_name))
         missing = [n for n in names if n not in table.dtypes]
         if missing and want.optional and not given:
             continue
@@ -187,6 +202,11 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
             )
         found: list[np.dtype] = []
         for n in names:
+            if n in table.repeated:
+                raise ValueError(
+                    f"The table has several columns named {n!r}, and {name} could be any of them. "
+                    "Give each a name of its own, and leave out what is not needed."
+                )
             dtype = table.dtypes[n]
             if dtype is None:
                 where = f" in {table.odd[n]}" if n in table.odd else ""
@@ -286,6 +306,11 @@ def _is_on_cluster(task: Any) -> bool:
     return type(held).__module__.startswith("distributed")
 
 
+def repeated(names: Iterable[Any]) -> frozenset[str]:
+    """Return the names that occur more than once, as after a join that kept both columns."""
+    return frozenset(name for name, n in Counter(map(str, names)).items() if n > 1)
+
+
 def _open_dask(frame: Any) -> Table:
     from dask.delayed import delayed
 
@@ -298,16 +323,20 @@ def _open_dask(frame: Any) -> Table:
             return FrameBlock(part.load, chosen, part.label)
         return delayed(_read_held, pure=False)(part.load, chosen, part.label)
 
-    return Table(dtypes, parts, read)
+    return Table(dtypes, parts, read, repeated=repeated(frame.columns))
 
 
 def _open_frame(frame: Any) -> Table:
-    dtypes = {str(name): _number_of(frame[name]) for name in frame.columns}
+    several = repeated(frame.columns)
+    dtypes = {
+        str(name): None if str(name) in several else _number_of(frame[name])
+        for name in frame.columns
+    }
 
     def read(part: Part, chosen: Chosen) -> Any:
         return lambda: _read_frame(frame, chosen, part.label)
 
-    return Table(dtypes, [Part("the table", None, len(frame))], read)
+    return Table(dtypes, [Part("the table", None, len(frame))], read, repeated=several)
 
 
 @dataclass(frozen=True)
@@ -328,8 +357,10 @@ def _read_held(frames: Sequence[Any], chosen: Chosen, label: str) -> Arrays:
 
 
 def _read_frame(frame: Any, chosen: Chosen, label: str) -> Arrays:
+    named = {str(name): name for name in frame.columns}  # pandas takes numbers for names, too
+
     def get(name: str) -> np.ndarray:
-        column = frame[name]
+        column = frame[named[name]]
         values = column.to_numpy()
         if values.dtype.kind not in "biuf":
             raise ValueError(
@@ -365,17 +396,36 @@ class RowGroup:
     group: int
     chosen: Chosen
     label: str
+    state: FileState | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the file is on this machine, where a look at it is cheap."""
+        return is_local(self.filesystem)
+
+    def check(self) -> None:
+        """Refuse a file that was written again since its footer was read.
+
+        Raises
+        ------
+        RuntimeError
+        """
+        if self.state is not None:
+            self.state.check(self.filesystem, self.path)
 
     def __call__(self) -> Arrays:
         """Read it.
 
         Raises
         ------
+        RuntimeError
+            If the file is not the one whose footer was read.
         ValueError
             If it cannot be read, or is not what the footer of the file says.
         """
         import pyarrow
 
+        self.check()
         names = sorted({name for columns, *_ in self.chosen for name in columns})
         try:
             with _open(self.filesystem, self.path) as file:
@@ -384,6 +434,8 @@ class RowGroup:
             raise ValueError(
                 f"{self.label} cannot be read ({_first_line(error)}). Write the file again."
             ) from error
+        if self.is_local:  # it may have been written while it was read
+            self.check()
 
         def get(name: str) -> np.ndarray:
             column = table[name]
@@ -402,9 +454,9 @@ def _open_parquet(path: str) -> Table:
     filesystem, paths = _files(path)
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         footers = list(pool.map(lambda path: _footer(filesystem, path), paths))
-    first, types = paths[0], footers[0][0]
+    first, types = paths[0], footers[0].types
     odd: dict[str, str] = {}
-    for path, (found, _) in zip(paths, footers, strict=True):
+    for path, (found, _, _, _) in zip(paths, footers, strict=True):
         if missing := sorted(set(types) - set(found)):
             raise ValueError(f"Column {missing[0]!r} of {first} is missing in {path}.")
         for name, dtype in types.items():
@@ -412,20 +464,26 @@ def _open_parquet(path: str) -> Table:
                 odd[name] = path
         types = {name: _wider(dtype, found[name]) for name, dtype in types.items()}
     parts = [
-        Part(f"row group {group} of {path}", (filesystem, path, group), n)
-        for path, (_, lengths) in zip(paths, footers, strict=True)
-        for group, n in enumerate(lengths)
+        Part(f"row group {group} of {path}", (path, group, footer.state), n)
+        for path, footer in zip(paths, footers, strict=True)
+        for group, n in enumerate(footer.lengths)
     ]
 
     def read(part: Part, chosen: Chosen) -> Any:
-        filesystem, path, group = part.load
-        return RowGroup(filesystem, path, group, chosen, part.label)
+        path, group, state = part.load
+        return RowGroup(filesystem, path, group, chosen, part.label, state)
 
-    return Table(types, parts, read, odd)
+    several = frozenset[str]().union(*(footer.repeated for footer in footers))
+    return Table(types, parts, read, odd, several)
 
 
 def _files(path: str) -> tuple[Any, list[str]]:
-    """Find the files of a path, folder or glob, sorted by name."""
+    """Find the files of a path, folder or glob, sorted by name.
+
+    What Spark, Dask and pyarrow leave out is left out: files and folders below the path whose names
+    begin with "_" or ".", such as those of a job that failed. A path that exists is no pattern,
+    though it may look like one.
+    """
     try:
         import pyarrow.parquet  # noqa: F401
         from fsspec.core import url_to_fs
@@ -434,20 +492,54 @@ def _files(path: str) -> tuple[Any, list[str]]:
             f"{path} is read through pyarrow and fsspec: pip install 'pymc-minibatch[parquet]'."
         ) from error
     filesystem, root = url_to_fs(path)
-    if any(sign in root for sign in "*?["):
-        found = filesystem.glob(root)
-    elif filesystem.isdir(root):
-        found = filesystem.find(root)
-        found = [file for file in found if file.endswith((".parquet", ".parq"))]
+    if filesystem.isdir(root):
+        found = [f for f in filesystem.find(root) if f.endswith((".parquet", ".parq"))]
+        found = [f for f in found if not _is_hidden(f, root)]
+    elif filesystem.isfile(root):
+        found = [root]
+    elif any(sign in root for sign in GLOB):
+        found = _matching(filesystem, root)
     else:
-        found = [root] if filesystem.exists(root) else []
-    found = sorted(f for f in found if not f.rsplit("/", 1)[-1].startswith(("_", ".")))
+        found = []
+    found = sorted(set(found))
     if not found:
         raise ValueError(
             f"There is no Parquet file at {path}. Pass a file, a folder of .parquet files or a "
             "glob; arrays in .npy or .zarr are passed by the name of the variable they are."
         )
     return filesystem, found
+
+
+def _matching(filesystem: Any, pattern: str) -> list[str]:
+    """Return the files of a pattern; of a folder that it matches, those below it.
+
+    Folders that exist by the name that the pattern begins with are taken literally.
+    """
+    folders, rest = "", pattern
+    while "/" in rest:
+        first, rest_of_it = rest.split("/", 1)
+        if any(sign in first for sign in GLOB) and not filesystem.isdir(folders + first):
+            break
+        folders, rest = f"{folders}{first}/", rest_of_it
+    escaped = "".join(f"[{c}]" if c in GLOB else c for c in folders)
+    found: list[str] = []
+    for path, info in filesystem.glob(escaped + rest, detail=True).items():
+        is_folder = info["type"] == "directory"
+        files = filesystem.find(path) if is_folder else [path]
+        suffixes = (".parquet", ".parq") if is_folder else ("",)
+        found += [f for f in files if f.endswith(suffixes) and not _is_hidden(f, folders)]
+    return found
+
+
+def _is_hidden(path: str, root: str) -> bool:
+    """Whether a part of the path below a folder says that the file is no data.
+
+    Folders of a Hive partition, such as ``_year=2020``, are data.
+    """
+    below = path.removeprefix(root).strip("/").split("/")
+    return any(
+        name.startswith((".", "_")) and ("=" not in name or name is below[-1]) for name in below
+    )
 
 
 def _open(filesystem: Any, path: str) -> Any:
@@ -458,15 +550,32 @@ def _open(filesystem: Any, path: str) -> Any:
     return parquet.ParquetFile(filesystem.open(path, "rb"))
 
 
-def _footer(filesystem: Any, path: str) -> tuple[dict[str, np.dtype | None], list[int]]:
-    """Return types of the columns of a file, and lengths of its row groups."""
+class _Footer(NamedTuple):
+    """What the end of a file says."""
+
+    types: dict[str, np.dtype | None]
+    """Of the columns."""
+
+    lengths: list[int]
+    """Of the row groups."""
+
+    repeated: frozenset[str]
+    """Names of several columns."""
+
+    state: FileState
+    """Of the file when this was read."""
+
+
+def _footer(filesystem: Any, path: str) -> _Footer:
     import pyarrow
 
     try:
+        state = FileState.of(filesystem, path)
         with _open(filesystem, path) as file:
             types = {field.name: _arrow_number(field.type) for field in file.schema_arrow}
             groups = range(file.metadata.num_row_groups)
-            return types, [file.metadata.row_group(i).num_rows for i in groups]
+            lengths = [file.metadata.row_group(i).num_rows for i in groups]
+            return _Footer(types, lengths, repeated(file.schema_arrow.names), state)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} is not a complete Parquet file ({_first_line(error)}). Write it again."

@@ -398,6 +398,7 @@ def test_a_bad_value_in_a_late_row_is_named(tall):
     late = tall.partitions.after(0)
     late.starts = late.starts + 10**11
     late.parts = [replace(part, load=_Loads(i == 4)) for i, part in enumerate(late.parts)]
+    late.seen = [None] * len(late.parts)
     limits = [Limits(name, False, -np.inf, np.inf) for name in ("X", "y")]
     message = r"X has nan in row 100000010123 \(row 123 of partition 4 of X, y\)"
     with pytest.raises(ValueError, match=message):

@@ -44,10 +44,12 @@ IMPORTED = {
 
 READ = {
     "_codegen": "numba.core.codegen: what generated the code of a library",
+    "_data": "xarray.Variable: what a lazy array is read from",
     "_dynfunc": "numba.core.cpu: makes what Python calls",
     "_engine": "numba.core.codegen: where machine code is loaded",
     "_ensure_finalized": "numba.core.codegen: nothing is added to the code any more",
     "_finalize_dynamic_globals": "numba.core.codegen: addresses in the code",
+    "_array": "xarray's backend for zarr: the array that is read",
     "_cache_path": "numba.core.caching: where a function is kept",
     "_fields": "named tuples: a part of their interface",
     "_in_memory": "xarray.Variable: whether a lazy array has been read",
