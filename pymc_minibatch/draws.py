@@ -26,6 +26,7 @@ __all__ = [
     "draws_of",
     "draws_of_bambi",
     "draws_of_step",
+    "other_axes",
     "row_axis",
     "row_coords",
     "unconstrained",
@@ -120,7 +121,12 @@ class Draws:
             If variables are missing or have draws that are not finite.
         """
         drawn = {name: self.values(name) for name in self.free}
-        return unconstrained(drawn, self.model, tall, tall.row_parameters)
+        return unconstrained(drawn, self.model, tall, self.n_chosen, tall.row_parameters)
+
+    @property
+    def n_chosen(self) -> int:
+        """Number of draws of all chains."""
+        return self.n_chains * int(self.posterior.sizes["draw"])
 
     def all_points(self, tall: TallModel, max_draws: int, least: int) -> np.ndarray:
         """Return flat points with all free variables, of draws at equal distances of all chains.
@@ -137,7 +143,7 @@ class Draws:
                 "model that the draws are of; if it is that, name the variables in var_names of "
                 "pm.sample."
             )
-        total = self.n_chains * self.posterior.sizes["draw"]
+        total = self.n_chosen
         if total < max(least, self.n_chains):
             raise ValueError(
                 f"{total} draws are too few: {least} are needed, many more are better."
@@ -145,7 +151,7 @@ class Draws:
         n_chosen = min(max(max_draws, self.n_chains), total)
         chosen = np.arange(n_chosen) * total // n_chosen
         drawn = {name: self.values(name)[chosen] for name in names}
-        return unconstrained(drawn, self.model, tall)
+        return unconstrained(drawn, self.model, tall, n_chosen)
 
 
 def draws_of(
@@ -294,6 +300,7 @@ def unconstrained(
     draws: Mapping[str, np.ndarray],
     model: Model,
     tall: TallModel,
+    n_draws: int,
     wanted: list[str] | None = None,
 ) -> np.ndarray:
     """Return draws as flat points, shape (n, D).
@@ -304,6 +311,8 @@ def unconstrained(
         For each free variable an array with draws along the first axis.
     model, tall
         The model and its split.
+    n_draws
+        How many there are.
     wanted
         The value variables that are needed; others stay where they are at the start. All if None.
 
@@ -337,7 +346,9 @@ def unconstrained(
         values,
         mode="FAST_COMPILE",
     )
-    points = np.tile(tall.start, (len(draws[needed[0]]), 1))
+    points = np.tile(tall.start, (n_draws, 1))
+    if not needed:
+        return points
     for point, drawn in zip(
         points, zip(*[draws[name] for name in needed], strict=True), strict=True
     ):
@@ -359,17 +370,36 @@ def _check_inside(points: np.ndarray, names: list[str], tall: TallModel) -> None
             )
 
 
-def row_axis(tall: TallModel) -> tuple[str, np.ndarray | None]:
+def row_axis(tall: TallModel, name: str | None = None) -> tuple[str, np.ndarray | None]:
     """Return name and labels of the axis of rows, as the result of `pm.sample` has them.
 
-    Rows of other data than the model's own have no labels.
+    Rows of other data than the model's own have no labels. They are those of a variable, of the
+    first if none is named.
     """
-    model, name = tall.model, tall.row_names[0]
+    name = tall.row_names[0] if name is None else name
     axis = 0 if name in tall.row_potentials else observed_input(tall, name).axis
-    dims = model.named_vars_to_dims.get(name)
-    dim = f"{name}_dim_{axis}" if dims is None else str(dims[axis])
-    labels = None if tall.is_bound else model.coords.get(dim)
-    return dim, None if labels is None else np.asarray(labels)
+    dim = _dim(tall, name, axis)
+    labels = None if tall.is_bound else tall.model.coords.get(dim)
+    return dim, None if labels is None else _array_of(labels)
+
+
+def other_axes(tall: TallModel, name: str) -> dict[str, np.ndarray | None]:
+    """Return names and labels of the axes of an observed variable beside that of the rows."""
+    own = observed_input(tall, name)
+    dims = [_dim(tall, name, axis) for axis in range(own.values.ndim) if axis != own.axis]
+    known = {dim: tall.model.coords.get(dim) for dim in dims}
+    return {dim: None if labels is None else _array_of(labels) for dim, labels in known.items()}
+
+
+def _dim(tall: TallModel, name: str, axis: int) -> str:
+    dims = tall.model.named_vars_to_dims.get(name)
+    named = None if dims is None else dims[axis]
+    return f"{name}_dim_{axis}" if named is None else str(named)
+
+
+def _array_of(labels: Any) -> np.ndarray:
+    """Return labels as an array; those that are tuples stay whole."""
+    return np.asarray(pd.Index(list(labels), tupleize_cols=False))
 
 
 def row_coords(tall: TallModel, rows: np.ndarray) -> tuple[str, np.ndarray]:

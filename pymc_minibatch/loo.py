@@ -131,7 +131,7 @@ def loo(
 
 def _check_draws(draws: Draws) -> None:
     """Refuse so few draws that importance sampling cannot tell its own error."""
-    n_draws = draws.n_chains * draws.posterior.sizes["draw"]
+    n_draws = draws.n_chosen
     if n_draws < FEWEST_DRAWS:
         raise ValueError(
             f"{n_draws} draws are too few for leave-one-out, which fits a tail to the largest of "
@@ -181,8 +181,7 @@ def _relative_efficiency(draws: Draws) -> float:
     ess = az.ess(draws.posterior[draws.free].compute(), method="mean")
     known = np.concatenate([np.ravel(ess[name].values) for name in draws.free])
     known = known[np.isfinite(known)]
-    n_draws = draws.n_chains * draws.posterior.sizes["draw"]
-    return float(known.mean() / n_draws) if known.size else 1.0
+    return float(known.mean() / draws.n_chosen) if known.size else 1.0
 
 
 def _estimate(

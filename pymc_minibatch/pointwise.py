@@ -76,7 +76,7 @@ def log_likelihood(
     tall, draws = draws_of(idata, model, data, tall)
     draws = draws.thinned(max_draws)
     posterior = draws.posterior
-    n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
+    n_draws = draws.n_chosen
     numbers = np.arange(tall.n_rows) if rows is None else checked_rows(rows, tall.n_rows)
     if 8 * n_draws * numbers.size > LARGEST_BYTES:
         raise ValueError(

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from pymc_minibatch.arguments import checked_choice
 from pymc_minibatch.bambi_rows import ROW_DIM, BambiPredictions
-from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi, row_axis
+from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi, other_axes, row_axis
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.predictive import NoPredictionError, Predictive
@@ -21,6 +22,9 @@ CHUNK_BYTES = 2**24
 
 LARGEST_BYTES = 2**30
 """More draws must go to a store."""
+
+MISSING = "missing"
+"""The group of rows whose label is None."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -71,7 +75,7 @@ def predict(
         Quantiles of the summary. Those that lie symmetrically make the intervals of the coverage.
     by : array_like or str, optional
         Groups of rows for the coverage: a label for each row, or the name of row data or of a
-        column that hold it.
+        column that hold it. Rows whose label is missing are a group, too.
     store : path, optional
         Folder of a new zarr store for the draws; needed for more than 1 GiB of them.
     max_draws : int, default 1000
@@ -121,7 +125,10 @@ def predict(
             )
         posterior = draws_of_bambi(idata, model, max_draws)
         drawing = BambiPredictions(model, posterior, new_rows, kind, random_seed)
-        labels = _Labels(ROW_DIM, None, posterior)
+        axes = range(1, len(drawing.own_shape) + 1)
+        labels = _Labels(
+            ROW_DIM, None, posterior, dict.fromkeys(f"{drawing.name}_dim_{i}" for i in axes)
+        )
     else:
         own_rows = new_rows is None
         tall, draws = draws_of(idata, model, data, tall, needs_rows=own_rows)
@@ -131,11 +138,15 @@ def predict(
                 "to predict as new_rows, or tall=tall.copied() if all rows may be copied to it."
             )
         draws = draws.thinned(max_draws)
-        predictive = Predictive(tall, _variable(tall, var_name), kind, new_rows)
+        name = _variable(tall, var_name)
+        predictive = Predictive(tall, name, kind, new_rows)
         drawing = _ModelPredictions(predictive, draws.points(tall), random_seed)
-        dim, row_labels = row_axis(tall)
-        labels = _Labels(dim, row_labels if own_rows else None, draws.posterior)
+        dim, row_labels = row_axis(tall, name)
+        rest = other_axes(tall, name)
+        labels = _Labels(dim, row_labels if own_rows else None, draws.posterior, rest)
     if output == "summary":
+        if labels.posterior.sizes["chain"] * labels.posterior.sizes["draw"] < 2:
+            raise ValueError("A summary needs two draws at least. Set output='draws' for one.")
         return _summary(drawing, labels, _checked_quantiles(quantiles), by, kind)
     return _draws(drawing, labels, store)
 
@@ -153,6 +164,13 @@ class _Labels(NamedTuple):
     dim: str
     rows: np.ndarray | None
     posterior: xr.Dataset
+    rest: Mapping[str, np.ndarray | None]
+    """Axes of what is predicted for a row."""
+
+    @property
+    def coords(self) -> dict[str, Any]:
+        """Labels of the axes of a row, as far as they are known."""
+        return {dim: values for dim, values in self.rest.items() if values is not None}
 
 
 class _Predictions(Protocol):
@@ -275,10 +293,12 @@ def _summary(
         means[chunk], sds[chunk], found[:, chunk] = mean, sd, q
         for k, share in enumerate(shares):
             inside[:, k] += np.bincount(codes[chunk], share, groups.size)
-    dims = (labels.dim, *(f"{drawing.name}_dim_{i + 1}" for i in range(len(rest))))
+    dims = (labels.dim, *labels.rest)
     result = xr.Dataset(
         {"mean": (dims, means), "sd": (dims, sds), "quantile": (("prob", *dims), found)},
-        coords={"prob": quantiles} | ({} if labels.rows is None else {labels.dim: labels.rows}),
+        coords={"prob": quantiles}
+        | labels.coords
+        | ({} if labels.rows is None else {labels.dim: labels.rows}),
         attrs={"var_name": drawing.name, "kind": kind},
     )
     if observed is None:
@@ -308,8 +328,20 @@ def _groups(by: Any, drawing: _Predictions) -> tuple[np.ndarray, np.ndarray]:
             f"by must have one label for each of the {drawing.n_rows:,} rows; it has shape "
             f"{values.shape}."
         )
-    groups, codes = np.unique(values, return_inverse=True)
-    return groups, codes
+    codes, groups = pd.factorize(values, use_na_sentinel=False)
+    try:
+        order = np.asarray(pd.Index(groups).argsort())
+    except TypeError:  # labels that have no order
+        order = np.arange(len(groups))
+    return _labels_of_groups(np.asarray(groups)[order]), np.argsort(order)[codes]
+
+
+def _labels_of_groups(groups: np.ndarray) -> np.ndarray:
+    """Name the group of the rows whose label is missing."""
+    missing = pd.isna(groups)
+    if groups.dtype.kind in "fM" or not missing.any():
+        return groups
+    return np.array([MISSING if gone else str(g) for g, gone in zip(groups, missing, strict=True)])
 
 
 def _draws(drawing: _Predictions, labels: _Labels, store: str | Path | None) -> xr.Dataset:
@@ -336,10 +368,11 @@ def _draws(drawing: _Predictions, labels: _Labels, store: str | Path | None) -> 
 
 
 def _labelled(drawn: np.ndarray, first: int, name: str, labels: _Labels) -> xr.Dataset:
-    posterior, rest = labels.posterior, range(drawn.ndim - 2)
+    posterior = labels.posterior
     shape = posterior.sizes["chain"], posterior.sizes["draw"]
     rows = np.arange(first, first + drawn.shape[1])
     coords = {dim: posterior[dim].values for dim in ("chain", "draw") if dim in posterior.coords}
     coords[labels.dim] = rows if labels.rows is None else labels.rows[rows]
-    dims = ("chain", "draw", labels.dim, *(f"{name}_dim_{i + 1}" for i in rest))
+    coords |= labels.coords
+    dims = ("chain", "draw", labels.dim, *labels.rest)
     return xr.Dataset({name: (dims, drawn.reshape(*shape, *drawn.shape[1:]))}, coords=coords)

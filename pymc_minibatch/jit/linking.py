@@ -166,6 +166,8 @@ def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
     compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
 
     def compile_for_both(signature: Any) -> Any:
+        if len(signature) != 1:  # its arguments have names: some of its operations call Python
+            return compile_as_usual(signature)
         [arguments] = signature
         starred = (types.StarArgTuple(tuple(arguments.types)),)
         compile_as_usual(starred)

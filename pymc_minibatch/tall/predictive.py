@@ -14,10 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import pytensor.tensor as pt
 from pymc.distributions.moments.means import mean
-from pytensor.graph.basic import Variable
+from pymc.exceptions import UndefinedMomentException
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.shape import reshape, specify_shape
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.made_once import made_once
@@ -81,7 +83,7 @@ class Predictive:
         self._term = _term(tall, name, kind)
         self._own = observed_input(tall, name)
         leaves = [v for v in data_leaves([self._term]) if v is not self._observed_leaf]
-        found = {leaf: _input_of(tall, leaf) for leaf in leaves}
+        found = {leaf: _input_of(tall, leaf) or _input_of_shape(tall, leaf) for leaf in leaves}
         self._inputs_of = {leaf: given.name for leaf, given in found.items() if given is not None}
         names = set(self._inputs_of.values())
         reads = [given for name, given in tall.row_inputs.items() if name in names]
@@ -144,7 +146,8 @@ class Predictive:
             for given, values in zip(inputs, batch, strict=True)
         }
         replaced: dict[Variable, Variable] = {
-            leaf: named[name] for leaf, name in self._inputs_of.items()
+            leaf: _shaped(named[name], leaf, self._tall._n_own, n_batch)
+            for leaf, name in self._inputs_of.items()
         }
         shape: list[Any] = list(leaf_value(self._observed_leaf).shape)
         shape[self._own.axis] = n_batch  # of what is observed only the shape is read
@@ -273,6 +276,33 @@ def _input_of(tall: TallModel, leaf: Variable) -> RowInput | None:
     return None
 
 
+def _input_of_shape(tall: TallModel, leaf: Variable) -> RowInput | None:
+    """Return row data that are those of a leaf but for axes of length 1.
+
+    Densities may be written with axes added to constants.
+    """
+    if not isinstance(leaf, Constant) or tall._n_own not in leaf_value(leaf).shape:
+        return None
+    values = leaf_value(leaf)
+    for given in tall.row_inputs.values():
+        own = leaf_value(given.leaf)
+        if own.dtype == values.dtype and np.array_equal(own.squeeze(), values.squeeze()):
+            return given
+    return None
+
+
+def _shaped(values: Variable, leaf: Variable, n_rows: int, n_batch: Variable) -> Variable:
+    """Give a batch the axes of the leaf that it stands for."""
+    shape = leaf_value(leaf).shape
+    if values.type.ndim == len(shape):
+        return values
+    lengths = list(shape)
+    lengths[shape.index(n_rows)] = n_batch
+    kept = tuple(None if n is n_batch else n for n in lengths)
+    shaped: Variable = specify_shape(reshape(values, lengths, ndim=len(shape)), kept)
+    return shaped
+
+
 def _own_rows(given: RowInput) -> np.ndarray:
     """Return the rows that the model has itself, whatever was bound to it."""
     return np.ascontiguousarray(np.moveaxis(leaf_value(given.leaf), given.axis, 0))
@@ -285,7 +315,13 @@ def _term(tall: TallModel, name: str, kind: Literal["response", "mean"]) -> Vari
         wanted = mean(rv) if kind == "mean" else None
     except NotImplementedError as error:
         raise NoPredictionError(
-            f"The mean of {name} is not known to PyMC. Leave kind out, and average draws."
+            f"The mean of {name} is not known to PyMC. Leave kind out: the mean of the summary is "
+            "that of draws."
+        ) from error
+    except UndefinedMomentException as error:
+        raise NoPredictionError(
+            f"{name} has no mean ({error}). Leave kind out; shares of categories are those of "
+            "output='draws'."
         ) from error
     free = tall.model.free_RVs
     others = dict(zip(free, tall.model.replace_rvs_by_values(list(free)), strict=True))
