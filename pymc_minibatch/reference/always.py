@@ -26,17 +26,21 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.reference.control_variate import Always, ControlVariate
 from pymc_minibatch.reference.find import ExpansionOfMost, Reference
-from pymc_minibatch.reference.sizes import AXIS_LENGTH
 from pymc_minibatch.reference.taylor import make_target
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["extreme_rows", "may_be_extreme", "read_always", "slice_draws"]
 
 EXTREME = 0.5
-"""A row is extreme if its remainder varies by more than this, in nats, over the posterior."""
+"""A row is extreme if its size, in nats, is larger: its remainder tells in a decision, on average
+or somewhere within four standard deviations of what it reads, or much farther out."""
 
-MOST_ROWS, MOST_SHARE = 64, 1e-3
-"""If more rows are extreme they are none of them taken out: to read them always takes long."""
+MOST_ROWS, MOST_SHARE = 2000, 0.02
+"""If more rows are extreme they are none of them taken out, as to read them always takes long: they
+are drawn by the largest that they add."""
+
+BOUNDED_AT = 4.0
+"""Standard deviations at which bounds tell whether a row may be extreme."""
 
 MOST_PARAMETERS = 200
 
@@ -62,7 +66,7 @@ def extreme_rows(tall: TallModel, control: ControlVariate, sizes: np.ndarray) ->
 
 def may_be_extreme(control: ControlVariate, bounds: np.ndarray) -> bool:
     """Whether bounds cₙ on the remainders, which are below cₙ |z|³ / 6, let a row be extreme."""
-    return bool(bounds.max() * AXIS_LENGTH**3 / 6 > EXTREME * control.temperature)
+    return bool(bounds.max() * BOUNDED_AT**3 / 6 > EXTREME * control.temperature)
 
 
 def read_always(

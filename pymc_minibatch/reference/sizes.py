@@ -3,9 +3,16 @@
 The variance of an estimate from rows drawn with probabilities p is least where p_n is proportional
 to the root mean square of what row n adds to the log ratio. Where few rows hold most of it (a rare
 category, an outlying predictor), uniform batches miss them, and cannot know that they do.
+
+Rows that read few numbers are looked at at their own scale (:mod:`.reach`), others at points that
+all of them share. The size of a row is a mean over the posterior. But a row that may change a
+decision at four or six standard deviations, as one does that is flat at first and has a wall
+behind, has the size of what it does there: it is read at every decision (:mod:`.always`), or if
+there are too many of these, often.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +21,7 @@ from scipy.linalg import eigh
 
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.reference.reach import LENGTHS, PROBABILITIES, RowReach, row_reach
 from pymc_minibatch.reference.taylor import term_of_batches
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import in_chunks, over_chunks
@@ -21,21 +29,26 @@ from pymc_minibatch.tall.weighted import SizedRows
 
 __all__ = ["Unevenness", "row_sizes"]
 
-GAUSSIAN_POINTS, AXIS_POINTS = 8, 8
-"""Points at which each row is looked at, half of them opposite to the others."""
+GAUSSIAN_POINTS = 8
+"""Points of the posterior at which each row is looked at, half of them opposite to the others."""
 
-AXIS_LENGTH = 2.0
-"""Standard deviations from the mode, along each axis, of an axis point."""
+AXIS_POINTS = {2.0: 4, 4.0: 4, 6.0: 4}
+"""Standard deviations from the mode, along each axis, of points that all rows share, if these do
+not read few numbers; and how many."""
 
 KINKED_POINTS, KINKED_LENGTH = 64, 2.5
-"""The same of axis points where rows have kinks: a row whose kink lies between those of all points
-and a point of the chain would have hardly any size, and a large part of the log ratio."""
+"""More of them where such rows have kinks: a row whose kink lies between those of all points and a
+point of the chain would have hardly any size, and a large part of the log ratio."""
+
+TELLING, FAR_TELLING = 0.5, 4.0
+"""A row is told by its largest change, in nats at T = 1, if that is larger at up to 4 sds, or at 6.
+A decision allows for noise with an sd of about one."""
 
 PAIRS = 5
 """Pairs of points on which drawing by size is compared with drawing uniformly."""
 
-RANGE_SHARE = 0.05
-"""Of the size of a row with kinks: so much of the range is added to the mean distance."""
+LARGEST = 1e3
+"""Nats at T = 1: a decision on which more depends is made by them alone."""
 
 FLOOR = 0.03
 """No size is below this share of the mean, so that no row is starved."""
@@ -71,11 +84,9 @@ def row_sizes(
 ) -> tuple[np.ndarray | SizedRows, Unevenness]:
     """Find in one pass how far the term of each row varies over the posterior.
 
-    The size of a row is the range of its term, the remainder where there is a control variate, over
-    points about the mode, which lie on both sides of it along every axis. Where the term of a row
-    is not finite the point does not count for it. Where rows have kinks the size is the mean
-    distance from the term at the mode, and a small share of the range: the range alone would draw
-    rows whose kinks are far off too often.
+    The size of a row is the root mean square of the change of its term, the remainder where there
+    is a control variate, over the posterior; if the change may tell in a decision, the largest.
+    Where the term of a row is not finite at a point that all rows share it does not count for it.
 
     Returns
     -------
@@ -86,11 +97,12 @@ def row_sizes(
         How much they are worth, measured at other points.
     """
     reference, temperature = control.reference, control.temperature
-    kinked = reference.has_kinks
-    axes = (KINKED_POINTS, KINKED_LENGTH) if kinked else (AXIS_POINTS, AXIS_LENGTH)
-    points, pairs = _trial_points(control.gaussian, temperature, *axes)
+    reach = row_reach(tall, control)
+    points, pairs = _trial_points(control.gaussian, temperature, reference.has_kinks)
+    if reach is not None:  # of several numbers together draws tell
+        points = points[:GAUSSIAN_POINTS] if reach.reads.n_locals > 1 else []
     term = term_of_batches(tall, control)
-    look = partial(_look, term, reference.flat, points, pairs, kinked)
+    look = _Look(term, reference.flat, points, pairs, reach, temperature)
     if tall.partitions is not None:
         return _in_partitions(tall, look, temperature)
     sums = partial(_ranges_and_sums, look)
@@ -106,34 +118,41 @@ def row_sizes(
     return sizes, _unevenness(_size_sums(sizes), of_ratios, temperature)
 
 
-def _look(
-    term: Callable[..., np.ndarray],
-    reference: np.ndarray,
-    points: np.ndarray,
-    pairs: np.ndarray,
-    kinked: bool,
-    *batch: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far the terms of rows vary over points, and their log ratios for each pair."""
-    at_mode = term(reference, batch)
-    lowest = highest = at_mode
-    distance = np.zeros_like(at_mode)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for point in points:
-            terms = term(point, batch)
-            finite = np.isfinite(terms)
-            lowest = np.where(finite, np.minimum(lowest, terms), lowest)
-            highest = np.where(finite, np.maximum(highest, terms), highest)
-            if kinked:
-                distance += np.where(finite, np.abs(terms - at_mode), 0.0) / len(points)
-        ranges = highest - lowest
-        if kinked:
-            ranges = distance + RANGE_SHARE * ranges
-        ratios = [term(there, batch) - term(here, batch) for here, there in pairs]
-        return np.nan_to_num(ranges.astype(np.float32)), np.array(ratios, dtype=float)
+@dataclass(frozen=True)
+class _Look:
+    """How far the terms of rows vary over the posterior, and their log ratios for each pair."""
 
+    term: Callable[..., np.ndarray]
+    reference: np.ndarray
+    points: Sequence[tuple[float, float, np.ndarray]]
+    pairs: np.ndarray
+    reach: RowReach | None
+    temperature: float
 
-type _Look = Callable[..., tuple[np.ndarray, np.ndarray]]
+    def __call__(self, *batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Look at a batch, which ends with the columns that a control variate adds."""
+        at_mode = self.term(self.reference, batch)
+        square, inner, outer = np.zeros((3, at_mode.size))
+        with np.errstate(all="ignore"):
+            if self.reach is not None:
+                square, inner, outer = self.reach(batch[: self.reach.n_arrays])
+            shared = np.zeros(at_mode.size)
+            for length, weight, point in self.points:
+                change = np.abs(self.term(point, batch) - at_mode)
+                change[~np.isfinite(change)] = 0.0
+                shared += weight * change**2
+                kept = outer if length > 4.0 else inner
+                np.maximum(kept, change, out=kept)
+            telling = (inner > TELLING * self.temperature) | (
+                outer > FAR_TELLING * self.temperature
+            )
+            typical = np.sqrt(2 * np.maximum(square, shared))  # of the difference of two points
+            sizes = np.where(telling, np.maximum(inner, outer), typical)
+            sizes = np.minimum(np.nan_to_num(sizes), LARGEST * self.temperature)
+            ratios = [
+                self.term(there, batch) - self.term(here, batch) for here, there in self.pairs
+            ]
+            return sizes.astype(np.float32), np.array(ratios, dtype=float)
 
 
 def _ranges_and_sums(look: _Look, *batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -195,9 +214,9 @@ def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float)
     n, size, squares, fourth = map(float, of_sizes)
     kurtosis = n * fourth / squares**2
     total, r_squares, scaled = of_ratios
-    by_size = scaled * size - total**2
-    uniform = n * r_squares - total**2
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        by_size = scaled * size - total**2
+        uniform = n * r_squares - total**2
         rounding = ROUNDING * n * r_squares
         uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
     possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
@@ -207,23 +226,28 @@ def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float)
 
 
 def _trial_points(
-    reference: Reference, temperature: float, n_axes: int, length: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return points about the mode, and pairs of posterior points.
+    reference: Reference, temperature: float, kinked: bool
+) -> tuple[list[tuple[float, float, np.ndarray]], np.ndarray]:
+    """Return points about the mode with their lengths and weights, and pairs of posterior points.
 
-    Some of the points are draws from the Gaussian approximation. The others go along all axes at
-    once, in one sense or the other, so that each lies as far out as is wanted along every axis. The
-    axes are uncorrelated and as near to the parameters as such axes can be: the symmetric root of
-    their correlations leads from one to the other.
+    Some of the points are draws from the Gaussian approximation, of length 0. The others go along
+    all axes at once, in one sense or the other, so that each lies as far out as is wanted along
+    every axis. The axes are uncorrelated and as near to the parameters as such axes can be: the
+    symmetric root of their correlations leads from one to the other.
     """
     rng = np.random.default_rng(1)
     covariance = np.linalg.inv(reference.precision_at(temperature))
     sd = np.sqrt(np.diag(covariance))
     values, vectors = eigh(covariance / np.outer(sd, sd))
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T * sd
-    dim = sd.size
-    gaussian = rng.standard_normal((GAUSSIAN_POINTS // 2, dim))
-    axes = length * rng.choice([-1.0, 1.0], (n_axes // 2, dim))
-    z = np.concatenate([gaussian, -gaussian, axes, -axes])
+    dim, center = sd.size, reference.center
+    probability = dict(zip(LENGTHS, PROBABILITIES, strict=True))
+    counts = AXIS_POINTS | ({KINKED_LENGTH: KINKED_POINTS} if kinked else {})
+    drawn = rng.standard_normal((GAUSSIAN_POINTS // 2, dim))
+    points = [(0.0, 1 / GAUSSIAN_POINTS, center + z @ root) for z in (*drawn, *-drawn)]
+    for length, n in counts.items():
+        weight = probability.get(length, probability[2.0]) / n
+        half = length * rng.choice([-1.0, 1.0], (n // 2, dim))
+        points += [(length, weight, center + z @ root) for z in (*half, *-half)]
     pairs = rng.standard_normal((PAIRS, 2, dim))
-    return reference.center + z @ root, reference.center + pairs @ root
+    return points, center + pairs @ root
