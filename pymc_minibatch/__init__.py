@@ -19,6 +19,7 @@ from pymc_minibatch.bounds import (
     BoundError,
     JaakkolaJordan,
     NoBoundError,
+    NoPredictorError,
     StudentT,
 )
 from pymc_minibatch.chains import sample_on
@@ -47,7 +48,7 @@ from pymc_minibatch.steps import (
     MinibatchMH,
     Polynomial,
 )
-from pymc_minibatch.tall import Columns, NotTallError, TallModel
+from pymc_minibatch.tall import Columns, NotTallError, PartError, TallModel
 
 __version__ = version("pymc-minibatch")
 
@@ -74,8 +75,10 @@ __all__ = [
     "Naive",
     "NoBoundError",
     "NoPredictionError",
+    "NoPredictorError",
     "NoReferenceError",
     "NotTallError",
+    "PartError",
     "Penalty",
     "Polynomial",
     "RandomWalk",

@@ -125,7 +125,7 @@ class BroughtTarget(FireflyTarget):
     def _check_sum(self) -> None:
         """Verify at some points that the rows are independent and add up to the total."""
         rng = np.random.default_rng(20140406)
-        start = self.tall.layout.flatten(self.tall.model.initial_point())
+        start = self.tall.start.copy()
         row_bounds = compile_numba([self.point, *self.batch_inputs], [self._rows])
         total = compile_numba([self.point], [self._total])
         for spread in (0.0, 0.3, 0.3):

@@ -82,7 +82,7 @@ def settle(
     """
     if reference is not None:
         reference.check_fits(tall)
-    start = tall.layout.flatten(tall.model.initial_point())
+    start = tall.start.copy()
     target: FireflyTarget
     if isinstance(bound, Bound):
         chosen: QuadraticBound | Bound = bound

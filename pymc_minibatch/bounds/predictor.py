@@ -173,7 +173,7 @@ def _per_row(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
     if not kept or tall.n_rows < 3:
         return []
     lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in kept])])
-    start = tall.layout.flatten(tall.model.initial_point())
+    start = tall.start.copy()
     grows = np.ones(len(kept), bool)
     first = tall.batch(np.arange(3))
     for n in (2, 3):
@@ -185,7 +185,7 @@ def _is_affine(tall: TallModel, predictor: Predictor) -> bool:
     rng = np.random.default_rng(20240719)
     rows = np.sort(tall.random_rows(rng, min(TRIAL_ROWS, tall.n_rows)))
     batch = tall.batch(rows)
-    start = tall.layout.flatten(tall.model.initial_point())
+    start = tall.start.copy()
     with np.errstate(all="ignore"):
         for spread in (0.1, 1.0, 10.0):
             point, change = start + spread * rng.standard_normal((2, start.size))

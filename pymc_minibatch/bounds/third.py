@@ -267,7 +267,7 @@ def _student_t(
     assert likelihood.scale is not None
     known: list[Any] = [likelihood.observed, likelihood.parameters["nu"], likelihood.scale]
     parameters = evaluator(likelihood.inputs, [pt.cast(graph, "float64") for graph in known])
-    point = tall.layout.flatten(tall.model.initial_point())
+    point = tall.start.copy()
 
     def parts(batch: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         y, nu, sigma = parameters.outputs(point, *batch)

@@ -479,7 +479,7 @@ def search(
     """
     started = time.perf_counter()
     run = _Search(tall, field, rows, factors, temperature)
-    point = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    point = tall.start.copy() if start is None else start
     point = field.derivatives.coordinates.from_model(point)
     stages = [tall.data]
     if parabolic is not None:

@@ -27,7 +27,7 @@ def interchangeable(tall: TallModel) -> list[str]:
     """Return names of variables whose first two units can be exchanged; none if there are none."""
     rng = np.random.default_rng(0)
     batch = tall.batch(rng.integers(0, tall.n_rows, min(ROWS, tall.n_rows)))
-    flat = tall.layout.flatten(tall.model.initial_point())
+    flat = tall.start.copy()
     flat = flat + SPREAD * rng.standard_normal(flat.size)
     point = tall.layout.unflatten(flat)
     here = tall.vector_row_logp(flat, *batch)

@@ -67,6 +67,9 @@ KINK_ROUNDS = 2
 KINKED_LENGTH = 0.1
 """Where rows have kinks, and gradients jump, a step of so many sds ends the search."""
 
+IMPOSSIBLE = 1e300
+"""What a search takes for minus the log-density where the model is impossible."""
+
 SMALL = 1e-3
 FAR = 3.0
 LEAST_FALL = 0.1
@@ -379,7 +382,7 @@ def _checked_start(tall: TallModel, start: Any) -> np.ndarray:
         return start.center.copy()
     if not isinstance(start, Mapping | None):
         raise TypeError(f"start must be a dict of values by name, or a Reference; got {start!r}.")
-    point = tall.model.initial_point()
+    point = tall.layout.unflatten(tall.start)
     for name, value in (start or {}).items():
         if name not in tall.layout.names:
             raise ValueError(
@@ -420,7 +423,7 @@ def search(
             f"the rows read {discrete}, which are discrete, and an expansion about one of their "
             "values says nothing of the rows at another"
         )
-    initial = tall.layout.flatten(tall.model.initial_point()) if start is None else start
+    initial = tall.start.copy() if start is None else start
     held = initial.copy()
     try:
         density = _Density(tall, temperature, progressbar, held)
@@ -692,8 +695,15 @@ class _Density:
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self.value_gradient(t, rows)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
-                return 1e300, np.zeros(self.dim)
+                return IMPOSSIBLE, np.zeros(self.dim)
             return -value, -gradient
+
+        def precision(t: np.ndarray) -> np.ndarray:
+            found = -self.hessian(t, rows)
+            if not np.isfinite(found).all() and loss(t)[0] == IMPOSSIBLE:  # the search turns back
+                return np.eye(self.dim)
+            self._check_finite(t, found)
+            return found
 
         if self._rows.by_reading is None:
             how: dict[str, Any] = {
@@ -701,7 +711,7 @@ class _Density:
                 "hessp": lambda t, vector: -self.product(t, vector, rows),
             }
         else:
-            how = {"method": "trust-exact", "hess": lambda t: self._finite_precision(t, rows)}
+            how = {"method": "trust-exact", "hess": precision}
         try:
             found = minimize(
                 loss,
@@ -773,11 +783,6 @@ class _Density:
                 "the log-density is not concave where the search for its mode ended, mostly in "
                 f"{self._at(theta, worst)}. {ELSEWHERE}"
             ) from None
-
-    def _finite_precision(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
-        precision = -self.hessian(theta, rows)
-        self._check_finite(theta, precision)
-        return precision
 
     def _check_finite(self, theta: np.ndarray, precision: np.ndarray) -> None:
         if not np.isfinite(precision).all():

@@ -201,9 +201,8 @@ class TallStep(BlockedStep):
         if self._left:
             check_others_are_bound(self, self._left, point)
         if not self._start_is_checked:
-            self.tall.check_start(point)
+            point = self._possible_start(point)
             self._start_is_checked = True
-            point = self._start(point)
         flat = self.tall.layout.flatten(point)
         if not (self.tune or self._split_is_verified):
             self._verify_split(flat)
@@ -214,6 +213,25 @@ class TallStep(BlockedStep):
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [stats]
+
+    def _possible_start(self, point: PointType) -> PointType:
+        """Return where a chain starts: of an impossible start that nobody asked for, one beside it.
+
+        Raises
+        ------
+        ValueError
+            If another start is impossible.
+        """
+        try:
+            self.tall.check_start(point)
+        except ValueError:
+            own = self.tall.model.initial_point()
+            if not all(np.array_equal(point[name], own[name]) for name in self.tall.layout.names):
+                raise
+            beside = self.tall.layout.unflatten(self.tall.start)
+            point = {**point, **{name: beside[name] for name in self.var_names}}
+            self.tall.check_start(point)
+        return self._start(point)
 
     def _start(self, point: PointType) -> PointType:
         """Let a chain that tunes start near the mode."""

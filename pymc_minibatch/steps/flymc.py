@@ -352,7 +352,7 @@ class FlyMC(TallStep):
         if self.latent is not None:
             self.latent.compile()
             return
-        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        flat = self.tall.start.copy()
         self._run(flat, 0, relight=False)
 
     def __getstate__(self) -> dict[str, Any]:

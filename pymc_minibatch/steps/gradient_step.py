@@ -213,7 +213,7 @@ class GradientStep(TallStep):
             )
 
     def _compile(self) -> None:
-        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        flat = self.tall.start.copy()
         self._transitions(flat, 0)
         if self.climbs:
             self._climb(flat, 0, 0)

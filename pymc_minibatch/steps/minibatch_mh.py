@@ -550,7 +550,7 @@ class MinibatchMH(TallStep):
         return given if self.ball is None else (*given, self.ball)
 
     def _compile(self) -> None:
-        start = self.tall.layout.flatten(self.tall.model.initial_point())
+        start = self.tall.start.copy()
         if self.latent is not None:
             self.latent.compile()
         else:

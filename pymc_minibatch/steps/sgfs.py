@@ -236,7 +236,7 @@ class SGFS(GradientStep):
         """
         if self.control_variate or self.climbs or self.variant == "low rank":
             return  # the prior's curvature is in K
-        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        flat = self.tall.start.copy()
         flat = flat + 0.1 * np.random.default_rng(0).standard_normal(flat.size)
         without = ~self._trial.gradients(flat).any(axis=0)
         if without.any():
@@ -278,7 +278,7 @@ class SGFS(GradientStep):
     @cached_property
     def _prior(self) -> np.ndarray:
         """Diagonal of the prior's curvature near the initial point."""
-        flat = self.tall.layout.flatten(self.tall.model.initial_point())
+        flat = self.tall.start.copy()
         return self._prior_curvature(flat + 0.1 * np.random.default_rng(0).random(flat.size))
 
     def _stored(self, matrix: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.jit.compiled import compile_python
@@ -31,6 +32,7 @@ from pymc_minibatch.tall.tiled import TiledGraph
 
 __all__ = [
     "FAILURES",
+    "IMPOSSIBLE",
     "EvaluatedPoint",
     "FullGraph",
     "Graph",
@@ -47,6 +49,12 @@ EvaluatedPoint = tuple[np.ndarray, np.ndarray]
 
 FAILURES = (ValueError, AssertionError, IndexError, ZeroDivisionError)
 """What operations raise on data that do not fit."""
+
+IMPOSSIBLE = ParameterValueError
+"""What they raise where parameters are out of range, whatever the data."""
+
+BESIDE = (1.0, -1.0, 5.0, -5.0)
+"""How far, on unconstrained scales, a variable moves from a start that is impossible."""
 
 N_POINTS = 4
 
@@ -103,7 +111,8 @@ class FullGraph:
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
         zero that hides what the parameter multiplies. Where predictors have raw scales, hundreds of
-        thousands say, coefficients stay nearer than other parameters.
+        thousands say, coefficients stay nearer than other parameters. Points that the model makes
+        impossible, such as those with a negative mean, are replaced by others.
         """
         points: list[EvaluatedPoint] = []
         reach = np.ones(start.size)
@@ -113,12 +122,39 @@ class FullGraph:
             halvings = (attempt % (4 * N_POINTS)) ** 0.5
             jitter = reach * rng.normal(0, 0.5 * 2.0**-halvings, start.size) if halvings else 0.0
             point = start + jitter * layout.is_continuous
-            rows = self(point, arrays)
-            if np.isfinite(rows).mean() > 0.5:
+            rows = self.where_possible(point, arrays) if halvings else self(point, arrays)
+            if rows is not None and np.isfinite(rows).mean() > 0.5:
                 points.append((point, rows))
             if len(points) == N_POINTS:
                 return points
         raise ValueError("At random points near model.initial_point() it is not finite.")
+
+    def where_possible(
+        self, point: np.ndarray, arrays: Sequence[np.ndarray | MadeUp]
+    ) -> np.ndarray | None:
+        """Evaluate all rows; None where the model makes the point impossible."""
+        try:
+            return self(point, arrays)
+        except FAILURES:
+            return None
+
+    def beside(
+        self, layout: PointLayout, start: np.ndarray, arrays: Sequence[np.ndarray]
+    ) -> np.ndarray | None:
+        """Return a point at which the model is possible, beside one at which it is not; or None.
+
+        One variable or element moves: a mean that is zero at the start is positive on one side.
+        """
+        places = [np.arange(start.size)[where] for where in layout.slices.values()]
+        alone = [some for where in places for some in where[: where.size > 1 and MOST_ALONE, None]]
+        for length in BESIDE:
+            for where in [*places, *alone][:MOST_ALONE]:
+                moved = start.copy()
+                moved[where] += length * layout.is_continuous[where]
+                rows = self.where_possible(moved, arrays)
+                if rows is not None and np.isfinite(rows).all():
+                    return moved
+        return None
 
     def _reaches(
         self, layout: PointLayout, start: np.ndarray, arrays: Sequence[np.ndarray]
@@ -194,7 +230,9 @@ class SplitCheck:
         """Do the same at other flat points; at some of the rows."""
         evaluate = compile_python(*graph)
         for point in points:
-            expected = self.full(point, self.arrays)
+            expected = self.full.where_possible(point, self.arrays)
+            if expected is None:  # as a point beside the mode may be
+                continue
             reason = self._compare_rows(evaluate, point, self.arrays, expected, self.batches)
             if reason is not None:
                 return reason

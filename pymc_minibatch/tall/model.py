@@ -35,6 +35,7 @@ from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import (
     FAILURES,
+    IMPOSSIBLE,
     EvaluatedPoint,
     FullGraph,
     Graph,
@@ -53,6 +54,7 @@ from pymc_minibatch.tall.potentials import has_rows, potential_terms
 from pymc_minibatch.tall.refusals import (
     NotTallError,
     dependent_rows,
+    impossible_start,
     leaf_name,
     shared_across_rows,
     too_many_layouts,
@@ -114,7 +116,7 @@ class TallModel:
     layout : PointLayout
         Order of the value variables in a flat vector.
     start : ndarray
-        ``model.initial_point()`` as a flat vector.
+        ``model.initial_point()`` as a flat vector, or a possible point beside one that is not.
     is_bound : bool
         Whether rows are those of `data`, so that the data in the model are a stand-in.
 
@@ -611,6 +613,12 @@ class TallModel:
         full = FullGraph(graph, self.n_rows, [array.shape for array in arrays])
         try:
             return full, full.points(self.layout, self.start, arrays, self._rng)
+        except IMPOSSIBLE as error:
+            start = full.beside(self.layout, self.start, arrays)
+            if start is None:
+                raise impossible_start(self.row_names, error) from error
+            self.start = start
+            return full, full.points(self.layout, start, arrays, self._rng)
         except FAILURES as error:
             raise unfit_data(self.row_names, data_leaves([self._full_term]), error) from error
 

@@ -20,6 +20,7 @@ from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 __all__ = [
     "NotTallError",
     "dependent_rows",
+    "impossible_start",
     "leaf_name",
     "shared_across_rows",
     "too_many_layouts",
@@ -98,6 +99,15 @@ def unfit_data(names: Sequence[str], leaves: Sequence[Variable], error: Exceptio
     return NotTallError(
         f"The log-density of {' + '.join(names)} cannot be evaluated: {error} Its data have shapes "
         f"{shapes}; all that holds rows must have the same number of them."
+    )
+
+
+def impossible_start(names: Sequence[str], error: Exception) -> NotTallError:
+    """Say that parameters are out of range where the model starts, and beside that."""
+    return NotTallError(
+        f"The log-density of {' + '.join(names)} cannot be evaluated at model.initial_point(), nor "
+        f"where single variables move away from it: {str(error).strip()}. Give a variable an "
+        "initval at which all rows are possible."
     )
 
 
