@@ -1,11 +1,14 @@
 """What decides on the moves of a model with effects."""
 
+import numpy as np
+
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
+from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.sampler import LatentSampler, locate
+from pymc_minibatch.latent.sampler import LatentSampler, Located, locate, without
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -45,9 +48,19 @@ def make_latent_sampler(
             return ExactSampler(tall, located.reference)
         assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
         by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
+        if is_free and (extreme := by_batches.extreme_rows()).size:
+            return WholeSampler(tall, _without_if_possible(tall, located, extreme), temperature)
         if is_free and by_batches.rows_of_a_move > most_read(located.rows) * tall.n_rows:
             return WholeSampler(tall, located, temperature)
         return by_batches
+
+
+def _without_if_possible(tall: TallModel, located: Located, extreme: np.ndarray) -> Located:
+    """Expand all rows but a few, unless the others do not determine the model."""
+    try:
+        return without(tall, located, extreme)
+    except NoFieldError:
+        return located
 
 
 def most_read(rows: RowFunctions) -> float:

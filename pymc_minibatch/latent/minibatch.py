@@ -62,6 +62,10 @@ FIRST_SIGMA = 0.5
 ROWS_BY_SIZE = 2.5
 """Rows of a batch, relative to the sum of how far remainders vary, as seen with several models."""
 
+EXTREME, MOST_EXTREME, MOST_SHARE = 3.0, 64, 1e-3
+"""A row is extreme if its remainder varies by more nats over the posterior; of more rows, or a
+larger share, no expansion is made without them."""
+
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
 
@@ -209,6 +213,7 @@ class MinibatchSampler(LatentSampler):
         else:
             sizes = self._sizes(None, by_size)
             self.table = RowSizes.of(sizes.rows).table
+        self._ranges = sizes.rows - sizes.rows.min()
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
         share = factoring_share(self.field, self.carried, self.work)
         self.fixed = overhead(self.field, share * self.work)
@@ -221,6 +226,12 @@ class MinibatchSampler(LatentSampler):
             self.blocks.append(
                 choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
             )
+
+    def extreme_rows(self) -> np.ndarray:
+        """Return the numbers of rows that no expansion describes, if they are few."""
+        rows = np.flatnonzero(self._ranges > EXTREME * self.temperature)
+        few = rows.size <= min(MOST_EXTREME, MOST_SHARE * self.tall.n_rows)
+        return rows if few else rows[:0]
 
     @property
     def rows_of_a_move(self) -> float:

@@ -40,6 +40,7 @@ from pymc_minibatch.latent.overlooked import Overlooked
 from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
 from pymc_minibatch.latent.tails import Tails, find_tails
+from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
@@ -50,6 +51,7 @@ __all__ = [
     "Located",
     "locate",
     "structure_with_effects",
+    "without",
 ]
 
 Sums = Literal["no", "may", "must"]
@@ -309,20 +311,39 @@ class LatentSampler(ABC):
         return point if start is inside else self._coordinates.to_model(start)
 
     def _start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
-        reference, field = self.reference, self.field
-        hyper = point[field.hyper]
-        away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
-        if np.abs(away).max(initial=0.0) < FAR_OUT:
-            parts = (away, *reference.surrogate.conditional(hyper).frame.whiten(point))
-            size = sum(part.size for part in parts)
-            if sum(float(np.sum(p**2)) for p in parts) < size + FAR_OUT * math.sqrt(2 * size):
-                return point
+        if self._is_near(point):
+            return point
+        reference, here = self.reference, self._log_density(point)
+        if here > self._log_density(reference.surrogate.center):
+            return point
         wide = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
-        frame = reference.surrogate.conditional(
-            reference.hyper + WIDER * np.clip(wide, -1, 1)
-        ).frame
-        dense, groups = field.latent.noise(rng)
-        return frame.color((WIDER * dense, groups))
+        dense, groups = self.field.latent.noise(rng)
+        for wider in (WIDER, 1.0, 0.0):
+            given = reference.surrogate.factored_later(
+                reference.hyper + wider * np.clip(wide, -1, 1)
+            )
+            if given.is_proper:
+                start = given.frame.color((wider * dense, min(wider, 1.0) * groups))
+                if self._log_density(start) > here:
+                    return start
+        return point
+
+    def _is_near(self, point: np.ndarray) -> bool:
+        """Whether a point is where the approximation has its mass."""
+        reference = self.reference
+        hyper = point[self.field.hyper]
+        away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
+        given = reference.surrogate.factored_later(hyper)
+        if np.abs(away).max(initial=0.0) > FAR_OUT or not given.is_proper:
+            return False
+        parts = (away, *given.frame.whiten(point))
+        size = sum(part.size for part in parts)
+        return sum(float(np.sum(p**2)) for p in parts) < size + FAR_OUT * math.sqrt(2 * size)
+
+    def _log_density(self, point: np.ndarray) -> float:
+        """Return that of the posterior, from all rows; -inf where it is not a number."""
+        named = self.tall.layout.unflatten(self._coordinates.to_model(point))
+        return log_density(self.tall, self.reference.temperature, named)
 
     def describe(self) -> str:
         """Say in words what moves how."""
@@ -361,6 +382,18 @@ class Located(NamedTuple):
     rows: RowFunctions
     factors: list[Factor]
     reference: LatentReference
+
+
+def without(tall: TallModel, located: Located, left_out: np.ndarray) -> Located:
+    """Find again where a model is, by an expansion of all but a few rows."""
+    rows, factors, reference = located
+    field = reference.surrogate.field
+    with one_blas_thread():
+        start = field.derivatives.coordinates.to_model(reference.surrogate.center)
+        found = search(
+            tall, field, rows, factors, reference.temperature, start=start, left_out=left_out
+        )
+    return located._replace(reference=found)
 
 
 def locate(tall: TallModel, temperature: float, *, sums: Sums = "no") -> Located:

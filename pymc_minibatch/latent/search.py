@@ -74,6 +74,8 @@ MOST_CUBES = 2 * 10**6
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
 
+NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
+
 LEAST_CURVATURE = 0.25
 """The marginal of a hyperparameter counts as no wider than a standard deviation of 2."""
 
@@ -94,6 +96,8 @@ class LatentReference:
         How often all rows were read.
     seconds : float
         Time that was spent.
+    temperature : float
+        Of the posterior.
     """
 
     surrogate: Surrogate
@@ -101,6 +105,7 @@ class LatentReference:
     hyper_cholesky: np.ndarray
     passes: float
     seconds: float
+    temperature: float
 
     @property
     def is_exact(self) -> bool:
@@ -116,8 +121,12 @@ class _Search:
         rows: RowFunctions,
         factors: Sequence[Factor],
         temperature: float,
+        left_out: np.ndarray,
     ) -> None:
         self.tall, self.field, self.rows, self.temperature = tall, field, rows, temperature
+        self.data = tall.data
+        if left_out.size:
+            self.data = tuple(np.delete(values, left_out, axis=0) for values in tall.data)
         self.rows_read = 0
         self.exact: Expansion | None = None
         n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
@@ -135,7 +144,7 @@ class _Search:
     def sum_exactly(self, point: np.ndarray, parabolic: ParabolicRows) -> Surrogate:
         """Sum all rows about a point, once and for all."""
         phi = self.field.derivatives.phi(point)
-        data, layout = self.tall.data, self.field.rows
+        data, layout = self.data, self.field.rows
         self.exact = expand_exactly(self.rows, parabolic, data, phi, layout, self.temperature)
         self.rows_read += 2 * len(data[0])
         return self.expand(point, data)
@@ -143,8 +152,8 @@ class _Search:
     def agrees(self, surrogate: Surrogate, cholesky: np.ndarray) -> bool:
         """Whether sums say what all rows say."""
         hypers = surrogate.center[self.field.hyper], cholesky
-        self.rows_read += len(self.tall.data[0])
-        return agree_with_rows(self.rows, self.tall.data, surrogate, hypers, self.temperature)
+        self.rows_read += len(self.data[0])
+        return agree_with_rows(self.rows, self.data, surrogate, hypers, self.temperature)
 
     def expand(
         self, point: np.ndarray, data: tuple[np.ndarray, ...], concave: bool = False
@@ -302,15 +311,19 @@ class _Search:
             cholesky = _cholesky(present, present.center[self.field.hyper])
         except np.linalg.LinAlgError:  # no density there
             return surrogate, cholesky
-        there = self.expand(present.center, self.tall.data)
+        there = self.expand(present.center, self.data)
         tilt = present.expansion.slope - there.expansion.slope
         return self._with_tilt(there, tilt, np.zeros(tilt.size)), cholesky
 
     def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray) -> Surrogate:
         """Average rows and climb in turns, until h, of known standard deviations, is still."""
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
+        last, bound = surrogate, -np.inf
         for turn in range(1, AVERAGED_TURNS + 1):
-            present = self._average(present)
+            start, (present, reached) = present, self._average(present)
+            if reached < bound - max(WRONG, WRONG_BY_SIZE * present.center.size):
+                return self._turned_back(last, start.center, bound)
+            last, bound = present, max(bound, reached)
             hyper = self.climb_hyper(present)
             given = present.conditional(hyper)
             moved = self._farthest(present, given)
@@ -323,19 +336,29 @@ class _Search:
                 present = _moved(present, present.conditional(passed[-1]).point)
         return present
 
+    def _turned_back(self, last: Surrogate, point: np.ndarray, bound: float) -> Surrogate:
+        """Go a shorter way from where averages were good to a point at which they are not."""
+        for halving in range(1, HALVINGS):
+            share = 0.5**halving
+            nearer = _moved(last, (1.0 - share) * last.center + share * point)
+            averaged, reached = self._average(nearer)
+            if reached > bound:
+                return averaged
+        return last
+
     def _farthest(self, surrogate: Surrogate, given: Conditional) -> float:
         """Return how far the dense part is from its mean, in standard deviations of a variable."""
         moved = self.field.latent.split(given.point - surrogate.center)
         return float(np.abs(given.factor.whiten(*moved)[0]).max(initial=0.0))
 
-    def _average(self, surrogate: Surrogate) -> Surrogate:
+    def _average(self, surrogate: Surrogate) -> tuple[Surrogate, float]:
         """Return the surrogate whose slope and curvature of rows are averages over the field.
 
-        Two opposite points suffice: what a group's own average lacks has either sign.
+        Two opposite points suffice: what a group's own average lacks has either sign. They also
+        give the lower bound of the log marginal that averages climb, up to a constant.
         """
-        one, other = (
-            self.expand(point, self.tall.data).expansion for point in self._points(surrogate, 1)
-        )
+        points = list(self._points(surrogate, 1))
+        one, other = (self.expand(point, self.data).expansion for point in points)
         if not np.isfinite(one.value + other.value):
             raise np.linalg.LinAlgError("The log-likelihood is not finite all over the field.")
         curvature = (one.curvature + other.curvature).scaled(0.5)
@@ -347,7 +370,12 @@ class _Search:
             raised=semidefinite(curvature.blocks) - curvature.blocks,
         )
         about = Surrogate(self.tall, self.field, averaged, surrogate.center)
-        return _moved(about, surrogate.center)
+        prior, given = (
+            self.field.derivatives.prior,
+            surrogate.conditional(surrogate.center[self.field.hyper]),
+        )
+        bound = (one.value + other.value + sum(map(prior, points))) / 2 - given.log_determinant
+        return _moved(about, surrogate.center), float(bound)
 
     def centered(
         self, surrogate: Surrogate, factors: Sequence[Factor]
@@ -361,13 +389,26 @@ class _Search:
         hyper, cholesky = surrogate.center[self.field.hyper], np.empty((0, 0))
         if self.exact is not None or self.rows.kinked:
             return surrogate, _cholesky(surrogate, hyper)
+        mode = surrogate
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
         tilted, away = self._tilted_with_higher_orders(surrogate, factors)
         if away > FAR and not hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
             tilted, away = self._tilted_with_higher_orders(surrogate, factors)
+        if self._is_worse(surrogate, mode):
+            surrogate, cholesky, away = mode, _cholesky(mode, hyper), math.inf
         return (tilted if away < TOO_FAR else self.with_higher_orders(surrogate, factors)), cholesky
+
+    def _is_worse(self, surrogate: Surrogate, mode: Surrogate) -> bool:
+        """Whether averages have led to where the Laplace marginal says nobody is."""
+
+        def marginal(about: Surrogate) -> float:
+            given = about.conditional(about.center[self.field.hyper])
+            return self._density(about) - given.log_determinant
+
+        wrong = max(WRONG, WRONG_BY_SIZE * mode.center.size)
+        return surrogate is not mode and not marginal(surrogate) > marginal(mode) - wrong
 
     def _tilted_with_higher_orders(
         self, surrogate: Surrogate, factors: Sequence[Factor]
@@ -420,7 +461,7 @@ class _Search:
         expansion, own = surrogate.expansion, self.field.rows.dense
         slopes = []
         for point in self._points(surrogate, TILT_PAIRS):
-            there = self.expand(point, self.tall.data).expansion
+            there = self.expand(point, self.data).expansion
             delta = there.at - expansion.at
             bent = surrogate.bend(delta)
             higher = surrogate.slope_of_higher_orders(delta, bent)
@@ -444,7 +485,7 @@ class _Search:
         cubics = [
             cubic_of(
                 self.rows,
-                self.tall.data,
+                self.data,
                 at,
                 entries,
                 (
@@ -467,10 +508,12 @@ def search(
     temperature: float = 1.0,
     start: np.ndarray | None = None,
     parabolic: ParabolicRows | None = None,
+    left_out: np.ndarray = NONE_LEFT_OUT,
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
-    Where rows are parabolas, sums say everything of them, and take the place of all this.
+    Where rows are parabolas, sums say everything of them, and take the place of all this. Rows that
+    are left out, by their numbers, have no share in the expansion.
 
     Raises
     ------
@@ -478,15 +521,16 @@ def search(
         If there is no such mode.
     """
     started = time.perf_counter()
-    run = _Search(tall, field, rows, factors, temperature)
+    run = _Search(tall, field, rows, factors, temperature, left_out)
     point = tall.start.copy() if start is None else start
     point = field.derivatives.coordinates.from_model(point)
-    stages = [tall.data]
+    stages = [run.data]
     if parabolic is not None:
         run.sum_exactly(point, parabolic)
     elif tall.n_rows > 2 * SUBSAMPLE:
-        some = np.sort(np.random.default_rng(0).choice(tall.n_rows, SUBSAMPLE, replace=False))
-        stages.insert(0, tuple(values[some] for values in tall.data))
+        n_rows = len(run.data[0])
+        some = np.sort(np.random.default_rng(0).choice(n_rows, SUBSAMPLE, replace=False))
+        stages.insert(0, tuple(values[some] for values in run.data))
     try:
         for data in stages:
             run.widen(point, data)
@@ -497,7 +541,7 @@ def search(
                     break
             point = surrogate.center
         if parabolic is not None:  # sums about a point that is far off lose digits
-            surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), tall.data)
+            surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), run.data)
         surrogate, cholesky = run.centered(surrogate, factors)
         hyper = surrogate.center[field.hyper]
         if parabolic is not None and not run.agrees(surrogate, cholesky):
@@ -510,6 +554,7 @@ def search(
         cholesky,
         run.rows_read / tall.n_rows,
         time.perf_counter() - started,
+        temperature,
     )
 
 

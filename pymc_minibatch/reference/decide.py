@@ -25,6 +25,7 @@ __all__ = [
     "choose_order",
     "decide_control_variate",
     "gaussian_acceptance",
+    "log_density",
     "nearer_start",
     "start_near_mode",
 ]
@@ -290,7 +291,7 @@ def start_near_mode(
         nearer_start(tall, center, whiten, temperature, active, point, rng)
         for center in (given_others, mode)
     ]
-    return max(starts, key=lambda start: _log_density(tall, temperature, start))
+    return max(starts, key=lambda start: log_density(tall, temperature, start))
 
 
 def nearer_start(
@@ -314,17 +315,17 @@ def nearer_start(
     z = whiten @ (flat[active] - mode)
     if z @ z < z.size + FAR_OUT * math.sqrt(2 * z.size):
         return point
-    here = _log_density(tall, temperature, point)
+    here = log_density(tall, temperature, point)
     away = np.linalg.solve(whiten, rng.standard_normal(z.size))
     for spread in (START_SPREAD, 1.0, 0.0):
         flat[active] = mode + spread * away
         candidate = tall.layout.unflatten(flat)
-        if _log_density(tall, temperature, candidate) > here:
+        if log_density(tall, temperature, candidate) > here:
             return candidate
     return point
 
 
-def _log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
+def log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
     """Log-density of the posterior at a temperature; -inf where it is not a number."""
     value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.trial_logp(point) / temperature
     return value if np.isfinite(value) else -math.inf

@@ -698,7 +698,7 @@ class _Density:
                 return IMPOSSIBLE, np.zeros(self.dim)
             return -value, -gradient
 
-        def precision(t: np.ndarray) -> np.ndarray:
+        def precision_there(t: np.ndarray) -> np.ndarray:
             found = -self.hessian(t, rows)
             if not np.isfinite(found).all() and loss(t)[0] == IMPOSSIBLE:  # the search turns back
                 return np.eye(self.dim)
@@ -711,7 +711,7 @@ class _Density:
                 "hessp": lambda t, vector: -self.product(t, vector, rows),
             }
         else:
-            how = {"method": "trust-exact", "hess": precision}
+            how = {"method": "trust-exact", "hess": precision_there}
         try:
             found = minimize(
                 loss,
