@@ -28,7 +28,7 @@ IMPORTED = {
     "numba.core.environment": {"lookup_environment"},
     "numba.core.imputils": {"impl_ret_new_ref"},
     "numba.extending": {"intrinsic", "overload", "register_jitable"},
-    "pymc.logprob.utils": {"CheckParameterValue"},
+    "pymc.logprob.utils": {"CheckParameterValue", "ParameterValueError"},
     "pytensor.link.numba.cache": {
         "CACHED_SRC_FUNCTIONS",
         "NUMBA_CACHE_PATH",
