@@ -2,15 +2,22 @@
 
 Bambi itself predicts: it knows how columns become design matrices, and where predictors were
 centred. It holds one number for each row and draw, so it is given few rows at a time.
+
+Formulas may compute from whole columns, such as ``x - np.mean(x)``, which few rows do not tell. For
+the rows of the fit Bambi is therefore given rows of its own design matrices. New rows have none:
+there, formulas are refused by which a row depends on the others.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy.sparse import issparse
 
 from pymc_minibatch.tall.check import FAILURES
 
@@ -18,6 +25,9 @@ __all__ = ["ROW_DIM", "BambiPredictions"]
 
 ROW_DIM = "__obs__"
 """What Bambi calls the dimension of the rows."""
+
+CHECKED_ROWS = 200
+"""Rows, at equal distances, at which formulas are computed in parts and as a whole."""
 
 CHUNK_BYTES = 2**24
 """Draws of a chunk of rows: so many that what Bambi compiles for each chunk matters little."""
@@ -65,6 +75,13 @@ class BambiPredictions:
         term = model.response_term
         self.name = str(getattr(term, "alias", None) or term.name)
         self.frame, self.observed = _rows(model, new_rows)
+        self._own_designs: list[tuple[Any, Any]] = []
+        if new_rows is None or new_rows is model.data:
+            self._own_designs = [
+                (design, _by_rows(design.design_matrix)) for _, design in _designs(model)
+            ]
+        else:
+            _check_row_by_row(model, self.frame)
 
     @property
     def n_rows(self) -> int:
@@ -103,7 +120,8 @@ class BambiPredictions:
         found = xr.DataTree.from_dict({"posterior": posterior})
         seed = int(np.random.SeedSequence((self._seed, first)).generate_state(1)[0])
         try:
-            self._model.predict(found, self._kind, data=rows, random_seed=seed)
+            with _rows_of_fit(self._own_designs, slice(first, first + len(rows))):
+                self._model.predict(found, self._kind, data=rows, random_seed=seed)
         except (*FAILURES, KeyError, NotImplementedError) as error:
             raise ValueError(
                 f"Bambi cannot predict rows {first} to {first + len(rows) - 1} ({error}). Look for "
@@ -120,6 +138,81 @@ class BambiPredictions:
         if self._kind == "response_params":
             return parameter
         return _values(found["posterior_predictive"].to_dataset()[self.name])
+
+
+def _designs(model: Any) -> Iterator[tuple[str, Any]]:
+    """Give the design matrices of all formulas, of common and of group-specific effects."""
+    for component in model.distributional_components.values():
+        for kind in ("common", "group"):
+            design = getattr(component.design, kind)
+            if design is not None:
+                yield kind, design
+
+
+@contextmanager
+def _rows_of_fit(designs: list[tuple[Any, Any]], rows: slice) -> Iterator[None]:
+    """Let Bambi find rows of the fit in its design matrices, which are given with their values."""
+    try:
+        for design, values in designs:
+            part = copy.copy(design)
+            part.design_matrix, part.factors_with_new_levels = values[rows], ()
+            design.evaluate_new_data = lambda _, part=part: part
+        yield
+    finally:
+        for design, _ in designs:
+            vars(design).pop("evaluate_new_data", None)
+
+
+def _by_rows(matrix: Any) -> Any:
+    """Return a matrix, sparse or not, of which rows can be taken."""
+    return matrix.tocsr() if issparse(matrix) else np.asarray(matrix)
+
+
+def _check_row_by_row(model: Any, new_rows: pd.DataFrame) -> None:
+    """Refuse formulas by which a row of a design matrix depends on what other rows there are.
+
+    Raises
+    ------
+    ValueError
+    """
+    for frame in (model.data, new_rows):
+        some = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, CHECKED_ROWS).astype(int))]
+        for kind, design in _designs(model):
+            for term in design.terms.values():
+                _check_term(term, kind, some)
+
+
+def _check_term(term: Any, kind: str, some: pd.DataFrame) -> None:
+    """Compute a term from some rows, and from every second of them."""
+    name = getattr(term, "name", str(term))
+    try:
+        whole = _by_rows(term.eval_new_data(some))
+        parts = [_by_rows(term.eval_new_data(some.iloc[k::2])) for k in range(min(2, len(some)))]
+    except Exception:  # of formulas or columns that do not fit, which Bambi tells of itself
+        return
+    for k, part in enumerate(parts):
+        rows = whole[k::2]
+        if part.shape[1:] != rows.shape[1:]:  # columns for the levels that these rows have
+            continue
+        if not _same(part, rows):
+            raise ValueError(
+                f"The {kind} term {name} of the formula is computed from whole columns, so that a "
+                "new row is predicted otherwise beside other rows. Compute the column before the "
+                "model is built, with what was found in the rows of the fit, or write center(x) "
+                "or scale(x), which remember that."
+            )
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether matrices are equal up to rounding, sparse or not; nan equals nan."""
+    if issparse(expected):
+        found, expected = (matrix.tocoo() for matrix in (found, expected))
+        if not all(
+            np.array_equal(a, b) for a, b in zip(found.coords, expected.coords, strict=True)
+        ):
+            return False
+        found, expected = found.data, expected.data
+    return np.allclose(found, expected, rtol=1e-9, atol=0.0, equal_nan=True)
 
 
 def _check_fits(model: Any, posterior: xr.Dataset) -> None:

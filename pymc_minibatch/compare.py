@@ -27,6 +27,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 R_HAT_LIMIT = 1.05
 """Beyond it the chains of a run disagree with each other, and Monte Carlo errors mean little."""
 
+LEAST_DRAWS = 4
+"""Draws of a chain below which ArviZ knows no effective sample size."""
+
 ADVICE = "with a run of the same model, or name other variables in var_names."
 
 DRAWS_PER_DEGREE = 10
@@ -322,6 +325,8 @@ def _differ(run: _Draws, reference: _Draws) -> _Differences:
         of_moments, of_shares = _compare_moments(run, reference), _compare_shares(run, reference)
         scores, p = (np.concatenate(both, 1) for both in zip(of_moments, of_shares, strict=True))
         shifts = np.abs(run.estimates - reference.estimates) / reference.sd[:, None]
+        if min(run.values.shape[2], reference.values.shape[2]) < LEAST_DRAWS:
+            scores[:] = np.nan
         p = np.where(np.isnan(scores), np.nan, p)
         return _Differences(names, shifts, scores, p, run.sd / reference.sd)
 

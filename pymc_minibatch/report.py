@@ -95,6 +95,11 @@ class _Chains(NamedTuple):
     constant: list[str]
     """Variables of real numbers that have the same value in all draws."""
 
+    @property
+    def text(self) -> str:
+        """Say how many draws were looked at."""
+        return f"{_count(self.n_draws, 'draw')} of {_count(self.n_chains, 'chain')}"
+
 
 def _look_at_chains(run: Result) -> _Chains:
     """Look at the draws that all chains made, one variable after the other."""
@@ -148,9 +153,14 @@ def _size(run: Result, n_rows: int) -> str:
     setup = run.stat("setup_seconds")
     seconds = [] if setup is None else [f"{np.nanmax(setup, axis=(0, 1)).sum():,.1f} s of set-up"]
     seconds += [] if sampling is None else [f"{sampling:,.1f} s of sampling"]
-    return f"{run.n_chains} chains of {run.n_draws:,} draws from {n_rows:,} rows" + (
+    chains, draws = _count(run.n_chains, "chain"), _count(run.n_draws, "draw")
+    return f"{chains} of {draws} from {n_rows:,} rows" + (
         f": {', '.join(seconds)}." if seconds else "."
     )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
 def _cost(run: Result, n_rows: int) -> str:
@@ -228,14 +238,14 @@ def _faults(run: Result, chains: _Chains) -> Iterator[str]:
     """Say what is wrong with the draws themselves."""
     if text := interrupted(run):
         yield (
-            f"The run was interrupted: {text}. What is said here rests on {chains.n_draws} draws "
-            f"of {chains.n_chains} chains: take idata.isel(draw=slice({chains.n_draws}))"
+            f"The run was interrupted: {text}. What is said here rests on "
+            f"{chains.text}: take idata.isel(draw=slice({chains.n_draws}))"
             + (", of the chains that have some," if chains.n_chains < run.n_chains else "")
             + " or sample again."
         )
     if chains.not_finite:
         yield (
-            f"{len(chains.not_finite)} elements have draws that are not finite "
+            f"There are draws that are not finite, in {_count(len(chains.not_finite), 'element')} "
             f"({shown(chains.not_finite)}): look for a prior or a likelihood that overflows, and "
             "do not use means of these."
         )
@@ -282,10 +292,7 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
         yield "Most of the noise comes from the batches: set a larger batch_size."
     if np.isnan(chains.ess) or np.isnan(chains.r_hat):
         if not chains.constant:
-            yield (
-                f"{chains.n_draws} draws of {chains.n_chains} chains do not show whether they have "
-                "converged: take more draws."
-            )
+            yield (f"{chains.text} cannot show convergence: take more draws.")
     elif chains.ess < FEW_EFFECTIVE * chains.n_chains:
         slow = chains.ess < SLOW_MIXING * chains.n_chains * chains.n_draws
         yield (
