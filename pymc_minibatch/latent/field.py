@@ -8,7 +8,7 @@ and so is, as a rule, the gradient of the log prior, −P(h) z + …. Effects wr
 ``dot(chol, z)`` or centred, smooth terms, random walks and plain coefficients are all of this kind;
 their scales, correlations and length scales are the hyperparameters. Nothing of this is recognised
 by name. Variables are hyperparameters where they change the derivatives of φ or of the prior by
-others, which is seen at random points.
+others, which is seen at draws from the prior (:mod:`.claims`).
 
 A and P are sparse with a pattern that does not depend on h. Columns that share no row are found by
 one directional derivative, and those that do not change are found once.
@@ -34,7 +34,7 @@ from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.latent.arrow import (
     Arrow,
@@ -49,10 +49,20 @@ from pymc_minibatch.latent.arrow import (
     multiply_matrices,
     solve_square,
 )
+from pymc_minibatch.latent.claims import (
+    ROUNDING,
+    Probes,
+    add_up,
+    are_gaussian,
+    find_probes,
+    spread_of,
+)
 from pymc_minibatch.latent.coordinates import Coordinates, find_coordinates
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.potentials import parts_of_total
 from pymc_minibatch.tall.structure import RowStructure
+from pymc_minibatch.tall.verify import compare
 
 __all__ = [
     "Joined",
@@ -66,22 +76,27 @@ __all__ = [
 ]
 
 PROBES = 3
-"""Points at which derivatives are compared."""
+"""Points at which whole matrices are looked at; they are compared with derivatives at more."""
 
-SPREAD, WIDE = 0.3, 3.0
-"""How far from the start they are. Far away a variable may change what it hardly changes nearby,
-as one does that bounds a scale from above."""
+RTOL = 1e-7
+"""Relative difference of entries that do not depend on the point."""
 
-TOLERANCE = 1e-7
-ROUNDING = 1e-13
-"""Derivatives smaller than the largest of their column by this factor are rounding errors."""
+RTOL_OF_FIELD = 1e-10
+"""That of derivatives which a variable does not change. It is small, as a slab that bounds a scale
+changes it by little wherever the scale is small."""
+
+RTOL_OF_PHI = 1e-9
+"""That of φ and what its derivatives foretell."""
+
+WHOLE = 1e-6
+"""How far the ratio of two derivatives may be from the number of a term."""
 
 LEAST_SINGULAR = 1e-6
 FULL_COLUMN = 5
 """A column with more entries has derivatives of its own, and its row is not read again."""
 
-HELD = 1e-9
-"""Relative errors of what rows read where it is to stay the same."""
+HELD = 1e-10
+"""Relative error of each entry of φ that is to stay the same, or, where terms cancel, of these."""
 
 REMEMBERED = 3
 """Values of the hyperparameters at which A is kept."""
@@ -94,8 +109,6 @@ MOST_HYPER, MOST_SCALES = 30, 200
 effects are held, such as scales of single coefficients, are moved a few at a time."""
 
 NOTHING = np.empty(0, dtype=np.int64)
-
-Same = Callable[[np.ndarray, np.ndarray], bool]
 
 LEAST_LEVELS = 50
 """With fewer levels, effects of known scale are moved like other coefficients."""
@@ -154,6 +167,19 @@ class Derivatives:
         """Return the Hessian of the log prior times a vector."""
         to_model = self.coordinates.to_model
         return self.coordinates.gradient(self._prior_product(to_model(point), to_model(vector)))
+
+    def are_finite(self, point: np.ndarray) -> bool:
+        """Whether φ, the log prior and derivatives of both are finite at a point."""
+        every = np.ones(point.size)
+        with np.errstate(all="ignore"):
+            seen = (
+                self.phi(point),
+                self.push(point, every),
+                self.prior(point),
+                self.prior_gradient(point),
+                self.prior_product(point, every),
+            )
+        return all(bool(np.all(np.isfinite(each))) for each in seen)
 
     @made_once
     def _phi(self) -> CompiledFunction:
@@ -332,6 +358,9 @@ class _Columns:
         Positions of the columns in a flat point.
     rows
         Positions of the rows in the derivative, for each of two parts of the matrix.
+    sizes
+        What is natural for a row, shape (rows,), and for the variable of a column, shape (D,): an
+        entry times the one is a share of the other.
     symmetric
         Whether the first part is symmetric. Then entries that others have in common with a column
         of many, such as effects with their mean, are taken from that column.
@@ -349,14 +378,17 @@ class _Columns:
         points: Sequence[np.ndarray],
         positions: np.ndarray,
         rows: tuple[np.ndarray, np.ndarray],
+        sizes: tuple[np.ndarray, np.ndarray],
         symmetric: bool = False,
     ) -> None:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, np.concatenate(rows)
+        self.of_rows, self.of_columns = sizes[0], sizes[1][positions]
         self.row, self.column, seen = self._probe(points)
-        scale = np.abs(seen).max(initial=0.0) or 1.0
         changes = np.zeros(positions.size, dtype=np.bool_)
-        moved = (np.abs(seen - seen[0]) > TOLERANCE * scale).any(axis=0)
+        self.noise = ROUNDING * self.of_rows[self.row] / self.of_columns[self.column]
+        close = RTOL * np.abs(seen).max(axis=0) + self.noise
+        moved = (np.abs(seen - seen[0]) > close).any(axis=0)
         changes[self.column[moved]] = True
         self.base = seen[0]
         n, self.first = rows[0].size, int(np.searchsorted(self.row, rows[0].size))
@@ -375,12 +407,13 @@ class _Columns:
         self.color = np.full(positions.size, -1)
         self.color[changes] = _colored(pattern[:, self.moving])
         self.unscale: np.ndarray | None = None
+        self.seed = 1.0 / self.of_columns
         if self.color.max(initial=-1) > 0:
             self.read, place = np.unique(self.row[own], return_inverse=True)
             slot = np.searchsorted(self.moving, self.column[own])
             whole = np.zeros((len(points), self.read.size, self.moving.size))
             whole[:, place, slot] = seen[:, own]
-            self.unscale = _scaled_columns(whole)
+            self.unscale, self.seed[self.moving] = _scaled_columns(whole)
 
     def _mirrored(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of some entries are taken from a full column, and where they are there."""
@@ -405,7 +438,8 @@ class _Columns:
                 derivatives.append(self.along(point, seed))
             column = np.array(derivatives)
             size = np.abs(column).max(axis=0)
-            own = np.flatnonzero(size > ROUNDING * size.max(initial=0.0))
+            natural = self.of_rows / self.of_columns[j]
+            own = np.flatnonzero(size > ROUNDING * np.minimum(size.max(initial=0.0), natural))
             at.append(own)
             columns.append(np.full(own.size, j))
             entries.append(column[:, own])
@@ -441,7 +475,7 @@ class _Columns:
         entries = self.base.copy()
         if self.unscale is not None:
             seed, scale = np.zeros(point.size), np.ones(self.positions.size)
-            seed[self.positions[self.moving]] = 1.0
+            seed[self.positions[self.moving]] = self.seed[self.moving]
             scale[self.moving] = self.unscale @ self.along(point, seed)[self.read]
             return entries * scale[self.column]
         of_entry = self.color[self.column]
@@ -454,21 +488,37 @@ class _Columns:
         return entries
 
 
-def _scaled_columns(seen: np.ndarray) -> np.ndarray | None:
+def _scaled_columns(seen: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     """Return what gives the scales of columns by their sum, if the point only scales columns.
 
     Parameters
     ----------
     seen : ndarray, shape (points, rows, columns)
         The matrix at some points; scales are relative to the first.
+
+    Returns
+    -------
+    unscale : ndarray or None
+        It; None if there is none.
+    weights : ndarray
+        Those of the columns in their sum, which are then alike, as are its rows.
     """
     first = seen[0]
-    scales = np.einsum("krc,rc->kc", seen, first) / np.maximum(np.sum(first**2, axis=0), 1e-300)
-    size = np.abs(seen).max()
-    if np.abs(seen - scales[:, None, :] * first).max() > TOLERANCE * size:
-        return None
-    singular = np.linalg.svd(first, compute_uv=False)
-    return np.linalg.pinv(first) if singular[-1] > LEAST_SINGULAR * singular[0] else None
+    columns = np.abs(first).max(axis=0)
+    weights = 1.0 / np.where(columns > 0.0, columns, 1.0)
+    rows = np.abs(first * weights).max(axis=1, initial=0.0)
+    alike = first * weights / np.where(rows > 0.0, rows, 1.0)[:, None]
+    squares = np.sum(alike**2, axis=0)
+    others = seen * weights / np.where(rows > 0.0, rows, 1.0)[:, None]
+    scales = np.einsum("krc,rc->kc", others, alike) / np.maximum(squares, 1e-300)
+    expected = scales[:, None, :] * alike
+    noise = ROUNDING * np.abs(scales[:, None, :])
+    if np.any(np.abs(others - expected) > RTOL * np.abs(expected) + noise):
+        return None, weights
+    singular = np.linalg.svd(alike, compute_uv=False)
+    if singular[-1] <= LEAST_SINGULAR * singular[0]:
+        return None, weights
+    return np.linalg.pinv(alike) / np.where(rows > 0.0, rows, 1.0), weights
 
 
 def _colored(pattern: sparse.csc_array) -> np.ndarray:
@@ -515,14 +565,17 @@ class LevelPrior:
     entries
         For each variable with levels which of its raveled entries those of a level are, shape
         (G, q).
+    probes
+        Points at which it is seen to which level a term of a potential belongs.
     """
 
-    def __init__(self, tall: TallModel, entries: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, tall: TallModel, entries: Mapping[str, np.ndarray], probes: Probes) -> None:
         self.tall, self.entries = tall, entries
+        self.of_terms = [self._levels_of(term, probes) for term in self._potentials()]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the compiled function out."""
-        return {"tall": self.tall, "entries": self.entries}
+        return {"tall": self.tall, "entries": self.entries, "of_terms": self.of_terms}
 
     @made_once
     def logp(self) -> CompiledFunction:
@@ -542,7 +595,57 @@ class LevelPrior:
             if term.ndim != value.ndim:
                 raise NoFieldError(f"The prior of {name} is one number for several entries.")
             total = total + term.ravel()[entries].sum(axis=1)
+        for term, levels in zip(self._potentials(), self.of_terms, strict=True):
+            own = np.flatnonzero(levels >= 0)
+            if own.size:
+                total = pt.inc_subtensor(total[levels[own]], term.ravel()[own])
         return compile_numba([self.tall.flat], [self.tall._bind(total, {})])
+
+    def _potentials(self) -> list[Any]:
+        """List the terms of the potentials of the prior, as arrays."""
+        model = self.tall.model
+        potentials = [p for p in model.potentials if p.name not in self.tall.row_potentials]
+        graphs = model.logp(vars=potentials, sum=False) if potentials else []
+        own = {value for value in model.value_vars if get_var_name(value) in self.entries}
+
+        def reads_levels(graph: Any) -> bool:
+            return not own.isdisjoint(ancestors([graph]))
+
+        return [part for graph in graphs for part in parts_of_total(pt.sum(graph), reads_levels)]
+
+    def _levels_of(self, term: Any, probes: Probes) -> np.ndarray:
+        """Return the level of each term of a potential; -1 for those of none.
+
+        Terms are numbered, and those whose slopes a variable has are told by the ratio of two
+        derivatives. What terms add up to is verified by :func:`.claims.add_up`.
+        """
+        slices, flat = self.tall.layout.slices, self.tall.flat
+        terms, numbers = self.tall._bind(term.ravel(), {}), pt.dvector("numbers")
+        slope: Any = grad(pt.sum(terms * numbers), flat, disconnected_inputs="ignore")
+        evaluate = compile_python([flat, numbers], [slope])
+        size = compile_python([flat], [terms])(probes.points[0]).size
+        found = np.full(size, -1)
+        positions = np.concatenate(
+            [slices[name].start + entries for name, entries in self.entries.items()], axis=1
+        )
+        level = np.repeat(np.arange(len(positions)), positions.shape[1])
+        own = positions.ravel()
+        for point in probes.points:
+            for away in (0.0, 10.0, -10.0):
+                moved = point.copy()
+                moved[own] += away * probes.spread[own]
+                once = evaluate(moved, np.ones(size))[own]
+                with np.errstate(all="ignore"):
+                    ratio = evaluate(moved, np.arange(1.0, size + 1.0))[own] / once
+                number = np.nan_to_num(np.rint(ratio), nan=0.0, posinf=0.0, neginf=0.0)
+                seen = (np.abs(ratio - number) < WHOLE) & (number >= 1.0) & (number <= size)
+                found[number[seen].astype(np.int64) - 1] = level[seen]
+        for entries in self.entries.values():
+            if entries.size == size:  # a term without slope may be that of its own entry
+                of_entry = np.empty(size, dtype=np.int64)
+                of_entry[entries] = np.arange(len(entries))[:, None]
+                return np.where(found < 0, of_entry, found)
+        return found
 
 
 class Held(NamedTuple):
@@ -603,22 +706,36 @@ class LatentField:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         self.levels, self.scalars = levels, scalars
         push, product = derivatives.push, derivatives.prior_product
+        spread = self._spread = spread_of(np.array(points))
+        of_phi = self._of_phi = spread_of(np.array([derivatives.phi(p) for p in points]))
         both = rows.dense, rows.groups.ravel()
-        self._map = _Columns(derivatives, "push", points, latent.dense, both)
         everything = latent.dense, latent.groups.ravel()
+        sizes = of_phi[np.concatenate(both)], spread
+        probed = points[:PROBES]
+        self._map = _Columns(derivatives, "push", probed, latent.dense, both, sizes)
         self._prior = _Columns(
-            derivatives, "prior_product", points, latent.dense, everything, symmetric=True
+            derivatives,
+            "prior_product",
+            probed,
+            latent.dense,
+            everything,
+            (1.0 / spread[np.concatenate(everything)], spread),
+            symmetric=True,
         )
+        own = spread[latent.groups]
+        self._noise_of_map = ROUNDING * of_phi[rows.groups][:, :, None] / own[:, None, :]
+        self._noise_of_prior = ROUNDING / (own[:, :, None] * own[:, None, :])
         group_map = [self._group_blocks(push, p, rows.groups) for p in points]
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
-        self._fixed_map = group_map[0] if _alike(group_map) else None
-        self._fixed_prior = group_prior[0] if _alike(group_prior) else None
+        self._fixed_map = group_map[0] if _alike(group_map, self._noise_of_map) else None
+        self._fixed_prior = group_prior[0] if _alike(group_prior, self._noise_of_prior) else None
         self._precision: tuple[bytes, Arrow] | None = None
         self._maps: dict[bytes, MapEntries] = {}
-        alone = points[0].copy()
-        alone[hyper] = points[1][hyper]
         # Given h effects that are not centred have priors of their own.
-        self.hyper_in_prior = not self._same_precision(points[0], alone)
+        self.hyper_in_prior = not all(
+            self._same_precision(points[0], _with(points[0], hyper, point[hyper]))
+            for point in points[1:]
+        )
 
     def _group_blocks(
         self, derivative: Callable[..., np.ndarray], point: np.ndarray, rows: np.ndarray
@@ -634,11 +751,12 @@ class LatentField:
     def _same_precision(self, point: np.ndarray, other: np.ndarray) -> bool:
         """Whether the curvature of the prior is the same at two points."""
         entries = [self._prior.entries(p) for p in (point, other)]
+        noise = self._prior.noise
         blocks = [
             self._group_blocks(self.derivatives.prior_product, p, self.latent.groups)
             for p in (point, other)
         ]
-        return _alike(entries) and _alike(blocks)
+        return _alike(entries, noise) and _alike(blocks, self._noise_of_prior)
 
     def map_at(self, point: np.ndarray) -> LatentMap:
         """Return A(h) at the hyperparameters of a point, the last ones from memory."""
@@ -709,8 +827,64 @@ class LatentField:
                     return None
         away = np.abs(self.derivatives.phi(moved) - phi)
         away[self.scalars] = 0.0
-        held = np.all(away <= HELD * (1.0 + np.abs(phi)))
-        return Held(moved, of_dense, of_groups) if held else None
+        doubtful = np.flatnonzero(~(away <= HELD * np.abs(phi)))
+        if doubtful.size:
+            terms = self._terms_of(moved, there)
+            if not np.all(away[doubtful] <= HELD * terms[doubtful]):
+                return None
+        return Held(moved, of_dense, of_groups)
+
+    def _terms_of(self, point: np.ndarray, entries: MapEntries) -> np.ndarray:
+        """Return the sum of the sizes of the terms of each entry of φ.
+
+        Where they cancel, the entry itself is small, and does not say what rounding does to it.
+        """
+        onto, (dense, groups) = entries.whole, self.latent.split(np.abs(point))
+        without = point.copy()
+        without[self.latent.dense], without[self.latent.groups] = 0.0, 0.0
+        terms = np.abs(self.derivatives.phi(without))
+        of_groups = multiply_blocks(np.abs(onto.blocks), groups)
+        if not is_empty(onto.cross):
+            of_groups += (abs(onto.cross) @ dense).reshape(of_groups.shape)
+        self.rows.put(
+            terms,
+            terms[self.rows.dense] + abs(onto.dense) @ dense,
+            terms[self.rows.groups] + of_groups,
+        )
+        return terms
+
+    def foretells(self, point: np.ndarray, variables: Sequence[np.ndarray]) -> bool:
+        """Whether A(h) and P are what derivatives say at a point it was not made of.
+
+        Parameters
+        ----------
+        point
+            In the coordinates of the field.
+        variables
+            Positions of the latent variables, one by one: what the small of them do is not to be
+            lost beside the large.
+        """
+        rng, derivatives = np.random.default_rng(20090404), self.derivatives
+        onto, precision = self.map_at(point), self.prior_precision_at(point)
+        of_map, of_prior = np.zeros(self._of_phi.size), np.zeros(point.size)
+        z = np.concatenate([self.latent.dense, self.latent.groups.ravel()])
+        read = np.concatenate([self.rows.dense, self.rows.groups.ravel()])
+        for own in variables:
+            seed = np.zeros(point.size)
+            seed[own] = self._spread[own] * rng.standard_normal(own.size)
+            dense, groups = self.latent.split(seed)
+            of_groups = multiply_blocks(onto.blocks, groups)
+            if not is_empty(onto.cross):
+                of_groups = of_groups + (onto.cross @ dense).reshape(of_groups.shape)
+            self.rows.put(of_map, onto.dense @ dense, of_groups)
+            self.latent.put(of_prior, *precision.product(dense, groups))
+            noise = 10.0 * ROUNDING * self._of_phi, 10.0 * ROUNDING / self._spread
+            of_phi, curved = derivatives.push(point, seed), -derivatives.prior_product(point, seed)
+            if compare(of_phi[read], of_map[read], rtol=RTOL, allowed=noise[0][read]) or compare(
+                curved[z], of_prior[z], rtol=RTOL, allowed=noise[1][z]
+            ):
+                return False
+        return True
 
     def _hold_groups(
         self, moved: np.ndarray, phi: np.ndarray, here: np.ndarray, there: np.ndarray
@@ -728,9 +902,16 @@ class LatentField:
             return -float(np.sum(np.log(np.abs(scale))))
 
 
-def _alike(blocks: Sequence[np.ndarray]) -> bool:
-    scale = np.max([np.abs(b).max(initial=0.0) for b in blocks]) or 1.0
-    return all(np.abs(b - blocks[0]).max(initial=0.0) <= TOLERANCE * scale for b in blocks)
+def _with(point: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return a point with other values at some positions."""
+    moved = point.copy()
+    moved[positions] = values
+    return moved
+
+
+def _alike(arrays: Sequence[np.ndarray], noise: np.ndarray) -> bool:
+    """Whether arrays are the same, entry by entry, up to rounding and what is noise."""
+    return all(compare(array, arrays[0], rtol=RTOL, allowed=noise) is None for array in arrays[1:])
 
 
 # --- Which variables are hyperparameters ----------------------------------------------------------
@@ -761,13 +942,10 @@ def find_field(
     """
     derivatives = Derivatives(tall, structure)
     rng = np.random.default_rng(20090401)
-    start = tall.layout.flatten(tall.model.initial_point())
-    points = [start + rng.normal(0, SPREAD, start.size) for _ in range(PROBES)]
-    apart = _determining(tall, derivatives, points[0], rng, scalars)
-    compared: list[tuple[np.ndarray, Same]] = [(point, _same) for point in points[:2]]
-    for _ in range(PROBES):
-        compared.append((start + rng.normal(0, WIDE, start.size), _may_be_same))
-    latent_names, hyper_names = _sorted_variables(tall, derivatives, compared, rng, apart)
+    probes = find_probes(tall, derivatives.are_finite, derivatives.prior_product)
+    points = list(probes.points)
+    apart = _determining(tall, derivatives, probes, scalars)
+    latent_names, hyper_names = _sorted_variables(tall, derivatives, probes, rng, apart)
     slices = tall.layout.slices
     hyper = _joined(slices, hyper_names)
     too_many = NoFieldError(
@@ -775,14 +953,14 @@ def find_field(
     )
     if hyper.size > MOST_SCALES:
         raise too_many
-    n_phi = derivatives.phi(start).size
+    n_phi = derivatives.phi(points[0]).size
     swept: list[Levels] = []
     names: list[dict[str, np.ndarray]] = []
     for groups in sorted(factors, key=lambda g: -g.shape[0]):
-        found = _grouped(tall, derivatives, points, rng, latent_names, groups)
+        found = _grouped(tall, derivatives, probes, rng, latent_names, groups)
         if found is None:
             continue
-        prior = _level_prior(tall, derivatives, points, rng, *found)
+        prior = _level_prior(tall, derivatives, probes, *found)
         if prior is not NotImplemented:
             swept.append(Levels(found[1], groups, prior))
             names.append(found[0])
@@ -802,7 +980,11 @@ def find_field(
     of_levels = {name for found in names for name in found}
     others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]
     inside = derivatives.within(find_coordinates(derivatives.push, points, others))
+    points = [inside.coordinates.from_model(point) for point in points]
     field = LatentField(inside, hyper, latent, rows, swept, points, scalars)
+    variables = [_joined(slices, [name]) for name in latent_names]
+    if not all(field.foretells(point, variables) for point in points[PROBES:]):
+        raise NoFieldError("How variables enter changes where that was not seen at other points.")
     if hyper.size > MOST_HYPER and field.with_effects_held(points[0], points[1][hyper]) is None:
         raise too_many
     return field
@@ -816,14 +998,11 @@ def _joined(slices: dict[str, slice], names: Sequence[str]) -> np.ndarray:
 def _sorted_variables(
     tall: TallModel,
     derivatives: Derivatives,
-    compared: Sequence[tuple[np.ndarray, Same]],
+    probes: Probes,
     rng: np.random.Generator,
     apart: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Take variables, the largest first, into the field as long as it stays one, some not.
-
-    Derivatives are compared at points, each with a way to do so.
-    """
+    """Take variables, the largest first, into the field as long as it stays one, some not."""
     slices = tall.layout.slices
     transformed = {
         get_var_name(value)
@@ -834,12 +1013,15 @@ def _sorted_variables(
         tall.layout.names,
         key=lambda n: (-(slices[n].stop - slices[n].start), n in transformed),
     )
+    of_phi = spread_of(np.array([derivatives.phi(point) for point in probes.points]))
     latent: list[str] = []
     hyper: list[str] = []
     for name in order:
-        field = [*latent, name]
+        field = [slices[each] for each in [*latent, name]]
         joint = name not in apart and all(
-            _is_field(slices, derivatives, point, field, rng, same) for point, same in compared
+            _enter_linearly(derivatives, step, field, probes.spread, of_phi, rng)
+            and _keep_curvature(derivatives, step, field, probes.spread, rng)
+            for step in probes.steps()
         )
         (latent if joint else hyper).append(name)
     return [n for n in tall.layout.names if n in latent], [
@@ -848,74 +1030,81 @@ def _sorted_variables(
 
 
 def _determining(
-    tall: TallModel,
-    derivatives: Derivatives,
-    point: np.ndarray,
-    rng: np.random.Generator,
-    entries: np.ndarray,
+    tall: TallModel, derivatives: Derivatives, probes: Probes, entries: np.ndarray
 ) -> list[str]:
     """Name the variables on which some entries of φ depend."""
-    here, found = derivatives.phi(point)[entries], []
+    found = []
     for name, where in tall.layout.slices.items():
-        moved = point.copy()
-        moved[where] += rng.normal(0, SPREAD, where.stop - where.start)
-        if np.any(derivatives.phi(moved)[entries] != here):
-            found.append(name)
+        for point, there in probes.steps():
+            moved = _with(point, np.arange(where.start, where.stop), there[where])
+            if np.any(derivatives.phi(moved)[entries] != derivatives.phi(point)[entries]):
+                found.append(name)
+                break
     return found
 
 
-def _is_field(
-    slices: dict[str, slice],
+def _enter_linearly(
     derivatives: Derivatives,
-    point: np.ndarray,
-    field: Sequence[str],
+    step: tuple[np.ndarray, np.ndarray],
+    field: Sequence[slice],
+    spread: np.ndarray,
+    of_phi: np.ndarray,
     rng: np.random.Generator,
-    same: Same,
 ) -> bool:
-    """Whether φ is affine in these variables, and none changes the prior's curvature by others."""
-    *old, new = field
-    where = _joined(slices, field)
-    moved = point.copy()
-    moved[where] += rng.normal(0, 1.0, where.size)
-    seed = np.zeros(point.size)
-    seed[where] = rng.normal(size=where.size)
-    here, there = derivatives.push(point, seed), derivatives.push(moved, seed)
-    if not same(here, there):
-        return False
+    """Whether φ is affine in some variables from a point to another, by its values.
+
+    What each of them does is compared by itself, so that the small are not lost beside the large.
+    """
+    point, moved, noise = step[0], step[0].copy(), ROUNDING * of_phi
+    for where in field:
+        moved[where] = step[1][where]
+    for where in field:
+        seed = np.zeros(point.size)
+        seed[where] = spread[where] * rng.standard_normal(where.stop - where.start)
+        here, there = derivatives.push(point, seed), derivatives.push(moved, seed)
+        if compare(there, here, rtol=RTOL_OF_FIELD, allowed=noise) is not None:
+            return False
+    here, there, along = (
+        derivatives.phi(point),
+        derivatives.phi(moved),
+        derivatives.push(point, moved - point),
+    )
+    allowed = RTOL_OF_PHI * np.maximum(np.abs(here), np.abs(along)) + noise
+    return compare(there, here + along, rtol=RTOL_OF_PHI, allowed=allowed) is None
+
+
+def _keep_curvature(
+    derivatives: Derivatives,
+    step: tuple[np.ndarray, np.ndarray],
+    field: Sequence[slice],
+    spread: np.ndarray,
+    rng: np.random.Generator,
+) -> bool:
+    """Whether the last of some variables leaves the prior's curvature by the others as it is.
+
+    Nor may they change its own with them.
+    """
+    *old, new = (np.arange(where.start, where.stop) for where in field)
     if not old:
         return True
-    others = _joined(slices, old)
-    # The new variable must not change the curvature by the old ones, nor they its own with them.
-    moved = point.copy()
-    moved[slices[new]] += rng.normal(0, 1.0, slices[new].stop - slices[new].start)
-    seed[slices[new]] = 0.0
-    here = derivatives.prior_product(point, seed)[others]
-    there = derivatives.prior_product(moved, seed)[others]
-    if not same(here, there):
-        return False
-    moved = point.copy()
-    moved[others] += rng.normal(0, 1.0, others.size)
-    seed = np.zeros(point.size)
-    seed[slices[new]] = rng.normal(size=slices[new].stop - slices[new].start)
-    here = derivatives.prior_product(point, seed)[where]
-    there = derivatives.prior_product(moved, seed)[where]
-    return same(here, there)
-
-
-def _may_be_same(here: np.ndarray, there: np.ndarray) -> bool:
-    """Whether derivatives are equal but for rounding, or so far away that they are not finite."""
-    return _same(here, there) or not np.isfinite(here + there).all()
-
-
-def _same(here: np.ndarray, there: np.ndarray) -> bool:
-    scale = max(np.abs(here).max(initial=0.0), np.abs(there).max(initial=0.0), 1e-300)
-    return bool(np.abs(here - there).max(initial=0.0) <= TOLERANCE * scale)
+    others = np.concatenate(old)
+    noise, point = ROUNDING / spread, step[0]
+    for moving, seeded, looked_at in (
+        (new, others, others),
+        (others, new, np.append(others, new)),
+    ):
+        moved, seed = _with(point, moving, step[1][moving]), np.zeros(point.size)
+        seed[seeded] = spread[seeded] * rng.standard_normal(seeded.size)
+        here, there = (derivatives.prior_product(p, seed)[looked_at] for p in (point, moved))
+        if compare(there, here, rtol=RTOL_OF_FIELD, allowed=noise[looked_at]) is not None:
+            return False
+    return True
 
 
 def _grouped(
     tall: TallModel,
     derivatives: Derivatives,
-    points: Sequence[np.ndarray],
+    probes: Probes,
     rng: np.random.Generator,
     latent: Sequence[str],
     groups: np.ndarray,
@@ -926,14 +1115,14 @@ def _grouped(
     found: dict[str, np.ndarray] = {}
     for name in latent:
         for entries in _arrangements(shapes[name], groups.shape[0]):
-            if _by_level(derivatives, points, rng, slices[name].start + entries, groups):
+            if _by_level(derivatives, probes, rng, slices[name].start + entries, groups):
                 found[name] = entries
                 break
     if not found:
         return None
     positions = [slices[name].start + entries for name, entries in found.items()]
     joined = np.concatenate(positions, axis=1)
-    return (found, joined) if _by_level(derivatives, points, rng, joined, groups) else None
+    return (found, joined) if _by_level(derivatives, probes, rng, joined, groups) else None
 
 
 def _arrangements(shape: tuple[int, ...], n_levels: int) -> Iterator[np.ndarray]:
@@ -949,59 +1138,56 @@ def _arrangements(shape: tuple[int, ...], n_levels: int) -> Iterator[np.ndarray]
 
 def _by_level(
     derivatives: Derivatives,
-    points: Sequence[np.ndarray],
+    probes: Probes,
     rng: np.random.Generator,
     levels: np.ndarray,
     groups: np.ndarray,
 ) -> bool:
-    """Whether each level's variables enter φ and the prior by themselves.
+    """Whether each level's variables enter φ and the curvature of the prior by themselves.
 
     A random direction in all of them gives what the directions of single slots, level by level,
     add up to, and nothing outside of the factor.
     """
-    weights = rng.normal(size=levels.shape)
-    for derivative, rows in ((derivatives.push, groups), (derivatives.prior_product, levels)):
-        point = points[0]
-        seed = np.zeros(point.size)
-        seed[levels] = weights
-        whole = derivative(point, seed)
-        expected = np.zeros(rows.shape)
-        for slot in range(levels.shape[1]):
+    weights = probes.spread[levels] * rng.standard_normal(levels.shape)
+    push, product, enters = derivatives.push, derivatives.prior_product, False
+    for derivative, rows in ((push, groups), (product, levels)):
+        for point in probes.points:
             seed = np.zeros(point.size)
-            seed[levels[:, slot]] = 1.0
-            expected += weights[:, slot, None] * derivative(point, seed)[rows]
-        if not _same(whole[rows], expected) or not np.any(expected):
-            return False
-        if derivative is derivatives.push:
-            outside = np.setdiff1d(np.arange(whole.size), rows.ravel())
-            if np.abs(whole[outside]).max(initial=0.0) > 0.0:
+            seed[levels] = weights
+            whole = derivative(point, seed)
+            expected, terms = np.zeros(rows.shape), np.zeros(rows.shape)
+            for slot in range(levels.shape[1]):
+                seed = np.zeros(point.size)
+                seed[levels[:, slot]] = 1.0
+                term = weights[:, slot, None] * derivative(point, seed)[rows]
+                expected, terms = expected + term, terms + np.abs(term)
+            if compare(whole[rows], expected, rtol=RTOL, allowed=RTOL_OF_FIELD * terms):
                 return False
-    return True
+            if derivative is push:
+                enters = enters or bool(np.any(expected))
+                outside = np.setdiff1d(np.arange(whole.size), rows.ravel())
+                if np.abs(whole[outside]).max(initial=0.0) > 0.0:
+                    return False
+    return enters
 
 
 def _level_prior(
     tall: TallModel,
     derivatives: Derivatives,
-    points: Sequence[np.ndarray],
-    rng: np.random.Generator,
+    probes: Probes,
     entries: Mapping[str, np.ndarray],
     levels: np.ndarray,
 ) -> Any:
     """Return the priors of the levels, None if they are Gaussian, NotImplemented if not known."""
-    moved = points[0].copy()
-    moved[levels] += rng.normal(0, 1.0, levels.shape)
-    seed = np.zeros(moved.size)
-    seed[levels] = rng.normal(size=levels.shape)
-    here, there = (derivatives.prior_product(p, seed)[levels] for p in (points[0], moved))
-    if _same(here, there):
+    value, product = derivatives.prior, derivatives.prior_product
+    if are_gaussian(value, derivatives.prior_gradient, product, probes, levels):
         return None
-    prior = LevelPrior(tall, entries)
+    prior = LevelPrior(tall, entries, probes)
     try:
-        change = float(np.sum(prior.logp(moved) - prior.logp(points[0])))
+        is_known = add_up(value, prior.logp, product, probes, levels)
     except NoFieldError:
         return NotImplemented
-    whole = float(tall.compiled_prior_logp(moved) - tall.compiled_prior_logp(points[0]))
-    return prior if math.isclose(change, whole, rel_tol=1e-8, abs_tol=1e-8) else NotImplemented
+    return prior if is_known else NotImplemented
 
 
 def has_effects(tall: TallModel, structure: RowStructure) -> bool:
@@ -1020,5 +1206,7 @@ def has_effects(tall: TallModel, structure: RowStructure) -> bool:
         return False
     phi = compile_numba([structure.flat], [structure.phi])
     rng = np.random.default_rng(1)
-    a, b = (rng.normal(0, SPREAD, tall.layout.size) for _ in range(2))
-    return not np.allclose(phi(a) + phi(b), phi(a + b) + phi(np.zeros_like(a)), atol=1e-8)
+    a, b = (rng.standard_normal(tall.layout.size) for _ in range(2))
+    terms = [phi(a), phi(b), phi(a + b), phi(np.zeros_like(a))]
+    allowed = RTOL * np.sum(np.abs(terms), axis=0)
+    return compare(terms[0] + terms[1], terms[2] + terms[3], allowed=allowed) is not None

@@ -7,7 +7,7 @@ rest give the potential is verified by values; whether the rows are independent,
 variables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,8 @@ N_POINTS = 2
 
 DOUBLE, SINGLE = 1e-12, 1e-5
 """Rounding of a sum relative to that of the absolute values of its terms, by their type."""
+
+type Reads = Callable[[Variable], bool]
 
 
 def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
@@ -160,21 +162,23 @@ def _points(model: Model) -> list[list[np.ndarray]]:
     return [list(layout.unflatten(point).values()) for point in points]
 
 
-def parts_of_total(total: Any) -> list[TensorVariable]:
+def parts_of_total(total: Any, reads: Reads | None = None) -> list[TensorVariable]:
     """Undo the sums with which a graph ends: return arrays whose entries add up to it.
 
     A sum may have been negated, scaled, or added to others. What is no sum, or reads data only, is
-    returned as it is.
+    returned as it is. Of a product only one factor is taken apart, the one of which `reads` is
+    true: by default, the one that reads data and parameters.
     """
+    reads = reads or _reads_rows
     if not _is_one_number(total) or total.owner is None or _reads_data_only(total):
         return [total]
     op, inputs = total.owner.op, total.owner.inputs
     if isinstance(op, Sum):
-        return _entries(inputs[0])
+        return _entries(inputs[0], reads)
     if isinstance(op, DimShuffle):
-        return _of_shaped(inputs[0], total)
+        return _of_shaped(inputs[0], total, reads)
     if isinstance(op, Elemwise):
-        return _of_elementwise(op, inputs, total)
+        return _of_elementwise(op, inputs, total, reads)
     return [total]
 
 
@@ -182,15 +186,15 @@ def _is_one_number(graph: Any) -> bool:
     return all(graph.type.broadcastable)
 
 
-def _entries(array: Any) -> list[TensorVariable]:
+def _entries(array: Any, reads: Reads) -> list[TensorVariable]:
     """Return arrays with the entries of one that was put together from others."""
     op = array.owner.op if array.owner else None
     if isinstance(op, MakeVector):
-        return [part for each in array.owner.inputs for part in parts_of_total(each)]
+        return [part for each in array.owner.inputs for part in parts_of_total(each, reads)]
     if isinstance(op, Join):
         joined = [each for each in array.owner.inputs if each.ndim == array.ndim]
-        return [part for each in joined for part in _entries(each)]
-    return parts_of_total(array)
+        return [part for each in joined for part in _entries(each, reads)]
+    return parts_of_total(array, reads)
 
 
 def _reads_data_only(graph: Variable) -> bool:
@@ -203,17 +207,17 @@ def _reads_rows(graph: Variable) -> bool:
     return max(sizes, default=0) > 1 and not _reads_data_only(graph)
 
 
-def _of_shaped(matrix: Any, total: Any) -> list[Any]:
+def _of_shaped(matrix: Any, total: Any, reads: Reads) -> list[Any]:
     """Return the terms of a product of two vectors, which is one of matrices to PyTensor."""
     while matrix.owner is not None and isinstance(matrix.owner.op, DimShuffle):
         [matrix] = matrix.owner.inputs
     if matrix.owner is None or not isinstance(matrix.owner.op, Dot):
-        return parts_of_total(matrix) if _is_one_number(matrix) else [total]
+        return parts_of_total(matrix, reads) if _is_one_number(matrix) else [total]
     row, column = matrix.owner.inputs
     return [pt.squeeze(row, 0) * pt.squeeze(column, 1)]
 
 
-def _of_elementwise(op: Elemwise, inputs: Sequence[Any], total: Any) -> list[Any]:
+def _of_elementwise(op: Elemwise, inputs: Sequence[Any], total: Any, reads: Reads) -> list[Any]:
     """Return what an operation on totals makes of their parts, if it is linear in these."""
     kind = type(op.scalar_op)
     if kind in (ps.Add, ps.Sub, ps.Neg):
@@ -221,14 +225,16 @@ def _of_elementwise(op: Elemwise, inputs: Sequence[Any], total: Any) -> list[Any
         return [
             part if sign > 0 else -part
             for sign, each in zip(signs, inputs, strict=True)
-            for part in parts_of_total(each)
+            for part in parts_of_total(each, reads)
         ]
     if kind in (ps.Mul, ps.TrueDiv) or isinstance(op.scalar_op, ps.Cast):
-        of_rows = [i for i, each in enumerate(inputs) if _reads_rows(each)]
+        of_rows = [i for i, each in enumerate(inputs) if reads(each)]
         if len(of_rows) != 1 or (kind is ps.TrueDiv and of_rows != [0]):
             return [total]
         [i] = of_rows
-        return [op(*inputs[:i], part, *inputs[i + 1 :]) for part in parts_of_total(inputs[i])]
+        return [
+            op(*inputs[:i], part, *inputs[i + 1 :]) for part in parts_of_total(inputs[i], reads)
+        ]
     return [total]
 
 
