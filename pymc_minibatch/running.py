@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 from pymc.pytensorf import inputvars
+from pymc.util import get_var_name
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.warn import warn
 
 __all__ = ["RunningMean"]
 
@@ -41,6 +43,8 @@ class RunningMean:
         The mean so far, over the draws of all chains; of the shape of f.
     n_draws : int
         Draws in it.
+    n_left_out : int
+        Draws at which f was not finite. The first is told in a warning.
 
     Raises
     ------
@@ -75,12 +79,27 @@ class RunningMean:
         self._evaluate = _compiled(model, f, data or {})
         self.mean: np.ndarray = np.zeros(())
         self.n_draws = 0
+        self.n_left_out = 0
+        self._names = [get_var_name(value) for value in model.value_vars]
 
     def __call__(self, trace: Any, draw: Any) -> None:
         """Take a draw in; ``pm.sample`` calls this."""
         if draw.tuning or draw.draw_idx % self._every:
             return
+        if missing := [name for name in self._names if name not in draw.point]:
+            raise ValueError(
+                f"The draws lack {missing}, which the model of this mean has. Make it with the "
+                "model that is sampled."
+            )
         value = np.asarray(self._evaluate(draw.point), dtype=np.float64)
+        if not np.isfinite(value).all():
+            if not self.n_left_out:
+                warn(
+                    f"The function is not finite at draw {draw.draw_idx} of chain {draw.chain}. "
+                    "Draws at which it is not are left out of the mean, and counted in n_left_out."
+                )
+            self.n_left_out += 1
+            return
         self.n_draws += 1
         self.mean = self.mean + (value - self.mean) / self.n_draws
 

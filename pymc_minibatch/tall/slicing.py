@@ -11,6 +11,7 @@ it with the full graph.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytensor.tensor as pt
@@ -18,6 +19,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Alloc, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.random.op import RandomVariable
@@ -129,11 +131,43 @@ def _rebuild(
         inputs = [inputs[0], _batch_shape(inputs[1], n_rows, n_batch)]
     if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
         return None
+    if isinstance(node.op, Scan):
+        return _rebuild_loop(node.op, inputs, n_rows, n_batch)
     if isinstance(node.op, OpFromGraph):  # its inner graph has the static shapes of all rows
         inner = node.op.fgraph.unfreeze()
         bound = dict(zip(inner.inputs, inputs, strict=True))
         return rebuild_graph(inner.outputs, bound, n_rows, n_batch)
     return node.op.make_node(*inputs).outputs
+
+
+def _rebuild_loop(
+    op: Scan, inputs: list[Variable], n_rows: int, n_batch: TensorVariable
+) -> Sequence[Variable]:
+    """Rebuild a loop, whose inner graph has the static shapes of all rows; it gets their number."""
+    inner = [_of_any_length(variable, n_rows) for variable in op.inner_inputs]
+    number = n_batch.type()
+    bound = dict(zip(op.inner_inputs, inner, strict=True))
+    outputs = rebuild_graph(op.inner_outputs, bound, n_rows, number)
+    loop = Scan(
+        [*inner, number],
+        outputs,
+        replace(op.info, n_non_seqs=op.info.n_non_seqs + 1),
+        mode=op.mode,
+        truncate_gradient=op.truncate_gradient,
+        name=op.name,
+        allow_gc=op.allow_gc,
+        strict=op.strict,
+    )
+    found: Sequence[Variable] = loop.make_node(*inputs, n_batch).outputs
+    return found
+
+
+def _of_any_length(variable: Variable, n_rows: int) -> Variable:
+    """Make a variable of the same type, whose axes of rows may have any length."""
+    kind = variable.type
+    if not isinstance(kind, TensorType) or n_rows not in kind.shape:
+        return kind()
+    return kind.clone(shape=tuple(None if n == n_rows else n for n in kind.shape))()
 
 
 def constant_length(length: Variable) -> int | None:

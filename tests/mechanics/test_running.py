@@ -36,3 +36,35 @@ def test_the_mean_over_all_chains():
 def test_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         RunningMean(**arguments, model=normal_model())
+
+
+class Draw:
+    """What `pm.sample` hands to a callback."""
+
+    tuning, chain = False, 1
+
+    def __init__(self, index, **point):
+        self.draw_idx, self.point = index, point
+
+
+def test_variables_are_found_by_name():
+    model = normal_model()
+    point = model.initial_point()
+    mean = RunningMean("sigma", model=model)
+    mean(None, Draw(0, **point))
+    mean(None, Draw(1, other=1.0, **dict(reversed(point.items()))))
+    np.testing.assert_allclose(mean.mean, np.exp(point["sigma_log__"]))
+    with pytest.raises(ValueError, match=r"lack \['sigma_log__'\].* the model that is sampled"):
+        mean(None, Draw(2, mu=0.0))
+
+
+def test_draws_at_which_it_is_not_finite_are_counted():
+    model = normal_model()
+    point = model.initial_point()
+    mean = RunningMean(pm.math.log(model["mu"]), model=model)
+    mean(None, Draw(0, **point | {"mu": np.e}))
+    with pytest.warns(UserWarning, match="not finite at draw 1 of chain 1"):
+        mean(None, Draw(1, **point | {"mu": -1.0}))
+    mean(None, Draw(2, **point | {"mu": -1.0}))
+    assert (mean.n_draws, mean.n_left_out) == (1, 2)
+    assert mean.mean == pytest.approx(1.0)
