@@ -35,6 +35,7 @@ from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.density import Density
+from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
@@ -52,6 +53,15 @@ SIZING_PAIRS = 16
 
 SIZING_WIDTH, KINKED_WIDTH = 1.5, 1.7
 """How far apart they are: rows that do more farther out would be read too seldom."""
+
+READ_PAIRS = 12
+"""Of these so many tell the scale of what each row reads."""
+
+WALLS_FROM, WALLS_TO = 4.0, 7.0
+"""Standard deviations of what a row reads at which walls are looked for; these are estimates."""
+
+WALL = 4.0
+"""Nats that a row leaves of its expansion there, to be drawn about ten times in each batch."""
 
 SIGMAS = 0.2, 0.3, 0.5, 0.7, 1.0
 """Noise of decisions, of which the cheapest is chosen for each kind of moves."""
@@ -372,14 +382,50 @@ def _sizes(
                 distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
         seen.append(pair)
 
-    def spread(*batch: np.ndarray) -> np.ndarray:
+    _ = rows.row, rows.derivatives, rows.local_inputs  # before threads ask for them
+
+    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = surrogate.expansion.at
         values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0)
+        near = [reading[: at.size] for pair in seen[:READ_PAIRS] for reading in pair]
+        wall = _walls(rows, at, near, width, batch)
+        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0), wall
 
     parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
-    ranges = np.concatenate([part for _, part in parts])
+    ranges, walls = map(np.concatenate, zip(*(part for _, part in parts), strict=True))
     # Remainders can be small at a few points by chance: half of the draws are uniform.
     sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
-    return _Sizes(sizes, np.max(distances, axis=0))
+    return _Sizes(np.maximum(sizes, walls), np.max(distances, axis=0))
+
+
+def _walls(
+    rows: RowFunctions,
+    at: np.ndarray,
+    near: Sequence[np.ndarray],
+    width: float,
+    batch: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Return the sizes of rows that are flat at first and have a wall behind; 0 for others.
+
+    Each is looked at at its own scale: along axes of the covariance of what it reads, which some
+    posterior points tell, far beyond these points.
+    """
+    there = rows.local_inputs(at, *batch)
+    taylor = rows.taylor(there, *batch)
+    away = np.array([rows.local_inputs(phi, *batch) - there for phi in near]) / width
+    k, steepest = there.shape[0], np.zeros(there.shape[1])
+    with np.errstate(all="ignore"):
+        for i in range(k):
+            sd = np.sqrt((away[:, i] ** 2).mean(axis=0))
+            axis = np.nan_to_num((away * away[:, i, None]).mean(axis=0) / sd)
+            for s in (-WALLS_TO, -WALLS_FROM, WALLS_FROM, WALLS_TO):
+                delta = s * axis
+                rest = rows.row(there + delta, *batch)[0] - taylor[0]
+                for j in range(k):
+                    rest -= taylor[1 + j] * delta[j]
+                    for m in range(j + 1):
+                        share = 0.5 if j == m else 1.0
+                        rest -= share * taylor[1 + k + second_order(j, m)] * delta[j] * delta[m]
+                np.maximum(steepest, np.nan_to_num(np.abs(rest)), out=steepest)
+    return np.where(steepest > WALL, WALL, 0.0)

@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent.minibatch import _sizes
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.reach import row_reach
 from pymc_minibatch.reference.sizes import row_sizes
@@ -122,3 +123,22 @@ def test_wide_models_estimate_variances_from_directions():
     [[sd]] = reach._axes(tall.data)
     expected = np.sqrt(np.einsum("ni,ij,nj->n", wide, control.reference.covariance, wide))
     assert np.abs(sd / expected - 1).mean() < 0.15
+
+
+def test_a_wall_beside_effects_is_drawn_in_every_batch():
+    rng = np.random.default_rng(1)
+    n_rows, n_groups = 20_000, 50
+    group, x = rng.integers(0, n_groups, n_rows), rng.normal(size=n_rows)
+    level = rng.normal(0, 0.5, n_groups)
+    y = (rng.random(n_rows) < 1 / (1 + np.exp(-level[group] - 0.3 * x))).astype(int)
+    offset = np.zeros(n_rows)
+    x[WALL], y[WALL], offset[WALL] = 1e5, 1, -1e5 * (0.3 - 3 * 2.1 / np.sqrt(n_rows))
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, pm.HalfNormal("spread"), shape=n_groups)
+        eta = effects[group] + pm.Normal("b") * x + offset
+        pm.Bernoulli("y", logit_p=eta, observed=y)
+    latent = pmb.MinibatchMH(model=model).latent
+    cubics = latent.reference.surrogate.cubics
+    sizes = _sizes(latent.reference, latent.rows, cubics[0] if cubics else None).rows
+    assert sizes[WALL] > sizes.sum() / 10
+    assert np.delete(sizes, WALL).max() < 0.1
