@@ -48,6 +48,10 @@ IMPLICIT, EXPLICIT, ALL = 0, 1, 2
 """Updates of z; the last draws all of it anew, which starts a chain."""
 
 GAIN_EXPONENT = 0.6
+
+LOG_SHORTEST = np.log(1e-6)
+"""Of a move of θ, in standard deviations of the approximation: tuning does not go below."""
+
 FORGET = 0.05
 """Weight of the latest iteration in the running costs on which q is tuned."""
 
@@ -198,6 +202,7 @@ def make_iterations(
                     tuning.n_corrections[0] += 1
                     gain = tuning.n_corrections[0] ** -GAIN_EXPONENT
                     log_step = tuning.log_step[0] + gain * (signal - target_signal)
+                    log_step = max(log_step, LOG_SHORTEST)
                     tuning.log_step[0] = min(log_step, np.log(longest_step))
             n_bright += flies.n_bright[0]
             if work.tuning:
@@ -267,6 +272,8 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
         counts: np.ndarray,
     ) -> None:
         """Update which rows are bright, a chunk of the rows concerned at a time."""
+        if how == ALL:  # the log odds of bright rows are those of another point
+            darken_all(flies)
         n_before, log_q = flies.n_bright[0], np.log(q)
         out, rows = np.empty(CHUNK_ROWS), np.empty(CHUNK_ROWS, np.int64)
         unused = np.empty(point.size)

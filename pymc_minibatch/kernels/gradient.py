@@ -3,6 +3,12 @@
 Rows are drawn with replacement, so that the gradient N ḡ of a batch of n has covariance N² V / n.
 Where V itself is not needed, the rows are summed as the gradient is taken, and the difference of
 two halves of the batch tells of the noise.
+
+A kernel that is made for a density that is `bounded`, by a hard constraint or the end of a prior,
+looks at each point it moves to, and does not go where the density is zero. A Langevin step stays
+where it was, as a random walk that is exact on a part of the space does; with momentum, a drift
+that leads out turns the momentum round instead, which like the drift is its own inverse once the
+momentum is turned round again, and so leaves the same density as it is.
 """
 
 import math
@@ -22,6 +28,7 @@ __all__ = [
     "diverges",
     "make_draw_gradients",
     "make_estimate",
+    "move_inside",
 ]
 
 DIVERGED = 1e6
@@ -87,6 +94,39 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
             noise[j] = scale * (total[active[j]] / first - other[active[j]] / second)
 
     return estimate
+
+
+@register_jitable
+def is_possible(point: np.ndarray, density: Density) -> bool:
+    """Whether the log-density of the prior part is finite: elsewhere the base is NaN."""
+    return not math.isnan(call_array(density.base, (point, density.constants))[0])
+
+
+@register_jitable
+def move_inside(
+    point: np.ndarray, active: np.ndarray, step: np.ndarray, kept: np.ndarray, density: Density
+) -> bool:
+    """Move the active parameters unless the density is zero there; return whether it is."""
+    add(point, active, step, kept)
+    if is_possible(point, density):
+        return False
+    put(point, active, kept)
+    return True
+
+
+@register_jitable
+def add(point: np.ndarray, active: np.ndarray, step: np.ndarray, kept: np.ndarray) -> None:
+    """Move the active parameters, and keep where they were."""
+    for i in range(active.size):
+        kept[i] = point[active[i]]
+        point[active[i]] += step[i]
+
+
+@register_jitable
+def put(point: np.ndarray, active: np.ndarray, values: np.ndarray) -> None:
+    """Set the active parameters."""
+    for i in range(active.size):
+        point[active[i]] = values[i]
 
 
 @register_jitable

@@ -23,7 +23,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
-from pymc_minibatch.kernels.gradient import diverges, make_estimate
+from pymc_minibatch.kernels.gradient import diverges, make_estimate, move_inside
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Momentum", "MomentumState", "make_momentum", "momentum_state"]
@@ -101,7 +101,7 @@ def momentum_state(dim: int, columns: int) -> MomentumState:
 
 
 def make_momentum(
-    ndims: Sequence[int], bath: Callable[..., float]
+    ndims: Sequence[int], bath: Callable[..., float], bounded: bool = False
 ) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop; its arguments and result are those of :func:`.sgfs.make_scoring`.
 
@@ -112,6 +112,8 @@ def make_momentum(
     bath
         ``(rng, epsilon, noisy, state, settings)`` is the friction and the noise of one step, on the
         momentum in place; returns the share of the batch in them.
+    bounded
+        Whether the density is zero in places, where the loop does not go; see :mod:`.gradient`.
     """
     estimate = make_estimate(ndims)
 
@@ -138,6 +140,11 @@ def make_momentum(
                 learn_noise(noise, state)
             if diverges(kick(gradient, epsilon, state), dim, state.limit):
                 return True, 0.0
+            if bounded:
+                drift(point, active, epsilon, density, state, before, gradient)
+                share = bath(rng, epsilon, settings.noisy[k], state, settings)
+                drift(point, active, epsilon, density, state, before, gradient)
+                continue
             before[:] = state.momentum
             share = bath(rng, epsilon, settings.noisy[k], state, settings)
             move(point, active, epsilon, before, state)
@@ -181,3 +188,23 @@ def move(
     multiply(state.factor, before)
     for j in range(before.size):
         point[np.uint64(active[j])] += before[j]
+
+
+@register_jitable
+def drift(
+    point: np.ndarray,
+    active: np.ndarray,
+    epsilon: float,
+    density: Density,
+    state: MomentumState,
+    step: np.ndarray,
+    kept: np.ndarray,
+) -> None:
+    """θ ← θ + h/2 L p, or p ← −p where the density is zero there; overwrites `step` and `kept`."""
+    h = math.sqrt(epsilon)
+    for j in range(step.size):
+        step[j] = h / 2 * state.momentum[j]
+    multiply(state.factor, step)
+    if move_inside(point, active, step, kept, density):
+        for j in range(step.size):
+            state.momentum[j] = -state.momentum[j]

@@ -34,6 +34,7 @@ from pymc_minibatch.kernels.gradient import (
     diverges,
     make_draw_gradients,
     make_estimate,
+    move_inside,
 )
 from pymc_minibatch.reference.density import Density
 
@@ -44,6 +45,7 @@ __all__ = [
     "least_ratio",
     "make_scoring",
     "mean_step",
+    "refactored",
     "scoring_state",
 ]
 
@@ -109,6 +111,8 @@ class ScoringState(NamedTuple):
         `fisher` when they were made.
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
+    stopped : ndarray, shape (1,)
+        Moves that were not made, because the density is zero where they led.
     """
 
     fisher: np.ndarray
@@ -116,21 +120,25 @@ class ScoringState(NamedTuple):
     noise: np.ndarray
     counts: np.ndarray
     limit: np.ndarray
+    stopped: np.ndarray
 
 
 def scoring_state(dim: int, columns: int) -> ScoringState:
     """Return the state before tuning."""
     shape = (dim, columns)
-    return ScoringState(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(3), np.zeros(1))
+    matrices = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    return ScoringState(*matrices, np.zeros(3), np.zeros(1), np.zeros(1))
 
 
-def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
+def make_scoring(ndims: Sequence[int], bounded: bool = False) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop.
 
     Parameters
     ----------
     ndims
         Number of dimensions of each array of row data.
+    bounded
+        Whether the density is zero in places, where the loop does not go; see :mod:`.gradient`.
 
     Returns
     -------
@@ -153,7 +161,7 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
     ) -> tuple[bool, float]:
         dim = active.size
         step, noise, mean = np.empty(dim), np.empty(dim), np.empty(dim if tuning else 0)
-        rows = np.empty(scoring.batch_size, np.int64)
+        rows, kept = np.empty(scoring.batch_size, np.int64), np.empty(dim if bounded else 0)
         batch, n_measured = 0.0, 0
         for k in range(n_steps):
             is_measured = n_steps - k <= MEASURED
@@ -176,6 +184,10 @@ def make_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
             if diverges(squared_norm(step), dim, state.limit):
                 return True, 0.0
             solve_upper(state.factor, step)
+            if bounded:
+                step *= 2.0
+                state.stopped[0] += move_inside(point, active, step, kept, density)
+                continue
             for i in range(dim):
                 point[active[i]] += 2.0 * step[i]
         if n_measured == 0:
@@ -228,6 +240,20 @@ def refactor(scoring: Scoring, state: ScoringState) -> None:
         state.noise[:] = scoring.alpha * state.factor
         state.factor[:] *= math.sqrt(1.0 + scoring.alpha**2)
     state.counts[1], state.counts[2] = 1.0, state.counts[0]
+
+
+def refactored(scoring: Scoring, state: ScoringState) -> None:
+    """Factor K + W anew, where K has changed and not the information."""
+    if state.counts[1] == 0.0:
+        return
+    matrix = scoring.curvature + scoring.weight * state.fisher + scoring.injected
+    if matrix.shape[1] == 1:
+        state.factor[:] = np.sqrt(matrix)
+    else:
+        state.factor[:] = np.linalg.cholesky(symmetric(matrix))
+    if not scoring.is_users:
+        state.noise[:] = scoring.alpha * state.factor
+        state.factor[:] *= math.sqrt(1.0 + scoring.alpha**2)
 
 
 @register_jitable

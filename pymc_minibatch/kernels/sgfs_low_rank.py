@@ -27,7 +27,7 @@ from numba import njit
 from numba.extending import register_jitable
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.kernels.gradient import diverges, make_estimate
+from pymc_minibatch.kernels.gradient import diverges, make_estimate, move_inside
 from pymc_minibatch.kernels.sgfs import FORGETTING
 from pymc_minibatch.reference.density import Density
 
@@ -38,6 +38,9 @@ LEAST = 32
 
 KEPT = 64
 """Vectors of noise of a draw that are learned from."""
+
+FLATTEST = 1e-6
+"""S of a parameter is at least this share of its information, whatever B says of it."""
 
 
 class LowRank(NamedTuple):
@@ -74,6 +77,8 @@ class LowRankState(NamedTuple):
         Draws that were learned from; 1 if S, U and P are good, else 0: the chain waits.
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
+    stopped : ndarray, shape (1,)
+        Moves that were not made, because the density is zero where they led.
     """
 
     directions: np.ndarray
@@ -84,6 +89,7 @@ class LowRankState(NamedTuple):
     noises: np.ndarray
     counts: np.ndarray
     limit: np.ndarray
+    stopped: np.ndarray
 
 
 def low_rank_state(dim: int, rank: int, steps_per_draw: int) -> LowRankState:
@@ -97,10 +103,13 @@ def low_rank_state(dim: int, rank: int, steps_per_draw: int) -> LowRankState:
         noises=np.zeros((min(steps_per_draw, KEPT), dim)),
         counts=np.zeros(2),
         limit=np.zeros(1),
+        stopped=np.zeros(1),
     )
 
 
-def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
+def make_low_rank_scoring(
+    ndims: Sequence[int], bounded: bool = False
+) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop; arguments and result are those of :func:`.sgfs.make_scoring`."""
     estimate = make_estimate(ndims)
 
@@ -116,7 +125,7 @@ def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, flo
         settings: LowRank,
     ) -> tuple[bool, float]:
         dim, alpha = active.size, settings.alpha
-        force, step = np.empty(dim), np.empty(dim)
+        force, step, kept = np.empty(dim), np.empty(dim), np.empty(dim if bounded else 0)
         rows = np.empty(settings.batch_size, np.int64)
         for k in range(n_steps):
             noise = state.noises[k % state.noises.shape[0]] if tuning else force[:0]
@@ -136,7 +145,12 @@ def make_low_rank_scoring(ndims: Sequence[int]) -> Callable[..., tuple[bool, flo
             if diverges(squared, dim, state.limit):
                 return True, 0.0
             for j in range(dim):
-                point[active[j]] += 2.0 / (1.0 + alpha**2) * step[j]
+                step[j] *= 2.0 / (1.0 + alpha**2)
+            if bounded:
+                state.stopped[0] += move_inside(point, active, step, kept, density)
+                continue
+            for j in range(dim):
+                point[active[j]] += step[j]
         if n_steps == 0 or state.counts[1] == 0.0:
             return False, np.nan
         return False, batch_share(alpha, state)
@@ -183,7 +197,9 @@ def learn(state: LowRankState, weight: float, prior: np.ndarray) -> None:
     kept = np.sqrt((1 - least / np.maximum(squares[:rank], least + 1e-300)).clip(0))
     state.directions[: len(kept)] = kept[:, None] * (vectors[:, :rank].T @ stacked)
     rest = np.maximum(state.variances - np.sum(state.directions**2, axis=0), 0)
-    state.diagonal[:] = weight * rest + prior
+    information = weight * state.variances + prior
+    least = np.where(information > 0, FLATTEST * information, 1.0)
+    state.diagonal[:] = np.maximum(weight * rest + prior, least)
     state.columns[:] = math.sqrt(weight) * state.directions.T
     scaled = state.columns / state.diagonal[:, None]
     lower = np.linalg.cholesky(np.eye(rank) + state.columns.T @ scaled)

@@ -26,9 +26,11 @@ from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_moment
 __all__ = ["make_hamiltonian"]
 
 
-def make_hamiltonian(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
+def make_hamiltonian(
+    ndims: Sequence[int], bounded: bool = False
+) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop."""
-    return make_momentum(ndims, bath)
+    return make_momentum(ndims, bath, bounded)
 
 
 @register_jitable

@@ -24,7 +24,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
-from pymc_minibatch.kernels.gradient import diverges, make_estimate
+from pymc_minibatch.kernels.gradient import diverges, make_estimate, move_inside
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
@@ -86,7 +86,7 @@ class LangevinState(NamedTuple):
     limit: np.ndarray
 
 
-def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
+def make_langevin(ndims: Sequence[int], bounded: bool = False) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop; arguments and result are those of :func:`.sgfs.make_scoring`."""
     estimate = make_estimate(ndims)
 
@@ -102,7 +102,7 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
         langevin: Langevin,
     ) -> tuple[bool, float]:
         dim, batch, epsilon = active.size, 0.0, 0.0
-        step, noise = np.empty(dim), np.empty(dim)
+        step, noise, kept = np.empty(dim), np.empty(dim), np.empty(dim if bounded else 0)
         rows = np.empty(langevin.batch_size, np.int64)
         measured = min(n_steps, MEASURED)
         for k in range(n_steps):
@@ -124,6 +124,9 @@ def make_langevin(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
                     moved += spread * rng.standard_normal()
                 step[i] = moved
             multiply(state.factor, step)
+            if bounded:
+                move_inside(point, active, step, kept, density)
+                continue
             for i in range(dim):
                 point[np.uint64(active[i])] += step[i]
         if n_steps == 0:

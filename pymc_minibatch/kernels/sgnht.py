@@ -33,9 +33,11 @@ SMALL = 1e-8
 """Below, (1 − e^(−2ξh)) / ξ is 2h."""
 
 
-def make_thermostat(ndims: Sequence[int]) -> Callable[..., tuple[bool, float]]:
+def make_thermostat(
+    ndims: Sequence[int], bounded: bool = False
+) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop."""
-    return make_momentum(ndims, bath)
+    return make_momentum(ndims, bath, bounded)
 
 
 @register_jitable

@@ -63,6 +63,10 @@ FAR_OUT = 10.0
 WIDER = 2.0
 """Chains start so many times wider than the posterior, so that R-hat sees where they differ."""
 
+STARTS, HALVINGS = 30, 30
+"""How often a start is drawn anew where the density is zero, and then moved half of the way back to
+the point that the chain was given."""
+
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
 
@@ -305,10 +309,30 @@ class LatentSampler(ABC):
             take_best(turns)
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
-        """Return a random point about the mode, wider than the posterior, if `point` is far off."""
+        """Return a random point about the mode, wider than the posterior, if `point` is far off.
+
+        One where the density is zero, such as beyond a hard constraint, is drawn anew, and in the
+        end moved towards `point`.
+        """
         inside = self._coordinates.from_model(point)
-        start = self._start(rng, inside)
-        return point if start is inside else self._coordinates.to_model(start)
+        for _ in range(STARTS):
+            start = self._start(rng, inside)
+            if start is inside:
+                return point
+            start = self._coordinates.to_model(start)
+            if self._is_possible(start):
+                return start
+        for _ in range(HALVINGS):
+            start = (start + point) / 2
+            if self._is_possible(start):
+                return start
+        return point
+
+    def _is_possible(self, point: np.ndarray) -> bool:
+        """Whether the log-density is finite at a point of the model."""
+        if not np.isfinite(self.tall.compiled_prior_logp(point)):
+            return False
+        return bool(np.isfinite(self.tall.trial_logp(self.tall.layout.unflatten(point))))
 
     def _start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         if self._is_near(point):

@@ -35,7 +35,9 @@ from pymc_minibatch.reference import Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
+from pymc_minibatch.reference.wall import refuse_near_wall
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.support import may_be_impossible
 
 __all__ = ["multilevel_sgld"]
 
@@ -135,7 +137,8 @@ def multilevel_sgld(
     ValueError
         If an argument is out of range; if f is not finite, reads the rows of the data, draws random
         numbers or names variables that the model does not have; if paths from different starts do
-        not come together, or diverge at any step; if pilot runs show that `rtol` cannot be met
+        not come together, or diverge at any step; if the density is zero on a part of the Gaussian
+        approximation, beyond a hard constraint or the end of a prior; if pilot runs show that `rtol` cannot be met
         within `max_evaluations`.
 
     Warns
@@ -178,6 +181,9 @@ def multilevel_sgld(
     tall = TallModel(model, data=data, rows_in_memory=math.inf)
     reference = find_reference(tall=tall) if reference is None else reference
     decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
+    if may_be_impossible(tall.prior_graph):
+        everything = np.arange(tall.layout.size)
+        refuse_near_wall(tall, reference, everything, "multilevel_sgld")
     estimand = make_estimand(f, tall, reference.flat)
     target = make_gradient_target(tall, ControlVariate(reference, 2 if taylor else 0, 1.0))
     default = min(TAYLOR_BATCH if taylor else BATCH, tall.n_rows)

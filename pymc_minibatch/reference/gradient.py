@@ -3,6 +3,10 @@
 Without a control variate the base is the gradient of the prior part. With one of order 2 it is that
 plus G + Hδ, and the gradient of a row is less its share gₙ + Hₙδ (notation of :mod:`.taylor`); the
 sum is the same, but near the reference the rows vary less.
+
+A gradient tells nothing of a hard constraint. Where the prior part may have one
+(:mod:`pymc_minibatch.tall.support`), kernels take a base that is NaN wherever the log-density of
+the prior part is not finite.
 """
 
 from collections.abc import Callable
@@ -20,7 +24,7 @@ from pymc_minibatch.tall.gradients import (
     compile_row_gradients,
 )
 
-__all__ = ["GradientTarget", "make_gradient_sum", "make_gradient_target"]
+__all__ = ["GradientTarget", "bounded_base", "make_gradient_sum", "make_gradient_target"]
 
 
 class GradientTarget(NamedTuple):
@@ -52,6 +56,13 @@ def make_gradient_sum(tall: TallModel, control: ControlVariate | None) -> Gradie
     return _target(tall, control, compile_gradient_sum)
 
 
+def bounded_base(tall: TallModel) -> Callable[..., np.ndarray]:
+    """Compile the base that is NaN where the log-density of the prior part is not finite."""
+    gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
+    prior = compile_numba([tall.flat], [gradient, tall.prior_graph])
+    return jit_kept(make_bounded_base(prior.jitted), [prior.cache_key])
+
+
 def _target(
     tall: TallModel,
     control: ControlVariate | None,
@@ -79,6 +90,24 @@ def make_base(prior_gradient: Callable[..., Any]) -> Callable[..., np.ndarray]:
         reference, gradient, hessian = constants
         total = prior_gradient(point)[0] + gradient
         for j in range(hessian.shape[0]):  # none without a control variate
+            delta = point[j] - reference[j]
+            for i in range(point.size):
+                total[i] += hessian[j, i] * delta
+        return total
+
+    return base
+
+
+def make_bounded_base(prior: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Build the same, NaN where the log-density of the prior part is not finite."""
+
+    def base(point: np.ndarray, constants: Any) -> np.ndarray:
+        reference, gradient, hessian = constants
+        slope, value = prior(point)
+        if not np.isfinite(value.item()):
+            return np.full(point.size, np.nan)
+        total = slope + gradient
+        for j in range(hessian.shape[0]):
             delta = point[j] - reference[j]
             for i in range(point.size):
                 total[i] += hessian[j, i] * delta

@@ -152,6 +152,9 @@ class FlyMC(TallStep):
     A chain that tunes and starts far from the posterior mode of its variables, given the others, is
     first moved to a random point near it.
 
+    Hard constraints (``pm.Potential`` of a switch to −inf) and priors that end without a transform
+    are part of the density, and taken exactly.
+
     Sample stats, for each draw:
 
     - ``acceptance_rate``: share of its updates of θ, or moves of effects, that were accepted.
@@ -411,7 +414,7 @@ class FlyMC(TallStep):
         bright, log_odds, lit_at, reference = stored
         restore(self._flies, bright, log_odds)
         self._settled = self._settled.moved(self.target, reference, self._elsewhere)
-        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=1e-8)
+        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=0.0)
         self._lit_at = lit_at if touches_here else None
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:

@@ -15,6 +15,7 @@ from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.jit.compiled import jit_kept
@@ -27,20 +28,22 @@ from pymc_minibatch.reference.decide import (
     start_near_mode,
 )
 from pymc_minibatch.reference.density import Density, make_density
+from pymc_minibatch.reference.derivatives import Derivatives
 from pymc_minibatch.reference.exchange import interchangeable
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
+    bounded_base,
     make_gradient_sum,
     make_gradient_target,
 )
 from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
+from pymc_minibatch.tall.support import may_be_impossible
 from pymc_minibatch.warn import warn
 
 __all__ = [
     "BATCHES",
     "CLIMB",
-    "LEAST_CURVATURE",
     "GradientStep",
     "GradientStepState",
     "largest_variance",
@@ -55,7 +58,8 @@ MOST_PARAMETERS = 1000
 """With more no mode is searched for unless that is asked for."""
 
 JITTER = 0.1
-"""Standard deviation by which a chain that climbs starts away from its initial point."""
+"""Standard deviation by which a chain that climbs starts away from its initial point, in units of
+how far a parameter must move to matter to its prior or to a row, as is the rate below."""
 
 STARTS, CLIMB, MOST_CLIMBS, RATE = 4, 3000, 10, 0.02
 """Starts, of which the best goes on, steps of a climb, most climbs, and how far a parameter may go
@@ -67,9 +71,14 @@ TRIAL_ROWS = 10_000
 BATCHES = 300
 """From so many batches the noise at a point is taken."""
 
-PROBES, PROBE = 10, 1e-4
-LEAST_CURVATURE = 1e-6
-"""Of the prior; a parameter that nothing informs has it."""
+FEW_BATCHES = 30
+"""From so many the lengths are taken by which chains climb."""
+
+FLATTEST = 1e-3
+"""No direction is taken for flatter than this share of what it is at the reference."""
+
+PROBES = 10
+"""Random signs by which the prior's curvature is taken where parameters are many."""
 
 SHORT = 50
 """Warn where the default steps are so many times shorter than a normal posterior allows."""
@@ -173,6 +182,9 @@ class GradientStep(TallStep):
     def _advice(self) -> str:
         """What to do where the step diverges."""
 
+    def _fit_to_others(self, flat: np.ndarray) -> None:
+        """Fit the moves to the prior that others have left; they may have moved far."""
+
     def _check_ready(self) -> None:
         """Refuse to go on where tuning has not found what the step needs."""
 
@@ -190,12 +202,28 @@ class GradientStep(TallStep):
 
     @cached_property
     def _density(self) -> Density:
-        return make_density(self.tall, self._target)
+        return self._inside(self._target)
 
     @cached_property
     def _kernel(self) -> Callable[..., tuple[bool, float]]:
         ndims = [values.ndim for values in self.tall.data]
-        return jit_kept(self._make_kernel(ndims), [self.name, repr(ndims)])
+        keys = [self.name, repr(ndims), *["bounded"] * self._bounded]
+        return jit_kept(self._make_kernel(ndims, self._bounded), keys)
+
+    @cached_property
+    def _bounded(self) -> bool:
+        """Whether the prior part may have hard constraints, at which kernels have to look."""
+        return may_be_impossible(self.tall.prior_graph)
+
+    @cached_property
+    def _bounded_base(self) -> Callable[..., np.ndarray]:
+        return bounded_base(self.tall)
+
+    def _inside(self, target: GradientTarget) -> Density:
+        """Return the density as kernels read it, which do not go where it is zero."""
+        if self._bounded:
+            target = target._replace(base=self._bounded_base)
+        return make_density(self.tall, target)
 
     @property
     def _trial(self) -> Trial:
@@ -230,12 +258,13 @@ class GradientStep(TallStep):
 
     @cached_property
     def _sum_density(self) -> Density:
-        return make_density(self.tall, self._sums)
+        return self._inside(self._sums)
 
     @cached_property
     def _climb_kernel(self) -> Callable[..., None]:
         ndims = [values.ndim for values in self.tall.data]
-        return jit_kept(make_climb(ndims), [repr(ndims)])
+        keys = [repr(ndims), *["bounded"] * self._bounded]
+        return jit_kept(make_climb(ndims, self._bounded), keys)
 
     def _climb(
         self, flat: np.ndarray, n_steps: int, n_noises: int, rng: np.random.Generator | None = None
@@ -245,8 +274,9 @@ class GradientStep(TallStep):
         Batches are drawn by the chain's generator unless another is given.
         """
         rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self._active.size))
+        rates = RATE * (self._lengths(flat) if n_steps else np.ones(self._active.size))
         self._climb_kernel(
-            rng or self.rng, flat, self._active, self._sum_density, n_steps, RATE, rows, noises
+            rng or self.rng, flat, self._active, self._sum_density, n_steps, rates, rows, noises
         )
         return noises
 
@@ -255,7 +285,8 @@ class GradientStep(TallStep):
 
         A chain may climb to a poor mode, and would not leave it.
         """
-        starts = [self._jittered(point) for _ in range(STARTS)]
+        lengths = self._lengths(self.tall.layout.flatten(point))
+        starts = [self._jittered(point, lengths) for _ in range(STARTS)]
         for flat in starts:
             self._climb(flat, CLIMB, 0)
         best, flat = max(
@@ -269,23 +300,78 @@ class GradientStep(TallStep):
             best = reached
         return self.tall.layout.unflatten(flat)
 
-    def _jittered(self, point: PointType) -> np.ndarray:
+    def _jittered(self, point: PointType, lengths: np.ndarray) -> np.ndarray:
         """Return a flat point close to one, or itself where the others are impossible."""
         flat = self.tall.layout.flatten(point)
         moved = flat.copy()
-        moved[self._active] += JITTER * self.rng.standard_normal(self._active.size)
+        moved[self._active] += JITTER * lengths * self.rng.standard_normal(self._active.size)
         return moved if np.isfinite(self._log_density(moved)) else flat
 
     def _prior_curvature(self, flat: np.ndarray) -> np.ndarray:
-        """Diagonal of the prior's curvature, exact where that is diagonal (Hutchinson's probes)."""
-        base, _, constants = self._sums
-        rng, here = np.random.default_rng(0), base(flat, constants)
-        found = np.zeros(self._active.size)
-        for _ in range(PROBES):
-            signs = rng.choice([-1.0, 1.0], flat.size)
-            change = base(flat + PROBE * signs, constants) - here
-            found -= (signs * change / PROBE)[self._active] / PROBES
-        return np.maximum(abs(found), LEAST_CURVATURE)
+        """Diagonal of the prior's curvature, exact unless parameters are many (Hutchinson)."""
+        dim = flat.size
+        with np.errstate(all="ignore"):
+            if dim <= MOST_PARAMETERS:
+                found = np.diag(self._prior_derivatives.hessian(flat))
+            else:
+                signs = np.random.default_rng(0).choice([-1.0, 1.0], (PROBES, dim))
+                _, products = self._prior_derivatives.products_at(flat, signs)()
+                found = np.mean(signs * products, axis=0)
+        return np.abs(np.nan_to_num(found[self._active], posinf=0.0, neginf=0.0))
+
+    @cached_property
+    def _prior_derivatives(self) -> Derivatives:
+        return Derivatives(self.tall.prior_graph, self.tall.flat)
+
+    @cached_property
+    def _others(self) -> np.ndarray:
+        """Positions of what other steps move, if the prior of some parameter here depends on it."""
+        own, model = set(self.vars), self.tall.model
+        joined = False
+        for rv in model.free_RVs:
+            values = _values_in(model, [rv, *rv.owner.inputs])
+            joined |= bool(values & own) and bool(values - own)
+        for potential in model.potentials:
+            values = _values_in(model, [potential])
+            joined |= bool(values & own) and bool(values - own)
+        everything = np.arange(self.tall.layout.size)
+        return np.setdiff1d(everything, self._active) if joined else everything[:0]
+
+    def _others_moved(self, flat: np.ndarray) -> bool:
+        """Whether the prior of some parameter here is another one than at the draw before."""
+        if not self._others.size:
+            return False
+        others, before = flat[self._others], self._seen_others
+        self._seen_others = others.copy()
+        return before is None or not np.array_equal(others, before)
+
+    _seen_others: np.ndarray | None = None
+
+    def _precision_given_others(self, flat: np.ndarray, control: ControlVariate) -> np.ndarray:
+        """Precision of the Gaussian approximation with the prior as it is at a point.
+
+        Where that is not convex there it counts for no less than a share of what it was.
+        """
+        block, reference = np.ix_(self._active, self._active), control.gaussian
+        precision = control.precision(self._active)
+        now = self._prior_derivatives.hessian(flat)[block]
+        change = reference.prior_hessian[block] - np.nan_to_num(now)
+        lower = np.linalg.cholesky(precision)
+        inverse = np.linalg.inv(lower)
+        values, vectors = np.linalg.eigh(inverse @ (precision + change) @ inverse.T)
+        root = lower @ vectors * np.sqrt(np.maximum(values, FLATTEST))
+        return np.asarray(root @ root.T)
+
+    def _lengths(self, flat: np.ndarray) -> np.ndarray:
+        """Return how far each parameter must move to matter to its prior or to a single row.
+
+        They have the units of the parameters; where neither tells, 1.
+        """
+        noises = self._climb(flat, 0, FEW_BATCHES)
+        of_row = np.mean(noises**2, axis=0) * self.batch_size / self.n_rows**2
+        information = np.maximum(of_row, self._prior_curvature(flat))
+        known = np.isfinite(information) & (information > 0)
+        return np.where(known, information, 1.0) ** -0.5
 
     def _log_density(self, flat: np.ndarray) -> float:
         """Log-density from some rows, always the same ones."""
@@ -301,6 +387,8 @@ class GradientStep(TallStep):
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:
             self._check_ready()
+        if self._others_moved(flat):
+            self._fit_to_others(flat)
         n_steps = self._n_steps()
         diverged, noise = self._transitions(flat, n_steps)
         if diverged:
@@ -337,3 +425,9 @@ def largest_variance(noises: np.ndarray) -> float:
     m, dim = noises.shape
     gram = noises @ noises.T if m < dim else noises.T @ noises
     return float(np.linalg.eigvalsh(gram / m)[-1])
+
+
+def _values_in(model: Model, variables: Sequence[Variable]) -> set[Variable]:
+    """Return the value variables of the free variables on which some variables depend."""
+    found = set(ancestors(variables))
+    return {model.rvs_to_values[rv] for rv in model.free_RVs if rv in found}

@@ -53,6 +53,9 @@ FULL = 100
 BATCHES_PER_PARAMETER = 20
 """From so many batches the noise at the start is taken for a full matrix."""
 
+RIDGE = 1e-9
+"""Share of the curvature that is added, along directions of which nothing is known."""
+
 PRECONDITIONERS = ("auto", "fisher", "diagonal", "identity")
 
 
@@ -155,11 +158,12 @@ class MomentumStep(GradientStep):
             ratio = self.batch_size / self.n_rows
             prior = self._prior_curvature(flat)
             if self.preconditioner == "diagonal":
-                return (ratio * np.mean(noises**2, axis=0) + prior)[:, None] ** -0.5
+                diagonal = ratio * np.mean(noises**2, axis=0) + prior
+                return np.where(diagonal > 0, diagonal, 1.0)[:, None] ** -0.5
             curvature = ratio * noises.T @ noises / len(noises) + np.diag(prior)
         if self.preconditioner == "diagonal":
             return np.diag(curvature)[:, None] ** -0.5
-        return np.linalg.cholesky(np.linalg.inv(curvature))
+        return _root_of_inverse(curvature)
 
     def _default_size(self, flat: np.ndarray, noises: np.ndarray) -> float:
         """Return the ε at which the noisiest direction has the default share of batch noise.
@@ -245,3 +249,11 @@ class MomentumStep(GradientStep):
             f"Its step_size of {self._step_size():.3g} is too long: make it smaller, or leave it "
             "out for the default; or start nearer to the mode: pass initvals to pm.sample."
         )
+
+
+def _root_of_inverse(curvature: np.ndarray) -> np.ndarray:
+    """Return L with LLᵀ the inverse, of a matrix that may be singular, whatever the units."""
+    diagonal = np.diag(curvature)
+    scale = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
+    correlation = curvature * np.outer(scale, scale) + np.diag(np.where(diagonal > 0, RIDGE, 1.0))
+    return np.asarray(scale[:, None] * np.linalg.cholesky(np.linalg.inv(correlation)))

@@ -19,6 +19,7 @@ from pymc_minibatch.kernels.sgfs import (
     least_ratio,
     make_scoring,
     mean_step,
+    refactored,
     scoring_state,
 )
 from pymc_minibatch.kernels.sgfs_low_rank import (
@@ -30,14 +31,19 @@ from pymc_minibatch.kernels.sgfs_low_rank import (
 )
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.density import Density, make_density
+from pymc_minibatch.reference.density import Density
+from pymc_minibatch.reference.find import discrete_in_rows
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
-from pymc_minibatch.steps.gradient_step import LEAST_CURVATURE, GradientStep
+from pymc_minibatch.reference.wall import NEAR_WALL, refuse_near_wall
+from pymc_minibatch.steps.gradient_step import GradientStep
 
 __all__ = ["SGFS"]
 
 ROWS_PER_PARAMETER = 10
 """The first estimate of the information rests on at least so many rows for each parameter."""
+
+MOST_STOPPED, LEAST_STOPPED = 1e-3, 20
+"""Share of the steps that may end at a hard constraint, and how many at least."""
 
 LEAST_ALPHA = 0.5
 """With a control variate a step is about 2/(1 + α²) of the way to the mode."""
@@ -98,10 +104,12 @@ class SGFS(GradientStep):
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the reference does not
         fit the model, the rows do not inform a variable and there is no control variate, or
-        alpha and B add too little noise for one.
+        alpha and B add too little noise for one; if the density is zero on a part of the Gaussian
+        approximation, beyond a hard constraint or the end of a prior; or if another step moves a
+        discrete variable that the rows read.
     SamplingError
-        While sampling, if the steps diverge, or the Fisher information is still singular after
-        tuning.
+        While sampling, if the steps diverge, often lead to where the density is zero, or the Fisher
+        information is still singular after tuning.
 
     Warns
     -----
@@ -204,7 +212,10 @@ class SGFS(GradientStep):
             if self.control is not None and self.control.order:
                 self._check_noise(self.control)
         self.options = (self.variant, self._rank, self.alpha, self._B)
+        self._refuse_company()
         self._check_information()
+        if self._bounded and self.control is not None:
+            refuse_near_wall(self.tall, self.control.gaussian, self._active, "SGFS")
 
     def _check_noise(self, control: ControlVariate) -> None:
         """Refuse a B that adds less noise than the least alpha does."""
@@ -271,15 +282,53 @@ class SGFS(GradientStep):
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         stats = super()._draw(flat)
+        if not self.tune:
+            self._check_stopped()
         if self.tune and isinstance(self.tuned, LowRankState):
             learn(self.tuned, 1 + self.batch_size / self.n_rows, self._prior)
         return stats
 
+    def _check_stopped(self) -> None:
+        """Refuse to go on where a hard constraint is in the way of more than a few moves."""
+        stopped, most = self.tuned.stopped[0], MOST_STOPPED * self.n_draws * self.steps_per_draw
+        if stopped > LEAST_STOPPED + most:
+            raise SamplingError(
+                f"SGFS: {stopped:.0f} steps would have led to where the density is zero, beyond a "
+                f"hard constraint or the end of a prior. {NEAR_WALL}"
+            )
+
     @cached_property
     def _prior(self) -> np.ndarray:
-        """Diagonal of the prior's curvature near the initial point."""
-        flat = self.tall.start.copy()
-        return self._prior_curvature(flat + 0.1 * np.random.default_rng(0).random(flat.size))
+        """Diagonal of the prior's curvature at the initial point."""
+        return self._prior_curvature(self.tall.start)
+
+    def _fit_to_others(self, flat: np.ndarray) -> None:
+        """Take the curvature of the prior as it is now into K."""
+        if not isinstance(self.tuned, ScoringState):
+            return
+        if self.control is not None and self.control.order:
+            curvature = self._stored(self._precision_given_others(flat, self.control))
+        else:
+            prior = self._prior_curvature(flat)
+            curvature = np.diag(prior) if self.variant == "full" else prior[:, None]
+        self._scoring = self._scoring._replace(curvature=curvature)
+        refactored(self._scoring, self.tuned)
+
+    def _refuse_company(self) -> None:
+        """Refuse other steps that change what was learned once and cannot be learned anew."""
+        others = [name for name in self.tall.layout.names if name not in self.var_names]
+        if self.variant == "low rank" and self._others.size:
+            raise ValueError(
+                f"The prior of {self.var_names} depends on other variables, of {others}, which "
+                "other steps move, and variant='low rank' learns its curvature once. Use "
+                "variant='full' or 'diagonal', or MinibatchMH, which is told by the density itself."
+            )
+        if discrete := [name for name in discrete_in_rows(self.tall) if name in others]:
+            raise ValueError(
+                f"The rows read {discrete}, which are discrete and which another step moves: the "
+                "Fisher information at one of their values says nothing of that at another, and "
+                "SGFS learns it once. Use MinibatchMH, or sum the discrete variables out."
+            )
 
     def _stored(self, matrix: np.ndarray) -> np.ndarray:
         """Return a matrix as the kernel stores it."""
@@ -290,8 +339,7 @@ class SGFS(GradientStep):
         n, n_rows, dim = self.batch_size, self.n_rows, self._active.size
         curvature = injected = np.zeros((dim, self._columns))
         if not self.control_variate:
-            known = np.where(self.climbs | (self._prior > LEAST_CURVATURE), self._prior, 0.0)
-            curvature = np.diag(known) if self.variant == "full" else known[:, None]
+            curvature = np.diag(self._prior) if self.variant == "full" else self._prior[:, None]
         weight = (n + n_rows) / n * n_rows
         least_rows = ROWS_PER_PARAMETER * (dim if self.variant == "full" else 1)
         if self.control is not None and self.control.order:
@@ -315,7 +363,7 @@ class SGFS(GradientStep):
         """Where gradients of a batch are summed; with the control variate if there is one."""
         if not self.control_variate:
             return self._sum_density
-        return make_density(self.tall, self._control_sums)
+        return self._inside(self._control_sums)
 
     @cached_property
     def _control_sums(self) -> GradientTarget:

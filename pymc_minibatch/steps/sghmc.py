@@ -77,7 +77,8 @@ class SGHMC(MomentumStep):
     Notes
     -----
     Each chain starts where Adam leads from the best of four points: its initial one, moved by
-    normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
+    normal noise with a standard deviation of 0.1, in units of how far a parameter must move to
+    matter to its prior or to a row, and by 3,000 steps of Adam. It goes on for 3,000
     steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
     starts near that instead. There the preconditioner and the step size are settled, and again
     after 25, 50, 100 and so on draws of tuning. A chain that diverges while it tunes climbs from
@@ -87,6 +88,10 @@ class SGHMC(MomentumStep):
     The bias is that of the noise which is not made up for: what varies along the chain, and what
     is correlated between parameters if M is diagonal. For a Gaussian posterior whose
     gradient has a noise that is known the variances of the draws are right to order ε.
+
+    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
+    the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
+    near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
 
     Sample stats, for each draw:
 

@@ -109,6 +109,11 @@ class SGLD(GradientStep):
     A step that is too long need not diverge: where the gradient of a row is bounded, as in logistic
     regression, the chain stays finite and its draws are far too wide.
 
+    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
+    the end of a prior without a transform, a chain does not go: a step that leads there is not
+    made. Draws near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it
+    exactly.
+
     Sample stats, for each draw:
 
     - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,

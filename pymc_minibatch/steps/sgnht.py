@@ -73,7 +73,8 @@ class SGNHT(MomentumStep):
     Notes
     -----
     Each chain starts where Adam leads from the best of four points: its initial one, moved by
-    normal noise with a standard deviation of 0.1 and by 3,000 steps of Adam. It goes on for 3,000
+    normal noise with a standard deviation of 0.1, in units of how far a parameter must move to
+    matter to its prior or to a row, and by 3,000 steps of Adam. It goes on for 3,000
     steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
     starts near that instead. There the preconditioner and the step size are settled, and again
     after 25, 50, 100 and so on draws of tuning; a chain that diverges while it tunes goes on with
@@ -83,6 +84,10 @@ class SGNHT(MomentumStep):
     One thermostat holds the mean temperature over all directions. Where the batch is noisier in
     some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
     the noise nearly the same in all.
+
+    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
+    the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
+    near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
 
     Sample stats, for each draw:
 

@@ -9,6 +9,11 @@ rotation in (y, p), and a quarter turn makes y independent of where it was. So a
 −∇V for half its time, a rotation, and another half kick; the steps make up about a quarter turn.
 With few bright rows, one or two suffice.
 
+A rotation that leads to where the density is zero, beyond a hard constraint, is not made: p is
+turned round instead. Like the rotation, that is its own inverse once p is turned round again, so
+the trajectory can be reversed and keeps volumes; it goes back the way it came, and is accepted or
+rejected as any other.
+
 A tuned bound touches at the mode, so that L̃ₙ grows with (xₙᵀy)²: a bright row keeps y on its side
 of the plane where it would vanish, and chains turn round slowly though |y| varies fast. L̃ₙ is about
 the same at −y. So half of the updates propose to go there, too, which is nearly always accepted.
@@ -42,6 +47,9 @@ QUARTER_TURN = np.pi / 2
 JITTER = 0.2
 """Times vary by this share, so that no orbit closes."""
 
+MOST_STEPS = 64
+"""Where steps must be short, a trajectory ends after so many of them."""
+
 
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
     """Build the update."""
@@ -55,21 +63,27 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         whitening: Whitening,
         step: float,
     ) -> tuple[bool, float]:
-        n_steps = max(1, int(np.round(QUARTER_TURN / step)))
+        n_steps = min(MOST_STEPS, max(1, int(np.round(QUARTER_TURN / step))))
         time = step * (1.0 + JITTER * (2.0 * rng.random() - 1.0))
         cos, sin = np.cos(time), np.sin(time)
         y, p = whitened(current.point, whitening), standard_normal(rng, whitening.active.size)
         kick = whitened_gradient(current.gradient, whitening) + y
         proposed.point[:] = current.point
         log_density = current.log_density[0]
-        kinetic = 0.5 * (p * p).sum()
+        kinetic, n_turned = 0.5 * (p * p).sum(), 0
         for _ in range(n_steps):
             p += 0.5 * time * kick
-            y, p = cos * y + sin * p, cos * p - sin * y
-            put_whitened(y, whitening, proposed.point)
+            moved = cos * y + sin * p
+            put_whitened(moved, whitening, proposed.point)
             log_density = evaluate(proposed, context)
-            if not np.isfinite(log_density):
-                break
+            if np.isfinite(log_density):
+                y, p = moved, cos * p - sin * y
+            else:
+                p, n_turned = -p, n_turned + 1
+                put_whitened(y, whitening, proposed.point)
+                log_density = evaluate(proposed, context)
+                if not np.isfinite(log_density):
+                    break
             kick = whitened_gradient(proposed.gradient, whitening) + y
             p += 0.5 * time * kick
         log_ratio = log_density - current.log_density[0] + kinetic - 0.5 * (p * p).sum()
@@ -82,7 +96,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
             log_ratio = evaluate(proposed, context) - current.log_density[0]
             if np.log(rng.random()) < log_ratio:
                 accept(current, proposed, context.flies)
-        return accepted, probability
+        return accepted, probability * (1.0 - n_turned / n_steps)
 
     return hamiltonian
 

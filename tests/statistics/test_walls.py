@@ -1,0 +1,80 @@
+"""Densities that end at a wall: a potential of −inf, or a prior without a transform.
+
+A location is known by a closed form or by quadrature, with the wall 1 sd below the mode, at it, and
+1 and 3 sds above, so that a tail of 0.1 % is all that is left.
+"""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_minibatch as pmb
+
+WALLS = (-1.0, 0.0, 1.0, 3.0)
+ROWS = np.random.default_rng(1).standard_t(4, size=300) + 0.5
+GRID = np.linspace(0.0, 1.2, 6001)
+LOG_DENSITY = (-2.5 * np.log1p((ROWS[:, None] - GRID) ** 2 / 4)).sum(axis=0)
+
+
+def moments(beyond, log_density=LOG_DENSITY):
+    """Mean and sd of a density on a grid that ends at a wall."""
+    weights = np.where(beyond < GRID, np.exp(log_density - log_density.max()), 0.0)
+    weights /= weights.sum()
+    mean = weights @ GRID
+    return mean, np.sqrt(weights @ (GRID - mean) ** 2)
+
+
+def wall_at(sds):
+    mean, sd = moments(-np.inf)
+    return float(mean + sds * sd)
+
+
+def draws_beyond(wall, step, draws=4000, by="potential", **options):
+    """Sample a location of Student-t rows that is larger than the wall."""
+    start = wall + 0.01
+    with pm.Model():
+        if by == "potential":
+            mu = pm.Normal("mu", 0, 100, initval=start)
+            pm.Potential("wall", pt.switch(mu > wall, 0.0, -np.inf))
+        else:
+            mu = pm.Uniform("mu", wall, 100, default_transform=None, initval=start)
+        pm.StudentT("y", nu=4, mu=mu, sigma=1, observed=ROWS)
+        posterior = pm.sample(
+            draws,
+            tune=1000,
+            chains=1,
+            cores=1,
+            step=step(**options),
+            random_seed=3,
+            progressbar=False,
+            compute_convergence_checks=False,
+        ).posterior
+    return posterior["mu"].values.ravel()
+
+
+def assert_moments(draws, wall, bias=0.0):
+    """Mean and sd are those by quadrature, within Monte Carlo errors and a bias in sds."""
+    assert draws.min() > wall
+    mean, sd = moments(wall)
+    for found, true in ((draws, mean), ((draws - mean) ** 2, sd**2)):
+        error = found.std() / np.sqrt(float(az.ess(found[None])))
+        scale = sd if true == mean else 2 * sd**2
+        assert abs(found.mean() - true) < 4.5 * error + bias * scale
+
+
+@pytest.mark.parametrize("sds", WALLS)
+@pytest.mark.parametrize("kernel", ["hamiltonian", "langevin", "metropolis", "slice"])
+def test_firefly(kernel, sds):
+    wall = wall_at(sds)
+    assert_moments(draws_beyond(wall, pmb.FlyMC, kernel=kernel), wall)
+
+
+@pytest.mark.parametrize(("sds", "by"), [(0.0, "uniform"), *((sds, "potential") for sds in WALLS)])
+@pytest.mark.parametrize("kind", [pmb.SGLD, pmb.SGHMC, pmb.SGNHT, pmb.MinibatchMH])
+def test_gradient_steps(kind, sds, by):
+    """Draws of the gradient steps are wider by a few per cent, as without a wall."""
+    wall = wall_at(sds)
+    draws = draws_beyond(wall, kind, by=by, steps_per_draw=20)
+    assert_moments(draws, wall, bias=0.0 if kind is pmb.MinibatchMH else 0.12)
