@@ -138,8 +138,8 @@ def multilevel_sgld(
         If an argument is out of range; if f is not finite, reads the rows of the data, draws random
         numbers or names variables that the model does not have; if paths from different starts do
         not come together, or diverge at any step; if the density is zero on a part of the Gaussian
-        approximation, beyond a hard constraint or the end of a prior; if pilot runs show that `rtol` cannot be met
-        within `max_evaluations`.
+        approximation, beyond a hard constraint or the end of a prior; if pilot runs show that
+        `rtol` cannot be met within `max_evaluations`.
 
     Warns
     -----
