@@ -367,7 +367,7 @@ class GradientStep(TallStep):
 
         They have the units of the parameters; where neither tells, 1.
         """
-        noises = self._climb(flat, 0, FEW_BATCHES)
+        noises = self._climb(flat, 0, FEW_BATCHES, np.random.default_rng(0))
         of_row = np.mean(noises**2, axis=0) * self.batch_size / self.n_rows**2
         information = np.maximum(of_row, self._prior_curvature(flat))
         known = np.isfinite(information) & (information > 0)

@@ -91,13 +91,13 @@ def test_a_chain_that_diverges_while_it_tunes_takes_shorter_steps(tanh_units, mo
         step.step(point)
 
 
-def test_a_climb_starts_with_steps_of_one_length(tanh_units):
+def test_a_climb_starts_with_steps_of_the_lengths_of_parameters(tanh_units):
     """Adam's averages are free of the zeros they start from. The last step has no length."""
     step = SGHMC(model=tanh_units, batch_size=100, rng=1)
     start = step.tall.layout.flatten(tanh_units.initial_point()) + 0.1
     flat = start.copy()
     step._climb(flat, 2, 0)
-    np.testing.assert_allclose(abs(flat - start), RATE / 2, rtol=1e-6)
+    np.testing.assert_allclose(abs(flat - start), RATE / 2 * step._lengths(start), rtol=1e-6)
 
 
 def test_sgld_needs_a_step_size_for_a_network(tanh_units):
