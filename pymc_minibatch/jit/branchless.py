@@ -36,7 +36,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import log
 from scipy.special import expit
 
-from pymc_minibatch.jit.cache import source_number
+from pymc_minibatch.jit.reached import reached_number
 
 __all__ = [
     "Entrywise",
@@ -270,7 +270,8 @@ def _argument(logarithm: Variable) -> Variable | None:
 
 
 def _funcify(op: UnaryScalarOp, node: Any, **kwargs: Any) -> tuple[Any, str]:
-    return FUNCTIONS[type(op)][0], scalar_op_cache_key(op, source=source_number(__file__))
+    function = FUNCTIONS[type(op)][0]
+    return function, scalar_op_cache_key(op, source=reached_number(function))
 
 
 for _op in FUNCTIONS:
@@ -289,7 +290,7 @@ def _funcify_entrywise(op: Entrywise, node: Apply, **kwargs: Any) -> tuple[Any, 
             out[i] = function(flat[i])
         return out.reshape(values.shape)
 
-    return entrywise, source_number(__file__)
+    return entrywise, reached_number(entrywise)
 
 
 class InlinedComposite(Composite):

@@ -1,18 +1,17 @@
 """The cache of machine code on disk: what it is kept under, and what happens where it is broken.
 
 PyTensor keeps the machine code of graphs under keys of the graphs, and Numba reads and writes the
-files. A kernel of ours is kept there under a key of all that it is made of, so that it is never
-stale. A cache only saves time: where its files cannot be read or written, what they would hold is
-compiled, and the user is told once.
+files. A kernel of ours is kept there under a key of all code that it reaches, so that it is never
+stale (:mod:`pymc_minibatch.jit.reached`). A cache only saves time: where its files cannot be read
+or written, what they would hold is compiled, and the user is told once.
 """
 
 import os
 import pickle
+import sys
 from contextlib import suppress
-from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
 
 from numba import __version__ as numba_version
@@ -21,56 +20,45 @@ from pytensor import __version__ as pytensor_version
 from pytensor.configdefaults import config
 from pytensor.link.numba.cache import NUMBA_CACHE_PATH
 
+from pymc_minibatch.jit.reached import PACKAGE, UnknownError, reached, source_of
 from pymc_minibatch.warn import warn
 
-__all__ = ["class_key", "kernel_key", "source_number"]
+__all__ = ["class_key", "compiler_key", "kernel_key"]
 
-PACKAGE = "pymc_minibatch"
-
-JITTED = (
-    "acceptance",
-    "bounds",
-    "jit",
-    "kernels",
-    "latent",
-    "multilevel",
-    "proposals",
-    "reference",
-    "updates",
-)
-"""The subpackages whose functions are compiled into a kernel, or see to it."""
+COMPILERS = ("jit/compiled.py", "jit/linking.py")
+"""The files that determine how functions are compiled, whatever they compute."""
 
 
-def kernel_key(*parts: str | None) -> str | None:
+def kernel_key(function: Any, *parts: str | None) -> str | None:
     """Return what a kernel is kept under, None if that is not to be.
 
     Parameters
     ----------
+    function
+        What is compiled.
     *parts
-        What tells it from others made of the same code: keys of the graphs and classes in it, its
-        own source. If any is None its code is not known, and it must not be kept.
+        What else tells it from others: keys of graphs, classes. If any is None, or if it cannot be
+        told what the function reaches, its code is not known, and it must not be kept.
     """
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
+    try:
+        code = reached(function)
+    except UnknownError:
+        return None
     fastmath = f"fastmath={config.numba__fastmath}"
-    return sha256("\n".join([code_key(), fastmath, *known]).encode()).hexdigest()
+    return sha256("\n".join([compiler_key(), code, fastmath, *known]).encode()).hexdigest()
 
 
-@cache
-def code_key() -> str:
-    """Hash the source of everything a kernel is made of, and what compiles it."""
-    digest = sha256(f"{version('pymc-minibatch')} {pytensor_version} {numba_version}".encode())
-    package = files(PACKAGE)
-    for folder in JITTED:
-        sources = [path for path in (package / folder).iterdir() if path.name.endswith(".py")]
-        for path in sorted(sources, key=lambda path: path.name):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def compiler_key() -> str:
+    """Hash what compiles kernels."""
+    tools = [sys.version, pytensor_version, numba_version, version("llvmlite")]
+    return sha256("\n".join([*tools, *map(source_of, COMPILERS)]).encode()).hexdigest()
 
 
 def class_key(part: Any) -> str | None:
-    """Return the name of a part's class if its source is in the key of the code, else None.
+    """Return the name of a part's class if it is of this package, else None.
 
     Code from elsewhere may call what we do not see, so it is compiled anew in each process.
     """
@@ -79,12 +67,6 @@ def class_key(part: Any) -> str | None:
         for base in type(part).__mro__
     )
     return type(part).__qualname__ if ours else None
-
-
-def source_number(path: str) -> int:
-    """Return a number that changes with a file: PyTensor wants one for the code of an operation."""
-    with open(path, "rb") as source:
-        return int.from_bytes(sha256(source.read()).digest()[:8], "big")
 
 
 class CacheFile(caching.IndexDataCacheFile):

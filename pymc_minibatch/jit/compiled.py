@@ -8,7 +8,7 @@ to our own kernels: a second process on the same model starts warm.
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import signature
 from threading import Lock
 from typing import Any
@@ -169,12 +169,28 @@ def jit_kept(
         Whether other threads run meanwhile.
     """
     function = getattr(function, "py_func", function)
-    key = kernel_key(function.__module__, function.__qualname__, *keys)
     # Numba finds what a function on disk refers to by the name of its module, and does not find
     # again what is kept with a closure; inlined, the closure is compiled no more often than once.
     names = ", ".join(signature(function).parameters)
     source = f"def kept({names}): return {INLINED}({names})"
     module = {"__name__": __name__, INLINED: njit(inline="always")(function)}
-    kept = compile_numba_function_src(source, "kept", module, cache_key=key)
-    jitted = numba_njit(kept, final_function=True, cache=key is not None, nogil=nogil)
-    return compiled_by_linking(jitted)
+    kept = compile_numba_function_src(source, "kept", module)
+    jitted = numba_njit(kept, final_function=True, nogil=nogil)
+    key = partial(kernel_key, jitted, function.__module__, function.__qualname__, *keys)
+    return compiled_by_linking(kept_on_disk(jitted, key))
+
+
+def kept_on_disk[F: Callable[..., Any]](dispatcher: F, make_key: Callable[[], str | None]) -> F:
+    """Have a jitted function kept on disk once it is compiled, when all that it calls is there."""
+    compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
+
+    def compile_and_keep(signature: Any) -> Any:
+        dispatcher.compile = compile_as_usual  # type: ignore[attr-defined]
+        key = make_key()
+        if key is not None:
+            CACHED_SRC_FUNCTIONS[dispatcher.py_func] = key  # type: ignore[attr-defined]
+            dispatcher.enable_caching()  # type: ignore[attr-defined]
+        return compile_as_usual(signature)
+
+    dispatcher.compile = compile_and_keep  # type: ignore[attr-defined]
+    return dispatcher

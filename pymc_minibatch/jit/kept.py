@@ -27,7 +27,8 @@ from pytensor.link.numba.cache import NUMBA_CACHE_PATH
 from pytensor.misc.frozendict import frozendict
 from pytensor.scalar.basic import Composite, ScalarOp
 
-from pymc_minibatch.jit.cache import PACKAGE, code_key, warn_once
+from pymc_minibatch.jit.cache import compiler_key, warn_once
+from pymc_minibatch.jit.reached import PACKAGE, UnknownError, package_source, reached
 
 __all__ = ["Graph", "kept_rewrite"]
 
@@ -69,10 +70,6 @@ def kept_rewrite(rewrite: Callable[[Graph], Graph], graph: Graph) -> Graph:
     return found
 
 
-class _UnknownError(Exception):
-    """A part of a graph that may change while its name stays, or its value while it is kept."""
-
-
 class _KeyPickler(pickle.Pickler):
     """Pickles what determines how a graph is rewritten.
 
@@ -87,18 +84,20 @@ class _KeyPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Write operations by their properties, and refuse what is not known."""
         if isinstance(obj, Variable | Apply):
-            raise _UnknownError
+            raise UnknownError  # may have another value later
         if isinstance(obj, type | FunctionType) and obj.__module__.split(".")[0] not in KNOWN:
-            raise _UnknownError
+            raise UnknownError
         if isinstance(obj, Composite):
             return _part, (type(obj), _written(obj.fgraph.inputs, obj.fgraph.outputs))
         if isinstance(obj, HasInnerGraph):
-            raise _UnknownError
+            raise UnknownError
         if isinstance(obj, ScalarOp):
             state = {name: value for name, value in vars(obj).items() if name != "name"}
-            return _part, (type(obj), sorted(state.items()))
+            source = package_source() if type(obj).__module__.startswith(PACKAGE) else ""
+            return _part, (type(obj), source, sorted(state.items()))
         if isinstance(obj, Op) and hasattr(type(obj), "__props__"):
-            return _part, (type(obj), obj._props())  # type: ignore[attr-defined]
+            source = package_source() if type(obj).__module__.startswith(PACKAGE) else ""
+            return _part, (type(obj), source, obj._props())  # type: ignore[attr-defined]
         if isinstance(obj, frozendict):  # which keeps its hash
             return _part, tuple(obj.items())
         if isinstance(obj, np.ndarray) and obj.dtype != object:
@@ -118,7 +117,7 @@ def _written(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> bytes:
         if variable in numbers:
             return numbers[variable]
         if not isinstance(variable, Constant):
-            raise _UnknownError
+            raise UnknownError
         return variable.type, variable.data
 
     nodes = []
@@ -133,10 +132,10 @@ def _written(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> bytes:
 
 def _graph_key(rewrite: Callable[..., Any], graph: Graph) -> str | None:
     try:
-        written = _written(*graph)
-    except (_UnknownError, pickle.PicklingError, AttributeError, TypeError, RecursionError):
+        written, code = _written(*graph), reached(rewrite)
+    except (UnknownError, pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
-    digest = sha256(f"{_versions()} {_checks_bounds()} {rewrite.__qualname__}".encode())
+    digest = sha256(f"{_versions()} {_checks_bounds()} {code}".encode())
     digest.update(written)
     return digest.hexdigest()
 
@@ -144,7 +143,7 @@ def _graph_key(rewrite: Callable[..., Any], graph: Graph) -> str | None:
 @cache
 def _versions() -> str:
     known = (version(package) for package in ("pymc", "numpy"))
-    return " ".join([code_key(), config.get_config_hash(), *known])
+    return " ".join([compiler_key(), config.get_config_hash(), *known])
 
 
 def _checks_bounds() -> bool:

@@ -20,8 +20,8 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
 from pytensor.tensor.shape import SpecifyShape
 
-from pymc_minibatch.jit.cache import source_number
 from pymc_minibatch.jit.linking import jit_part
+from pymc_minibatch.jit.reached import reached_number
 
 __all__ = ["local_added_axes", "local_true_checks", "local_unchecked", "range_of"]
 
@@ -109,7 +109,7 @@ def _funcify_unchecked(op: Unchecked, node: Apply, **kwargs: Any) -> tuple[Any, 
     def unchecked(values: Any) -> Any:
         return values
 
-    return unchecked, source_number(__file__)
+    return unchecked, reached_number(unchecked)
 
 
 @node_rewriter([DimShuffle])

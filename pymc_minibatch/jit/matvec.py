@@ -16,8 +16,8 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
-from pymc_minibatch.jit.cache import source_number
 from pymc_minibatch.jit.linking import jit_part
+from pymc_minibatch.jit.reached import reached_number
 
 __all__ = ["MatVec", "local_matvec"]
 
@@ -107,4 +107,4 @@ def _funcify_matvec(op: MatVec, node: Apply, **kwargs: Any) -> tuple[Any, int]:
     def matvec(matrix: Any, vector: Any) -> Any:
         return _matvec(matrix, vector)
 
-    return matvec, source_number(__file__)
+    return matvec, reached_number(matvec)

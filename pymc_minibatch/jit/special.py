@@ -11,7 +11,7 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.scalar.math import TriGamma
 
-from pymc_minibatch.jit.cache import source_number
+from pymc_minibatch.jit.reached import reached_number
 
 __all__ = ["trigamma"]
 
@@ -41,4 +41,4 @@ def trigamma(x: float) -> float:
 
 @register_funcify_and_cache_key(TriGamma)
 def _funcify_trigamma(op: TriGamma, node: Any, **kwargs: Any) -> tuple[Any, str]:
-    return trigamma, scalar_op_cache_key(op, source=source_number(__file__))
+    return trigamma, scalar_op_cache_key(op, source=reached_number(trigamma))

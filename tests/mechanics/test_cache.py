@@ -5,7 +5,6 @@ import errno
 import re
 import uuid
 import warnings
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,10 @@ def key():
 
 def doubled(key):
     return jit_kept(lambda x: 2.0 * x, [key])
+
+
+def halved(x):
+    return 0.5 * x
 
 
 def kept(key):
@@ -61,49 +64,41 @@ def test_functions_with_the_same_keys_are_told_apart(key):
 
 
 def test_an_unknown_key_is_not_kept(key):
-    assert cache.kernel_key("known", None) is None
+    assert cache.kernel_key(halved, "known", None) is None
     function = jit_kept(lambda x: 2.0 * x, [key, None])
     assert function(4.0) == 8.0
     assert isinstance(function._cache, caching.NullCache)
 
 
-@pytest.fixture
-def copy_of_the_package(tmp_path, monkeypatch):
-    package = files("pymc_minibatch")
-    for folder in cache.JITTED:
-        (tmp_path / folder).mkdir()
-        for path in (package / folder).iterdir():
-            if path.name.endswith(".py"):
-                (tmp_path / folder / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(cache, "files", lambda name: tmp_path)
-    monkeypatch.setattr(cache, "code_key", cache.code_key.__wrapped__)
-    return tmp_path
-
-
-def test_the_key_is_that_of_the_source(copy_of_the_package):
-    """All that is compiled, or compiles, is in it."""
-    before = cache.kernel_key("a")
-    assert cache.kernel_key("a") == before
-    for path in ["kernels/rows.py", "acceptance/penalty.py", "jit/compiled.py", "jit/pointers.py"]:
-        with open(copy_of_the_package / path, "a") as source:
-            source.write("\n# edited\n")
-        after = cache.kernel_key("a")
+def test_the_key_is_that_of_what_compiles(monkeypatch):
+    """What is compiled is in it as well: test_reached.py."""
+    before = cache.kernel_key(halved, "a")
+    assert cache.kernel_key(halved, "a") == before
+    for file in cache.COMPILERS:
+        others = {each: each == file for each in cache.COMPILERS}
+        monkeypatch.setattr(cache, "source_of", lambda path, others=others: str(others[path]))
+        after = cache.kernel_key(halved, "a")
         assert after != before
         before = after
 
 
+def test_where_it_cannot_be_told_what_is_reached_nothing_is_kept():
+    unknown = object()
+    assert cache.kernel_key(lambda: unknown) is None
+
+
 @pytest.mark.parametrize("what", ["pytensor_version", "numba_version"])
-def test_the_key_is_that_of_the_versions(copy_of_the_package, monkeypatch, what):
-    before = cache.kernel_key("a")
+def test_the_key_is_that_of_the_versions(monkeypatch, what):
+    before = cache.kernel_key(halved, "a")
     monkeypatch.setattr(cache, what, "0.0")
-    assert cache.kernel_key("a") != before
+    assert cache.kernel_key(halved, "a") != before
 
 
 def test_the_key_is_that_of_the_flags():
     keys = []
     for fastmath in (True, False):
         with config.change_flags(numba__fastmath=fastmath):
-            keys.append(cache.kernel_key("a"))
+            keys.append(cache.kernel_key(halved, "a"))
     assert keys[0] != keys[1]
 
 
@@ -115,6 +110,8 @@ class Mine(pmb.Penalty):
 @pytest.mark.parametrize(("test", "is_kept"), [(pmb.Penalty(), True), (Mine(), False)])
 def test_kernels_of_parts_from_elsewhere_are_not_kept(test, is_kept):
     kernel = compile_transitions([1], test, pmb.RandomWalk(), by_size=False)
+    with pytest.raises(TypeError):
+        kernel.compile(())  # without arguments
     assert isinstance(kernel._cache, caching.NullCache) != is_kept
 
 

@@ -27,14 +27,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def rewritten():
     """Rewrite a graph, unless it is on disk; note the graphs that were rewritten."""
-    noted = []
+    note.noted = []  # attributes of a function are not code
+    return lambda inputs, outputs: kept.kept_rewrite(note, (inputs, outputs)), note.noted
 
-    def note(graph):
-        noted.append(graph)
-        return graph
 
-    note.__module__ = "pymc_minibatch.made_up"
-    return lambda inputs, outputs: kept.kept_rewrite(note, (inputs, outputs)), noted
+def note(graph):
+    note.noted.append(graph)
+    return graph
 
 
 def graph(name="x", power=2.0, shape=(None,), dtype="float64"):
@@ -116,6 +115,11 @@ def test_settings_and_versions_matter(rewritten, monkeypatch):
     monkeypatch.setattr(kept, "_versions", lambda: "others")
     rewrite(*graph())
     assert len(noted) == 3
+    monkeypatch.setattr(
+        note, "__code__", (lambda graph: note.noted.append(graph) or graph).__code__
+    )
+    rewrite(*graph())
+    assert len(noted) == 4
 
 
 def test_check_bounds_is_obeyed():
