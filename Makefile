@@ -11,12 +11,13 @@ BENCH_VENV = .venv-bench
 MODEL = logistic
 ROWS = 100000
 RUN = $(VENV)/bin/python
+PYTEST = $(RUN) -m pytest -n auto --dist loadgroup
 
 .SUFFIXES:
 .NOTPARALLEL:
 .PRECIOUS: $(RUN)
 .DEFAULT_GOAL = help
-.PHONY: help demo bench figure test test-fast lint types docs clean
+.PHONY: help demo bench figure test test-all lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,13 +41,14 @@ figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw sec
 	  --output docs/benchmarks.md
 	@$(RUN) -m benchmarks.figure docs/benchmarks.md docs/images/seconds_by_rows.svg
 
-test: lint types docs ## lint, check types, build the documentation, run all tests
-	@echo "running all tests ..."
-	@$(RUN) -m pytest -n 2 tests/mechanics tests/statistics
+# -n auto: as many workers as there are cores; the tests of a file share compiled models.
+test: lint types ## lint, check types, run the first tier of the tests: some minutes
+	@echo "running the tests of the first tier ..."
+	@$(PYTEST) -m "not slow"
 
-test-fast: $(VENV)/.installed-dev ## run the fast tests only
-	@echo "running the fast tests ..."
-	@$(RUN) -m pytest -n 2 tests/mechanics
+test-all: test docs ## the same, build the documentation, run all other tests: up to an hour
+	@echo "running the tests of the second tier ..."
+	@$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev ## check the style of the code
 	@echo "checking style ..."

@@ -1,0 +1,63 @@
+"""The two tiers of the tests, and which of them one worker runs.
+
+The first tier is what every commit runs. In the second are sampling to compare posteriors with
+(``tests/statistics``), what is marked ``slow``, and what ``slow.txt`` lists: test functions that
+took longer than :data:`SLOW` seconds when durations were recorded
+(``python -m pytest --record-slow tests/mechanics``, on an idle machine). So a new test is in the
+tier of its folder, and nobody has to do anything for it.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LISTED = TESTS / "slow.txt"
+SECOND = TESTS / "statistics"
+
+SLOW = 8.0
+"""Seconds in all calls of a test function, without fixtures, which others may share."""
+
+spent: defaultdict[str, float] = defaultdict(float)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record-slow", action="store_true", help=f"write {LISTED.name} anew")
+
+
+def listed():
+    """Return the functions that are recorded as slow, with their seconds."""
+    lines = [line.split() for line in LISTED.read_text().splitlines() if line[:1] != "#"]
+    return {name: float(seconds) for seconds, name in lines}
+
+
+def function_of(nodeid):
+    """Return the name of a test without its parameters and its group."""
+    return nodeid.split("[")[0].split("@")[0].removeprefix("tests/")
+
+
+def pytest_collection_modifyitems(items):
+    slow = listed()
+    for item in items:
+        if SECOND in item.path.parents or function_of(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
+        # Tests of a file share models, which each worker would compile.
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        spent[function_of(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if not config.getoption("record_slow") or hasattr(config, "workerinput"):
+        return
+    known = {name: seconds for name, seconds in listed().items() if name not in spent}
+    slow = known | {name: s for name, s in spent.items() if s > SLOW and "mechanics" in name}
+    comment = LISTED.read_text().splitlines()[0]
+    lines = [f"{slow[name]:.0f} {name}" for name in sorted(slow)]
+    LISTED.write_text("\n".join([comment, *lines]) + "\n")
