@@ -91,7 +91,8 @@ class RunningMean:
                 f"The draws lack {missing}, which the model of this mean has. Make it with the "
                 "model that is sampled."
             )
-        value = np.asarray(self._evaluate(draw.point), dtype=np.float64)
+        point = {name: draw.point[name] for name in self._names}
+        value = np.asarray(self._evaluate(point), dtype=np.float64)
         if not np.isfinite(value).all():
             if not self.n_left_out:
                 warn(
