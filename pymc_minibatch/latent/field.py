@@ -278,6 +278,13 @@ class LatentMap:
     def _transposed_blocks(self) -> np.ndarray:
         return np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
 
+    def times(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``A z``."""
+        of_groups = multiply_blocks(self.blocks, groups)
+        if not is_empty(self.cross):
+            of_groups = of_groups + (self.cross @ dense).reshape(of_groups.shape)
+        return self.dense @ dense, of_groups
+
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
         of_dense = self.dense.T @ dense
@@ -691,6 +698,10 @@ class LatentField:
         with effects.
     hyper_in_prior : bool
         Whether the prior of z depends on h.
+    spread : ndarray, shape (D,)
+        Standard deviations of variables a priori.
+    spread_of_phi : ndarray, shape (P,)
+        Those of what rows read.
     """
 
     def __init__(
@@ -706,8 +717,8 @@ class LatentField:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         self.levels, self.scalars = levels, scalars
         push, product = derivatives.push, derivatives.prior_product
-        spread = self._spread = spread_of(np.array(points))
-        of_phi = self._of_phi = spread_of(np.array([derivatives.phi(p) for p in points]))
+        spread = self.spread = spread_of(np.array(points))
+        of_phi = self.spread_of_phi = spread_of(np.array([derivatives.phi(p) for p in points]))
         both = rows.dense, rows.groups.ravel()
         everything = latent.dense, latent.groups.ravel()
         sizes = of_phi[np.concatenate(both)], spread
@@ -866,19 +877,16 @@ class LatentField:
         """
         rng, derivatives = np.random.default_rng(20090404), self.derivatives
         onto, precision = self.map_at(point), self.prior_precision_at(point)
-        of_map, of_prior = np.zeros(self._of_phi.size), np.zeros(point.size)
+        of_map, of_prior = np.zeros(self.spread_of_phi.size), np.zeros(point.size)
         z = np.concatenate([self.latent.dense, self.latent.groups.ravel()])
         read = np.concatenate([self.rows.dense, self.rows.groups.ravel()])
         for own in variables:
             seed = np.zeros(point.size)
-            seed[own] = self._spread[own] * rng.standard_normal(own.size)
+            seed[own] = self.spread[own] * rng.standard_normal(own.size)
             dense, groups = self.latent.split(seed)
-            of_groups = multiply_blocks(onto.blocks, groups)
-            if not is_empty(onto.cross):
-                of_groups = of_groups + (onto.cross @ dense).reshape(of_groups.shape)
-            self.rows.put(of_map, onto.dense @ dense, of_groups)
+            self.rows.put(of_map, *onto.times(dense, groups))
             self.latent.put(of_prior, *precision.product(dense, groups))
-            noise = 10.0 * ROUNDING * self._of_phi, 10.0 * ROUNDING / self._spread
+            noise = 10.0 * ROUNDING * self.spread_of_phi, 10.0 * ROUNDING / self.spread
             of_phi, curved = derivatives.push(point, seed), -derivatives.prior_product(point, seed)
             if compare(of_phi[read], of_map[read], rtol=RTOL, allowed=noise[0][read]) or compare(
                 curved[z], of_prior[z], rtol=RTOL, allowed=noise[1][z]

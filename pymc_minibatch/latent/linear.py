@@ -41,12 +41,13 @@ from pymc_minibatch.latent.layout import Parts
 from pymc_minibatch.latent.moves import MoveCounts, Tuning, Usual, Walks, moved_alone
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.latent.tails import Tails
+from pymc_minibatch.tall.verify import compare
 
 __all__ = ["LinearModel", "LinearMoves", "Scales", "find_linear"]
 
-CHECKED, SPREAD, TOLERANCE = 4, 1.0, 1e-9
-"""Points at which the form of the posterior is verified, how far they are from the mode on the
-scale of each variable, and relative errors."""
+CHECKED, TOLERANCE = (1e-3, 1e-2, 0.1, 1.0, 3.0), 1e-9
+"""How far from the mode the form of the posterior is verified, in standard deviations of each
+variable a priori, and relative errors."""
 
 N_USUAL, MOST_ENTRIES = 16, 4e7
 """Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
@@ -326,19 +327,21 @@ def find_linear(surrogate: Surrogate) -> LinearModel | None:
         return None
     model, rng = LinearModel(surrogate, effects), np.random.default_rng(15)
     seen = []
-    for _ in range(CHECKED):
-        point = surrogate.center + SPREAD * rng.standard_normal(surrogate.center.size)
+    for radius in CHECKED:
+        away = radius * field.spread * rng.standard_normal(surrogate.center.size)
+        point = surrogate.center + away
         reading, scales = surrogate.read(point), model.scales(point[field.hyper])
         phi = scales.offset + scales.scale * point[effects]
-        if not np.allclose(phi, reading.phi[model.entries], rtol=TOLERANCE, atol=TOLERANCE):
+        terms = np.abs(scales.offset) + np.abs(scales.scale * point[effects])
+        if compare(phi, reading.phi[model.entries], allowed=TOLERANCE * terms) is not None:
             return None
         here = model.here(point[field.hyper], scales, phi)
         jacobian = float(np.log(np.abs(scales.scale)).sum())
         modelled = log_density(scales, phi, here.of_rows) + jacobian
         seen.append((surrogate.log_density(point, reading), modelled, scales.precision.min()))
     truth, modelled, least = np.array(seen).T
-    wrong = np.abs(np.diff(truth - modelled))
-    is_linear = np.all(wrong <= TOLERANCE * np.abs(truth).max()) and np.all(least > 0)
+    wrong, size = np.abs(np.diff(truth - modelled)), np.abs(truth) + np.abs(modelled)
+    is_linear = np.all(wrong <= TOLERANCE * (size[1:] + size[:-1])) and np.all(least > 0)
     return model if is_linear else None
 
 

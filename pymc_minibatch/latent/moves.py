@@ -137,6 +137,9 @@ no hyperparameter in another way, it is larger."""
 NEARBY = 0.1
 """From h to another one, to see whether effects can be held."""
 
+SAME = 1e-5
+"""Relative difference of what levels that do not follow h keep."""
+
 MOST_AT_ONCE = 10
 """Hyperparameters that move together."""
 
@@ -308,11 +311,16 @@ def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
         held = field.with_effects_held(point, hyper)
         if held is None:
             return None
-        same = np.isclose(held.point, point) & np.isclose(gradient(held.point), gradient(point))
+        same = _same(held.point, point) & _same(gradient(held.point), gradient(point))
         pairs += [
             (axis, k) for k, levels in enumerate(field.levels) if not same[levels.latent].all()
         ]
     return pairs
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Say which entries of two vectors are the same, relative to their own size."""
+    return np.asarray(np.abs(one - other) <= SAME * (np.abs(one) + np.abs(other)))
 
 
 def factoring_share(

@@ -460,6 +460,9 @@ def _located(
         if rows_have_kinks(structure, start, tall.data):
             rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature, parabolic=parabolic)
+        claim = reference.surrogate.violation(reference.hyper, reference.hyper_cholesky)
+        if claim is not None:
+            raise NoFieldError(f"{claim}, out in the posterior.")
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
     return Located(rows, factors, reference)
 

@@ -41,10 +41,14 @@ from pymc_minibatch.latent.expansion import Expansion
 from pymc_minibatch.latent.field import Joined, LatentField, LatentMap, Levels
 from pymc_minibatch.latent.layout import ArrowLayout, Parts
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.verify import RADII, compare, rounding
 
 __all__ = ["Conditional", "Frame", "Reading", "Surrogate"]
 
 NOTHING = np.empty(0)
+
+RTOL_OF_PHI, RTOL_OF_PRIOR = 1e-8, 1e-6
+"""Relative differences of φ and of slopes of the prior where claims are looked at again."""
 
 
 @dataclass(frozen=True)
@@ -444,6 +448,54 @@ class Surrogate:
     def cubic(self, entries: np.ndarray) -> Cubic | None:
         """Return third and fourth order of the factor with these entries."""
         return next((cubic for cubic in self.cubics if cubic.entries is entries), None)
+
+    def violation(self, hyper: np.ndarray, root: np.ndarray) -> str | None:
+        """Say which claim about effects does not hold out in the posterior; None if all do.
+
+        Every whitened coordinate of h and of the field is 1, 3 or 6 standard deviations out.
+
+        Parameters
+        ----------
+        hyper, root
+            The mode of h and a root of its covariance.
+        """
+        rng, derivatives = np.random.default_rng(16), self.field.derivatives
+        for radius in (sign * each for each in RADII for sign in (1.0, -1.0)):
+            away = radius * rng.choice([-1.0, 1.0], hyper.size)
+            given = self.factored_later(hyper + root @ away)
+            if not given.is_proper:
+                continue
+            dense, groups = (radius * np.sign(part) for part in given.layout.noise(rng))
+            point = given.frame.color((dense, groups))
+            parts = given.layout.split(point - given.here)
+            moved = np.zeros(given.phi.size)
+            self.field.rows.put(moved, *given.onto.times(*parts))
+            phi = derivatives.phi(point)
+            size = np.abs(phi) + np.abs(given.phi) + np.abs(moved)
+            allowed = RTOL_OF_PHI * size + rounding(derivatives.phi, point, phi)
+            if compare(phi, given.phi + moved, allowed=allowed) is not None:
+                return "What rows read is not affine in the effects"
+            if not self._has_gaussian_levels(given, point, parts, abs(radius)):
+                return "The prior of the effects is not Gaussian given all else"
+        return None
+
+    def _has_gaussian_levels(
+        self, given: Conditional, point: np.ndarray, away: Parts, radius: float
+    ) -> bool:
+        """Whether slopes of the prior are those at h and P, for levels claimed to be normal."""
+        levels = [each.latent.ravel() for each in self.field.levels if each.prior is None]
+        if not levels:
+            return True
+        own, gradient = np.concatenate(levels), self.field.derivatives.prior_gradient
+        slope, bent, diagonal = np.zeros((3, point.size))
+        self.field.latent.put(slope, *given.prior_slope)
+        self.field.latent.put(bent, *given.prior_precision.product(*away))
+        blocks = np.einsum("gii->gi", given.prior_precision.blocks)
+        self.field.latent.put(diagonal, given.prior_precision.dense.diagonal(), blocks)
+        found = gradient(point)
+        size = np.abs(found) + np.abs(slope) + radius * np.sqrt(np.abs(diagonal))
+        allowed = RTOL_OF_PRIOR * size + rounding(gradient, point, found)
+        return compare(found[own], (slope - bent)[own], allowed=allowed[own]) is None
 
     def _quadratic_prior(
         self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels

@@ -1,6 +1,7 @@
 """What is claimed of effects and their priors holds in any unit, for every level, by values."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -9,6 +10,7 @@ import pytest
 
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, find_field
+from pymc_minibatch.latent.sampler import locate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
@@ -164,3 +166,17 @@ def test_a_scale_with_a_knot_is_a_hyperparameter() -> None:
         pm.Normal("y", (scale * pm.Normal("z", shape=G))[GROUP], 1.0, observed=Y)
     tall, field = field_of(model)
     assert {tall.layout.name_of(int(i)) for i in field.hyper} == {"t"}
+
+
+def test_a_false_claim_is_seen_out_in_the_posterior() -> None:
+    """Effects with long tails that are said to be normal."""
+    with pm.Model() as model:
+        a = pm.StudentT("a", nu=3, mu=0, sigma=pm.HalfNormal("sd"), shape=G)
+        pm.Normal("y", a[GROUP], 1.0, observed=Y + np.linspace(-1, 1, G)[GROUP])
+    located = locate(TallModel(model), 1.0)
+    surrogate, root = located.reference.surrogate, located.reference.hyper_cholesky
+    assert surrogate.violation(located.reference.hyper, root) is None
+    surrogate.field.levels = [replace(levels, prior=None) for levels in surrogate.field.levels]
+    claim = surrogate.violation(located.reference.hyper, root)
+    assert claim is not None
+    assert "Gaussian" in claim
