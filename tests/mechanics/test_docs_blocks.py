@@ -92,7 +92,6 @@ WITH_BLOCKS = [page for page in PAGES if parts(page)]
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.stem)
 def test_blocks(page, tmp_path, monkeypatch):
     if page.stem == "resume":
