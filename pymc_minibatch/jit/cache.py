@@ -20,6 +20,7 @@ from pytensor import __version__ as pytensor_version
 from pytensor.configdefaults import config
 from pytensor.link.numba.cache import NUMBA_CACHE_PATH
 
+from pymc_minibatch.jit.patches import PATCHED
 from pymc_minibatch.jit.reached import PACKAGE, UnknownError, reached, source_of
 from pymc_minibatch.warn import warn
 
@@ -53,7 +54,7 @@ def kernel_key(function: Any, *parts: str | None) -> str | None:
 
 def compiler_key() -> str:
     """Hash what compiles kernels."""
-    tools = [sys.version, pytensor_version, numba_version, version("llvmlite")]
+    tools = [str(PATCHED), sys.version, pytensor_version, numba_version, version("llvmlite")]
     return sha256("\n".join([*tools, *map(source_of, COMPILERS)]).encode()).hexdigest()
 
 
@@ -101,7 +102,8 @@ class CacheFile(caching.IndexDataCacheFile):
         return os.fspath(self._cache_path) == os.fspath(NUMBA_CACHE_PATH)
 
 
-setattr(caching, "IndexDataCacheFile", CacheFile)  # noqa: B010 - for mypy, which sees a type
+if PATCHED:
+    setattr(caching, "IndexDataCacheFile", CacheFile)  # noqa: B010 - for mypy, which sees a type
 
 _warned: set[str] = set()
 

@@ -37,6 +37,7 @@ from pymc_minibatch.jit.lean import (
 )
 from pymc_minibatch.jit.linking import compiled_by_linking, compiled_once
 from pymc_minibatch.jit.matvec import local_matvec
+from pymc_minibatch.jit.patches import PATCHED
 
 __all__ = [
     "NUMBA_MODE",
@@ -61,12 +62,14 @@ REWRITES = [
 ]
 """One after the other; the first, of PyTensor, shows what softmax and the like consist of."""
 
-NUMBA_MODE: Mode = get_mode("NUMBA").register(
+WITH_REWRITES: Mode = get_mode("NUMBA").register(
     (in2out(local_true_checks), FIRST),
     *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES)),
     (in2out(local_inlined), FUSED),
 )
-"""PyTensor's Numba mode with the rewrites of this package."""
+
+NUMBA_MODE: Mode = WITH_REWRITES if PATCHED else get_mode("NUMBA")
+"""PyTensor's Numba mode, with the rewrites of this package unless they are switched off."""
 
 IN_PYTHON = Mode(linker="py", optimizer="minimum_compile")
 

@@ -10,7 +10,8 @@ Nor does such a function need the wrappers by which Python and C would call it, 
 argument and pack each result: :func:`jit_part` leaves them out.
 
 This changes how Numba works inside of :func:`linking` only, where it compiles for us. It rests on
-Numba's own classes, so the range of versions that the package allows is narrow.
+Numba's own classes, so it is off for versions that it does not know
+(:mod:`pymc_minibatch.jit.patches`).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from numba.core import cpu
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
+
+from pymc_minibatch.jit.patches import PATCHED
 
 __all__ = ["compiled_by_linking", "compiled_once", "jit_part", "linking"]
 
@@ -134,6 +137,10 @@ def _no_wrapper(*_: Any) -> None:
 @contextmanager
 def linking() -> Iterator[None]:
     """Compile with Numba in this way; other threads wait."""
+    if not PATCHED:
+        with global_compiler_lock:
+            yield
+        return
     with (
         global_compiler_lock,
         patch.object(JITCPUCodegen, "_library_class", LinkedLibrary),
@@ -162,6 +169,8 @@ def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
     To Numba, the arguments are a tuple of one type where Python calls, of another where jitted code
     does, and would be compiled for both.
     """
+    if not PATCHED:
+        return dispatcher
     overloads: dict[Any, Any] = dispatcher.overloads  # type: ignore[attr-defined]
     compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
 
@@ -188,6 +197,8 @@ def jit_part[F: Callable[..., Any]](function: F) -> F:
     once for all callers with equal options: they are those of ``register_jitable``.
     """
     whole: F = njit(function)
+    if not PATCHED:
+        return whole
     part: Any = njit(function, no_cpython_wrapper=True)  # type: ignore[call-overload]
     part.add_overload = lambda made: part.overloads.update({tuple(made.signature.args): made})
     part._compile_for_args = lambda *args, **options: whole
