@@ -201,3 +201,79 @@ def test_responses_of_two_columns(frame, response):
     model = bambi.Model(f"{response} ~ x", frame.assign(**more), **family)
     model.build()
     assert response in pmb.TallModel(model.backend.model).describe()
+
+
+def last_first(values):
+    """Ranks, which no few rows tell."""
+    return np.argsort(np.argsort(-np.asarray(values))) / len(values)
+
+
+WHOLE = [
+    "count ~ I(x - np.mean(x))",
+    "count ~ last_first(x)",
+    "count ~ x + (I(x - np.max(x))|place)",
+]
+
+
+def fitted(formula, frame, seed=6):
+    model = bambi.Model(formula, frame, family="poisson")
+    model.build()
+    rng, dims, draws = np.random.default_rng(seed), ("chain", "draw"), {}
+    for name, shape in model.backend.model.eval_rv_shapes().items():
+        of = model.backend.model.named_vars_to_dims.get(name, ())
+        draws[name] = ((*dims, *of), np.abs(rng.normal(0.1, 0.02, (2, 30, *shape))))
+    for variable in model.backend.model.deterministics:
+        of = model.backend.model.named_vars_to_dims.get(variable.name, ())
+        if "__obs__" not in of:
+            shape = [len(model.backend.model.coords[dim]) for dim in of]
+            draws[variable.name] = ((*dims, *of), rng.normal(0.1, 0.02, (2, 30, *shape)))
+    kept = {name: values for name, values in draws.items() if not name.endswith("_offset")}
+    labels = {dim: list(model.backend.model.coords[dim]) for d, _ in kept.values() for dim in d[2:]}
+    posterior = xr.Dataset(kept, labels | {"chain": [0, 1], "draw": np.arange(30)})
+    posterior = posterior.assign_attrs(modeling_interface="bambi")
+    return model, xr.DataTree.from_dict({"posterior": posterior})
+
+
+@pytest.mark.parametrize(
+    "formula", [*WHOLE, "count ~ center(x) + (1|place)", "count ~ bs(x, df=4)"]
+)
+def test_formulas_that_compute_from_whole_columns(monkeypatch, grouped, formula):
+    frame = grouped[0].data
+    model, idata = fitted(formula, frame)
+    monkeypatch.setattr("pymc_minibatch.bambi_rows.CHUNK_BYTES", 8 * 60 * 70)  # several chunks
+    found = pmb.predict(idata, model=model, kind="mean")["mean"]
+    whole = model.predict(idata, "response_params", inplace=False).posterior["mu"]
+    np.testing.assert_allclose(found, whole.mean(("chain", "draw")), rtol=1e-10)
+    new = frame.iloc[::9].reset_index(drop=True)
+    if formula in WHOLE:
+        with pytest.raises(ValueError, match=r"is computed from whole columns.*center"):
+            pmb.predict(idata, new, model=model, kind="mean")
+    else:
+        found = pmb.predict(idata, new, model=model, kind="mean")["mean"]
+        np.testing.assert_allclose(found, whole.mean(("chain", "draw"))[::9], rtol=1e-10)
+
+
+def test_levels_in_another_order(grouped):
+    model, idata = grouped
+    other = xr.DataTree.from_dict(
+        {"posterior": idata.posterior.to_dataset().isel(place__factor_dim=[2, 0, 1])}
+    )
+    for function in (
+        lambda result: pmb.predict(result, model=model, kind="mean")["mean"],
+        lambda result: pmb.log_likelihood(result, range(9), model=model)["count"],
+    ):
+        np.testing.assert_allclose(function(other), function(idata), rtol=1e-12)
+
+
+def test_the_discrepancy_puts_the_intercept_back(grouped):
+    """It needs the offsets of the effects as well, which Bambi leaves out."""
+    model, idata = grouped
+    varied = idata.posterior.to_dataset()
+    spread = np.exp(np.random.default_rng(7).normal(-1, 0.1, (2, 100)))
+    varied["1|place_sigma"] = (("chain", "draw"), spread)
+    varied = xr.DataTree.from_dict({"posterior": varied})
+    put_back = model._re_center_intercept(varied)["posterior"].to_dataset()
+    plain = xr.DataTree.from_dict({"posterior": put_back.assign_attrs(modeling_interface="")})
+    found = pmb.ksd(varied, model, control_variate=0)
+    expected = pmb.ksd(plain, model.backend.model, control_variate=0)
+    assert found.squared == pytest.approx(expected.squared, rel=1e-6)

@@ -235,3 +235,42 @@ def test_a_step_records_what_the_table_reads():
     _, [stats] = step.step(model.initial_point())
     assert stats["n_rows"] == 600
     assert stats["setup_seconds"] == step.setup_seconds > 0
+
+
+def indicators(seed, n=800):
+    """Indicators as numbers, products with them, and rounded draws, all of which have atoms."""
+    rng = np.random.default_rng(seed)
+    share = np.array([0.0, 0.002, 0.02, 0.05, 0.5, 0.95, 0.98, 0.998, 1.0])
+    z = (rng.random((4, n, share.size)) < share).astype(float)
+    b = chains(seed, 0.5, (4, n, share.size))
+    return az.from_dict({"posterior": {"z": z, "bz": b * z, "rounded": np.round(b, 1)}})
+
+
+def test_atoms_are_no_difference():
+    """A quantile that lies at a jump has no Monte Carlo error of its own."""
+    runs = {str(seed): indicators(seed) for seed in range(12)}
+    table = pmb.compare(runs, "0")
+    assert (table.verdict.drop("0") == "agrees").all()
+
+
+def test_indicators_that_differ():
+    other = indicators(20)
+    other.posterior["z"][..., 3] = (np.random.default_rng(21).random((4, 800)) < 0.09).astype(float)
+    verdict = pmb.compare({"a": indicators(22), "b": other}, "a").verdict["b"]
+    assert re.match(r"differs: .*z\[3\] by [\d.]+ MCSE", verdict)
+
+
+def test_tails_of_hundreds_of_slow_effects():
+    """Errors of quantiles in the tails are themselves known from few draws only."""
+    a, b = (run(chains(seed, 0.85, (4, 600, 200))) for seed in (30, 31))
+    for one in (a, b):
+        one.posterior["beta"] = one.posterior["beta"] - one.posterior["beta"].mean("draw")
+    verdict = pmb.compare({"a": a, "b": b}, "a").verdict["b"]
+    assert not verdict.startswith("differs")
+
+
+def test_a_run_that_was_interrupted():
+    beta = chains(40)
+    beta[2, 700:] = np.nan
+    table = pmb.compare({"stopped": run(beta), "reference": REFERENCE}, "reference")
+    assert table.verdict["stopped"] == "interrupted: chain 2 stopped after 700 of 1000 draws"

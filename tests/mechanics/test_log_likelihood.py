@@ -145,6 +145,20 @@ def test_arguments(tall, model, idata):
         pmb.log_likelihood({}, tall=tall)
 
 
+def test_loo_needs_draws_for_a_tail(tall, idata):
+    few = idata.isel(draw=slice(12))
+    with pytest.raises(ValueError, match=r"24 draws are too few for leave-one-out.*25 are needed"):
+        pmb.loo(few, tall=tall)
+
+
+def test_draws_at_an_end_of_a_variable(tall, idata):
+    """Single precision rounds a share to 1, which is infinite on the scale of the moves."""
+    edge = idata.posterior.to_dataset()
+    edge["sigma"][1, 3] = 0.1
+    with pytest.raises(ValueError, match="1 draws lie at or beyond an end of what sigma"):
+        pmb.log_likelihood(xr.DataTree.from_dict({"posterior": edge}), tall=tall)
+
+
 def test_too_many_numbers_are_refused(monkeypatch, tall, idata):
     monkeypatch.setattr("pymc_minibatch.pointwise.LARGEST_BYTES", 8 * 30 * N_ROWS - 1)
     with pytest.raises(ValueError, match=r"60 rows at 30 draws take .* pmb.loo"):

@@ -1,5 +1,7 @@
 """What a run and a step say of themselves."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -67,6 +69,73 @@ def test_advice_for_chains():
     assert "The chains disagree" in pmb.report(run(apart, **GOOD))
     slow = np.random.default_rng(1).normal(size=SHAPE).cumsum(axis=1)
     assert "set a larger steps_per_draw" in pmb.report(run(slow, **GOOD))
+
+
+def draws(change=lambda values: None, shape=SHAPE):
+    values = np.random.default_rng(1).normal(size=shape)
+    change(values)
+    return values
+
+
+def set_to(where, value):
+    def change(values):
+        values[where] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (set_to((2, slice(300, None)), np.nan), "chain 2 stopped after 300 of 500 draws"),
+        (set_to((slice(None), slice(450, None)), np.nan), "all chains stopped after 450 of 500"),
+        (set_to((1, 77), np.inf), r"not finite, in 1 element \(mu\)"),
+        (set_to((3, slice(None)), 0.1), "Chains never moved in mu"),
+        (set_to(slice(None), np.arange(4.0)[:, None]), "Chains never moved in mu"),
+        (set_to(slice(None), 0.3), "mu has the same value in all draws"),
+    ],
+)
+def test_advice_for_draws(change, advice):
+    text = pmb.report(run(draws(change), **GOOD)).partition("What to change:")[2]
+    assert re.search(advice, text), text
+
+
+def alone(values):
+    """A result of one chain, or of few draws."""
+    stats = {name: (("chain", "draw"), np.full(values.shape, v)) for name, v in GOOD.items()}
+    posterior = xr.Dataset({"mu": (("chain", "draw"), values)})
+    return xr.DataTree.from_dict({"posterior": posterior, "sample_stats": xr.Dataset(stats)})
+
+
+def test_advice_for_one_chain_and_few_draws():
+    trend = draws(shape=(1, 500)) + np.linspace(0, 6, 500)
+    assert "The halves of the chain disagree" in pmb.report(alone(trend))
+    assert "One chain does not show" in pmb.report(alone(draws(shape=(1, 500))))
+    assert "3 draws of 4 chains cannot show convergence" in pmb.report(alone(draws(shape=(4, 3))))
+
+
+def test_elements_that_never_vary_are_no_fault():
+    """The diagonal of a correlation matrix, and an indicator that is certain."""
+    result = run(**GOOD)
+    matrix = np.broadcast_to(np.eye(2), (*SHAPE, 2, 2)).copy()
+    matrix[..., 1, 0] = matrix[..., 0, 1] = 0.1 * draws()
+    result.posterior["corr"] = (("chain", "draw", "i", "j"), matrix)
+    result.posterior["z"] = (("chain", "draw"), np.ones(SHAPE, dtype=int))
+    assert pmb.report(result).endswith("Nothing to change.")
+
+
+def test_each_of_several_steps():
+    stats = {name: [value, value] for name, value in GOOD.items()}
+    stats |= {"batch_size": [50.0, 2000.0], "exact": [True, False]}
+    recorded = {
+        name: (("chain", "draw", f"{name}_dim_0"), np.broadcast_to(values, (*SHAPE, 2)))
+        for name, values in stats.items()
+    }
+    posterior = run().posterior.to_dataset()
+    result = xr.DataTree.from_dict({"posterior": posterior, "sample_stats": xr.Dataset(recorded)})
+    text = pmb.report(result)
+    assert "4,000 evaluations in a draw" in text
+    assert "50 and 2,000 rows on average (0.05% and 2.00%), some by an exact test" in text
 
 
 def test_kinds_of_moves_and_exact_tests():
