@@ -163,14 +163,14 @@ class Exact:
             largest, factor = bound_factor(current, proposed, ball)
             mean_rows = ball.total * factor / temperature
             reads_all = largest > ball.radius or mean_rows > n_rows / 2
-            most = 0.0 if reads_all else MADE_UP * mean_rows
+            most = np.inf if reads_all else MADE_UP * mean_rows
             second = max(-most, min(psi, most))
             if -rng.standard_exponential() >= psi - second:
                 return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
             log_u = -rng.standard_exponential()
             if reads_all:
                 total, impossible = sum_log_ratios(current, proposed, density)
-                accepted = log_u < total / temperature
+                accepted = log_u < psi + total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
             n = poisson(rng, mean_rows)
             log_ratio = second

@@ -8,6 +8,7 @@ from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.modes import ModeSampler, find_modes
 from pymc_minibatch.latent.sampler import LatentSampler, Located, locate, without
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
@@ -43,16 +44,27 @@ def make_latent_sampler(
     is_free = acceptance is None and by_size and batch_size is None
     must = isinstance(acceptance, Exact)
     located = locate(tall, temperature, sums="must" if must else "may" if is_free else "no")
-    with one_blas_thread():
-        if located.reference.is_exact:
-            return ExactSampler(tall, located.reference)
-        assert acceptance is None or isinstance(acceptance, CorrectedBarker | Penalty)
-        by_batches = MinibatchSampler(tall, located, acceptance, temperature, by_size, batch_size)
+    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Exact | Penalty)
+
+    def make(about: Located) -> LatentSampler:
+        if about.reference.is_exact:
+            return ExactSampler(tall, about.reference)
+        assert not isinstance(acceptance, Exact)
+        by_batches = MinibatchSampler(tall, about, acceptance, temperature, by_size, batch_size)
         if is_free and (extreme := by_batches.extreme_rows()).size:
-            return WholeSampler(tall, _without_if_possible(tall, located, extreme), temperature)
-        if is_free and by_batches.rows_of_a_move > most_read(located.rows) * tall.n_rows:
-            return WholeSampler(tall, located, temperature)
+            return WholeSampler(tall, _without_if_possible(tall, about, extreme), temperature)
+        if is_free and by_batches.rows_of_a_move > most_read(about.rows) * tall.n_rows:
+            return WholeSampler(tall, about, temperature)
         return by_batches
+
+    with one_blas_thread():
+        modes = find_modes(tall, located)
+        samplers = [make(located._replace(reference=mode)) for mode in modes]
+    if len({type(sampler) for sampler in samplers}) > 1:  # all rows decide everywhere
+        samplers = [
+            WholeSampler(tall, located._replace(reference=mode), temperature) for mode in modes
+        ]
+    return samplers[0] if len(samplers) == 1 else ModeSampler(samplers)
 
 
 def _without_if_possible(tall: TallModel, located: Located, extreme: np.ndarray) -> Located:

@@ -198,6 +198,8 @@ class MinibatchSampler(LatentSampler):
         What a move costs apart from reading rows, in rows.
     """
 
+    by_batches = True
+
     def __init__(
         self,
         tall: TallModel,
@@ -207,7 +209,7 @@ class MinibatchSampler(LatentSampler):
         by_size: bool,
         batch_size: int | None = None,
     ) -> None:
-        rows, factors, reference = located
+        rows, factors, reference, _ = located
         super().__init__(tall, reference)
         self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
         surrogate, hyper = reference.surrogate, reference.hyper

@@ -152,10 +152,13 @@ class LatentSampler(ABC):
         How factors are swept.
     evaluations : (int, int)
         Values and gradients for each row that counts as evaluated.
+    by_batches : bool
+        Whether batches of rows decide.
     """
 
     sweeping = Sweeping()
     evaluations = 2, 2
+    by_batches = False
 
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
         self.tall, self.reference = tall, reference
@@ -337,20 +340,25 @@ class LatentSampler(ABC):
     def _start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         if self._is_near(point):
             return point
-        reference, here = self.reference, self._log_density(point)
-        if here > self._log_density(reference.surrogate.center):
+        here = self._log_density(point)
+        if here > self._log_density(self.reference.surrogate.center):
             return point
+        start = self._start_about(rng, here)
+        return point if start is None else start
+
+    def _start_about(self, rng: np.random.Generator, least: float) -> np.ndarray | None:
+        """Return a random point about the mode with more than a log-density, if there is one."""
+        reference = self.reference
         wide = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         dense, groups = self.field.latent.noise(rng)
         for wider in (WIDER, 1.0, 0.0):
-            given = reference.surrogate.factored_later(
-                reference.hyper + wider * np.clip(wide, -1, 1)
-            )
+            hyper = reference.hyper + wider * np.clip(wide, -1, 1)
+            given = reference.surrogate.factored_later(hyper)
             if given.is_proper:
                 start = given.frame.color((wider * dense, min(wider, 1.0) * groups))
-                if self._log_density(start) > here:
+                if self._log_density(start) > least:
                     return start
-        return point
+        return None
 
     def _is_near(self, point: np.ndarray) -> bool:
         """Whether a point is where the approximation has its mass."""
@@ -401,16 +409,19 @@ class Located(NamedTuple):
         The grouping factors.
     reference : LatentReference
         Where the log-likelihood is expanded.
+    parabolic : ParabolicRows or None
+        What sums say of the rows, where they say everything.
     """
 
     rows: RowFunctions
     factors: list[Factor]
     reference: LatentReference
+    parabolic: ParabolicRows | None = None
 
 
 def without(tall: TallModel, located: Located, left_out: np.ndarray) -> Located:
     """Find again where a model is, by an expansion of all but a few rows."""
-    rows, factors, reference = located
+    rows, factors, reference, _ = located
     field = reference.surrogate.field
     with one_blas_thread():
         start = field.derivatives.coordinates.to_model(reference.surrogate.center)
@@ -464,7 +475,7 @@ def _located(
         if claim is not None:
             raise NoFieldError(f"{claim}, out in the posterior.")
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
-    return Located(rows, factors, reference)
+    return Located(rows, factors, reference, parabolic)
 
 
 def structure_with_effects(tall: TallModel) -> RowStructure:

@@ -35,7 +35,7 @@ from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["LatentReference", "search"]
+__all__ = ["FewRows", "LatentReference", "search"]
 
 SUBSAMPLE = 20_000
 TURNS = 25
@@ -73,6 +73,9 @@ MOST_CUBES = 2 * 10**6
 
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
+
+FEW_TURNS = 8
+"""Turns of a search on few rows."""
 
 NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
 
@@ -556,6 +559,56 @@ def search(
         time.perf_counter() - started,
         temperature,
     )
+
+
+class FewRows:
+    """The posterior given few of the rows, on which other modes are searched.
+
+    Parameters
+    ----------
+    tall, field, rows, factors, temperature
+        As :func:`search` takes them.
+    n_rows
+        How many.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        field: LatentField,
+        rows: RowFunctions,
+        factors: Sequence[Factor],
+        temperature: float,
+        n_rows: int,
+    ) -> None:
+        self._run = _Search(tall, field, rows, factors, temperature, NONE_LEFT_OUT)
+        every, few = tall.n_rows, min(n_rows, tall.n_rows)
+        chosen = np.sort(np.random.default_rng(0).choice(every, few, replace=False))
+        self._data = tuple(values[chosen] for values in tall.data)
+
+    def bends_down(self, point: np.ndarray) -> bool:
+        """Whether the field is concave at a point."""
+        surrogate = self._run.expand(point, self._data)
+        curvature = surrogate.expansion.curvature
+        raised = surrogate.expansion.raised.any() or not np.isfinite(curvature.blocks).all()
+        given = surrogate.factored_later(point[self._run.field.hyper])
+        return not raised and given.is_proper
+
+    def mode(self, start: np.ndarray) -> np.ndarray:
+        """Return a mode that a search from a point ends in.
+
+        Raises
+        ------
+        NoFieldError, LinAlgError
+            If there is none.
+        """
+        run, few = self._run, self._data
+        surrogate = run.climb_field(run.expand(start, few), few)
+        for _ in range(FEW_TURNS):
+            surrogate, length, shift = run.turn(surrogate, few)
+            if length < STILL and shift < STILL:
+                break
+        return surrogate.center
 
 
 def _moved(surrogate: Surrogate, point: np.ndarray) -> Surrogate:

@@ -132,7 +132,7 @@ class WholeSampler(LatentSampler):
     evaluations = 1, 0
 
     def __init__(self, tall: TallModel, located: Located, temperature: float) -> None:
-        rows, factors, reference = located
+        rows, factors, reference, _ = located
         super().__init__(tall, reference)
         self.rows, self.temperature = rows, temperature
         self.row_levels = self.levels_of_rows(factors)

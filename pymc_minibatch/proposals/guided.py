@@ -6,7 +6,8 @@ tuned towards the longest squared jumps for the rows read (:mod:`.arms`).
 
 The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
 So a share w(z) of the moves is a random walk with steps of varying length, which needs no
-approximation. It is small where the approximation has its mass, and grows with the distance from
+approximation. Half of these go along one axis by a length that grows with the distance from the
+mode, for tails like those of a Cauchy prior. The share is small where the approximation has its mass, and grows with the distance from
 there. Moves of either kind return by the same kind, so ψ gains log w(z') − log w(z) for a step of
 the walk, and log (1 − w(z')) − log (1 − w(z)) for another move.
 
@@ -37,6 +38,11 @@ __all__ = ["Guide", "Guided", "colored", "walk_share", "walk_share_beyond", "whi
 SPREAD = 0.7
 """Standard deviation of the log length of a random-walk step. Steps ten times as long as usual are
 rare: they are hardly ever accepted, and to find that out takes many rows."""
+
+ALONG_AXES = 0.5
+"""Share of the random walk that goes along single axes, whose tails may be those of a prior."""
+
+MOST_ARSINH = 300.0
 
 UNUSUAL = 2.0
 """So far beyond the usual distance √d the approximation has a few thousandths of its mass: nearer,
@@ -174,6 +180,10 @@ class Guided(ABC):
             share = walk_share(z, random_walk)
             if rng.random() < share:
                 state.jump[0] = -1.0
+                if rng.random() < ALONG_AXES:
+                    log_q = walk_along_axis(rng, theta, place.guide, candidate)
+                    whitened(candidate, place.guide, moved)
+                    return log_q + math.log(walk_share(moved, random_walk) / share)
                 walk(rng, moved)
                 log_q = math.log(walk_share(moved, random_walk) / share)
             else:
@@ -225,6 +235,30 @@ def walk(rng: np.random.Generator, z: np.ndarray) -> None:
     length = 2.4 / math.sqrt(z.size) * math.exp(SPREAD * rng.standard_normal())
     for i in range(z.size):
         z[i] += length * rng.standard_normal()
+
+
+@register_jitable
+def walk_along_axis(
+    rng: np.random.Generator, theta: np.ndarray, guide: Guide, candidate: np.ndarray
+) -> float:
+    """Step along one axis with a length that grows in the tails; return the log ratio of densities.
+
+    With s the standard deviation of the parameter, arsinh((θ − θ̂) / s) takes a step: near the mode
+    one of s, far from it one of the distance, so that a tail like that of a Cauchy distribution is
+    crossed in a few steps. The ratio is that of dθ = s cosh(t) dt.
+    """
+    overwrite(candidate, theta)
+    i = int(rng.random() * theta.size)
+    variance = 0.0
+    for j in range(i + 1):
+        variance += guide.cholesky[i, j] ** 2
+    sd = math.sqrt(variance)
+    t = math.asinh((theta[i] - guide.mode[i]) / sd)
+    moved = t + math.exp(SPREAD * rng.standard_normal()) * rng.standard_normal()
+    if abs(moved) > MOST_ARSINH:  # beyond what numbers can hold
+        return -math.inf
+    candidate[i] = guide.mode[i] + sd * math.sinh(moved)
+    return math.log(math.cosh(moved) / math.cosh(t))
 
 
 @register_jitable

@@ -36,7 +36,7 @@ from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
-from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.overlooked import LOOK_EVERY
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
@@ -360,10 +360,12 @@ class MinibatchMH(TallStep):
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
             return None
-        if not isinstance(sampler, MinibatchSampler):
+        if isinstance(sampler, ModeSampler):
+            _warn_of_modes(sampler)
+        if not sampler.by_batches:
             self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
             return sampler
-        test = self.acceptance = sampler.acceptance or Penalty()
+        test = self.acceptance = acceptance or Penalty()
         self.rows = "uniform" if rows == "uniform" else "size"
         name = type(test).__name__
         if isinstance(test, Penalty):
@@ -563,7 +565,7 @@ class MinibatchMH(TallStep):
 
     def _facts(self) -> dict[str, str]:
         facts = {"decides by": self.choice.removesuffix(".")}
-        if self.latent is None or isinstance(self.latent, MinibatchSampler):
+        if self.latent is None or self.latent.by_batches:
             size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
             facts["batches"] = f"{self.rows}, {size}"
         if self.latent is None:
@@ -609,7 +611,7 @@ class MinibatchMH(TallStep):
             "batch_size": counts.batch_rows / n_decisions,
             "log_ratio_var": counts.variance / n_decisions,
             "test_error": counts.test_error,
-            "exact": not isinstance(self.latent, MinibatchSampler),
+            "exact": not self.latent.by_batches,
             "scale": self.latent.scale(self.proposal_state),
             "warning": None if self.tune else self._warning_of_a_level(flat),
             **stats_of_effects(counts),
@@ -784,6 +786,16 @@ class MinibatchMH(TallStep):
         return self.residents.fixed_error(
             totals.log_ratio_var / n, totals.batch_rows / n, slope, self.temperature
         )
+
+
+def _warn_of_modes(sampler: ModeSampler) -> None:
+    """Name the variables in which modes differ."""
+    names = ", ".join(sampler.differing())
+    warn(
+        f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
+        "about all of them and jump between them; where R-hat says that they do not mix, there are "
+        "too few jumps: make one mode improbable by the prior, or by a constraint on a sign."
+    )
 
 
 def _check_target(proposal: Proposal, acceptance: Acceptance) -> None:

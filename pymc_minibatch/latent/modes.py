@@ -1,0 +1,356 @@
+"""Several modes of models with effects: searched, sampled in turn, and jumped between.
+
+θ² has a mode on each side of zero, an amplitude changes its sign with the phase, and a prior may be
+a mixture. Where the log-density bends upwards at draws of the prior, or a hyperparameter may be of
+either sign, the marginal mode is searched again on few rows: from the mode with the sign of single
+variables changed, and from draws of the prior. What these find is then found on all rows.
+
+Each mode k has an expansion, and with it moves of its own. A chain is at a point and has a label k,
+which says whose moves it makes: all of them leave the posterior as it is, whatever the point. In
+the coordinates (z, η) of an expansion a point is standard normal about its mode, and a jump takes
+these from one expansion to another,
+
+    (h, η) → (h_k' + L_k' L_k⁻¹ (h − h_k), η),
+
+and the label with them. All rows decide on it. The coordinates stay, so that a limit on how far
+from a mode a jump starts holds for the way back as well.
+
+References
+----------
+Tjelmeland and Hegstad (2001), Mode jumping proposals in MCMC. Pompe, Holmes and Łatuszyński (2020),
+A framework for adaptive MCMC targeting multimodal distributions, for labels.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.overlooked import Overlooked
+from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
+from pymc_minibatch.latent.search import FewRows, LatentReference, search
+from pymc_minibatch.reference.decide import log_density
+from pymc_minibatch.tall import TallModel
+
+__all__ = ["ModeSampler", "find_modes"]
+
+PRIOR_STARTS, MOST_FLIPS = 8, 12
+"""Searches from draws of the prior, and from the mode with one variable's sign changed."""
+
+FEW_ROWS = 2000
+"""Rows on which other modes are searched."""
+
+MOST_MODES = 6
+
+SMALL = 8
+"""Variables with more elements are taken for effects, which follow the others."""
+
+APART = 3.0
+"""Two modes differ by so many standard deviations of one of them at least."""
+
+LEAST_DENSITY = 8.0
+"""A mode whose share is smaller than that of the largest by so many nats is left out."""
+
+NEAR = 10.0
+"""A jump starts where the squared distance from a mode is usual, or so many of its sds more."""
+
+JUMP_ROWS = 100_000
+"""With so many rows half of the draws try a jump, which reads all of them; with more, fewer."""
+
+
+def find_modes(tall: TallModel, located: Located) -> list[LatentReference]:
+    """Return the modes of a model with effects, the one that is known first.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    located
+        What is known of it.
+    """
+    rows, factors, known, parabolic = located
+    field = known.surrogate.field
+    if rows.kinked:
+        return [known]
+    few = FewRows(tall, field, rows, factors, known.temperature, FEW_ROWS)
+    starts = _starts(tall, known)
+    if not _may_have_several(tall, known, few, starts):
+        return [known]
+    found, to_model = [known], field.derivatives.coordinates.to_model
+    for start in starts:
+        with suppress(NoFieldError, np.linalg.LinAlgError, FloatingPointError):
+            near = few.mode(start)
+            if len(found) == MOST_MODES or any(_is_same(mode, near) for mode in found):
+                continue
+            other = search(
+                tall,
+                field,
+                rows,
+                factors,
+                known.temperature,
+                start=to_model(near),
+                parabolic=parabolic,
+            )
+            if not any(_is_same(mode, other.surrogate.center) for mode in found):
+                found.append(other)
+    if len(found) == 1:
+        return found
+    shares = np.array([_log_share(mode) for mode in found])
+    largest = shares[np.isfinite(shares)].max(initial=-np.inf)
+    return [m for m, share in zip(found, shares, strict=True) if share > largest - LEAST_DENSITY]
+
+
+def _log_share(mode: LatentReference) -> float:
+    """Return the log of a mode's share of the posterior, to second order, up to a constant."""
+    surrogate, field = mode.surrogate, mode.surrogate.field
+    given = surrogate.factored_later(mode.hyper)
+    if not given.is_proper:
+        return -math.inf
+    named = field.derivatives.coordinates.to_model(surrogate.center)
+    value = log_density(surrogate.tall, mode.temperature, surrogate.tall.layout.unflatten(named))
+    of_hyper = float(np.log(np.diagonal(mode.hyper_cholesky)).sum())
+    return value - given.log_determinant + of_hyper
+
+
+def _may_have_several(
+    tall: TallModel, known: LatentReference, few: FewRows, starts: Sequence[np.ndarray]
+) -> bool:
+    """Whether the log-density may rise to other modes.
+
+    Given h the field has one mode where it is concave everywhere. Logs of scales and the like have
+    one as a rule; of a hyperparameter on the whole line nothing is known.
+    """
+    field, names = known.surrogate.field, tall.layout.slices
+    for name in _untransformed(tall):
+        if np.isin(field.hyper, np.arange(names[name].start, names[name].stop)).any():
+            return True
+    points = [start.copy() for start in starts]
+    for point in points:
+        point[field.hyper] = known.hyper
+    return not all(few.bends_down(point) for point in points)
+
+
+def _untransformed(tall: TallModel) -> list[str]:
+    """Name the value variables that are variables of the model as they are."""
+    own = {rv.name for rv in tall.model.free_RVs}
+    return [name for name in tall.layout.names if name in own]
+
+
+def _starts(tall: TallModel, known: LatentReference) -> list[np.ndarray]:
+    """List points at which searches for other modes start, in the coordinates of the field.
+
+    Levels and scales are those of the mode, since searches find these by themselves.
+    """
+    coordinates = known.surrogate.field.derivatives.coordinates
+    mode, slices = coordinates.to_model(known.surrogate.center), tall.layout.slices
+    plain = [name for name in _untransformed(tall) if slices[name].stop - slices[name].start > 0]
+    small = [name for name in plain if slices[name].stop - slices[name].start <= SMALL]
+    starts = []
+    for name in plain[:MOST_FLIPS]:
+        flipped = mode.copy()
+        flipped[slices[name]] *= -1.0
+        starts.append(flipped)
+    for draw in _prior_draws(tall, small):
+        start = mode.copy()
+        for name in small:
+            start[slices[name]] = draw[slices[name]]
+        if np.isfinite(start).all():
+            starts.append(start)
+    return [coordinates.from_model(start) for start in starts]
+
+
+def _prior_draws(tall: TallModel, names: Sequence[str]) -> np.ndarray:
+    """Draw some variables of flat points from the prior; of one without draws, about the start."""
+    variables = [rv for rv in tall.model.free_RVs if rv.name in names]
+    if not variables:
+        return np.empty((0, tall.start.size))
+    points = np.tile(tall.start, (PRIOR_STARTS, 1))
+    try:
+        draws = pm.draw(variables, PRIOR_STARTS, random_seed=9, mode="FAST_COMPILE")
+    except (ValueError, TypeError, NotImplementedError):
+        noise = np.random.default_rng(9).standard_normal(points.shape)
+        return np.asarray(points + 2.0 * noise)
+    for rv, values in zip(variables, draws, strict=True):
+        points[:, tall.layout.slices[rv.name]] = np.reshape(values, (PRIOR_STARTS, -1))
+    return points
+
+
+def _is_same(mode: LatentReference, point: np.ndarray) -> bool:
+    """Whether a point is about a mode: by h and the part of the field that many rows share."""
+    surrogate, field = mode.surrogate, mode.surrogate.field
+    away = np.linalg.solve(mode.hyper_cholesky, point[field.hyper] - mode.hyper)
+    if np.abs(away).max(initial=0.0) > APART:
+        return False
+    held = point.copy()
+    held[field.hyper] = mode.hyper
+    given = surrogate.factored_later(mode.hyper)
+    if not given.is_proper:
+        return False
+    dense, groups = given.frame.whiten(held)
+    if np.abs(dense).max(initial=0.0) > APART:
+        return False
+    return not groups.size or float(np.mean(groups**2)) < APART**2
+
+
+class ModeSampler(LatentSampler):
+    """A sampler about each mode, and jumps between them.
+
+    Parameters
+    ----------
+    samplers
+        One for each mode, of one class.
+    """
+
+    def __init__(self, samplers: Sequence[LatentSampler]) -> None:
+        self.samplers = list(samplers)
+        first = self.samplers[0]
+        self.tall, self.reference, self.tails = first.tall, first.reference, first.tails
+        self.work, self.carried = first.work, first.carried
+        self.evaluations, self.by_batches = first.evaluations, first.by_batches
+        self.share = 0.5 * min(1.0, JUMP_ROWS / self.tall.n_rows)
+
+    @property
+    def _decisions(self) -> Any:
+        return self.samplers[0]._decisions
+
+    def initial_state(self) -> Any:
+        """Return the state before tuning: a label, and that about each mode."""
+        states = [value for sampler in self.samplers for value in sampler.initial_state()]
+        return (np.full(1, -1, dtype=np.int64), *states)
+
+    def _state_of(self, state: Any, k: int) -> LatentState:
+        size = len(LatentState._fields)
+        return LatentState(*state[1 + k * size : 1 + (k + 1) * size])
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        n_rounds: int,
+        tuning: bool,
+        state: Any,
+    ) -> MoveCounts:
+        """Move a point by rounds about the mode of its label; now and then try a jump."""
+        label = state[0]
+        if label[0] < 0:
+            label[0] = self._nearest(point)
+        k = int(label[0])
+        counts = self.samplers[k].draw(rng, point, n_rounds, tuning, self._state_of(state, k))
+        if counts.impossible_row < 0 and rng.random() < self.share:
+            other = int(rng.integers(len(self.samplers) - 1))
+            other += other >= k
+            if self._jumped(rng, point, k, other, counts):
+                label[0] = other
+        return counts
+
+    def _jumped(
+        self, rng: np.random.Generator, point: np.ndarray, k: int, other: int, counts: MoveCounts
+    ) -> bool:
+        """Try to take a point from one mode to another."""
+        here = self._coordinates.from_model(point)
+        parts = self._whitened(here, k)
+        if parts is None or not _is_usual(parts):
+            return False
+        there, then = self._colored(parts, other)
+        if there is None:
+            return False
+        of_modes = [self.samplers[i].reference for i in (k, other)]
+        given = of_modes[0].surrogate.factored_later(here[self.field.hyper])
+        log_ratio = given.log_determinant - then
+        for sign, mode in zip((-1.0, 1.0), of_modes, strict=True):
+            log_ratio += sign * float(np.log(np.diagonal(mode.hyper_cholesky)).sum())
+        log_ratio += self._log_density(there) - self._log_density(here)
+        counts.n_evaluated += 2 * self.tall.n_rows // max(self.evaluations[0], 1)
+        if not -rng.standard_exponential() < log_ratio:
+            return False
+        point[:] = self._coordinates.to_model(there)
+        return True
+
+    def _whitened(self, point: np.ndarray, k: int) -> tuple[np.ndarray, ...] | None:
+        """Return the coordinates of a point about a mode; None where there are none."""
+        mode = self.samplers[k].reference
+        hyper = point[self.field.hyper]
+        given = mode.surrogate.factored_later(hyper)
+        if not given.is_proper:
+            return None
+        z = np.linalg.solve(mode.hyper_cholesky, hyper - mode.hyper)
+        return (z, *given.frame.whiten(point))
+
+    def _colored(self, parts: tuple[np.ndarray, ...], k: int) -> tuple[np.ndarray | None, float]:
+        """Return the point with coordinates about a mode, and log |L| of the field there."""
+        z, dense, groups = parts
+        mode = self.samplers[k].reference
+        given = mode.surrogate.factored_later(mode.hyper + mode.hyper_cholesky @ z)
+        if not given.is_proper:
+            return None, math.nan
+        return given.frame.color((dense, groups)), given.log_determinant
+
+    def _nearest(self, point: np.ndarray) -> int:
+        """Return the mode that a point is nearest to."""
+        inside = self._coordinates.from_model(point)
+        distances = []
+        for k in range(len(self.samplers)):
+            parts = self._whitened(inside, k)
+            far = parts is None or not np.isfinite(_squares(parts))
+            distances.append(math.inf if far else _squares(parts or ()))
+        return int(np.argmin(distances))
+
+    def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
+        """Return a random point about one of the modes, wider than the posterior.
+
+        A start that somebody asked for is kept where it is about one of them.
+        """
+        if not np.array_equal(point, self.tall.start):
+            inside = self._coordinates.from_model(point)
+            if any(sampler._is_near(inside) for sampler in self.samplers):
+                return point
+        chosen = self.samplers[int(rng.integers(len(self.samplers)))]
+        mode = chosen.reference.surrogate.center
+        start = chosen._start_about(rng, -math.inf)
+        return self._coordinates.to_model(mode if start is None else start)
+
+    def compile(self) -> None:
+        """Compile all moves."""
+        for sampler in self.samplers:
+            sampler.compile()
+
+    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+        """Return a level that is where its own rows object, which only batches can overlook."""
+        return self.samplers[self._nearest(point)].overlooked(point)
+
+    def scale(self, state: Any) -> float:
+        """Return the sine of the angle of the moves of the dense part, for the sample stats."""
+        k = max(int(state[0][0]), 0)
+        return self.samplers[k].scale(self._state_of(state, k))
+
+    def end_tuning(self, state: Any) -> None:
+        """Take the settings that did best."""
+        for k, sampler in enumerate(self.samplers):
+            sampler.end_tuning(self._state_of(state, k))
+
+    def describe(self) -> str:
+        """Say in words what moves how."""
+        return f"{len(self.samplers)} modes, with jumps between them; {self.samplers[0].describe()}"
+
+    def differing(self) -> list[str]:
+        """Name the variables in which the modes differ."""
+        to_model, names = self._coordinates.to_model, self.tall.layout.slices
+        points = np.array([to_model(s.reference.surrogate.center) for s in self.samplers])
+        spread = np.ptp(points, axis=0)
+        scale = np.maximum(np.abs(points).max(axis=0), np.finfo(float).tiny)
+        return [n for n, where in names.items() if (spread[where] > 0.5 * scale[where]).any()]
+
+
+def _squares(parts: tuple[np.ndarray, ...]) -> float:
+    return sum(float(np.sum(part**2)) for part in parts)
+
+
+def _is_usual(parts: tuple[np.ndarray, ...]) -> bool:
+    """Whether a point is as far from a mode as points about it are."""
+    size = sum(part.size for part in parts)
+    return _squares(parts) < size + NEAR * math.sqrt(2.0 * size)
