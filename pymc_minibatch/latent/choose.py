@@ -9,7 +9,7 @@ from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.modes import ModeSampler, find_modes
-from pymc_minibatch.latent.sampler import LatentSampler, Located, locate, without
+from pymc_minibatch.latent.sampler import LatentSampler, Located, Sums, locate, without
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -27,13 +27,14 @@ def make_latent_sampler(
     temperature: float,
     by_size: bool = True,
     batch_size: int | None = None,
+    effects: bool = True,
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
     Where nothing is asked for, no row is read if sums say everything of them, and all are if
     batches would be a good part of them. Without a test the penalty test is taken, with the noise
     at which moves are cheapest; without a size of the first batches, each kind of moves tunes its
-    own.
+    own. Models without `effects` are set up where it is said that there are none.
 
     Raises
     ------
@@ -43,7 +44,8 @@ def make_latent_sampler(
     """
     is_free = acceptance is None and by_size and batch_size is None
     must = isinstance(acceptance, Exact)
-    located = locate(tall, temperature, sums="must" if must else "may" if is_free else "no")
+    sums: Sums = "must" if must else "may" if is_free else "no"
+    located = locate(tall, temperature, sums=sums, effects=effects)
     assert acceptance is None or isinstance(acceptance, CorrectedBarker | Exact | Penalty)
 
     def make(about: Located) -> LatentSampler:

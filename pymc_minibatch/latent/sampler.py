@@ -49,6 +49,7 @@ __all__ = [
     "LatentSampler",
     "LatentState",
     "Located",
+    "Sums",
     "locate",
     "structure_with_effects",
     "without",
@@ -431,10 +432,13 @@ def without(tall: TallModel, located: Located, left_out: np.ndarray) -> Located:
     return located._replace(reference=found)
 
 
-def locate(tall: TallModel, temperature: float, *, sums: Sums = "no") -> Located:
+def locate(
+    tall: TallModel, temperature: float, *, sums: Sums = "no", effects: bool = True
+) -> Located:
     """Find the latent field of a model and where it is.
 
-    The reference is exact where sums say everything of the rows, if they may.
+    The reference is exact where sums say everything of the rows, if they may. Models without
+    effects are refused, unless none are asked for.
 
     Raises
     ------
@@ -442,7 +446,7 @@ def locate(tall: TallModel, temperature: float, *, sums: Sums = "no") -> Located
         If the model has no latent field that is nearly Gaussian given a few hyperparameters, or
         no such sums where it must.
     """
-    structure = structure_with_effects(tall)
+    structure = structure_with_effects(tall) if effects else _known_structure(tall)
     parabolic = None if sums == "no" else find_parabolic_rows(tall, structure)
     if parabolic is not None:
         try:
@@ -486,9 +490,13 @@ def structure_with_effects(tall: TallModel) -> RowStructure:
     NoFieldError
         If that is not known, or the model has no effects.
     """
-    structure = tall.structure
-    if structure is None:
-        raise NoFieldError("What the rows read is not affine in data-free quantities.")
+    structure = _known_structure(tall)
     if not has_effects(tall, structure):
         raise NoFieldError("No variable depends on others, and there are few effects.")
     return structure
+
+
+def _known_structure(tall: TallModel) -> RowStructure:
+    if tall.structure is None:
+        raise NoFieldError("What the rows read is not affine in data-free quantities.")
+    return tall.structure

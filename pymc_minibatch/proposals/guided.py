@@ -6,10 +6,11 @@ tuned towards the longest squared jumps for the rows read (:mod:`.arms`).
 
 The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
 So a share w(z) of the moves is a random walk with steps of varying length, which needs no
-approximation. Half of these go along one axis by a length that grows with the distance from the
-mode, for tails like those of a Cauchy prior. The share is small where the approximation has its mass, and grows with the distance from
-there. Moves of either kind return by the same kind, so ψ gains log w(z') − log w(z) for a step of
-the walk, and log (1 − w(z')) − log (1 − w(z)) for another move.
+approximation. Half of these go along one axis, by a length that grows with the distance from the
+mode, for tails like those of a Cauchy prior. The share is small where the approximation has its
+mass, and grows with the distance from there. Moves of either kind return by the same kind, so ψ
+gains log w(z') − log w(z) for a step of the walk, and log (1 − w(z')) − log (1 − w(z)) for another
+move.
 
 Reference
 ---------
@@ -72,6 +73,8 @@ class Guide(NamedTuple):
         As in :class:`~pymc_minibatch.proposals.proposal.Approximation`.
     prior_gradient : int
         Address of the gradient of the prior part.
+    axes : ndarray of int64
+        Of which one is chosen for a walk along it.
     """
 
     mode: np.ndarray
@@ -81,6 +84,7 @@ class Guide(NamedTuple):
     slope: np.ndarray
     curvature: np.ndarray
     prior_gradient: int
+    axes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Guided(ABC):
     ) -> tuple[Any, ...]:
         """Factor the approximation."""
         assert approximation is not None
-        mode, precision, reference, slope, curvature = approximation
+        mode, precision, reference, slope, curvature, heavy = approximation
         upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]  # precision = U Uᵀ
         cholesky = solve_triangular(upper.T, np.eye(mode.size), lower=True)
         return Guide(
@@ -144,6 +148,7 @@ class Guided(ABC):
             slope=slope,
             curvature=curvature,
             prior_gradient=prior_gradient,
+            axes=np.array(heavy if heavy.size else np.arange(mode.size), dtype=np.int64),
         )
 
     @property
@@ -248,7 +253,7 @@ def walk_along_axis(
     crossed in a few steps. The ratio is that of dθ = s cosh(t) dt.
     """
     overwrite(candidate, theta)
-    i = int(rng.random() * theta.size)
+    i = guide.axes[int(rng.random() * guide.axes.size)]
     variance = 0.0
     for j in range(i + 1):
         variance += guide.cholesky[i, j] ** 2

@@ -1,6 +1,6 @@
 """What every proposal is given and gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,8 @@ class Approximation(NamedTuple):
         Gradient of the log-likelihood there, divided by T.
     curvature : ndarray, shape (d, D)
         Rows of its Hessian there, divided by T.
+    heavy : ndarray of int64
+        Which of the d have a heavier tail than a Gaussian's.
     """
 
     mode: np.ndarray
@@ -32,10 +34,16 @@ class Approximation(NamedTuple):
     reference: np.ndarray
     slope: np.ndarray
     curvature: np.ndarray
+    heavy: np.ndarray = np.empty(0, dtype=np.int64)
 
 
-def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
-    """Return the approximation for some of the parameters, given the others."""
+def approximate(
+    control: ControlVariate, active: np.ndarray, heavy: Sequence[int] | np.ndarray = ()
+) -> Approximation:
+    """Return the approximation for some of the parameters, given the others.
+
+    Of all parameters those at the positions `heavy` have heavy tails.
+    """
     reference, temperature = control.gaussian, control.temperature
     return Approximation(
         mode=reference.center[active],
@@ -43,6 +51,7 @@ def approximate(control: ControlVariate, active: np.ndarray) -> Approximation:
         reference=reference.flat,
         slope=reference.gradient[active] / temperature,
         curvature=reference.curvature[active] / temperature,
+        heavy=np.flatnonzero(np.isin(active, heavy)),
     )
 
 

@@ -12,6 +12,7 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.find import (
     NoReferenceError,
     Reference,
+    SeveralModesError,
     discrete_in_rows,
     search,
 )
@@ -79,11 +80,15 @@ def decide_control_variate(
     reference: Reference | None,
     control_variate: Literal["auto", 0, 1, 2],
     temperature: float,
+    *,
+    one_mode: bool = True,
 ) -> ControlVariate | None:
     """Return a control variate, of order 0 where it does not pay; None without reference point.
 
     Raises
     ------
+    SeveralModesError
+        If there are several modes, unless this is for `one_mode` all the same, with a warning.
     ValueError
         If a control variate is asked for that cannot be had, or the reference does not fit.
     """
@@ -108,7 +113,8 @@ def decide_control_variate(
     try:
         reference = reference or _search_one_mode(tall, temperature, control_variate)
     except NoReferenceError as error:
-        if control_variate != "auto":
+        mode_sampler = isinstance(error, SeveralModesError) and not one_mode
+        if control_variate != "auto" or mode_sampler:
             raise
         warn(
             f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
@@ -139,7 +145,7 @@ def _search_one_mode(
     """Search a reference point; where it would hide other modes, take it only if asked to."""
     reference = search(tall, temperature)
     if reference.several_modes and control_variate == "auto":
-        raise NoReferenceError(
+        raise SeveralModesError(
             "the posterior seems to have several modes, and moves about one would not reach the "
             "others. To sample about one mode pass reference=pmb.find_reference()"
         )

@@ -11,7 +11,7 @@ take their place.
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +39,7 @@ __all__ = [
     "ExpansionOfMost",
     "NoReferenceError",
     "Reference",
+    "SeveralModesError",
     "discrete_in_rows",
     "find_reference",
     "search",
@@ -82,6 +83,9 @@ TRIAL_JITTER = 2.0
 
 ELSEWHERE = "A search from elsewhere may find a mode: pass reference=pmb.find_reference(start=...)"
 
+MOST_MIRRORED = 4
+"""So many more from the mode with the sign of a single number changed."""
+
 LEAST_DENSITY = 10.0
 """A mode whose log-density, on those rows, is lower by more does not count."""
 
@@ -111,6 +115,10 @@ _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "sec
 
 class NoReferenceError(ValueError):
     """No reference point: the posterior has no proper mode; the message says how it failed."""
+
+
+class SeveralModesError(NoReferenceError):
+    """A reference point would hide that there are other modes."""
 
 
 @dataclass(frozen=True)
@@ -567,8 +575,9 @@ def _has_other_mode(
 
     known = climb(theta)
     jitter = rng.uniform(-TRIAL_JITTER, TRIAL_JITTER, (TRIAL_STARTS // 2, initial.size))
-    for shift in (*jitter, *-jitter):  # in pairs, which find permuted modes sooner
-        other = climb(initial + shift)
+    starts = [initial + shift for shift in (*jitter, *-jitter)]  # pairs find permuted modes sooner
+    for start in (*starts, *_mirrored(density.tall, theta)):
+        other = climb(start)
         if known is None or other is None:
             continue
         delta = other[0] - known[0]
@@ -576,6 +585,20 @@ def _has_other_mode(
         if as_probable and delta @ known[2] @ delta > FAR**2:
             return True
     return False
+
+
+def _mirrored(tall: TallModel, theta: np.ndarray) -> Iterator[np.ndarray]:
+    """Change the sign of a variable at a mode, of some that may have either sign."""
+    own = {rv.name for rv in tall.model.free_RVs}
+    small = [
+        where
+        for name, where in tall.layout.slices.items()
+        if name in own and where.stop - where.start == 1
+    ]
+    for where in small[:MOST_MIRRORED]:
+        flipped = theta.copy()
+        flipped[where] *= -1.0
+        yield flipped
 
 
 class _Density:

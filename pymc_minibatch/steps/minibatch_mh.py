@@ -50,6 +50,8 @@ from pymc_minibatch.reference.decide import (
     start_near_mode,
 )
 from pymc_minibatch.reference.density import Density, make_density
+from pymc_minibatch.reference.find import SeveralModesError
+from pymc_minibatch.reference.heavy import heavy_axes
 from pymc_minibatch.reference.taylor import (
     Target,
     compile_prior_gradient,
@@ -88,6 +90,9 @@ LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
 LEAST_RESIDENTS = 100_000
+
+HEAVY_WALK = 0.4
+"""Share of the random walk where tails are heavy, half of it along their axes."""
 
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
@@ -327,8 +332,17 @@ class MinibatchMH(TallStep):
         self.steps_are_free = steps_per_draw == "auto"
         free = reference is None and moves is None and control_variate in ("auto", 2)
         self.latent = self._latent_sampler(is_open, rows) if free else None
+        rows_read = 0.0
         if self.latent is None:
-            rows_read = self._set_up_plainly(is_open, moves, reference, control_variate, rows)
+            settings = is_open, moves, reference, control_variate, rows
+            try:
+                rows_read = self._set_up_plainly(*settings, one_mode=not free)
+            except SeveralModesError:
+                self.latent = self._latent_sampler(is_open, rows, effects=False)
+                if not isinstance(self.latent, ModeSampler):
+                    self.latent = None
+                    rows_read = self._set_up_plainly(*settings, one_mode=True)
+        if self.latent is None:
             if self.steps_are_free:
                 self.steps_per_draw = steps_of_draw(
                     self.acceptance, self.proposal, self._active.size, rows_read
@@ -339,8 +353,13 @@ class MinibatchMH(TallStep):
         self._warn_of_other_temperatures()
         self._get_ready(started, reference)
 
-    def _latent_sampler(self, is_open: bool, rows: RowChoice) -> LatentSampler | None:
-        """Set up the moves of effects and their scales; None where the model has none."""
+    def _latent_sampler(
+        self, is_open: bool, rows: RowChoice, *, effects: bool = True
+    ) -> LatentSampler | None:
+        """Set up the moves of effects and their scales; None where the model has none.
+
+        Or, without `effects`, those about several modes.
+        """
         whole = self._active.size == self.tall.layout.size
         acceptance = None if is_open else self.acceptance
         if not (whole and (is_open or isinstance(acceptance, CorrectedBarker | Exact | Penalty))):
@@ -356,6 +375,7 @@ class MinibatchMH(TallStep):
                 self.temperature,
                 by_size=rows != "uniform",
                 batch_size=self.batch_size,
+                effects=effects,
             )
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
@@ -395,12 +415,20 @@ class MinibatchMH(TallStep):
         reference: Reference | None,
         control_variate: Literal["auto", 0, 1, 2],
         rows: RowChoice,
+        *,
+        one_mode: bool,
     ) -> float:
-        """Settle how all variables are moved at once; return about how many rows a move takes."""
+        """Settle how all variables are moved at once; return about how many rows a move takes.
+
+        Raises
+        ------
+        SeveralModesError
+            If there are several modes, unless it is to be done for one all the same.
+        """
         if isinstance(self.acceptance, Exact) and control_variate == "auto":
             control_variate = 2
         self.control = decide_control_variate(
-            self.tall, reference, control_variate, self.temperature
+            self.tall, reference, control_variate, self.temperature, one_mode=one_mode
         )
         if self.tall.partitions is not None and not self.control_variate:
             self.tall = self.tall.copied()
@@ -453,11 +481,23 @@ class MinibatchMH(TallStep):
         if self.tall.layout.discrete:  # the prior changes with them
             return SurrogateHamiltonian()
         fit = gaussian_acceptance(self.tall, self.control)
-        return Laplace() if fit > NEARLY_GAUSSIAN else SurrogateHamiltonian()
+        share = HEAVY_WALK if self._heavy.size else Laplace.random_walk
+        if fit > NEARLY_GAUSSIAN or self._heavy.size:
+            return Laplace(random_walk=share)
+        return SurrogateHamiltonian(random_walk=share)
+
+    @cached_property
+    def _heavy(self) -> np.ndarray:
+        """Positions of parameters whose tails are heavier than a Gaussian's."""
+        if self.control is None or not self.control.order or self.tall.partitions is not None:
+            return np.empty(0, dtype=np.int64)
+        return heavy_axes(self.tall, self.control)
 
     @property
     def _approximation(self) -> Approximation | None:
-        return None if self.control is None else approximate(self.control, self._active)
+        if self.control is None:
+            return None
+        return approximate(self.control, self._active, self._heavy)
 
     def _warn_of_other_temperatures(self) -> None:
         others = [var.name for var in self.tall.model.value_vars if var not in self.vars]

@@ -101,3 +101,18 @@ def test_outlying_predictors_do_not_lead_the_search_away():
     right = z[z > 0]
     assert abs(draws.mean() - right.mean()) < 0.25 * right.std()
     assert draws.min() > -1e-3
+
+
+def test_amplitude_and_phase_without_groups():
+    """The modes of a model without effects get their shares as well."""
+    rng, _, _ = groups()
+    t = rng.uniform(0, 2 * np.pi, N)
+    y = 0.8 * np.cos(t - 1.0) + rng.normal(size=N)
+    with pm.Model() as model:
+        size, phase = pm.Normal("size", 0.3, 1), pm.Normal("phase", 1.0, 2.0)
+        pm.Normal("y", size * pm.math.cos(t - phase), 1.0, observed=y)
+    found = shares(model, "size").values
+    turns = 2 * np.pi * np.arange(-3, 4)
+    plus = np.exp(-0.5 * (0.8 - 0.3) ** 2) * np.exp(-(turns**2) / 8).sum()
+    minus = np.exp(-0.5 * (0.8 + 0.3) ** 2) * np.exp(-((np.pi + turns) ** 2) / 8).sum()
+    assert abs((found < 0).mean() - minus / (plus + minus)) < 0.08

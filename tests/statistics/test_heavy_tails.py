@@ -1,0 +1,55 @@
+"""Posteriors whose tail is that of the prior: chains reach it."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.heavy import heavy_axes
+
+
+def separated(prior: str, n: int = 4000, ones: int = 20) -> pm.Model:
+    """A rare category whose rows are all ones, and an intercept."""
+    y = np.r_[np.ones(ones), np.tile([0, 1], (n - ones) // 2)].astype(int)
+    d = (np.arange(n) < ones).astype(float)
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1)
+        kinds = {
+            "cauchy": lambda: pm.Cauchy("c", 0, 2.5),
+            "student": lambda: pm.StudentT("c", nu=2, mu=0, sigma=2.0),
+            "normal": lambda: pm.Normal("c", 0, 5),
+        }
+        pm.Bernoulli("y", logit_p=a + kinds[prior]() * d, observed=y)
+    return model
+
+
+@pytest.mark.parametrize(("prior", "heavy"), [("cauchy", 1), ("student", 1), ("normal", 0)])
+def test_axes_with_a_heavy_tail_are_found(prior, heavy):
+    tall = pmb.TallModel(separated(prior))
+    control = ControlVariate(pmb.find_reference(tall=tall, model=tall.model), 2, 1.0)
+    assert heavy_axes(tall, control).tolist() == [1] * heavy
+
+
+@pytest.mark.parametrize("prior", ["cauchy", "student"])
+def test_quantiles_of_a_separated_coefficient(prior):
+    model = separated(prior)
+    found = pm.sample(
+        draws=2500,
+        tune=500,
+        chains=2,
+        cores=1,
+        step=pmb.MinibatchMH(model=model),
+        model=model,
+        random_seed=2,
+        progressbar=False,
+    )
+    draws = found.posterior["c"].values
+    grid = np.sinh(np.linspace(-2, 12, 100_001))
+    power, scale = {"cauchy": (2.0, 2.5**2), "student": (3.0, 2 * 2.0**2)}[prior]
+    log_density = -power / 2 * np.log1p(grid**2 / scale) + 0.5 * np.log1p(grid**2)
+    log_density -= 20 * np.logaddexp(0, -grid)
+    cdf = np.cumsum(np.exp(log_density - log_density.max()))
+    for p in (0.25, 0.5, 0.75, 0.95):
+        quantile = grid[np.searchsorted(cdf, p * cdf[-1])]
+        assert abs((draws < quantile).mean() - p) < 0.25 * min(p, 1 - p) + 0.02
