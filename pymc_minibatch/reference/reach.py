@@ -23,9 +23,11 @@ from scipy.stats import norm
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import Reads, RowFunctions
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 
 __all__ = ["LENGTHS", "PROBABILITIES", "RowReach", "row_reach"]
 
@@ -145,7 +147,12 @@ def row_reach(tall: TallModel, control: ControlVariate) -> RowReach | None:
     center = gaussian.center
     middle = phi(center)
     root = np.array([phi(center + step) - middle for step in directions]).T
-    rows: Any = RowFunctions(structure, evaluator)
+    by_reading = row_derivatives(tall).by_reading
+    rows: Any = RowFunctions(structure, evaluator) if by_reading is None else by_reading.rows
+    try:
+        _ = rows.derivatives
+    except NO_DERIVATIVE:
+        return None
     return RowReach(
         rows.local_inputs,
         rows.arrays,
