@@ -9,6 +9,7 @@ bounds, exactly; and what is left of a row beyond second order is its gap,
 Rows have to read one number, the predictor of their likelihood.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +26,13 @@ from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.probes import prior_points
 from pymc_minibatch.tall.structure import RowStructure
+from pymc_minibatch.tall.verify import agree
 
 __all__ = ["BoundedRows"]
 
 N_POINTS = 3
-SAME = 1e-9
-"""Relative errors of the predictor, which is computed in two ways."""
 
 
 class BoundedRows(RowFunctions):
@@ -113,22 +114,29 @@ class BoundedRows(RowFunctions):
         return replace(own, predictor=self._predictor, parameters=parameters)
 
     def _check_predictor(self, tall: TallModel) -> None:
-        """Verify on random rows and points that rows read the predictor."""
-        rng = np.random.default_rng(20140406)
-        batch = [np.ascontiguousarray(v[trial_rows(tall.n_rows, 64)]) for v in tall.data]
+        """Verify on random rows, near the start and at draws of the prior, that rows read it."""
+        rng, numbers = np.random.default_rng(20140406), trial_rows(tall.n_rows)
+        batch = [np.ascontiguousarray(values[numbers]) for values in tall.data]
         predictor = evaluator(self.likelihood.inputs, [self.likelihood.predictor])
         read = evaluator(
             [self.structure.flat, *self.structure.batch],
             self.structure.local_graphs(self.structure.phi),
         )
-        for _ in range(N_POINTS):
-            point = tall.start + rng.standard_normal(tall.layout.size)
-            eta, v = predictor(point, *batch), read(point, *batch)
-            if not np.abs(eta - v).max() <= SAME * (1.0 + np.abs(eta).max()):
-                raise NoBoundError(
-                    f"Rows of {tall.row_names[0]} read something else than the predictor of "
-                    f"their {self.likelihood.family} likelihood."
-                )
+        points = [*(tall.start + rng.standard_normal((N_POINTS, tall.layout.size)))]
+        with suppress(NotImplementedError, ValueError):  # priors that cannot be drawn from
+            points += [*prior_points(tall.model, tall.layout, N_POINTS)]
+        differs = agree(
+            lambda point: predictor(point, *batch),
+            lambda point: read(point, *batch),
+            points,
+            rows=numbers,
+        )
+        if differs is not None:
+            raise NoBoundError(
+                f"Rows of {tall.row_names[0]} read something else than the predictor of their "
+                f"{self.likelihood.family} likelihood: row {differs.entry} reads "
+                f"{differs.expected:.6g} where the predictor is {differs.found:.6g}."
+            )
 
     # --- Verification -------------------------------------------------------------------------
 
