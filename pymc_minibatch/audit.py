@@ -135,6 +135,8 @@ def audit(
         variables, has fewer than 40 draws, or draws that are not finite.
     SamplingError
         If a row is impossible at a draw, or beyond the bound of an exact test.
+    RuntimeError
+        If data or files are not those on which the step was set up.
 
     Notes
     -----

@@ -90,7 +90,7 @@ def log_likelihood(
 
 def pointwise(tall: TallModel, points: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
     """Evaluate rows, all if None, at flat points; shape (points, rows)."""
-    tall.watch.check()
+    tall.check_sources()
     data = tall.data if rows is None else tall.batch(rows)
     row_logp = tall.compiled_row_logp
     found = np.empty((len(points), len(data[0])))

@@ -30,6 +30,7 @@ from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.draws import draws_of
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_control_variate, decide_control_variate
+from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.reference.gradient import make_gradient_target
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
@@ -162,6 +163,7 @@ def ksd(
         raise ValueError(f"A Stein discrepancy needs gradients, and {discrete} are discrete.")
     points = draws.all_points(tall, max_draws, least=BLOCKS)
     stuck = _stuck(points, tall)
+    reference = None if reference is None else fitting(tall, reference)
     if reference is None:
         lower = _unit(points, stuck)
     else:

@@ -22,6 +22,7 @@ from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
 from pymc_minibatch.bounds.target import FireflyTarget
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["Settled", "recognised", "settle"]
@@ -81,7 +82,7 @@ def settle(
         If the bound is for another likelihood, or the reference for another model.
     """
     if reference is not None:
-        reference.check_fits(tall)
+        reference = fitting(tall, reference)
     start = tall.start.copy()
     target: FireflyTarget
     if isinstance(bound, Bound):

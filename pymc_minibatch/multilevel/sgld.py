@@ -34,6 +34,7 @@ from pymc_minibatch.multilevel.run import Accuracy, Run
 from pymc_minibatch.reference import Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.reference.wall import refuse_near_wall
 from pymc_minibatch.tall import TallModel
@@ -179,7 +180,7 @@ def multilevel_sgld(
     if discrete := [variable.name for variable in model.discrete_value_vars]:
         raise ValueError(f"Langevin dynamics needs gradients, and {discrete} are discrete.")
     tall = TallModel(model, data=data, rows_in_memory=math.inf)
-    reference = find_reference(tall=tall) if reference is None else reference
+    reference = find_reference(tall=tall) if reference is None else fitting(tall, reference)
     decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
     if may_be_impossible(tall.prior_graph):
         everything = np.arange(tall.layout.size)

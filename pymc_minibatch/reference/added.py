@@ -62,7 +62,7 @@ def _added(
         return "the first partitions do not have the rows of those of the reference"
     if old.has_kinks:
         return "their log-likelihoods have kinks"
-    if not old.agrees_on_rows(tall):
+    if old.made_of.differences(tall.fingerprint)[0] or not old.agrees_on_rows(tall):
         return "rows that the reference has seen have another log-likelihood now"
     flat, rest = old.flat, partitions.after(n_old)
     sources: Sequence[Any] = tall.data
@@ -98,4 +98,5 @@ def _added(
         parts=parts,
         temperature=temperature,
         passes=rest.n_rows / tall.n_rows,
+        made_of=tall.fingerprint,
     )

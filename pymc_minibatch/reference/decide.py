@@ -14,6 +14,7 @@ from pymc_minibatch.reference.find import (
     Reference,
     SeveralModesError,
     discrete_in_rows,
+    fitting,
     search,
 )
 from pymc_minibatch.reference.taylor import row_term
@@ -94,7 +95,7 @@ def decide_control_variate(
     """
     check_control_variate(reference, control_variate)
     if reference is not None:
-        reference.check_fits(tall)
+        reference = fitting(tall, reference)
     discrete = discrete_in_rows(tall)
     if discrete and control_variate == "auto":
         warn(

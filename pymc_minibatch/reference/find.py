@@ -8,6 +8,7 @@ Where rows have kinks, second derivatives tell nothing, and gradients at the sca
 take their place.
 """
 
+import logging
 import math
 import time
 import zlib
@@ -32,6 +33,7 @@ from pymc_minibatch.reference.added import with_added_rows
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.reference.kinks import average_precision, climb, has_kinks, outer_precision
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 from pymc_minibatch.warn import warn
 
@@ -42,6 +44,7 @@ __all__ = [
     "SeveralModesError",
     "discrete_in_rows",
     "find_reference",
+    "fitting",
     "search",
 ]
 
@@ -92,6 +95,9 @@ LEAST_DENSITY = 10.0
 COMPARED_ROWS = 20
 """The likelihood of a reference is told from others by so many rows."""
 
+SAME_SUMS = 1e-4
+"""Differences of sums over rows that rounding, also of float32, makes; in units of curvature."""
+
 HELD = 1e-6
 """Precision in place of that of discrete variables, which are held; rows tell nothing of them."""
 
@@ -111,6 +117,9 @@ _ARRAYS = (
     "parts",
 )
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
+
+
+_log = logging.getLogger("pymc.minibatch")
 
 
 class NoReferenceError(ValueError):
@@ -160,6 +169,8 @@ class Reference:
         How often all rows were read.
     seconds : float
         Time that was spent.
+    made_of : Fingerprint
+        Of the model: by which another likelihood, constant or prior is noticed.
 
     Examples
     --------
@@ -187,6 +198,7 @@ class Reference:
     several_modes: bool
     passes: float
     seconds: float
+    made_of: Fingerprint
 
     @property
     def center(self) -> np.ndarray:
@@ -205,35 +217,90 @@ class Reference:
         )
 
     def check_fits(self, tall: TallModel) -> None:
-        """Refuse the reference of a model with other variables, another likelihood or other data.
+        """Refuse the reference of a model with other variables or rows, or another density.
 
-        Reads all rows once.
+        Reads all rows once; twice if the graphs of the models differ.
 
         Raises
         ------
         ValueError
             If names, shapes or order of the variables differ, or number, values or order of the
-            rows, or the log-likelihood of one of a few rows.
+            rows, or the log-likelihood, or the prior; what differs is named.
+        """
+        self.check_likelihood(tall)
+        if change := self.other_rows(tall) or self.other_prior(tall):
+            raise ValueError(f"The reference is of {change}. {FIND_AGAIN}")
+
+    def other_rows(self, tall: TallModel) -> str | None:
+        """Say how the rows of a model differ from those of the reference."""
+        if self.n_rows != tall.n_rows:
+            return f"other data: it sums over {self.n_rows} rows, and the model has {tall.n_rows}"
+        if self.checksum != tall.checksum:
+            return "other data: values of the rows, or their order, differ from those of the model"
+        return None
+
+    def check_likelihood(self, tall: TallModel) -> None:
+        """Refuse the reference of other variables, or where rows are the same, another likelihood.
+
+        Rows are the same if :meth:`other_rows` is None. Where the graphs differ, sums of gradients
+        and Hessians over all rows decide.
+
+        Raises
+        ------
+        ValueError
         """
         self.check_variables(tall)
-        if self.n_rows != tall.n_rows:
-            raise ValueError(
-                f"The reference is of other data: it sums over {self.n_rows} rows, and the model "
-                f"has {tall.n_rows}. {FIND_AGAIN}"
-            )
-        if self.checksum != tall.checksum:
-            raise ValueError(
-                "The reference is of other data: values of the rows, or their order, differ from "
-                f"those of the model. {FIND_AGAIN}"
-            )
+        if self.other_rows(tall):
+            return
         found, differ = self._compared(tall)
         if differ.any():
             row = self.compared_rows[differ][0]
             raise ValueError(
                 f"The reference is of another likelihood: at its point row {row} has "
-                f"log-likelihood {found[differ][0]:.6g}, and had {self.row_logps[differ][0]:.6g}. "
-                f"{FIND_AGAIN}"
+                f"log-likelihood {found[differ][0]:.6g}, and had {self.row_logps[differ][0]:.6g}"
+                f"{self._blamed(tall)}. {FIND_AGAIN}"
             )
+        if self.made_of.differences(tall.fingerprint)[0] and not self._sums_agree(tall):
+            raise ValueError(
+                "The reference is of another likelihood: gradients and Hessians of the rows at its "
+                f"point do not have the sums that they had{self._blamed(tall)}. {FIND_AGAIN}"
+            )
+
+    def _blamed(self, tall: TallModel) -> str:
+        names = [n for n in self.made_of.differences(tall.fingerprint)[0] if n != "the likelihood"]
+        return f", since {' and '.join(names)} has changed" if names else ""
+
+    def _sums_agree(self, tall: TallModel) -> bool:
+        """Whether the sums over all rows at the reference point are what they were."""
+        gradient, hessian = row_derivatives(tall).gradient_hessian(self.flat, tall.data)
+        scale = np.sqrt(np.abs(np.diag(self.hessian))) + np.finfo(float).tiny
+        off = np.abs(gradient - self.gradient) / scale
+        bent = np.abs(hessian - self.hessian) / np.outer(scale, scale)
+        return bool(off.max() < SAME_SUMS and bent.max() < SAME_SUMS)
+
+    def other_prior(self, tall: TallModel) -> str | None:
+        """Say how the prior of a model differs from that of the reference.
+
+        Where the graphs differ, slope and curvature of the prior at the mode decide.
+        """
+        names = self.made_of.differences(tall.fingerprint)[1]
+        if not names or self._prior_agrees(tall):
+            return None
+        return f"another prior: {' and '.join(names)} has changed"
+
+    def _prior_agrees(self, tall: TallModel) -> bool:
+        """Whether the mode is one under the prior of a model, with the curvature that it had."""
+        prior = Derivatives(_prior_given(tall, self.flat), tall.flat)
+        hessian = prior.hessian(self.flat)
+        precision = self.precision_at(self.temperature)
+        scale = np.sqrt(np.abs(np.diag(precision)))
+        bent = np.abs(hessian - self.prior_hessian) / np.outer(scale, scale)
+        slope = np.asarray(prior.slope_at(self.flat)()[1]) + self.gradient / self.temperature
+        expected = self.center - self.flat  # a Newton step where rows were added
+        off = np.linalg.solve(precision, slope) - expected
+        limit = KINKED_LENGTH if self.has_kinks else 2 * TOLERANCE
+        length = math.sqrt(max(off @ precision @ off, 0.0))
+        return bool(bent.max() < SAME_SUMS and length < limit * math.sqrt(self.flat.size))
 
     def agrees_on_rows(self, tall: TallModel) -> bool:
         """Whether some rows have the log-likelihoods that they had."""
@@ -269,6 +336,7 @@ class Reference:
         """Write to a NumPy ``.npz`` file; the suffix is added if it is missing."""
         arrays: dict[str, Any] = {f"mode/{name}": value for name, value in self.mode.items()}
         arrays |= {name: getattr(self, name) for name in (*_ARRAYS, *_NUMBERS)}
+        arrays["made_of"] = np.array(self.made_of.to_json())
         np.savez(_with_suffix(path), **arrays)
 
     @classmethod
@@ -286,6 +354,7 @@ class Reference:
                 mode = {k.removeprefix("mode/"): stored[k] for k in stored if k.startswith("mode/")}
                 fields: dict[str, Any] = {k: stored[k] for k in _ARRAYS}
                 fields |= {k: stored[k].item() for k in _NUMBERS}
+                fields["made_of"] = Fingerprint.from_json(stored["made_of"].item())
         except KeyError as error:
             raise ValueError(
                 f"{path} has no {error}: it is not a reference, or was saved by another version. "
@@ -370,6 +439,7 @@ def find_reference(
     temperature = checked_temperature(temperature)
     checked_type("tall", tall, TallModel, "Leave it out, or split the model: pmb.TallModel(model).")
     tall = TallModel(model, data=data) if tall is None else tall
+    tall.check_sources()
     flat = _checked_start(tall, start)
     reference = None
     if isinstance(start, Reference):
@@ -470,12 +540,31 @@ def search(
         several_modes=_has_other_mode(density, theta, initial, rng),
         passes=density.rows_read / tall.n_rows,
         seconds=time.perf_counter() - started,
+        made_of=tall.fingerprint,
     )
     # Refuses what is not concave.
     factor, _ = density.factor(theta, reference.precision_at(temperature))
     shift = VERIFIED_AT * solve_triangular(factor, rng.standard_normal(theta.size))
     tall.verify_at(theta + shift, theta - shift)
     return reference
+
+
+def fitting(tall: TallModel, reference: Reference) -> Reference:
+    """Return the reference of a model; found anew from one of other rows or another prior.
+
+    Raises
+    ------
+    ValueError
+        If the reference has other variables or another likelihood.
+    NoReferenceError
+        If it has to be found anew, and is not found.
+    """
+    reference.check_likelihood(tall)
+    change = reference.other_rows(tall) or reference.other_prior(tall)
+    if change is None:
+        return reference
+    _log.info(f"The reference is of {change}. It is found anew from its mode.")
+    return search(tall, reference.temperature, start=reference.center.copy())
 
 
 class ExpansionOfMost:

@@ -27,6 +27,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.fingerprint import SharedValues
 from pymc_minibatch.warn import warn
 
 __all__ = ["TallStep", "TallStepState", "expansion", "split_for_step"]
@@ -114,7 +115,10 @@ class TallStep(BlockedStep):
         if kwargs.get("model") is None and Model.get_context(error_if_none=False) is None:
             return WaitingStep(cls, args, kwargs)
         checked_model(kwargs.get("model"))
-        return super().__new__(cls, *args, **kwargs)
+        step = super().__new__(cls, *args, **kwargs)
+        if isinstance(step, TallStep):
+            step.made_with = args, kwargs
+        return step
 
     def __init__(
         self,
@@ -140,6 +144,7 @@ class TallStep(BlockedStep):
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = self._split_is_verified = False
+        self._shared_values = SharedValues(self.tall)
         _warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
@@ -151,6 +156,71 @@ class TallStep(BlockedStep):
         _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
             self.setup_seconds += reference.seconds
+
+    # --- Data that are set anew ---------------------------------------------------------------
+
+    made_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """What it was made with, by which it is set up again; None where it came from elsewhere."""
+
+    @property
+    def vars(self) -> list[Variable]:
+        """The value variables that it moves.
+
+        ``pm.sample`` asks for them before it samples; if data were set since the step was set up,
+        it is set up again then.
+        """
+        self._follow_data()
+        return self._vars
+
+    @vars.setter
+    def vars(self, variables: list[Variable]) -> None:
+        self._vars = variables
+
+    def _follow_data(self) -> None:
+        """Set the step up again if the data of the model were set to other values."""
+        if "setup_seconds" not in self.__dict__ or not (names := self._shared_values.changed()):
+            return
+        if self.made_with is None:
+            raise RuntimeError(f"{self._of_other_data(names)} Make the step again.")
+        _progress.info(f"{self._of_other_data(names)} It is set up again on the data as they are.")
+        args, kwargs = self.made_with
+        data = kwargs.get("data")
+        if isinstance(data, TallModel):
+            if data.is_bound:
+                raise RuntimeError(
+                    f"{self._of_other_data(names)} Split the model with its data again, and make "
+                    "the step again."
+                )
+            kwargs = kwargs | {"data": None}
+        before = self.__dict__.copy()
+        kept = ("stats_dtypes", "stats_dtypes_shapes", "_BlockedStep__newargs", "made_with")
+        model = self.tall.model
+        self.__dict__.clear()
+        self.__dict__.update({name: before[name] for name in kept if name in before})
+        try:
+            type(self).__init__(self, *args, **kwargs | {"model": model})
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _of_other_data(self, names: Sequence[str]) -> str:
+        verb = "were" if len(names) > 1 else "was"
+        return f"{_listed(names)} {verb} set since {type(self).__name__} was set up."
+
+    def refuse_other_data(self) -> None:
+        """Refuse to go on where data or files are not those on which the step was set up.
+
+        Raises
+        ------
+        RuntimeError
+            Naming them.
+        """
+        if names := self._shared_values.changed():
+            raise RuntimeError(
+                f"{self._of_other_data(names)} Set the data of the run again, or sample first."
+            )
+        self.tall.check_sources()
 
     @property
     def reference(self) -> Reference | None:
@@ -187,6 +257,8 @@ class TallStep(BlockedStep):
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
+        self._follow_data()
+        self.tall.check_sources()
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0  # a step that is used again has stopped, and processes do not set it
         if tune:
@@ -324,7 +396,7 @@ class TallStep(BlockedStep):
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name != "_BlockedStep__newargs"
+            if name not in ("_BlockedStep__newargs", "made_with")
             and not isinstance(getattr(type(self), name, None), cached_property)
         }
 
@@ -366,6 +438,7 @@ def split_for_step(model: Model, data: Any, rows_in_memory: float) -> TallModel:
             "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
             "model that is sampled, or the data themselves."
         )
+    data.check_sources()
     return data.copied() if rows_in_memory == math.inf else data
 
 

@@ -179,7 +179,8 @@ class MinibatchMH(TallStep):
         rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
         costly.
     model : pymc.Model, optional
-        The model; taken from the context if not given. Its data are read once, here.
+        The model; taken from the context if not given. Its data are read here, and again by
+        ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
         Used where the step is run by hand; ``pm.sample`` gives each chain its own.
 

@@ -53,7 +53,8 @@ class SGHMC(MomentumStep):
     steps_per_draw : int, default 20
         Steps for each draw that is kept.
     model : pymc.Model, optional
-        The model; taken from the context if not given. Its data are read once, here.
+        The model; taken from the context if not given. Its data are read here, and again by
+        ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
         Used where the step is run by hand; ``pm.sample`` gives each chain its own.
 

@@ -80,7 +80,8 @@ class SGLD(GradientStep):
         Steps for each draw that is kept. Many cost little more than one, since they run in one
         compiled call.
     model : pymc.Model, optional
-        The model; taken from the context if not given. Its data are read once, here.
+        The model; taken from the context if not given. Its data are read here, and again by
+        ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
         Used where the step is run by hand; ``pm.sample`` gives each chain its own.
 

@@ -45,6 +45,7 @@ def bind_sources(
             "the order and the meaning of what is passed as data."
         ) from error
     tall.row_inputs, tall.batch_graph = bound, graph
+    tall.__dict__.pop("watch", None)
     tall.n_rows = len(tall.data[0])
     return found
 

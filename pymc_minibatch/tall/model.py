@@ -45,6 +45,7 @@ from pymc_minibatch.tall.check import (
 )
 from pymc_minibatch.tall.checksum import checksum, of_all, of_parts
 from pymc_minibatch.tall.evaluated import data_evaluated
+from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
@@ -258,7 +259,14 @@ class TallModel:
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
-        """Row data, rows along the first axis, in the order `vector_row_logp` takes them."""
+        """Row data, rows along the first axis, in the order `vector_row_logp` takes them.
+
+        Raises
+        ------
+        RuntimeError
+            If a file behind them has changed.
+        """
+        self.watch.check()
         return tuple(row_input.values for row_input in self.row_inputs.values())
 
     @property
@@ -280,6 +288,28 @@ class TallModel:
         if self.partitions is not None:
             return self.partitions.random_rows(rng, size)
         return rng.integers(0, self.n_rows, size)
+
+    def check_sources(self) -> None:
+        """Refuse files behind the rows that are not what they were when the rows were bound.
+
+        Raises
+        ------
+        RuntimeError
+            Naming the file.
+        """
+        self.watch.check_all()
+        if self.partitions is not None:
+            self.partitions.check_files()
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the model is made of, apart from its rows."""
+        return Fingerprint.of(self)
+
+    @property
+    def graphs_of_parts(self) -> tuple[Variable, Variable]:
+        """Log-likelihoods of the model's own rows, by its variables, and :attr:`prior_graph`."""
+        return self._full_term, self.prior_graph
 
     @cached_property
     def checksum(self) -> int:

@@ -78,6 +78,8 @@ class Predictive:
                 "pm.sample_posterior_predictive."
             )
         self._tall, self.name = tall, name
+        if data is None:
+            tall.check_sources()
         own = tall.model.rvs_to_values[tall.model[name]]
         self._observed_leaf = data_leaves([own])[-1]
         self._term = _term(tall, name, kind)

@@ -1,0 +1,224 @@
+"""What a run was made of: fingerprints of models, references of others, data that are set anew."""
+
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+
+N_ROWS = 400
+RNG = np.random.default_rng(1)
+Y, GROUP = RNG.normal(size=N_ROWS), RNG.integers(0, 20, N_ROWS)
+TABLE = RNG.normal(size=20)
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+
+
+def model_of(table=TABLE, sd=1.0, dist=pm.Normal, y=Y, extra=None, rare=0.0):
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, sd)
+        shift = pm.Uniform("shift", -3, 3, default_transform=None)
+        mu = b * pm.Data("table", table)[pm.Data("group", GROUP)] + shift
+        mu = pm.math.switch(pm.math.gt(GROUP, 15), mu + rare, mu) if rare else mu
+        if extra is not None:
+            pm.Potential("lean", extra * b)
+        dist("y", mu, 1.0, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return pmb.find_reference(model_of(), progressbar=False)
+
+
+# --- Fingerprints -----------------------------------------------------------------------------
+
+
+def test_the_same_model_has_the_same_fingerprint(reference, tmp_path):
+    reference.save(tmp_path / "r")
+    loaded = pmb.Reference.load(tmp_path / "r")
+    again = pmb.TallModel(model_of(table=TABLE.copy()))
+    assert loaded.made_of.differences(again.fingerprint) == ([], [])
+    handed_over = pickle.loads(pickle.dumps(again))
+    assert handed_over.fingerprint == again.fingerprint
+    loaded.check_fits(again)
+
+
+other_table = TABLE.copy()
+other_table[3] += 1e-9
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"table": other_table}, (["the constant table"], [])),
+        ({"sd": 2.0}, ([], ["the prior of b"])),
+        ({"extra": 1.0}, ([], ["the prior of lean"])),
+        ({"dist": pm.Logistic}, (["the likelihood"], [])),
+        ({"rare": 1e-3}, (["the likelihood"], [])),
+    ],
+    ids=["table", "prior", "potential", "likelihood", "rule"],
+)
+def test_what_differs_is_named(reference, change, expected):
+    other = pmb.TallModel(model_of(**change))
+    assert reference.made_of.differences(other.fingerprint) == expected
+
+
+# --- References of others ---------------------------------------------------------------------
+
+
+def changed_table(size):
+    """A table of which one number that the compared rows do not read is another."""
+    compared = GROUP[np.unique(np.linspace(0, N_ROWS - 1, 20).astype(int))]
+    table = TABLE.copy()
+    table[np.setdiff1d(np.arange(20), compared)[0]] += size
+    return table
+
+
+def test_a_reference_of_another_table_is_refused_by_name(reference):
+    message = "another likelihood: gradients .* since the constant table has changed"
+    with pytest.raises(ValueError, match=message):
+        pmb.MinibatchMH(model=model_of(table=changed_table(1.0)), reference=reference)
+
+
+def test_a_reference_of_another_rule_for_few_rows_is_refused(reference):
+    with pytest.raises(ValueError, match="another likelihood"):
+        pmb.SGLD(model=model_of(rare=1.0), reference=reference)
+
+
+def test_the_same_density_written_otherwise_is_accepted(reference):
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        shift = pm.Uniform("shift", -3, 3, default_transform=None)
+        pm.Normal("y", shift + TABLE[GROUP] * b, tau=1.0, observed=Y)
+    tall = pmb.TallModel(model)
+    assert reference.made_of.differences(tall.fingerprint)[0]
+    reference.check_fits(tall)
+
+
+@pytest.mark.parametrize("change", [{"sd": 0.05}, {"extra": 40.0}], ids=["prior", "potential"])
+@pytest.mark.parametrize("kind", [pmb.MinibatchMH, pmb.SGFS])
+def test_a_reference_of_another_prior_is_where_a_search_starts(reference, change, kind, caplog):
+    model = model_of(**change)
+    with pytest.raises(ValueError, match=r"another prior: the prior of (b|lean) has changed"):
+        reference.check_fits(pmb.TallModel(model))
+    with caplog.at_level("INFO", "pymc.minibatch"):
+        step = kind(model=model, reference=reference, control_variate=2)
+    assert "another prior" in caplog.text
+    assert "found anew" in caplog.text
+    expected = pmb.find_reference(model, progressbar=False)
+    found = step.reference
+    np.testing.assert_allclose(found.flat, expected.flat, atol=2e-4)
+    np.testing.assert_allclose(found.prior_hessian, expected.prior_hessian, rtol=1e-6, atol=1e-9)
+
+
+def test_a_reference_of_other_rows_is_where_a_search_starts(reference, caplog):
+    y = np.where(np.arange(N_ROWS) % 7 == 3, -Y, Y)
+    model = model_of(y=y)
+    with caplog.at_level("INFO", "pymc.minibatch"):
+        found = pmb.SGLD(model=model, reference=reference).reference
+    assert "The reference is of other data" in caplog.text
+    expected = pmb.find_reference(model, progressbar=False)
+    np.testing.assert_allclose(found.flat, expected.flat, atol=2e-4)
+
+
+# --- Data that are set anew -------------------------------------------------------------------
+
+
+def settable(y=Y):
+    with pm.Model() as model:
+        data = pm.Data("data", y)
+        pm.Normal("y", pm.Normal("mu", 0, 10), pm.HalfNormal("s", 5), observed=data)
+    return model
+
+
+def mean_of(idata):
+    return float(idata.posterior["mu"].mean())
+
+
+@pytest.mark.parametrize("kind", [pmb.MinibatchMH, pmb.FlyMC, pmb.SGLD])
+def test_a_step_follows_data_that_are_set(kind, caplog):
+    with pm.Model():
+        data = pm.Data("data", Y)
+        pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=data)
+        step = kind()
+        for values in (Y + 1, np.concatenate([Y, Y]) + 2, Y - 1):
+            pm.set_data({"data": values})
+            with caplog.at_level("INFO", "pymc.minibatch"):
+                idata = pm.sample(
+                    300, tune=200, chains=1, cores=1, step=step, random_seed=1, **QUIET
+                )
+            assert "data was set since" in caplog.text
+            assert abs(mean_of(idata) - values.mean()) < 0.1
+            assert step.n_rows == len(values)
+            assert int(idata.sample_stats["n_rows"][0, 0]) == len(values)
+
+
+def test_chains_in_processes_follow_data_that_are_set():
+    with settable() as model:
+        step = pmb.MinibatchMH()
+        pm.set_data({"data": Y + 1})
+        idata = pm.sample(200, tune=200, chains=2, cores=2, step=step, random_seed=1, **QUIET)
+    assert abs(mean_of(idata) - (Y + 1).mean()) < 0.15
+    assert model["data"].get_value(borrow=True) is not None
+
+
+def test_steps_beside_each_other_see_the_same_data():
+    with pm.Model():
+        data = pm.Data("data", Y)
+        mu, s = pm.Normal("mu", 0, 10), pm.HalfNormal("s", 5)
+        pm.Normal("y", mu, s, observed=data)
+        steps = [pmb.MinibatchMH([mu]), pm.Metropolis([s])]
+        pm.set_data({"data": 3 * Y + 1})
+        idata = pm.sample(400, tune=400, chains=1, cores=1, step=steps, random_seed=1, **QUIET)
+    assert abs(mean_of(idata) - (3 * Y + 1).mean()) < 0.5
+    assert abs(float(idata.posterior["s"].mean()) - 3 * Y.std()) < 0.4
+
+
+def test_a_table_that_is_set_is_seen():
+    with pm.Model():
+        table = pm.Data("table", TABLE)
+        b = pm.Normal("b", 0, 10)
+        pm.Normal("y", b * table[GROUP], 1.0, observed=5 * TABLE[GROUP] + Y)
+        step = pmb.MinibatchMH()
+        pm.set_data({"table": 2 * TABLE})
+        idata = pm.sample(300, tune=300, chains=1, cores=1, step=step, random_seed=1, **QUIET)
+    assert abs(float(idata.posterior["b"].mean()) - 2.5) < 0.2
+
+
+def test_equal_values_are_no_change():
+    with settable():
+        step = pmb.MinibatchMH()
+        made = step.tall
+        pm.set_data({"data": Y.copy()})
+        assert step.vars
+    assert step.tall is made
+
+
+def test_stand_ins_are_no_data(caplog):
+    with settable(Y[:50]):
+        step = pmb.MinibatchMH(data={"data": Y})
+        made = step.tall
+        pm.set_data({"data": Y[:50] + 7})
+        assert step.vars
+    assert step.tall is made
+
+
+def test_an_audit_is_of_the_data_of_the_run():
+    with settable() as model:
+        step = pmb.MinibatchMH(acceptance="penalty")
+        idata = pm.sample(100, tune=100, chains=1, cores=1, step=step, random_seed=1, **QUIET)
+        pm.set_data({"data": Y + 1})
+    with pytest.raises(RuntimeError, match="data was set since MinibatchMH was set up"):
+        pmb.audit(idata, step)
+    assert model is step.tall.model
+
+
+def test_a_step_from_elsewhere_says_that_data_were_set():
+    with settable():
+        step = pickle.loads(pickle.dumps(pmb.MinibatchMH()))
+        assert step.vars
+        step.tall.model.set_data("data", Y + 1)
+        with pytest.raises(RuntimeError, match=r"data was set since .* Make the step again"):
+            _ = step.vars
