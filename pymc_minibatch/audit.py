@@ -163,6 +163,7 @@ def audit(
             "An audit repeats the decisions of one kind of moves, and this step moves effects and "
             "their scales by several. Pass a step with a proposal, such as proposal='laplace'."
         )
+    step.refuse_other_data()
     draws = draws_of_step(idata, step.tall)
     points = draws.all_points(step.tall, max(n_moves, 40), least=40)[:n_moves]
     saved = step.sampling_state

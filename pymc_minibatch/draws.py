@@ -165,7 +165,7 @@ def draws_of(
     """Return the split model that draws are of, and the draws of its variables.
 
     With `needs_rows` the rows of the model must not be a stand-in for those of the run; with
-    `all_rows` they must be as many.
+    `all_rows` they must be the same.
 
     Raises
     ------
@@ -194,6 +194,12 @@ def draws_of(
         raise ValueError(
             f"The run read {result.n_rows:,} rows and the model has {tall.n_rows:,}. Pass the "
             "model and the data that were sampled; for other rows use pmb.log_likelihood."
+        )
+    if all_rows and tall.partitions is None and result.rows_checksum not in (None, tall.checksum):
+        raise ValueError(
+            "The run read other rows: values of those of the model, or their order, are not what "
+            "they were. Pass the model and the data that were sampled; for other rows use "
+            "pmb.log_likelihood."
         )
     return tall, draws
 

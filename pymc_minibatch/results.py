@@ -132,6 +132,13 @@ class Result:
         return self._stats is not None
 
     @property
+    def rows_checksum(self) -> int | None:
+        """Checksum of the rows of the run; None where it is not known."""
+        found = self.stat("rows_checksum")
+        known = None if found is None else np.unique(found[found != 0])
+        return None if known is None or known.size != 1 else int(known[0])
+
+    @property
     def is_stand_in(self) -> bool:
         """Whether rows were bound by data, so that the model holds others."""
         stand_in = self.stat("stand_in")

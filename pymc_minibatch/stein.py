@@ -158,7 +158,7 @@ def ksd(
     max_draws = checked_count("max_draws", max_draws, BLOCKS)
     if batch_size is not None:
         batch_size = checked_count("batch_size", batch_size, 1)
-    tall, draws = draws_of(idata, model, data, tall)
+    tall, draws = draws_of(idata, model, data, tall, all_rows=True)
     if discrete := [get_var_name(value) for value in tall.model.discrete_value_vars]:
         raise ValueError(f"A Stein discrepancy needs gradients, and {discrete} are discrete.")
     points = draws.all_points(tall, max_draws, least=BLOCKS)

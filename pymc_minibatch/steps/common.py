@@ -104,6 +104,7 @@ class TallStep(BlockedStep):
         "n_rows": (np.int64, []),
         "setup_seconds": (np.float64, []),
         "stand_in": (np.bool_, []),
+        "rows_checksum": (np.int64, []),
     }
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
@@ -152,6 +153,7 @@ class TallStep(BlockedStep):
         self._reset_tuning()
         _progress.info(f"{type(self).__name__}: compiling")
         self._compile()
+        self.rows_checksum = 0 if self.tall.partitions is not None else self.tall.checksum
         self.setup_seconds = time.perf_counter() - started
         _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
@@ -280,7 +282,7 @@ class TallStep(BlockedStep):
             self._verify_split(flat)
         stats = self._draw_or_nothing(flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
-        stats["stand_in"] = self.tall.is_bound
+        stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat

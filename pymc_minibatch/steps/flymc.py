@@ -176,6 +176,8 @@ class FlyMC(TallStep):
       handed over; the same at every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Rows whose bounds are loose where the posterior is, such as those of a category in which all
     outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth

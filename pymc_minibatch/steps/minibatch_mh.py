@@ -242,6 +242,8 @@ class MinibatchMH(TallStep):
       handed over; the same at every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.

@@ -141,6 +141,8 @@ class SGFS(GradientStep):
       including those of a reference handed to it; the same for every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.

@@ -105,6 +105,8 @@ class SGHMC(MomentumStep):
       including those of a reference handed to it; the same for every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Source: Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
     the updates is that of BAOAB, Leimkuhler and Matthews (2013); the start, the scale and the

@@ -126,6 +126,8 @@ class SGLD(GradientStep):
       including those of a reference handed to it; the same for every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
     with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic

@@ -101,6 +101,8 @@ class SGNHT(MomentumStep):
       including those of a reference handed to it; the same for every draw.
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
+    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
+      where they stay in partitions.
 
     Source: Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
     Gradient Thermostats; the order of the updates is that of Leimkuhler and Shang (2016).

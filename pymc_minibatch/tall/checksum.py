@@ -46,13 +46,12 @@ def _part_sum(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _chunk_sums(values: np.ndarray) -> list[int]:
-    wide = np.dtype(np.float64 if values.dtype.kind == "f" else np.int64)
     entries = max(1, values[:1].size)
     step = max(1, CHUNK_ENTRIES // entries)
 
     def chunk_sum(chunk: np.ndarray) -> int:
         return crc32(
-            np.add(chunk, 0, dtype=wide, order="C")
+            np.add(chunk, 0, dtype=np.float64, order="C")
         )  # -0.0 becomes 0.0, which it is equal to
 
     return [part for _, part in over_chunks(chunk_sum, [values], "Taking a checksum", step)]

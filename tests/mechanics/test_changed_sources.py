@@ -184,6 +184,8 @@ def assert_rows(tall, values):
 @pytest.mark.parametrize("source", KINDS, indirect=True)
 def test_before_set_up(source, change):
     """What is opened is what is there then."""
+    if change == "cut" and isinstance(source, Map):
+        pytest.skip("NumPy fills up a file that it maps for writing")
     CHANGES[change](source)
     there = {"written": ROWS + 1, "reordered": ROWS[::-1], "elsewhere": ROWS + 5}.get(change, ROWS)
     refused = ""
@@ -197,7 +199,7 @@ def test_before_set_up(source, change):
 
 
 @pytest.mark.parametrize(
-    ("when", "change"), itertools.product(["before", "while", "after"], CHANGES)
+    ("when", "change"), list(itertools.product(["before", "while", "after"], CHANGES))
 )
 @pytest.mark.parametrize("source", KINDS, indirect=True)
 def test_after_set_up(source, when, change):
