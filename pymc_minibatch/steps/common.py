@@ -118,7 +118,7 @@ class TallStep(BlockedStep):
         checked_model(kwargs.get("model"))
         step = super().__new__(cls, *args, **kwargs)
         if isinstance(step, TallStep):
-            step.made_with = args, kwargs
+            step.made_with = args, {name: kwargs[name] for name in kwargs if name != "blocked"}
         return step
 
     def __init__(
@@ -395,12 +395,13 @@ class TallStep(BlockedStep):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain: the cached properties."""
-        return {
+        left = ("_BlockedStep__newargs", "made_with")
+        kept = {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_BlockedStep__newargs", "made_with")
-            and not isinstance(getattr(type(self), name, None), cached_property)
+            if name not in left and not isinstance(getattr(type(self), name, None), cached_property)
         }
+        return kept | {"made_with": None}
 
     def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Leave out what was passed as `data`, which is pickled by reference, within `tall`."""

@@ -324,7 +324,13 @@ def _copied_to_file(name: str, source: Any) -> np.ndarray:
             return known
     written = new_array(tuple(source.shape), source.dtype)
     for rows in chunks(written, step, description=f"Copying {name} to {written.filename}"):
-        written[rows] = np.asarray(source[rows])
+        try:
+            written[rows] = np.asarray(source[rows])
+        except Exception as error:  # of many kinds, by store and compression
+            raise ValueError(
+                f"data[{name!r}] cannot be read from row {rows.start} on "
+                f"({type(error).__name__}: {error}). Write or copy it again."
+            ) from error
     _check_same_again(name, source, written, step)
     opened = reopened(written)
     _copies[str(opened.filename)] = weakref.ref(opened)

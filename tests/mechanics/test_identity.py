@@ -90,9 +90,10 @@ def test_a_reference_of_another_rule_for_few_rows_is_refused(reference):
 
 
 def test_the_same_density_written_otherwise_is_accepted(reference):
-    tall = pmb.TallModel(
-        model_of(dist=lambda name, mu, sd, **kw: pm.Normal(name, mu, tau=1.0, **kw))
-    )
+    def normal(name, mu, sd, **kwargs):
+        return pm.Normal(name, 2 * (mu / 2), sd, **kwargs)
+
+    tall = pmb.TallModel(model_of(dist=normal))
     assert reference.made_of.differences(tall.fingerprint)[0]
     reference.check_fits(tall)
 
