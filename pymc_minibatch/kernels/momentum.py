@@ -74,6 +74,8 @@ class MomentumState(NamedTuple):
         Squared drift that counts as divergence; 0 before the first move.
     shorter : ndarray, shape (1,)
         Share of the default step size that is taken: less than 1 where the chain has diverged.
+    scale, prior : ndarray, shapes of factor and (d,)
+        L where it was found, and the prior's curvature there if others move what it depends on.
     """
 
     factor: np.ndarray
@@ -84,6 +86,8 @@ class MomentumState(NamedTuple):
     seen: np.ndarray
     limit: np.ndarray
     shorter: np.ndarray
+    scale: np.ndarray
+    prior: np.ndarray
 
 
 def momentum_state(dim: int, columns: int) -> MomentumState:
@@ -97,6 +101,8 @@ def momentum_state(dim: int, columns: int) -> MomentumState:
         seen=np.zeros(1),
         limit=np.zeros(1),
         shorter=np.ones(1),
+        scale=np.zeros((dim, columns)),
+        prior=np.zeros(dim),
     )
 
 

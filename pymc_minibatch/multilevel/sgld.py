@@ -31,6 +31,7 @@ from pymc_minibatch.multilevel.level import Schedule
 from pymc_minibatch.multilevel.paths import DivergedError, Paths, identity
 from pymc_minibatch.multilevel.result import MultilevelResult
 from pymc_minibatch.multilevel.run import Accuracy, Run
+from pymc_minibatch.multilevel.tails import refuse_heavy_tails
 from pymc_minibatch.reference import Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
@@ -139,8 +140,9 @@ def multilevel_sgld(
         If an argument is out of range; if f is not finite, reads the rows of the data, draws random
         numbers or names variables that the model does not have; if paths from different starts do
         not come together, or diverge at any step; if the density is zero on a part of the Gaussian
-        approximation, beyond a hard constraint or the end of a prior; if pilot runs show that
-        `rtol` cannot be met within `max_evaluations`.
+        approximation, beyond a hard constraint or the end of a prior, or far larger than that 4
+        standard deviations from the mode; if pilot runs show that `rtol` cannot be met within
+        `max_evaluations`.
 
     Warns
     -----
@@ -185,6 +187,7 @@ def multilevel_sgld(
     if may_be_impossible(tall.prior_graph):
         everything = np.arange(tall.layout.size)
         refuse_near_wall(tall, reference, everything, "multilevel_sgld")
+    refuse_heavy_tails(tall, reference)
     estimand = make_estimand(f, tall, reference.flat)
     target = make_gradient_target(tall, ControlVariate(reference, 2 if taylor else 0, 1.0))
     default = min(TAYLOR_BATCH if taylor else BATCH, tall.n_rows)

@@ -44,6 +44,7 @@ from pymc_minibatch.warn import warn
 __all__ = [
     "BATCHES",
     "CLIMB",
+    "FLATTEST",
     "GradientStep",
     "GradientStepState",
     "largest_variance",
@@ -347,6 +348,15 @@ class GradientStep(TallStep):
 
     _seen_others: np.ndarray | None = None
 
+    def _with_others(self, flat: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """Return a point with the other variables as they are, and those of this step elsewhere.
+
+        What moves are made by must not depend on where this step's own variables are.
+        """
+        point = own.copy()
+        point[self._others] = flat[self._others]
+        return point
+
     def _precision_given_others(self, flat: np.ndarray, control: ControlVariate) -> np.ndarray:
         """Precision of the Gaussian approximation with the prior as it is at a point.
 
@@ -354,7 +364,7 @@ class GradientStep(TallStep):
         """
         block, reference = np.ix_(self._active, self._active), control.gaussian
         precision = control.precision(self._active)
-        now = self._prior_derivatives.hessian(flat)[block]
+        now = self._prior_derivatives.hessian(self._with_others(flat, reference.flat))[block]
         change = reference.prior_hessian[block] - np.nan_to_num(now)
         lower = np.linalg.cholesky(precision)
         inverse = np.linalg.inv(lower)

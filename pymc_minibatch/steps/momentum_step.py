@@ -22,6 +22,7 @@ from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
 from pymc_minibatch.steps.gradient_step import (
     BATCHES,
     CLIMB,
+    FLATTEST,
     GradientStep,
     largest_variance,
     scaled,
@@ -139,7 +140,9 @@ class MomentumStep(GradientStep):
         dim, state = self._active.size, self.tuned
         wanted = max(BATCHES, BATCHES_PER_PARAMETER * dim if self.preconditioner == "fisher" else 0)
         noises = self._climb(flat, 0, wanted)
-        state.factor[:] = self._scale(flat, noises)
+        state.factor[:] = state.scale[:] = self._scale(flat, noises)
+        if self._others.size:
+            state.prior[:] = self._prior_given_others(flat)
         noises = scaled(noises, state.factor)
         state.noise[:] = np.mean(noises**2, axis=0)
         state.size[:] = self.step_size or state.shorter[0] * self._default_size(flat, noises)
@@ -164,6 +167,30 @@ class MomentumStep(GradientStep):
         if self.preconditioner == "diagonal":
             return np.diag(curvature)[:, None] ** -0.5
         return _root_of_inverse(curvature)
+
+    def _prior_given_others(self, flat: np.ndarray) -> np.ndarray:
+        return self._prior_curvature(self._with_others(flat, self.tall.start))
+
+    def _fit_to_others(self, flat: np.ndarray) -> None:
+        """Take the scale of the posterior with the prior as it is now; the momentum stays."""
+        state = self.tuned
+        if not state.size[0] or self.preconditioner == "identity":
+            return
+        change, before = self._prior_given_others(flat) - state.prior, state.factor.copy()
+        if before.shape[1] == 1:
+            flattest = FLATTEST * state.scale[:, 0] ** -2
+            curvature = np.maximum(state.scale[:, 0] ** -2 + change, flattest)
+            state.factor[:, 0] = curvature**-0.5
+            state.noise[:] *= (state.factor / before)[:, 0] ** 2
+        else:
+            along = np.eye(change.size) + state.scale.T @ (change[:, None] * state.scale)
+            values, vectors = np.linalg.eigh(along)
+            root = state.scale @ vectors / np.sqrt(np.maximum(values, FLATTEST))
+            state.factor[:] = np.linalg.cholesky(root @ root.T)
+            turn = np.linalg.solve(before, state.factor)
+            state.noise[:] = np.einsum("ij,i,ij->j", turn, state.noise, turn)
+        if self.step_size is None:
+            state.size[:] = min(state.size[0], self._longest(state.noise.max()))
 
     def _default_size(self, flat: np.ndarray, noises: np.ndarray) -> float:
         """Return the ε at which the noisiest direction has the default share of batch noise.

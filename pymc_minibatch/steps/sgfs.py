@@ -312,7 +312,7 @@ class SGFS(GradientStep):
         if self.control is not None and self.control.order:
             curvature = self._stored(self._precision_given_others(flat, self.control))
         else:
-            prior = self._prior_curvature(flat)
+            prior = self._prior_curvature(self._with_others(flat, self.tall.start))
             curvature = np.diag(prior) if self.variant == "full" else prior[:, None]
         self._scoring = self._scoring._replace(curvature=curvature)
         refactored(self._scoring, self.tuned)

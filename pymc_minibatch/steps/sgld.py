@@ -300,6 +300,25 @@ class SGLD(GradientStep):
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
         return make_langevin
 
+    def _fit_to_others(self, flat: np.ndarray) -> None:
+        """Take the preconditioner and the step of the posterior with the prior as it is now."""
+        if self.control is None or self._learns:
+            return
+        precision = self._precision_given_others(flat, self.control)
+        if isinstance(self._given[1], str) and self._given[1] == "reference":
+            self.tuned.factor[:] = np.linalg.cholesky(np.linalg.inv(precision))
+        largest = largest_ratio(precision + self._noise, self.tuned.factor)
+        wanted = 4 * DEFAULT_BIAS / largest
+        self._size_now = wanted if self._given[0] is None else min(self.step_size, wanted)
+
+    @cached_property
+    def _noise(self) -> np.ndarray:
+        """Covariance of the gradient from a batch."""
+        return self._trial.noise(self._needed_control(), self.batch_size)
+
+    _size_now: float | None = None
+    """Size of a step, where other steps move what the prior depends on."""
+
     def _reset_tuning(self) -> None:
         dim = self._active.size
         self.tuned = LangevinState(self._factor.copy(), np.zeros(dim), np.zeros(1), np.zeros(1))
@@ -309,7 +328,8 @@ class SGLD(GradientStep):
 
     def _settings(self) -> Langevin:
         sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)
-        return Langevin(self.step_size * sizes, noisy, self.batch_size, self._learns)
+        size = self.step_size if self._size_now is None else self._size_now
+        return Langevin(size * sizes, noisy, self.batch_size, self._learns)
 
     def _step_size(self) -> float:
         return float(self._settings().sizes[-1])

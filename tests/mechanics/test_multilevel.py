@@ -240,3 +240,23 @@ def test_jacobian_of_moments(logistic):
     for column, change in zip(jacobian.T, small * np.eye(4), strict=True):
         ahead, behind = (estimand.estimates(expectation + s * change)[0] for s in (1, -1))
         assert np.allclose((ahead - behind) / (2 * small), column, atol=1e-8)
+
+
+@pytest.mark.parametrize("nu", [2.5, 3, 5])
+def test_heavy_tails_are_refused(nu):
+    """A prior alone informs b, and paths near its mode tell nothing of its tails."""
+    y = np.random.default_rng(1).normal(size=500)
+    with pm.Model():
+        a, b = pm.Normal("a", 0, 10), pm.StudentT("b", nu=nu)
+        pm.Normal("y", a + 0.0 * b, 1.0, observed=y)
+        with pytest.raises(ValueError, match=r"heavier tails .* mostly along b"):
+            multilevel_sgld(lambda b: pm.math.sqrt(1 + b * b), rtol=0.05, random_seed=1)
+
+
+def test_tails_of_rows_that_are_many_are_no_reason_to_refuse():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=2000)
+    with pm.Model():
+        b = pm.StudentT("b", nu=3, shape=2)
+        pm.StudentT("y", nu=3, mu=b[0] + b[1] * x, sigma=1.0, observed=rng.standard_t(3, 2000))
+        assert multilevel_sgld("b", rtol=0.3, random_seed=1).converged
