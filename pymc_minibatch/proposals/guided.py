@@ -43,7 +43,9 @@ rare: they are hardly ever accepted, and to find that out takes many rows."""
 ALONG_AXES = 0.5
 """Share of the random walk that goes along single axes, whose tails may be those of a prior."""
 
-MOST_ARSINH = 300.0
+MOST_ARSINH = 14.0
+"""Half a million standard deviations: beyond, the quadratic terms of an expansion cancel with those
+of the rows to fewer digits than a decision needs."""
 
 UNUSUAL = 2.0
 """So far beyond the usual distance √d the approximation has a few thousandths of its mass: nearer,
@@ -260,7 +262,7 @@ def walk_along_axis(
     sd = math.sqrt(variance)
     t = math.asinh((theta[i] - guide.mode[i]) / sd)
     moved = t + math.exp(SPREAD * rng.standard_normal()) * rng.standard_normal()
-    if abs(moved) > MOST_ARSINH:  # beyond what numbers can hold
+    if abs(moved) > MOST_ARSINH:
         return -math.inf
     candidate[i] = guide.mode[i] + sd * math.sinh(moved)
     return math.log(math.cosh(moved) / math.cosh(t))

@@ -18,17 +18,16 @@ def separated(prior: str, n: int = 4000, ones: int = 20) -> pm.Model:
         kinds = {
             "cauchy": lambda: pm.Cauchy("c", 0, 2.5),
             "student": lambda: pm.StudentT("c", nu=2, mu=0, sigma=2.0),
-            "normal": lambda: pm.Normal("c", 0, 5),
         }
         pm.Bernoulli("y", logit_p=a + kinds[prior]() * d, observed=y)
     return model
 
 
-@pytest.mark.parametrize(("prior", "heavy"), [("cauchy", 1), ("student", 1), ("normal", 0)])
-def test_axes_with_a_heavy_tail_are_found(prior, heavy):
+@pytest.mark.parametrize("prior", ["cauchy", "student"])
+def test_axes_with_a_heavy_tail_are_found(prior):
     tall = pmb.TallModel(separated(prior))
     control = ControlVariate(pmb.find_reference(tall=tall, model=tall.model), 2, 1.0)
-    assert heavy_axes(tall, control).tolist() == [1] * heavy
+    assert heavy_axes(tall, control).tolist() == [1]
 
 
 @pytest.mark.parametrize("prior", ["cauchy", "student"])
@@ -45,6 +44,7 @@ def test_quantiles_of_a_separated_coefficient(prior):
         progressbar=False,
     )
     draws = found.posterior["c"].values
+    assert np.abs(draws).max() < 1e7
     grid = np.sinh(np.linspace(-2, 12, 100_001))
     power, scale = {"cauchy": (2.0, 2.5**2), "student": (3.0, 2 * 2.0**2)}[prior]
     log_density = -power / 2 * np.log1p(grid**2 / scale) + 0.5 * np.log1p(grid**2)
