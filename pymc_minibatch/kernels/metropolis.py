@@ -78,8 +78,9 @@ def make_transitions(
     -------
     transitions
         ``(rng, point, active, density, n_steps, tuning, proposal_state, guide, test_parameters,
-        rows)`` moves ``point[active]`` in place by `n_steps` transitions and returns the fields of
-        :class:`Totals`.
+        rows, proposed, ratios)`` moves ``point[active]`` in place by `n_steps` transitions and
+        returns the fields of :class:`Totals`. The last proposal is left in `proposed`, and in
+        `ratios`, shape (2,), its log ratio of proposal densities and that without the rows.
     """
     decide = build_decide(*make_readers(ndims, by_size))
 
@@ -95,8 +96,10 @@ def make_transitions(
         guide: Any,
         test_parameters: Any,
         rows: Rows,
+        proposed: np.ndarray,
+        ratios: np.ndarray,
     ) -> tuple[Any, ...]:
-        proposed = point.copy()
+        overwrite(proposed, point)
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
             theta[i] = point[active[i]]
@@ -112,8 +115,9 @@ def make_transitions(
             candidate_log_base = call_scalar(density.base, (proposed, density.constants))
             accepted = False
             n_read = 0
+            ratios[0], ratios[1] = log_q, candidate_log_base - log_base + log_q
             if np.isfinite(candidate_log_base):
-                psi = candidate_log_base - log_base + log_q
+                psi = ratios[1]
                 decision = decide(rng, psi, point, proposed, density, rows, test_parameters)
                 accepted = decision.accepted
                 n_read = decision.n_evaluated + decision.n_scanned

@@ -27,6 +27,14 @@ class ExactDecisions(Decisions):
         accepted = -rng.standard_exponential(moves.moving.size) < moves.undecided
         return moves.moving & accepted
 
+    def of_rows(self, move: Move) -> float:
+        """Return nothing: the surrogate says it."""
+        return 0.0
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return nothing: the surrogate says it."""
+        return np.zeros(moves.moving.size)
+
 
 class ExactSampler(LatentSampler):
     """Moves that need no row."""

@@ -101,6 +101,8 @@ class FireflyDecisions(Decisions):
         For each grouping factor that is swept the level of each row.
     tolerance
         Negative gaps up to this size are rounding errors.
+    rows, at, data
+        The gaps of all rows, where their bounds touch, and the rows.
 
     Attributes
     ----------
@@ -121,7 +123,11 @@ class FireflyDecisions(Decisions):
         always: np.ndarray,
         row_levels: Sequence[np.ndarray],
         tolerance: float,
+        rows: BoundedRows,
+        at: np.ndarray,
+        data: tuple[np.ndarray, ...],
     ) -> None:
+        self.rows, self.at, self.data = rows, at, data
         self.density, self.always, self.row_levels = density, always, row_levels
         self.tolerance, self.q = tolerance, 0.5
         self.flies: Fireflies = new_fireflies(density.data[0].size, always)
@@ -160,13 +166,35 @@ class FireflyDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own bright rows."""
-        readings, factor, moving, undecided = moves
+        readings, factor, moving, undecided = moves[:4]
         change = self._changes(readings, counts)
         levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
         totals = undecided + np.bincount(levels, change, minlength=moving.size)
         accepted = moving & (-rng.standard_exponential(moving.size) < totals)
         self._keep(accepted[levels])
         return accepted
+
+    def of_rows(self, move: Move) -> float:
+        """Return what the gaps of all rows add, whichever of them are bright.
+
+        With z summed out, Bₙ + (Lₙ − Bₙ) = Lₙ is left of a row.
+        """
+        return float(self._gaps(move.readings).sum())
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return what the gaps of all rows of each level add."""
+        changes = self._gaps(moves.readings)
+        return np.bincount(self.row_levels[moves.factor], changes, minlength=moves.moving.size)
+
+    def _gaps(self, readings: tuple[Reading, Reading]) -> np.ndarray:
+        """Return how the gap of each row changes, shape (N,)."""
+        first, second = (reading.phi for reading in readings)
+
+        def change(*batch: np.ndarray) -> np.ndarray:
+            before, after = self.rows.remainders(first, second, self.at, batch)
+            return after - before
+
+        return np.concatenate([part for _, part in over_chunks(change, self.data)])
 
     def _changes(self, readings: tuple[Reading, Reading], counts: MoveCounts) -> np.ndarray:
         """Return how log L̃ of bright rows changes, and then the gaps of those always read."""
@@ -242,7 +270,15 @@ class FireflySampler(LatentSampler):
 
     @cached_property
     def _decisions(self) -> FireflyDecisions:
-        return FireflyDecisions(self._gathering.gaps, self.always, self.row_levels, self.tolerance)
+        return FireflyDecisions(
+            self._gathering.gaps,
+            self.always,
+            self.row_levels,
+            self.tolerance,
+            rows=self.rows,
+            at=self.reference.surrogate.expansion.at,
+            data=self.tall.data,
+        )
 
     @property
     def violation(self) -> tuple[int, float]:

@@ -99,6 +99,8 @@ class MinibatchDecisions(Decisions):
         What the test on the rows of groups reads.
     blocks
         For each grouping factor the levels that decide together.
+    functions, data, temperature
+        What the rows read, all of them, and T.
     """
 
     sees_all = False
@@ -114,7 +116,11 @@ class MinibatchDecisions(Decisions):
         states: Mapping[str, DecisionState],
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
+        functions: RowFunctions,
+        data: tuple[np.ndarray, ...],
+        temperature: float,
     ) -> None:
+        self.functions, self.data, self.temperature = functions, data, temperature
         self.surrogate, self.decide, self.sweep = surrogate, decide, sweep
         self.density, self.rows = density, rows
         self.tests, self.states = tests, states
@@ -148,7 +154,7 @@ class MinibatchDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let blocks of levels decide by the remainders of their own rows; nothing is undecided."""
-        readings, factor, moving, _ = moves
+        readings, factor, moving = moves[:3]
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
         cubic = self.surrogate.cubic(levels.rows)
         self._weigh(blocks.table, cubic, readings)
@@ -162,6 +168,35 @@ class MinibatchDecisions(Decisions):
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
         return np.repeat(decided, np.diff(blocks.first)) & moving
+
+    def of_rows(self, move: Move) -> float:
+        """Return what the remainders of all rows add to the log ratio under the surrogate."""
+        before, after = move.readings
+        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
+        of_rest = float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        return float(self._remainders(move.readings, cubic).sum()) - of_rest
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return what the remainders of all rows of each level add to its log ratio."""
+        levels, blocks = self.surrogate.field.levels[moves.factor], self.blocks[moves.factor]
+        changes = self._remainders(moves.readings, self.surrogate.cubic(levels.rows))
+        table = blocks.table
+        level = np.repeat(np.arange(moves.moving.size), np.diff(table.starts))
+        return np.bincount(level, changes[table.rows], minlength=moves.moving.size)
+
+    def _remainders(
+        self, readings: tuple[Reading, Reading], cubic: Cubic | None
+    ) -> np.ndarray:
+        """Return how the remainder of each row changes, divided by T, shape (N,)."""
+        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
+        at = self.surrogate.expansion.at
+
+        def change(*batch: np.ndarray) -> np.ndarray:
+            before, after = self.functions.remainders(*seen, at, batch)
+            return after - before
+
+        parts = over_chunks(change, self.data)
+        return np.concatenate([part for _, part in parts]) / self.temperature
 
     def _weigh(
         self, table: GroupTable, cubic: Cubic | None, readings: tuple[Reading, Reading]
@@ -344,6 +379,9 @@ class MinibatchSampler(LatentSampler):
             self.initial_state().decisions,
             of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
             self.blocks,
+            self.rows,
+            self.tall.data,
+            self.temperature,
         )
 
 

@@ -162,6 +162,9 @@ ONE_AT_A_TIME = 0.44
 """Best share of accepted moves of a walk in one dimension."""
 
 
+NOWHERE = np.empty(0)
+
+
 class Turns(NamedTuple):
     """The angle of a kind of move, and what is known of those tried.
 
@@ -429,12 +432,24 @@ class Move(NamedTuple):
         One of DECIDED.
     tuning : bool
         Whether decisions may be tuned by it.
+    points : (ndarray, ndarray)
+        The points before and after it.
+    walks : bool
+        Whether it is a step of a random walk in h.
+    pair : int
+        Which hyperparameter and factor move, if it is carried.
+    given : Conditional or None
+        The Gaussian in whose coordinates the dense part moves.
     """
 
     log_ratio: float
     readings: tuple[Reading, Reading]
     kind: str
     tuning: bool
+    points: tuple[np.ndarray, np.ndarray] = (NOWHERE, NOWHERE)
+    walks: bool = False
+    pair: int = 0
+    given: Conditional | None = None
 
 
 class LevelMoves(NamedTuple):
@@ -450,12 +465,21 @@ class LevelMoves(NamedTuple):
         The levels that move, if rows let them.
     undecided : ndarray, shape (G,)
         What remains of the log ratio of each under the surrogate: nothing of those it has accepted.
+    points : (ndarray, ndarray)
+        The points before and after all of them.
+    log_ratios : ndarray, shape (G,)
+        The log ratio of each under the surrogate.
+    walks : ndarray of bool, shape (G,)
+        Which of them are steps of a random walk.
     """
 
     readings: tuple[Reading, Reading]
     factor: int
     moving: np.ndarray
     undecided: np.ndarray
+    points: tuple[np.ndarray, np.ndarray] = (NOWHERE, NOWHERE)
+    log_ratios: np.ndarray = NOWHERE
+    walks: np.ndarray = NOWHERE
 
 
 class Decisions(ABC):
@@ -482,6 +506,20 @@ class Decisions(ABC):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Decide on each of the levels; those that do not move are rejected."""
+
+    def on_prior(
+        self, level: float, log_ratio: float, points: tuple[np.ndarray, np.ndarray]
+    ) -> bool:
+        """Decide on a move that rows do not see, given the log of a uniform number."""
+        return level < log_ratio
+
+    @abstractmethod
+    def of_rows(self, move: Move) -> float:
+        """Return what all rows add to the log ratio of a move under the surrogate."""
+
+    @abstractmethod
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return what all rows of each level add to its log ratio, shape (G,)."""
 
 
 class LatentMoves:
@@ -636,7 +674,16 @@ class LatentMoves:
                 + log_q
             )
             accepted = self._tested(
-                rng, Move(log_ratio, (before.reading, after.reading), "hyper", tuning), counts
+                rng,
+                Move(
+                    log_ratio,
+                    (before.reading, after.reading),
+                    "hyper",
+                    tuning,
+                    points=(point, proposed),
+                    walks=walks,
+                ),
+                counts,
             )
         if accepted:
             point[:] = proposed
@@ -670,7 +717,7 @@ class LatentMoves:
             log_ratio = prior(held.point) - prior(point) + held.log_jacobian()
             if self.field.scalars.size:
                 log_ratio += self._of_scalars(point, held.point)
-            if level < log_ratio:
+            if self.decisions.on_prior(level, log_ratio, (point, held.point)):
                 point[:] = held.point
         if tuning:
             walks.learn(i, log_ratio)
@@ -708,7 +755,17 @@ class LatentMoves:
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = after.log_density - before.log_density + log_jacobian + log_q
             accepted = self._tested(
-                rng, Move(log_ratio, (before.reading, after.reading), "carried", tuning), counts
+                rng,
+                Move(
+                    log_ratio,
+                    (before.reading, after.reading),
+                    "carried",
+                    tuning,
+                    points=(point, proposed),
+                    walks=walk,
+                    pair=i,
+                ),
+                counts,
             )
         if accepted:
             point[:] = proposed
@@ -778,7 +835,16 @@ class LatentMoves:
         before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
         accepted = self._tested(
-            rng, Move(log_ratio, (before.reading, after.reading), "dense", tuning), counts
+            rng,
+            Move(
+                log_ratio,
+                (before.reading, after.reading),
+                "dense",
+                tuning,
+                points=(point, proposed),
+                given=given,
+            ),
+            counts,
         )
         if accepted:
             point[:] = proposed
@@ -813,7 +879,7 @@ class LatentMoves:
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns, self.sweeping)
         sees_all = self.decisions.sees_all
-        moved, log_q = (_moved_levels if sees_all else _turned_levels)(rng, eta, angle)
+        moved, log_q, walking = (_moved_levels if sees_all else _turned_levels)(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
@@ -829,7 +895,15 @@ class LatentMoves:
             proposed[stays] = point[stays]
             after = self.surrogate.read_levels(proposed, before, levels)
         evaluated = counts.n_evaluated
-        moves = LevelMoves((before, after), factor, moving, undecided)
+        moves = LevelMoves(
+            (before, after),
+            factor,
+            moving,
+            undecided,
+            points=points,
+            log_ratios=psi,
+            walks=walking,
+        )
         accepted = self.decisions.on_levels(rng, moves, counts)
         read = counts.n_evaluated - evaluated
         counts.sweeps += 1
@@ -841,7 +915,7 @@ class LatentMoves:
             record(rng, turns, jump, OVERHEAD + accepted.size + read)
 
 
-def _walk_share(z: np.ndarray) -> float:
+def hyper_walk_share(z: np.ndarray) -> float:
     """Return how likely a random walk is chosen at a whitened h."""
     return walk_share(z, WALK, UNUSUAL, FARTHEST)
 
@@ -868,13 +942,13 @@ def _moved_hyper(
 
     Also return the log ratio of the densities of both proposals, and whether it is a random walk.
     """
-    share, some, moved = _walk_share(z), _some(rng, z.size), z.copy()
+    share, some, moved = hyper_walk_share(z), _some(rng, z.size), z.copy()
     if rng.random() < share:
         length = 2.4 / math.sqrt(some.size) * math.exp(WALK_SPREAD * rng.standard_normal())
         moved[some] += length * rng.standard_normal(some.size)
-        return moved, math.log(_walk_share(moved) / share), True
+        return moved, math.log(hyper_walk_share(moved) / share), True
     moved[some], log_q = _rotated(rng, z[some], angle)
-    return moved, log_q + math.log((1 - _walk_share(moved)) / (1 - share)), False
+    return moved, log_q + math.log((1 - hyper_walk_share(moved)) / (1 - share)), False
 
 
 def moved_alone(
@@ -890,45 +964,47 @@ def moved_alone(
     """
     mean, sd = scale[0][axis], math.sqrt(float(np.sum(scale[1][axis] ** 2)))
     z, moved = (hyper[axis : axis + 1] - mean) / sd, hyper.copy()
-    share = _walk_share(z)
+    share = hyper_walk_share(z)
     if rng.random() < share:
         length = math.exp(log_length + WALK_SPREAD * rng.standard_normal())
         moved[axis] += length * rng.standard_normal()
-        there = _walk_share((moved[axis : axis + 1] - mean) / sd)
+        there = hyper_walk_share((moved[axis : axis + 1] - mean) / sd)
         return moved, math.log(there / share), True
     z_then, log_q = _rotated(rng, z, math.pi / 2)
     moved[axis] = mean + sd * float(z_then[0])
-    return moved, log_q + math.log((1 - _walk_share(z_then)) / (1 - share)), False
+    return moved, log_q + math.log((1 - hyper_walk_share(z_then)) / (1 - share)), False
 
 
 def _turned_levels(
     rng: np.random.Generator, eta: np.ndarray, angle: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Turn all levels by an angle; their normal densities are all that a proposal depends on."""
-    return _rotated(rng, eta, angle)[0], np.zeros(len(eta))
+    return _rotated(rng, eta, angle)[0], np.zeros(len(eta)), np.zeros(len(eta), dtype=np.bool_)
 
 
 def _moved_levels(
     rng: np.random.Generator, eta: np.ndarray, angle: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Turn the levels by an angle, but for some that walk.
 
     Also return the log ratios of the densities of both proposals, beside those of normal densities
-    where levels are turned.
+    where levels are turned, and which levels walk.
     """
-    share, (moved, _) = _level_walk_shares(eta), _turned_levels(rng, eta, angle)
+    share, moved = level_walk_shares(eta), _turned_levels(rng, eta, angle)[0]
     walking = np.flatnonzero(rng.random(share.size) < share)
     start, shape = eta[walking], (walking.size, eta.shape[1])
     lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
     moved[walking] = start + lengths[:, None] * rng.standard_normal(shape)
-    there = _level_walk_shares(moved)
+    there = level_walk_shares(moved)
     log_q = np.log((1 - there) / (1 - share))
     end, of_types = moved[walking], np.log(there[walking] / share[walking])
     log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
-    return moved, log_q
+    is_walking = np.zeros(share.size, dtype=np.bool_)
+    is_walking[walking] = True
+    return moved, log_q, is_walking
 
 
-def _level_walk_shares(eta: np.ndarray) -> np.ndarray:
+def level_walk_shares(eta: np.ndarray) -> np.ndarray:
     """Return how likely each level walks."""
     settings = LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL
     return np.asarray(walk_share_beyond(beyond_usual(eta), *settings))

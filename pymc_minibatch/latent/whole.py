@@ -57,8 +57,7 @@ class WholeDecisions(Decisions):
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
         before, after = self._values(move.readings, counts)
-        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.readings]
-        change = float(np.sum(after - before)) - float(guess[1] - guess[0])
+        change = self._beside_surrogate(move, before, after)
         counts.decisions += 1
         counts.batch_rows += after.size
         return bool(-rng.standard_exponential() < move.log_ratio + change)
@@ -67,16 +66,37 @@ class WholeDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own rows."""
-        readings, factor, moving, undecided = moves
+        readings, factor, moving, undecided = moves[:4]
         before, after = self._values(readings, counts)
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
-        change = undecided + np.bincount(of_rows, after - before, minlength=moving.size)
-        change -= self.surrogate.change_of_levels(readings, levels)
+        change = undecided + self._beside_surrogate_by_level(moves, before, after)
         decided = moving & (-rng.standard_exponential(moving.size) < change)
         phi, entries = readings[0].phi.copy(), levels.rows[decided]
         phi[entries] = readings[1].phi[entries]
         self._remember(phi, np.where(decided[of_rows], after, before))
         return decided
+
+    def of_rows(self, move: Move) -> float:
+        """Return what all rows add to the log ratio of a move under the surrogate."""
+        before, after = (self._evaluated(reading.phi) for reading in move.readings)
+        return self._beside_surrogate(move, before, after)
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return what all rows of each level add to its log ratio."""
+        before, after = (self._evaluated(reading.phi) for reading in moves.readings)
+        return self._beside_surrogate_by_level(moves, before, after)
+
+    def _beside_surrogate(self, move: Move, before: np.ndarray, after: np.ndarray) -> float:
+        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.readings]
+        return float(np.sum(after - before)) - float(guess[1] - guess[0])
+
+    def _beside_surrogate_by_level(
+        self, moves: LevelMoves, before: np.ndarray, after: np.ndarray
+    ) -> np.ndarray:
+        of_rows = self.row_levels[moves.factor]
+        levels = self.surrogate.field.levels[moves.factor]
+        change = np.bincount(of_rows, after - before, minlength=moves.moving.size)
+        return change - self.surrogate.change_of_levels(moves.readings, levels)
 
     def _values(
         self, readings: tuple[Reading, Reading], counts: MoveCounts
@@ -97,11 +117,15 @@ class WholeDecisions(Decisions):
             if np.array_equal(known, phi):
                 self._known.append(self._known.pop(i))
                 return values
-        values = np.concatenate([self.rows.values(phi, *chunk)[0] for chunk in self._chunks])
+        values = self._evaluated(phi)
         counts.n_evaluated += values.size
-        values /= self.temperature
         self._remember(phi, values)
         return values
+
+    def _evaluated(self, phi: np.ndarray) -> np.ndarray:
+        """Return the log-likelihoods of all rows, divided by T."""
+        values = np.concatenate([self.rows.values(phi, *chunk)[0] for chunk in self._chunks])
+        return values / self.temperature
 
     @cached_property
     def _chunks(self) -> list[list[np.ndarray]]:

@@ -39,6 +39,7 @@ __all__ = [
     "SplitCheck",
     "compare_orders",
     "difference",
+    "only_axis",
 ]
 
 Graph = tuple[list[Variable], list[Variable]]
@@ -85,7 +86,7 @@ class FullGraph:
     def __init__(self, graph: Graph, n_rows: int, shapes: Sequence[tuple[int, ...]]) -> None:
         self.n_rows = n_rows
         inputs, [term] = graph
-        self._evaluate = TiledGraph(inputs, term, [_only_axis(shape, n_rows) for shape in shapes])
+        self._evaluate = TiledGraph(inputs, term, [only_axis(shape, n_rows) for shape in shapes])
 
     def __call__(self, point: np.ndarray, arrays: Sequence[np.ndarray | MadeUp]) -> np.ndarray:
         """Evaluate all rows.
@@ -175,7 +176,7 @@ class FullGraph:
         return reaches
 
 
-def _only_axis(shape: tuple[int, ...], n_rows: int) -> int | None:
+def only_axis(shape: tuple[int, ...], n_rows: int) -> int | None:
     """Return the axis with a length, if it is the only one."""
     return shape.index(n_rows) if shape.count(n_rows) == 1 else None
 

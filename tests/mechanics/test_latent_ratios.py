@@ -89,7 +89,7 @@ def sampler(request: pytest.FixtureRequest) -> LatentSampler:
 def moves(sampler: LatentSampler, monkeypatch: pytest.MonkeyPatch) -> LatentMoves:
     """Return the general moves; how often walks are chosen depends on h more than it does."""
     monkeypatch.setattr(sampler_module, "find_linear", lambda surrogate: None)
-    monkeypatch.setattr(moves_module, "_walk_share", share)
+    monkeypatch.setattr(moves_module, "hyper_walk_share", share)
     return sampler._moves
 
 
@@ -297,7 +297,7 @@ def test_levels(
 
     level_ratios = surrogate.level_ratios
     monkeypatch.setattr(surrogate, "level_ratios", recorded)
-    monkeypatch.setattr(moves_module, "_level_walk_shares", lambda z: np.full(len(z), 1e-9))
+    monkeypatch.setattr(moves_module, "level_walk_shares", lambda z: np.full(len(z), 1e-9))
     for factor, levels in enumerate(sampler.field.levels):
         before, where = start(sampler, seed), levels.latent[:, 0]
         for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):

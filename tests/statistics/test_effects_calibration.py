@@ -116,7 +116,7 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
     means, variances = [], []
     for sign in (1, -1):
         monkeypatch.setattr(
-            "pymc_minibatch.latent.moves._walk_share",
+            "pymc_minibatch.latent.moves.hyper_walk_share",
             lambda z, sign=sign: 0.5 + 0.45 * sign * np.tanh(3 * z[0]),
         )
         first = []

@@ -1,0 +1,103 @@
+"""The model's own log-density of all rows, of which nothing else in the package is presumed.
+
+It is ``model.logp()``, with all priors, Jacobians, potentials and rows, evaluated operation by
+operation on tiles of rows (:mod:`.tiled`). No rule by which rows are split, structured, summed or
+expanded takes part in it, so that it can bear witness to all of them. Only where other data are
+bound to the model, whose graph holds a stand-in for them, is it prior and rows of the split; that
+was compared with the model's own on the stand-in.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.tall.check import only_axis
+from pymc_minibatch.tall.model import TallModel
+from pymc_minibatch.tall.passes import sum_over_chunks
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.tiled import TiledGraph
+
+__all__ = ["ModelDensity"]
+
+
+class ModelDensity:
+    """The log-density of a model at flat points.
+
+    Parameters
+    ----------
+    tall
+        The model, and the data if others are bound to it.
+    temperature : float, default 1.0
+        T: likelihoods count 1/T times.
+    """
+
+    def __init__(self, tall: TallModel, temperature: float = 1.0) -> None:
+        self.tall, self.temperature = tall, temperature
+
+    def __call__(self, point: np.ndarray) -> float:
+        """Return the log-density at a flat point; −∞ where it is not a number.
+
+        Parameters
+        ----------
+        point : ndarray, shape (D,)
+            Unconstrained values, as :class:`.layout.PointLayout` orders them.
+        """
+        with np.errstate(all="ignore"):
+            value = self._of_split(point) if self.tall.is_bound else self._of_graph(point)
+        return -np.inf if np.isnan(value) else value
+
+    def _of_graph(self, point: np.ndarray) -> float:
+        evaluate, arrays = self._graph
+        return float(np.sum(evaluate(point, arrays)))
+
+    def _of_split(self, point: np.ndarray) -> float:
+        look = _Total(self.tall.vector_row_logp, point)
+        [rows] = sum_over_chunks(look, self.tall.data)
+        return float(self.tall.compiled_prior_logp(point)) + float(rows) / self.temperature
+
+    @cached_property
+    def _graph(self) -> tuple[TiledGraph, list[np.ndarray]]:
+        """The whole graph as a function of the point and of what holds rows, and the latter."""
+        tall = self.tall
+        leaves = [
+            leaf
+            for leaf in data_leaves([self._total])
+            if tall.n_rows in leaf_value(leaf).shape and leaf_value(leaf).ndim
+        ]
+        arrays = [np.asarray(leaf_value(leaf)) for leaf in leaves]
+        inputs: dict[Variable, Any] = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
+        bound = tall._bind(self._total, inputs)
+        axes = [only_axis(values.shape, tall.n_rows) for values in arrays]
+        return TiledGraph([tall.flat, *inputs.values()], bound, axes), arrays
+
+    @cached_property
+    def _total(self) -> Variable:
+        model, tall = self.tall.model, self.tall
+        if self.temperature == 1.0:
+            return pt.cast(model.logp(), "float64")
+        prior = [rv for rv in model.basic_RVs if rv.name not in tall.row_names]
+        prior += [each for each in model.potentials if each.name not in tall.row_potentials]
+        rows = [rv for rv in model.basic_RVs if rv.name in tall.row_names]
+        rows += [each for each in model.potentials if each.name in tall.row_potentials]
+        of_prior = [pt.sum(term) for term in model.logp(vars=prior, sum=False)] if prior else []
+        of_rows = [pt.sum(term) for term in model.logp(vars=rows, sum=False)]
+        total = pt.add(pt.constant(0.0), *of_prior) + pt.add(*of_rows, 0.0) / self.temperature
+        return pt.cast(total, "float64")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is made anew where it is needed."""
+        return {"tall": self.tall, "temperature": self.temperature}
+
+
+class _Total:
+    """The sum of the log-likelihoods of a chunk; it can be sent to workers."""
+
+    def __init__(self, row_logp: Any, point: np.ndarray) -> None:
+        self.row_logp, self.point = row_logp, point
+
+    def __call__(self, *batch: np.ndarray) -> Sequence[Any]:
+        return [np.sum(self.row_logp(self.point, *batch))]

@@ -1,0 +1,415 @@
+"""Moves of effects and their scales, compared with the model's own density.
+
+A scan is made from a copy of the point, with the chain's own moves and tuning, in which all rows
+decide; each move is compared before it is decided on. The densities of proposals follow from the
+coordinates in which a move is simple, x = Φ(θ): a part of x turns or walks, the rest stays, and
+
+    log q(θ | θ') − log q(θ' | θ) = log k(x | x') − log k(x' | x) + log |Φ'(θ)| − log |Φ'(θ')|.
+
+Determinants are found anew: of precisions by elimination, of the tails of h and of effects that
+follow h by differences.
+
+Reference
+---------
+Green (1995), Reversible jump Markov chain Monte Carlo computation and Bayesian model determination.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.latent.arrow import Arrow, multiply_blocks
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.moves import (
+    Decisions,
+    LatentMoves,
+    LevelMoves,
+    Move,
+    MoveCounts,
+    Tuning,
+    hyper_walk_share,
+    level_walk_shares,
+)
+from pymc_minibatch.latent.surrogate import Conditional, Reading
+from pymc_minibatch.tall.model_density import ModelDensity
+from pymc_minibatch.witness.comparison import Comparison, rounding
+
+__all__ = ["MovesOfEffects", "log_determinant_of_map"]
+
+STEP = 1e-5
+"""Of central differences along a hyperparameter, in units of 1 + |h|."""
+
+DIAGONAL = 1e-8
+"""Relative errors of a map that is diagonal, as two random vectors show it."""
+
+MOST_COLUMNS = 400
+"""More columns of a map that is not diagonal are not differenced; the move is not compared then."""
+
+WALKS, TURNS = "a random walk", "autoregressive"
+
+NAMES = {
+    "hyper": "hyperparameters, effects following",
+    "carried": "a hyperparameter, one factor following",
+    "held": "a hyperparameter, predictors held",
+    "dense": "coefficients, effects following",
+    "levels": "levels of a factor",
+}
+"""Kinds of moves, in words."""
+
+
+class _NotCompared(Exception):
+    """A move of which a determinant takes too long to find."""
+
+
+class MovesOfEffects:
+    """What is compared where a model has effects.
+
+    Parameters
+    ----------
+    density
+        The model's own.
+    moves
+        Those of the chain.
+    settings
+        What they are made with, tuned.
+    rests_on : str
+        What is presumed of the rows.
+    n_scans : int, default 1
+        Scans from a point.
+    """
+
+    def __init__(
+        self,
+        density: ModelDensity,
+        moves: LatentMoves,
+        settings: Tuning,
+        rests_on: str,
+        n_scans: int = 1,
+    ) -> None:
+        self.density, self.moves, self.settings = density, moves, settings
+        self.rests_on, self.n_scans = rests_on, n_scans
+        self.field: LatentField = moves.surrogate.field
+
+    def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Compare one move of each kind, of a scan from a point of the model."""
+        coordinates = self.field.derivatives.coordinates
+        inside = coordinates.from_model(point).copy()
+        listener = _Listener(self.moves.decisions, self, rng)
+        kept = self.moves.decisions
+        self.moves.decisions = listener
+        try:
+            with one_blas_thread():
+                for _ in range(self.n_scans):
+                    self.moves.draw(rng, inside, self.settings._replace(is_on=False), MoveCounts())
+        finally:
+            self.moves.decisions = kept
+            self.moves.here = None
+        yield from listener.compared
+
+    # --- Moves that all rows see --------------------------------------------------------------
+
+    def of_move(self, move: Move, of_rows: float) -> Comparison:
+        """Compare a move of h or of the dense part."""
+        here, there = (point.copy() for point in move.points)
+        log_q = {"hyper": self._hyper, "carried": self._carried, "dense": self._dense}
+        expected = log_q[move.kind](move, here, there)
+        return self._comparison(move.kind, (here, there), move.log_ratio + of_rows, expected)
+
+    def of_held(self, log_ratio: float, points: tuple[np.ndarray, np.ndarray]) -> Comparison:
+        """Compare a move of h with what rows read held."""
+        here, there = (point.copy() for point in points)
+        log_q = self._volume(lambda z: self._held(z, there), here)
+        return self._comparison("held", (here, there), log_ratio, log_q)
+
+    def _hyper(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+        """Return the log ratio of proposal densities where h moves and η stays."""
+        mean, cholesky = self.settings.hyper_scale
+        z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
+        volumes = []
+        lengths = []
+        for point in (here, there):
+            given = self.moves.surrogate.factored_later(point[self.field.hyper])
+            away = self.field.latent.split(point - given.point)
+            lengths.append(_quadratic_form(given.precision, away))
+            volumes.append(0.5 * log_determinant(given.precision) + self._slope_of_tails(point))
+        kernel = _mixture(z, moved, hyper_walk_share(z), hyper_walk_share(moved), move.walks)
+        # η stays: what its Gaussian says is the same at both ends, if L is a factor of Λ.
+        unequal = 0.5 * (lengths[1] - lengths[0])
+        return kernel + volumes[0] - volumes[1] + (0.0 if _close(*lengths) else unequal)
+
+    def _dense(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that where a part of η turns and h stays."""
+        given = move.given
+        assert given is not None
+        lengths = []
+        for point in (here, there):
+            start = self._held(point, given.here) if self.moves.fixed_factor else point
+            away = self.field.latent.split(start - given.point)
+            lengths.append(_quadratic_form(given.precision, away))
+        return 0.5 * (lengths[1] - lengths[0])
+
+    def _carried(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that where one hyperparameter moves and the levels of a factor follow."""
+        axis, k = self.moves.carried[move.pair]
+        mean, cholesky = self.settings.hyper_scale
+        sd = math.sqrt(float(cholesky[axis] @ cholesky[axis]))
+        at = slice(axis, axis + 1)
+        z, moved = ((p[self.field.hyper][at] - mean[at]) / sd for p in (here, there))
+        kernel = _mixture(z, moved, hyper_walk_share(z), hyper_walk_share(moved), move.walks)
+        hyper, levels = there[self.field.hyper], self.field.levels[k]
+
+        def follow(point: np.ndarray) -> np.ndarray:
+            self.moves.here = None
+            return self.moves.followed(point, hyper, levels)[0]
+
+        return kernel + self._volume(follow, here)
+
+    # --- Levels -------------------------------------------------------------------------------
+
+    def of_levels(
+        self, moves: LevelMoves, of_rows: np.ndarray, chosen: np.ndarray
+    ) -> Comparison:
+        """Compare the moves of some levels, which are independent given all else, as one."""
+        here, proposed = moves.points
+        levels = self.field.levels[moves.factor]
+        there = here.copy()
+        there[levels.latent[chosen]] = proposed[levels.latent[chosen]]
+        found = float(np.sum((moves.log_ratios + of_rows)[chosen]))
+        log_q = self._of_levels(moves, here, proposed)[chosen].sum()
+        return self._comparison("levels", (here.copy(), there), found, float(log_q), levels.latent)
+
+    def _of_levels(
+        self, moves: LevelMoves, here: np.ndarray, there: np.ndarray
+    ) -> np.ndarray:
+        """Return the log ratio of proposal densities of each level."""
+        surrogate, levels = self.moves.surrogate, self.field.levels[moves.factor]
+        given = surrogate.factored_later(here[self.field.hyper])
+        mean, cholesky = surrogate.given_others(given, here, moves.readings[0], levels)
+        blocks = cholesky @ cholesky.transpose(0, 2, 1)
+        etas, lengths = [], []
+        for point in (here, there):
+            away = point[levels.latent] - mean
+            lengths.append(np.einsum("gq,gq->g", away, multiply_blocks(blocks, away)))
+            etas.append(np.einsum("gqr,gq->gr", cholesky, away))
+        turned = 0.5 * (lengths[1] - lengths[0])
+        if not self.moves.decisions.sees_all:
+            return turned
+        before, after = (level_walk_shares(eta) for eta in etas)
+        turned = turned + np.log((1.0 - after) / (1.0 - before))
+        return np.where(moves.walks, np.log(after / before), turned)
+
+    # --- What they share ----------------------------------------------------------------------
+
+    def _comparison(
+        self,
+        kind: str,
+        points: tuple[np.ndarray, np.ndarray],
+        log_ratio: float,
+        log_q: float,
+        positions: np.ndarray | None = None,
+    ) -> Comparison:
+        to_model, layout = self.field.derivatives.coordinates.to_model, self.density.tall.layout
+        here, there = map(to_model, points)
+        before, after = self.density(here), self.density(there)
+        changed = np.flatnonzero(here != there) if positions is None else positions.ravel()
+        names = [n for n, s in layout.slices.items() if np.any((changed >= s.start) & (changed < s.stop))]
+        return Comparison(
+            move=NAMES[kind],
+            names=tuple(names),
+            rests_on=self.rests_on if kind != "held" else "predictors are the same where effects "
+            "are held, so that the prior alone decides",
+            log_ratio=log_ratio,
+            expected=after - before + log_q,
+            rounding=rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
+        )
+
+    def _w(self, point: np.ndarray) -> np.ndarray:
+        return self.moves.tails.from_hyper(point[self.field.hyper])
+
+    def _slope_of_tails(self, point: np.ndarray) -> float:
+        """Return log |∂w/∂h|, one axis after the other."""
+        hyper, total = point[self.field.hyper], 0.0
+        for i in range(hyper.size):
+            step = STEP * (1.0 + abs(hyper[i]))
+            ends = []
+            for sign in (-1.0, 1.0):
+                moved = hyper.copy()
+                moved[i] += sign * step
+                ends.append(self.moves.tails.from_hyper(moved)[i])
+            total += math.log((ends[1] - ends[0]) / (2.0 * step))
+        return total
+
+    def _held(self, point: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Return a point with the h of another one, at which rows read the same."""
+        hyper = other[self.field.hyper]
+        if np.array_equal(point[self.field.hyper], hyper):
+            return point
+        held = self.field.with_effects_held(point, hyper)
+        if held is None:
+            raise _NotCompared
+        return held.point
+
+    def _volume(self, follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray) -> float:
+        """Return log |∂z'/∂z| of effects that follow h."""
+        return log_determinant_of_map(follow, here, self.field.latent)
+
+
+class _Listener(Decisions):
+    """Decides by all rows, and compares the first move of each kind with the model's density."""
+
+    def __init__(self, decisions: Decisions, owner: MovesOfEffects, rng: np.random.Generator) -> None:
+        self.decisions, self.owner, self.rng = decisions, owner, rng
+        self.sees_all = decisions.sees_all
+        self.compared: list[Comparison] = []
+        self.seen: set[Any] = set()
+
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+        """Decide by all rows."""
+        of_rows = self.decisions.of_rows(move)
+        self._compare(move.kind, lambda: self.owner.of_move(move, of_rows))
+        return bool(-rng.standard_exponential() < move.log_ratio + of_rows)
+
+    def on_prior(
+        self, level: float, log_ratio: float, points: tuple[np.ndarray, np.ndarray]
+    ) -> bool:
+        """Decide by the prior."""
+        self._compare("held", lambda: self.owner.of_held(log_ratio, points))
+        return level < log_ratio
+
+    def on_levels(
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    ) -> np.ndarray:
+        """Decide level by level, by all rows of each."""
+        of_rows = self.decisions.of_rows_by_level(moves)
+        finite = moves.moving & np.isfinite(moves.log_ratios)
+        chosen = finite & (self.rng.random(finite.size) < 0.5)
+        if not chosen.any():
+            chosen = finite
+        if chosen.any():
+            compare = self.owner.of_levels
+            self._compare(("levels", moves.factor), lambda: compare(moves, of_rows, chosen))
+        return moves.moving & (-rng.standard_exponential(of_rows.size) < moves.undecided + of_rows)
+
+    def of_rows(self, move: Move) -> float:
+        """See the decisions that are listened to."""
+        return self.decisions.of_rows(move)
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """See the decisions that are listened to."""
+        return self.decisions.of_rows_by_level(moves)
+
+    def _compare(self, kind: Any, compare: Callable[[], Comparison]) -> None:
+        if kind in self.seen:
+            return
+        self.seen.add(kind)
+        here = self.owner.moves.here
+        try:
+            self.compared.append(compare())
+        except _NotCompared:
+            self.seen.discard(kind)
+        finally:
+            self.owner.moves.here = here
+
+
+def _mixture(
+    z: np.ndarray, moved: np.ndarray, share: float, share_then: float, walks: bool
+) -> float:
+    """Return log k(z | z') − log k(z' | z) of a walk, or of a turn about 0."""
+    if walks:
+        return math.log(share_then / share)
+    return 0.5 * float(moved @ moved - z @ z) + math.log((1.0 - share_then) / (1.0 - share))
+
+
+def _close(first: float, second: float) -> bool:
+    return abs(second - first) <= 1e-7 * (1.0 + abs(first))
+
+
+def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> float:
+    dense, groups = matrix.product(*vector)
+    return float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
+
+
+def log_determinant(matrix: Arrow) -> float:
+    """Return log |Λ|, the groups eliminated first."""
+    dense = _whole(matrix.dense)
+    signs, logs = np.linalg.slogdet(matrix.blocks) if matrix.blocks.size else (np.ones(0), np.zeros(0))
+    if matrix.blocks.size and dense.size:
+        cross = sparse.csr_array(matrix.cross) if not sparse.issparse(matrix.cross) else matrix.cross
+        inverse = sparse.block_diag(list(np.linalg.inv(matrix.blocks)), format="csr")
+        dense = dense - _whole(cross.T @ (inverse @ cross))
+    sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
+    if sign <= 0 or np.any(signs <= 0):
+        raise _NotCompared
+    return float(log + logs.sum())
+
+
+def _whole(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if sparse.issparse(matrix) else np.asarray(matrix)
+
+
+def log_determinant_of_map(
+    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, layout: ArrowLayout
+) -> float:
+    """Return log |∂z'/∂z| of an affine map of the latent variables, by differences.
+
+    Groups take from the dense part and from themselves, and the dense part from itself, so that the
+    determinant is that of the dense part times those of the groups.
+    """
+    rng, start = np.random.default_rng(3), follow(here)
+
+    def response(parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        moved = here.copy()
+        dense, groups = layout.split(moved)
+        layout.put(moved, dense + parts[0], groups + parts[1])
+        return layout.split(follow(moved) - start)
+
+    dense, groups = layout.split(np.zeros(here.size))
+    size = _sizes(here, layout)
+    total = _of_dense(response, (dense, groups), size[0], rng)
+    if groups.size:
+        blocks = np.empty((*groups.shape, groups.shape[1]))
+        for slot in range(groups.shape[1]):
+            seed = groups.copy()
+            seed[:, slot] = size[1][:, slot]
+            of_dense, of_groups = response((dense, seed))
+            if np.abs(of_dense).max(initial=0.0) > 0.0:
+                raise _NotCompared
+            blocks[:, :, slot] = of_groups / size[1][:, slot, None]
+        total += float(np.linalg.slogdet(blocks)[1].sum())
+    return total
+
+
+def _of_dense(
+    response: Callable[..., tuple[np.ndarray, np.ndarray]],
+    zero: tuple[np.ndarray, np.ndarray],
+    size: np.ndarray,
+    rng: np.random.Generator,
+) -> float:
+    dense, groups = zero
+    if not dense.size:
+        return 0.0
+    ratios = []
+    for _ in range(2):
+        seed = size * (0.5 + rng.random(dense.size))
+        ratios.append(response((seed, groups))[0] / seed)
+    if np.allclose(*ratios, rtol=DIAGONAL, atol=0.0):
+        return float(np.log(np.abs(ratios[0])).sum())
+    if dense.size > MOST_COLUMNS:
+        raise _NotCompared
+    columns = []
+    for j in range(dense.size):
+        seed = dense.copy()
+        seed[j] = size[j]
+        columns.append(response((seed, groups))[0] / size[j])
+    return float(np.linalg.slogdet(np.array(columns))[1])
+
+
+def _sizes(here: np.ndarray, layout: ArrowLayout) -> tuple[np.ndarray, np.ndarray]:
+    """Return by how much to move each latent variable: about as much as it is."""
+    dense, groups = layout.split(here)
+    return tuple(np.maximum(np.abs(part), np.abs(part).mean() if part.size else 1.0) + 1e-300 for part in (dense, groups))  # type: ignore[return-value]
