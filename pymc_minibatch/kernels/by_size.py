@@ -104,6 +104,12 @@ class RowSizes:
         table = SizeTable(order, starts, total / (sizes.size * tops), cut, alias)
         return cls(table, total)
 
+    def drawn(self, n_rows: int) -> np.ndarray:
+        """Return which rows are ever drawn, shape (N,)."""
+        found = np.zeros(n_rows, dtype=np.bool_)
+        found[self.table.order] = True
+        return found
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the numbers of the rows by reference, so that processes share them."""
         return _restored, (by_reference(self.table.order), self.table[1:], self.total)

@@ -28,13 +28,15 @@ def make_latent_sampler(
     by_size: bool = True,
     batch_size: int | None = None,
     effects: bool = True,
+    may_sum: bool = True,
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
     Where nothing is asked for, no row is read if sums say everything of them, and all are if
     batches would be a good part of them. Without a test the penalty test is taken, with the noise
     at which moves are cheapest; without a size of the first batches, each kind of moves tunes its
-    own. Models without `effects` are set up where it is said that there are none.
+    own. Models without `effects` are set up where it is said that there are none. If sums may not
+    be used, rows are read whatever they are.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def make_latent_sampler(
     """
     is_free = acceptance is None and by_size and batch_size is None
     must = isinstance(acceptance, Exact)
-    sums: Sums = "must" if must else "may" if is_free else "no"
+    sums: Sums = "must" if must else "may" if is_free and may_sum else "no"
     located = locate(tall, temperature, sums=sums, effects=effects)
     assert acceptance is None or isinstance(acceptance, CorrectedBarker | Exact | Penalty)
 

@@ -39,6 +39,8 @@ class ExactDecisions(Decisions):
 class ExactSampler(LatentSampler):
     """Moves that need no row."""
 
+    presumes = "sums say everything of the rows, each of which is quadratic in its predictor"
+
     @cached_property
     def _decisions(self) -> ExactDecisions:
         return ExactDecisions()

@@ -242,6 +242,7 @@ class FireflySampler(LatentSampler):
     """
 
     sweeping = SWEEPING
+    presumes = "the bounds of rows and their gaps are the rows"
 
     def __init__(
         self,

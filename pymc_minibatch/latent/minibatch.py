@@ -184,15 +184,13 @@ class MinibatchDecisions(Decisions):
         level = np.repeat(np.arange(moves.moving.size), np.diff(table.starts))
         return np.bincount(level, changes[table.rows], minlength=moves.moving.size)
 
-    def _remainders(
-        self, readings: tuple[Reading, Reading], cubic: Cubic | None
-    ) -> np.ndarray:
+    def _remainders(self, readings: tuple[Reading, Reading], cubic: Cubic | None) -> np.ndarray:
         """Return how the remainder of each row changes, divided by T, shape (N,)."""
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
+        first, second = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
         at = self.surrogate.expansion.at
 
         def change(*batch: np.ndarray) -> np.ndarray:
-            before, after = self.functions.remainders(*seen, at, batch)
+            before, after = self.functions.remainders(first, second, at, batch)
             return after - before
 
         parts = over_chunks(change, self.data)

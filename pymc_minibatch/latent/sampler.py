@@ -220,7 +220,8 @@ class LatentSampler(ABC):
         )
 
     @cached_property
-    def _moves(self) -> LatentMoves | LinearMoves:
+    def moves(self) -> LatentMoves | LinearMoves:
+        """The moves of a scan."""
         surrogate, decisions = self.reference.surrogate, self._decisions
         if self.carried is not None:
             linear = find_linear(surrogate)
@@ -266,14 +267,17 @@ class LatentSampler(ABC):
         counts: MoveCounts,
     ) -> None:
         """Make one round of all moves."""
-        settings = Tuning(
+        self.moves.draw(rng, inside, self.settings(state, tuning), counts)
+
+    def settings(self, state: LatentState, tuning: bool) -> Tuning:
+        """Return what moves are made with."""
+        return Tuning(
             tuning,
             state.turns,
             (state.mean, state.cholesky),
             Walks(state.log_length, state.n_moves),
             state.parts,
         )
-        self._moves.draw(rng, inside, settings, counts)
 
     def _observe(self, w: np.ndarray, state: LatentState) -> None:
         """Fit the moves of h to the draws of a window, at its end."""
@@ -297,7 +301,7 @@ class LatentSampler(ABC):
         point = self._coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state())
-        self._moves.forget()
+        self.moves.forget()
 
     def overlooked(self, point: np.ndarray) -> Overlooked | None:
         """Return a level that is where its own rows object, which only batches can overlook."""
@@ -377,6 +381,9 @@ class LatentSampler(ABC):
         """Return that of the posterior, from all rows; -inf where it is not a number."""
         named = self.tall.layout.unflatten(self._coordinates.to_model(point))
         return log_density(self.tall, self.reference.temperature, named)
+
+    presumes = "the rows are what their expansion and its remainders make of them"
+    """What decisions rest on, in words."""
 
     def describe(self) -> str:
         """Say in words what moves how."""

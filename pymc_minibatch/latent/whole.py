@@ -154,6 +154,7 @@ class WholeSampler(LatentSampler):
     """
 
     evaluations = 1, 0
+    presumes = "rows are independent, and read predictors that are affine in effects"
 
     def __init__(self, tall: TallModel, located: Located, temperature: float) -> None:
         rows, factors, reference, _ = located

@@ -3,16 +3,19 @@
 import copy
 import logging
 import math
+import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
+from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
@@ -28,7 +31,10 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import SharedValues
+from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.warn import warn
+from pymc_minibatch.witness import SurpriseError, Witness
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["TallStep", "TallStepState", "expansion", "split_for_step"]
 
@@ -37,6 +43,9 @@ _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sam
 
 MOST_NAMES = 8
 """Names in a list that people read."""
+
+KEPT_BYTES = 2**28
+"""Of draws that a chain keeps to save them, should it be stopped by its witness."""
 
 
 @dataclass_state
@@ -105,6 +114,8 @@ class TallStep(BlockedStep):
         "setup_seconds": (np.float64, []),
         "stand_in": (np.bool_, []),
         "rows_checksum": (np.int64, []),
+        "n_witnessed": (np.int64, []),
+        "witness_error": (np.float64, []),
     }
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
@@ -129,6 +140,7 @@ class TallStep(BlockedStep):
         model: Model | None,
         rng: RandomGenerator,
         rows_in_memory: float = math.inf,
+        witness: bool = True,
     ) -> None:
         model = checked_model(model)
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
@@ -146,6 +158,8 @@ class TallStep(BlockedStep):
         self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = self._split_is_verified = False
         self._shared_values = SharedValues(self.tall)
+        self.witness = Witness(self.tall.layout) if witness else None
+        self._draws: list[np.ndarray] = []
         _warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
@@ -255,6 +269,10 @@ class TallStep(BlockedStep):
     def _compile(self) -> None:
         """Compile before chains are forked, so that they share the machine code."""
 
+    def _look(self) -> Look | None:
+        """Return what compares moves with the model's own density; None if nothing can be."""
+        return None
+
     # --- Sampling -----------------------------------------------------------------------------
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
@@ -268,6 +286,9 @@ class TallStep(BlockedStep):
         self.n_draws, self.last_point = 0, np.empty(0)
         register(self)
         self._start_is_checked = self._split_is_verified = False
+        self._draws = []
+        if self.witness is not None:
+            self.witness.start_chain()
 
     def step(self, point: PointType) -> tuple[PointType, StatsType]:
         """Make the transitions of one draw."""
@@ -280,7 +301,9 @@ class TallStep(BlockedStep):
         flat = self.tall.layout.flatten(point)
         if not (self.tune or self._split_is_verified):
             self._verify_split(flat)
+        started = time.perf_counter()
         stats = self._draw_or_nothing(flat)
+        self._bear_witness(flat, time.perf_counter() - started, stats)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
         moved = self.tall.layout.unflatten(flat)
@@ -306,6 +329,57 @@ class TallStep(BlockedStep):
             point = {**point, **{name: beside[name] for name in self.var_names}}
             self.tall.check_start(point)
         return self._start(point)
+
+    @cached_property
+    def _model_density(self) -> ModelDensity:
+        """The model's own log-density, at the temperature of the step."""
+        return ModelDensity(self.tall, getattr(self, "temperature", 1.0))
+
+    def _bear_witness(self, flat: np.ndarray, seconds: float, stats: dict[str, Any]) -> None:
+        """Compare moves with the model's own density, if it is time to.
+
+        Raises
+        ------
+        SamplingError
+            If they differ. The draws so far are saved.
+        """
+        witness = self.witness
+        if witness is not None:
+            witness.spend(seconds)
+            look = None if self.tune else self._look()
+            if look is not None:
+                self._keep(flat)
+                try:
+                    witness.after_draw(look, flat)
+                except SurpriseError as surprise:
+                    raise SamplingError(self._stopped(surprise)) from None
+        n_witnessed = 0 if witness is None else witness.n_moves
+        stats["n_witnessed"] = n_witnessed
+        stats["witness_error"] = witness.error if witness is not None and n_witnessed else np.nan
+        if "exact" in stats and not self.tune:
+            stats["exact"] = bool(stats["exact"] and n_witnessed)
+
+    def _keep(self, flat: np.ndarray) -> None:
+        """Keep a draw, should the chain be stopped; the last ones if they are many."""
+        self._draws.append(flat)
+        if len(self._draws) * flat.nbytes > KEPT_BYTES:
+            del self._draws[0]
+
+    def _stopped(self, surprise: SurpriseError) -> str:
+        """Save the draws so far, and say why the chain stops."""
+        path = Path(tempfile.mkdtemp(prefix="pymc_minibatch_")) / "draws.npz"
+        draws = np.array(self._draws)
+        layout = self.tall.layout
+        saved: dict[str, Any] = {
+            name: draws[:, where].reshape(-1, *shape)
+            for (name, where), shape in zip(layout.slices.items(), layout.shapes, strict=True)
+        }
+        np.savez(path, **saved)
+        return (
+            f"{surprise}. The chain is stopped after {len(draws)} draws, which are saved, "
+            f"unconstrained, in {path}: they are not those of the posterior. Please report this "
+            "model. To sample it meanwhile, pass another acceptance test or proposal."
+        )
 
     def _start(self, point: PointType) -> PointType:
         """Let a chain that tunes start near the mode."""
@@ -400,6 +474,8 @@ class TallStep(BlockedStep):
             name: value
             for name, value in self.__dict__.items()
             if name not in left and not isinstance(getattr(type(self), name, None), cached_property)
+            if name not in ("_BlockedStep__newargs", "_draws")
+            and not isinstance(getattr(type(self), name, None), cached_property)
         }
         return kept | {"made_with": None}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pymc.blocking import PointType
@@ -21,7 +21,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
-from pymc_minibatch.acceptance.exact import Ball
+from pymc_minibatch.acceptance.exact import Ball, bound_factor
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
@@ -35,8 +35,10 @@ from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summe
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing
 from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.modes import ModeSampler
+from pymc_minibatch.latent.moves import LatentMoves
 from pymc_minibatch.latent.overlooked import LOOK_EVERY
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
@@ -69,9 +71,14 @@ from pymc_minibatch.steps.deciding import (
     steps_of_draw,
 )
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
+from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
+from pymc_minibatch.witness import SurpriseError
+from pymc_minibatch.witness.effects import MovesOfEffects
+from pymc_minibatch.witness.together import JointMove, MovesTogether
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
@@ -110,6 +117,37 @@ class MinibatchMHState(TallStepState):
     batch_size: int | None = field(metadata={"frozen": True})
     temperature: float = field(metadata={"frozen": True})
     rows: str = field(metadata={"frozen": True})
+
+
+class Claims(NamedTuple):
+    """What set-up may presume, unless its witness finds it wrong.
+
+    Attributes
+    ----------
+    sums
+        That sums say everything of the rows.
+    effects
+        That effects and their scales are a latent Gaussian field.
+    bounds
+        That third derivatives of rows are bounded.
+    expansion
+        That rows are an expansion and its remainders.
+    """
+
+    sums: bool = True
+    effects: bool = True
+    bounds: bool = True
+    expansion: bool = True
+
+
+class Asked(NamedTuple):
+    """What the user has asked for, or left open."""
+
+    is_open: bool
+    proposal: Proposal | None
+    reference: Reference | None
+    control_variate: Literal["auto", 0, 1, 2]
+    rows: RowChoice
 
 
 class MinibatchMH(TallStep):
@@ -294,6 +332,7 @@ class MinibatchMH(TallStep):
         temperature: float = 1.0,
         rows_in_memory: float = ROWS_IN_MEMORY,
         steps_per_draw: int | Literal["auto"] = "auto",
+        witness: bool = True,
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
@@ -314,6 +353,7 @@ class MinibatchMH(TallStep):
             model,
             rng,
             rows_in_memory if may_stay else math.inf,
+            witness,
         )
         self.rows_in_memory = rows_in_memory
         self.batch_size = (
@@ -325,26 +365,42 @@ class MinibatchMH(TallStep):
                 f"{type(self.acceptance).__name__} chooses the size of its batches itself; leave "
                 "batch_size out."
             )
+        self.steps_are_free = steps_per_draw == "auto"
+        asked = Asked(is_open, moves, reference, control_variate, rows)
+        self.claims = Claims()
+        while True:
+            self._set_up(asked)
+            self._get_ready(started, reference)
+            surprise = self._look_at_set_up()
+            if surprise is None:
+                break
+            self._claim_less(asked, surprise)
+
+    def _set_up(self, asked: "Asked") -> None:
+        """Settle how the model is sampled."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property):
+                self.__dict__.pop(name, None)
         self.proposal_options = ()
         self.rows: str = "uniform"
         self.row_sizes: RowSizes | None = None
         self.sized: SizedRows | None = None
         self.residents: Residents | None = None
         self.ball: Ball | None = None
+        self.control = None
         self.least_batch = LEAST_BATCH
-        self.steps_are_free = steps_per_draw == "auto"
-        free = reference is None and moves is None and control_variate in ("auto", 2)
-        self.latent = self._latent_sampler(is_open, rows) if free else None
+        is_free = asked.reference is None and asked.proposal is None
+        is_free &= asked.control_variate in ("auto", 2) and self.claims.effects
+        self.latent = self._latent_sampler(asked.is_open, asked.rows) if is_free else None
         rows_read = 0.0
         if self.latent is None:
-            settings = is_open, moves, reference, control_variate, rows
             try:
-                rows_read = self._set_up_plainly(*settings, one_mode=not free)
+                rows_read = self._set_up_plainly(asked, one_mode=not is_free)
             except SeveralModesError:
-                self.latent = self._latent_sampler(is_open, rows, effects=False)
+                self.latent = self._latent_sampler(asked.is_open, asked.rows, effects=False)
                 if not isinstance(self.latent, ModeSampler):
                     self.latent = None
-                    rows_read = self._set_up_plainly(*settings, one_mode=True)
+                    rows_read = self._set_up_plainly(asked, one_mode=True)
         if self.latent is None:
             if self.steps_are_free:
                 self.steps_per_draw = steps_of_draw(
@@ -354,7 +410,42 @@ class MinibatchMH(TallStep):
             self.steps_per_draw = rounds_of_draw(self.tall)
         _log.info(self.choice)
         self._warn_of_other_temperatures()
-        self._get_ready(started, reference)
+
+    def _look_at_set_up(self) -> SurpriseError | None:
+        """Compare moves from a point near the mode with the model's own density."""
+        look, state = self._look(), self.rng.bit_generator.state
+        if self.witness is None or look is None:
+            return None
+        point = self.tall.model.initial_point()
+        try:
+            start = self.tall.layout.flatten({**point, **self._near_mode(point)})
+            self.witness.look(look, start)
+        except SurpriseError as surprise:
+            return surprise
+        finally:
+            self.rng.bit_generator.state = state
+        return None
+
+    def _claim_less(self, asked: "Asked", surprise: SurpriseError) -> None:
+        """Leave out the claim that a look has found not to hold; refuse the model if none is left.
+
+        Raises
+        ------
+        NotTallError
+            If the rows, as they were split, are not the model's.
+        """
+        claims = self.claims
+        if isinstance(self.latent, ExactSampler) and asked.is_open:
+            self.claims = claims._replace(sums=False)
+        elif self.latent is not None:
+            self.claims = claims._replace(effects=False)
+        elif asked.is_open and isinstance(self.acceptance, Exact):
+            self.claims = claims._replace(bounds=False)
+        elif self.control_variate and asked.control_variate == "auto" and asked.proposal is None:
+            self.claims = claims._replace(expansion=False)
+        else:
+            raise NotTallError(f"{surprise}. Please report this model.")
+        _log.info(f"Set up in a more general way: {surprise}.")
 
     def _latent_sampler(
         self, is_open: bool, rows: RowChoice, *, effects: bool = True
@@ -379,6 +470,7 @@ class MinibatchMH(TallStep):
                 by_size=rows != "uniform",
                 batch_size=self.batch_size,
                 effects=effects,
+                may_sum=self.claims.sums,
             )
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
@@ -411,16 +503,7 @@ class MinibatchMH(TallStep):
             )
             self.tall = self.tall.copied()
 
-    def _set_up_plainly(
-        self,
-        is_open: bool,
-        proposal: Proposal | None,
-        reference: Reference | None,
-        control_variate: Literal["auto", 0, 1, 2],
-        rows: RowChoice,
-        *,
-        one_mode: bool,
-    ) -> float:
+    def _set_up_plainly(self, asked: "Asked", *, one_mode: bool) -> float:
         """Settle how all variables are moved at once; return about how many rows a move takes.
 
         Raises
@@ -428,6 +511,9 @@ class MinibatchMH(TallStep):
         SeveralModesError
             If there are several modes, unless it is to be done for one all the same.
         """
+        is_open, proposal, reference, control_variate, rows = asked
+        if not self.claims.expansion:
+            control_variate = 0
         if isinstance(self.acceptance, Exact) and control_variate == "auto":
             control_variate = 2
         self.control = decide_control_variate(
@@ -445,7 +531,8 @@ class MinibatchMH(TallStep):
         """Settle the test and how rows are drawn; return about how many a full-size move takes."""
         test: Acceptance | Literal["auto"] = self.acceptance
         if is_open:
-            test = "auto" if self.batch_size is None else CorrectedBarker()
+            may_bound = self.batch_size is None and self.claims.bounds
+            test = "auto" if may_bound else CorrectedBarker()
         settled = settle(self.tall, self.control, test, rows)
         self.acceptance, self.rows, self.control = (
             settled.acceptance,
@@ -796,8 +883,72 @@ class MinibatchMH(TallStep):
             self._guide,
             self._parameters,
             self._rows,
+            *self._last_proposal,
         )
         return Totals(*totals)
+
+    @cached_property
+    def _last_proposal(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where kernels leave their last proposal, and its log ratios."""
+        return self.tall.layout.empty(), np.zeros(2)
+
+    # --- The witness --------------------------------------------------------------------------
+
+    def _look(self) -> Look | None:
+        if self.latent is not None:
+            moves = self.latent.moves
+            if not isinstance(moves, LatentMoves):
+                return None
+            settings = self.latent.settings(self.proposal_state, False)
+            return MovesOfEffects(self._model_density, moves, settings, self.latent.presumes)
+        if self.tall.partitions is not None:
+            return None
+        wanted = getattr(self.proposal, "needs_prior_gradient", False)
+        return MovesTogether(
+            self._model_density,
+            self._one_transition,
+            self._target.row,
+            constants=self._density.constants,
+            data=self._density.data,
+            active=self._active,
+            proposal=self.proposal,
+            state=self.proposal_state,
+            guide=self._guide,
+            prior_gradient=self._prior_gradient if wanted else None,
+            drawn=self._drawn,
+            rests_on=self._presumes,
+        )
+
+    def _one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
+        """Make one transition from a copy of a point, as the chain would."""
+        kept = self.rng, self.proposal_state, self.tune
+        self.rng, self.proposal_state, self.tune = rng, copy.deepcopy(self.proposal_state), False
+        try:
+            self._transitions(point.copy(), 1)
+        finally:
+            self.rng, self.proposal_state, self.tune = kept
+        proposed, ratios = self._last_proposal
+        return JointMove(proposed.copy(), *ratios.tolist())
+
+    def _drawn(self, here: np.ndarray, there: np.ndarray) -> np.ndarray | None:
+        """Return which rows decisions on a move may read; None for all."""
+        if self.ball is None:
+            return None if self.row_sizes is None else self.row_sizes.drawn(self.n_rows)
+        if bound_factor(here, there, self.ball)[0] > self.ball.radius:
+            return None
+        if not self.ball.total:
+            return np.zeros(self.n_rows, dtype=np.bool_)
+        assert self.row_sizes is not None
+        return self.row_sizes.drawn(self.n_rows)
+
+    @property
+    def _presumes(self) -> str:
+        """What decisions rest on, in words."""
+        if self.ball is not None:
+            return "third derivatives of rows are within their bounds, and 0 where these are"
+        if self.control_variate:
+            return "rows are what an expansion and its remainders make of them"
+        return "the rows found in the model are all that depends on data"
 
     def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
         if self.batch_size is None and self.acceptance.first_batch == "tuned":

@@ -15,7 +15,7 @@ Green (1995), Reversible jump Markov chain Monte Carlo computation and Bayesian 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from pymc_minibatch.latent.moves import (
     hyper_walk_share,
     level_walk_shares,
 )
-from pymc_minibatch.latent.surrogate import Conditional, Reading
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
 
@@ -62,7 +61,7 @@ NAMES = {
 """Kinds of moves, in words."""
 
 
-class _NotCompared(Exception):
+class NotComparedError(Exception):
     """A move of which a determinant takes too long to find."""
 
 
@@ -171,9 +170,7 @@ class MovesOfEffects:
 
     # --- Levels -------------------------------------------------------------------------------
 
-    def of_levels(
-        self, moves: LevelMoves, of_rows: np.ndarray, chosen: np.ndarray
-    ) -> Comparison:
+    def of_levels(self, moves: LevelMoves, of_rows: np.ndarray, chosen: np.ndarray) -> Comparison:
         """Compare the moves of some levels, which are independent given all else, as one."""
         here, proposed = moves.points
         levels = self.field.levels[moves.factor]
@@ -183,9 +180,7 @@ class MovesOfEffects:
         log_q = self._of_levels(moves, here, proposed)[chosen].sum()
         return self._comparison("levels", (here.copy(), there), found, float(log_q), levels.latent)
 
-    def _of_levels(
-        self, moves: LevelMoves, here: np.ndarray, there: np.ndarray
-    ) -> np.ndarray:
+    def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:
         """Return the log ratio of proposal densities of each level."""
         surrogate, levels = self.moves.surrogate, self.field.levels[moves.factor]
         given = surrogate.factored_later(here[self.field.hyper])
@@ -217,12 +212,17 @@ class MovesOfEffects:
         here, there = map(to_model, points)
         before, after = self.density(here), self.density(there)
         changed = np.flatnonzero(here != there) if positions is None else positions.ravel()
-        names = [n for n, s in layout.slices.items() if np.any((changed >= s.start) & (changed < s.stop))]
+        names = dict.fromkeys(
+            name
+            for name, where in layout.slices.items()
+            if np.any((where.start <= changed) & (changed < where.stop))
+        )
         return Comparison(
             move=NAMES[kind],
             names=tuple(names),
-            rests_on=self.rests_on if kind != "held" else "predictors are the same where effects "
-            "are held, so that the prior alone decides",
+            rests_on=self.rests_on
+            if kind != "held"
+            else "predictors are the same where effects are held, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
             rounding=rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
@@ -251,7 +251,7 @@ class MovesOfEffects:
             return point
         held = self.field.with_effects_held(point, hyper)
         if held is None:
-            raise _NotCompared
+            raise NotComparedError
         return held.point
 
     def _volume(self, follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray) -> float:
@@ -262,7 +262,9 @@ class MovesOfEffects:
 class _Listener(Decisions):
     """Decides by all rows, and compares the first move of each kind with the model's density."""
 
-    def __init__(self, decisions: Decisions, owner: MovesOfEffects, rng: np.random.Generator) -> None:
+    def __init__(
+        self, decisions: Decisions, owner: MovesOfEffects, rng: np.random.Generator
+    ) -> None:
         self.decisions, self.owner, self.rng = decisions, owner, rng
         self.sees_all = decisions.sees_all
         self.compared: list[Comparison] = []
@@ -310,7 +312,7 @@ class _Listener(Decisions):
         here = self.owner.moves.here
         try:
             self.compared.append(compare())
-        except _NotCompared:
+        except NotComparedError:
             self.seen.discard(kind)
         finally:
             self.owner.moves.here = here
@@ -337,14 +339,14 @@ def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> flo
 def log_determinant(matrix: Arrow) -> float:
     """Return log |Λ|, the groups eliminated first."""
     dense = _whole(matrix.dense)
-    signs, logs = np.linalg.slogdet(matrix.blocks) if matrix.blocks.size else (np.ones(0), np.zeros(0))
+    signs, logs = np.linalg.slogdet(matrix.blocks)
     if matrix.blocks.size and dense.size:
-        cross = sparse.csr_array(matrix.cross) if not sparse.issparse(matrix.cross) else matrix.cross
         inverse = sparse.block_diag(list(np.linalg.inv(matrix.blocks)), format="csr")
+        cross = sparse.csr_array(matrix.cross)
         dense = dense - _whole(cross.T @ (inverse @ cross))
     sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
     if sign <= 0 or np.any(signs <= 0):
-        raise _NotCompared
+        raise NotComparedError
     return float(log + logs.sum())
 
 
@@ -378,7 +380,7 @@ def log_determinant_of_map(
             seed[:, slot] = size[1][:, slot]
             of_dense, of_groups = response((dense, seed))
             if np.abs(of_dense).max(initial=0.0) > 0.0:
-                raise _NotCompared
+                raise NotComparedError
             blocks[:, :, slot] = of_groups / size[1][:, slot, None]
         total += float(np.linalg.slogdet(blocks)[1].sum())
     return total
@@ -397,10 +399,10 @@ def _of_dense(
     for _ in range(2):
         seed = size * (0.5 + rng.random(dense.size))
         ratios.append(response((seed, groups))[0] / seed)
-    if np.allclose(*ratios, rtol=DIAGONAL, atol=0.0):
+    if np.allclose(ratios[0], ratios[1], rtol=DIAGONAL, atol=0.0):
         return float(np.log(np.abs(ratios[0])).sum())
     if dense.size > MOST_COLUMNS:
-        raise _NotCompared
+        raise NotComparedError
     columns = []
     for j in range(dense.size):
         seed = dense.copy()
@@ -412,4 +414,9 @@ def _of_dense(
 def _sizes(here: np.ndarray, layout: ArrowLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return by how much to move each latent variable: about as much as it is."""
     dense, groups = layout.split(here)
-    return tuple(np.maximum(np.abs(part), np.abs(part).mean() if part.size else 1.0) + 1e-300 for part in (dense, groups))  # type: ignore[return-value]
+    return _size_of(dense), _size_of(groups)
+
+
+def _size_of(part: np.ndarray) -> np.ndarray:
+    usual = np.abs(part).mean() if part.size else 0.0
+    return np.maximum(np.abs(part), usual or 1.0)

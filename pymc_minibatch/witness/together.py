@@ -66,6 +66,9 @@ class MovesTogether:
         The proposal, as it was tuned.
     prior_gradient
         Of the log prior, at a point; needed by proposals with gradients.
+    drawn
+        ``(here, there)`` gives which rows can be drawn for a decision on a move, shape (N,); None
+        for all of them.
     rests_on : str
         What the sampler presumes.
     """
@@ -82,12 +85,13 @@ class MovesTogether:
         state: Any,
         guide: Any,
         prior_gradient: Callable[[np.ndarray], np.ndarray] | None,
+        drawn: Callable[[np.ndarray, np.ndarray], "np.ndarray | None"],
         rests_on: str,
     ) -> None:
         self.density, self.make, self.row = density, make, row
         self.constants, self.data, self.active = constants, data, active
         self.proposal, self.state, self.guide = proposal, state, guide
-        self.prior_gradient, self.rests_on = prior_gradient, rests_on
+        self.prior_gradient, self.drawn, self.rests_on = prior_gradient, drawn, rests_on
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Compare one move from a point."""
@@ -109,13 +113,19 @@ class MovesTogether:
         )
 
     def _of_rows(self, here: np.ndarray, there: np.ndarray) -> float:
-        """Sum what decisions read of each row."""
+        """Sum what decisions read of each row, of those that they may ever read."""
+        drawn = self.drawn(here, there)
+        if drawn is not None and not drawn.any():
+            return 0.0
 
-        def total(*batch: np.ndarray) -> float:
+        def total(first: int, *batch: np.ndarray) -> float:
             terms = self.row(here, there, self.constants, batch)
-            return float(np.sum(terms[1] - terms[0]))
+            changes = terms[1] - terms[0]
+            if drawn is not None:
+                changes = changes[drawn[first : first + changes.size]]
+            return float(np.sum(changes))
 
-        return float(sum(part for _, part in over_chunks(total, self.data)))
+        return float(sum(part for _, part in over_chunks(total, self.data, numbered=True)))
 
     def _log_q(self, rng: np.random.Generator, here: np.ndarray, move: JointMove) -> float:
         """Return log q(θ | θ') − log q(θ' | θ) from the definition of the proposal."""

@@ -16,6 +16,7 @@ FLOORS = [
     {"acceptance", "proposals", "updates", "bounds"},
     {"kernels"},
     {"latent"},
+    {"witness"},
     {"steps", "multilevel"},
 ]
 """The rooms from the ground up; one may use those below and, on the third floor, none beside it."""

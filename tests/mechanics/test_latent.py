@@ -476,7 +476,7 @@ def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
 def test_levels_follow_a_hyperparameter() -> None:
     """The Jacobian of the move is that of differences; here two factors share a scale."""
     sampler = sampler_of(shared_scale_model())
-    moves, field = sampler._moves, sampler.field
+    moves, field = sampler.moves, sampler.field
     rng = np.random.default_rng(34)
     point = field.derivatives.tall.start + rng.normal(0, 0.3, field.derivatives.tall.start.size)
     hyper = point[field.hyper] + 0.2
@@ -498,7 +498,7 @@ def test_levels_follow_a_hyperparameter() -> None:
 def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None:
     """Such as where a prior is not concave: no move rests on a factor that is not there."""
     sampler = sampler_of(shared_scale_model())
-    moves, field, rng = sampler._moves, sampler.field, np.random.default_rng(36)
+    moves, field, rng = sampler.moves, sampler.field, np.random.default_rng(36)
     point = sampler._start(rng, field.derivatives.tall.start).copy()
     state, counts = sampler.initial_state(), MoveCounts()
     given = moves.conditional(point[field.hyper])

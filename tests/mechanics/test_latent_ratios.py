@@ -90,7 +90,7 @@ def moves(sampler: LatentSampler, monkeypatch: pytest.MonkeyPatch) -> LatentMove
     """Return the general moves; how often walks are chosen depends on h more than it does."""
     monkeypatch.setattr(sampler_module, "find_linear", lambda surrogate: None)
     monkeypatch.setattr(moves_module, "hyper_walk_share", share)
-    return sampler._moves
+    return sampler.moves
 
 
 def share(z: np.ndarray) -> float:
@@ -123,7 +123,7 @@ def added(
         ratios.append(move.log_ratio)
         return True
 
-    monkeypatch.setattr(sampler._moves, "_tested", accepted)
+    monkeypatch.setattr(sampler.moves, "_tested", accepted)
     layout, before = sampler.field.latent, start(sampler, seed)
     latent = np.concatenate([layout.dense, layout.groups.ravel()])
 
@@ -403,7 +403,7 @@ def test_levels_that_batches_decide_on_do_not_walk(
 ) -> None:
     """They would go where no row was sized for: a batch does not see how wrong the surrogate is."""
     test = Penalty() if by_batch else None
-    moves = make_latent_sampler(whole.tall, test, 1.0)._moves if by_batch else whole._moves
+    moves = make_latent_sampler(whole.tall, test, 1.0).moves if by_batch else whole.moves
     assert isinstance(moves, LatentMoves)
     assert moves.decisions.sees_all != by_batch
     walked: list[int] = []

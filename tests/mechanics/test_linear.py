@@ -102,7 +102,7 @@ def sampler() -> LatentSampler:
 @pytest.mark.parametrize("factor", [0, 1])
 def test_levels_given_all_else(sampler: LatentSampler, factor: int) -> None:
     """The density of a draw, given all else, times that of all else is the posterior."""
-    moves = sampler._moves
+    moves = sampler.moves
     assert isinstance(moves, LinearMoves)
     rng, model = np.random.default_rng(3), moves.model
     hyper = sampler.reference.hyper + 0.3
@@ -122,7 +122,7 @@ def test_levels_given_all_else(sampler: LatentSampler, factor: int) -> None:
 
 def test_scales_next_to_zero(sampler: LatentSampler) -> None:
     """Effects are next to zero as well there: the prior of the log scale is all that changes."""
-    moves = sampler._moves
+    moves = sampler.moves
     assert isinstance(moves, LinearMoves)
     rng, model = np.random.default_rng(8), moves.model
     phi = model.at + rng.normal(size=model.at.size)
@@ -139,7 +139,7 @@ def test_scales_next_to_zero(sampler: LatentSampler) -> None:
 
 def test_a_usual_posterior_is_that_given_its_hyperparameters(sampler: LatentSampler) -> None:
     """Its mode has no slope, and its factor is that of the curvature."""
-    moves = sampler._moves
+    moves = sampler.moves
     assert isinstance(moves, LinearMoves)
     model, hyper = moves.model, sampler.reference.hyper - 0.2
     frame = model.frame(hyper)
@@ -156,7 +156,7 @@ def test_a_usual_posterior_is_that_given_its_hyperparameters(sampler: LatentSamp
 
 def test_the_density_of_a_proposal_of_the_dense_part(sampler: LatentSampler) -> None:
     """At each usual h it is normal, with its constant: else moves of h would be wrong."""
-    moves = sampler._moves
+    moves = sampler.moves
     assert isinstance(moves, LinearMoves)
     rng, model = np.random.default_rng(9), moves.model
     for shift in (-0.4, 0.0, 0.4):
@@ -182,7 +182,7 @@ def test_moves_of_linear_models_have_the_posterior_of_the_others(
         sampler = make_latent_sampler(TallModel(crossed_model("slopes")), None, 1.0)
         if linear:
             sampler = costly(sampler)
-        assert isinstance(sampler._moves, LinearMoves) == linear
+        assert isinstance(sampler.moves, LinearMoves) == linear
         chains = []
         for seed in (6, 7):
             rng, state = np.random.default_rng(seed), sampler.initial_state()

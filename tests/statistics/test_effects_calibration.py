@@ -33,7 +33,7 @@ def moves_of(
     sampler: LatentSampler, rng: np.random.Generator, state: LatentState | None = None
 ) -> dict[str, Callable[..., None]]:
     """Return what moves a point in place, by kind, untuned unless a state is given."""
-    state, moves, counts = state or sampler.initial_state(), sampler._moves, MoveCounts()
+    state, moves, counts = state or sampler.initial_state(), sampler.moves, MoveCounts()
     hyper, dense, *groups = state.turns
     walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
     n_with_one = len(sampler.carried or ())
@@ -84,7 +84,7 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
             assert sampler.carried
         sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
         levels = sampler.field.levels
-        n_swept = [levels[k].rows.shape[0] for k in sampler._moves._sweeps()]
+        n_swept = [levels[k].rows.shape[0] for k in sampler.moves._sweeps()]
         assert (
             n_swept == {"noncentred": [20], "nested": [40, 10, 40], "crossed": [20, 12, 20]}[name]
         )
@@ -123,7 +123,7 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
         for _ in range(1000):
             for kind in ("carried", "coefficients", "swept"):
                 kinds[kind](point)
-            first.append(point[sampler._moves.field.hyper[0]])
+            first.append(point[sampler.moves.field.hyper[0]])
         means.append(np.mean(first))
         variances.append(np.var(first) / float(az.ess(np.array(first)[None])))
     assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))
@@ -131,7 +131,7 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
 
 def light(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
     """Draw which rows are bright; return how many are expected to be."""
-    sampler._moves.forget()
+    sampler.moves.forget()
     sampler._relight(rng, point)
     sampler._decisions.q = 0.3
     return expected_bright(sampler, point)

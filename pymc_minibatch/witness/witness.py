@@ -1,0 +1,145 @@
+"""A witness to a run: moves of every kind are compared with the model's own density as it goes.
+
+It looks when set-up is done, when tuning is, and from then on as often as a share of the run's time
+allows: from where the chain is, and from the farthest places where it has been in each variable. It
+has random numbers of its own and changes nothing, so that draws are those of a run without it.
+"""
+
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+
+from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.witness.comparison import Comparison, SurpriseError
+
+__all__ = ["FarthestPoints", "Look", "Witness"]
+
+SHARE = 0.03
+"""Of the time of set-up and draws that looks may take. Issues of speed ask for 5 % at most; the
+first looks, which are always made, have the rest."""
+
+SETTLED = 20
+"""Draws after which deviations are measured: before, standard deviations are not known."""
+
+
+class Look(Protocol):
+    """What compares moves from a point."""
+
+    def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Yield comparisons, one for each kind of moves."""
+
+
+class FarthestPoints:
+    """For each variable the draw at which one of its elements was farthest out.
+
+    Parameters
+    ----------
+    layout
+        Where the variables are in a flat point.
+    """
+
+    def __init__(self, layout: PointLayout) -> None:
+        self.layout, self.n = layout, 0
+        self.mean, self.squares = np.zeros(layout.size), np.zeros(layout.size)
+        self.distance = dict.fromkeys(layout.names, 0.0)
+        self.points: dict[str, np.ndarray] = {}
+
+    def add(self, point: np.ndarray) -> None:
+        """Take note of a draw (Welford's sums)."""
+        self.n += 1
+        away = point - self.mean
+        self.mean += away / self.n
+        self.squares += away * (point - self.mean)
+        if self.n < SETTLED:
+            return
+        with np.errstate(divide="ignore", invalid="ignore"):
+            deviations = np.nan_to_num(np.abs(away) / np.sqrt(self.squares / self.n))
+        for name, where in self.layout.slices.items():
+            distance = deviations[where].max(initial=0.0)
+            if distance > self.distance[name]:
+                self.distance[name], self.points[name] = float(distance), point
+
+    def take(self) -> np.ndarray | None:
+        """Return the farthest point that was not taken yet."""
+        if not self.points:
+            return None
+        name = max(self.points, key=lambda each: self.distance[each])
+        return self.points.pop(name)
+
+
+class Witness:
+    """What was compared, and when to look again.
+
+    Parameters
+    ----------
+    layout
+        Where the variables are in a flat point.
+
+    Attributes
+    ----------
+    n_moves : int
+        Moves that were compared.
+    kinds : set of str
+        Their kinds.
+    error : float
+        The largest |R̂ − R| / (1 + |R|) beyond rounding.
+    seconds : float
+        What it took.
+    """
+
+    def __init__(self, layout: PointLayout) -> None:
+        self.layout = layout
+        self.n_moves, self.error, self.seconds = 0, 0.0, 0.0
+        self.kinds: set[str] = set()
+        self._elsewhere, self._last = 0.0, 0.0
+        self.start_chain()
+
+    def start_chain(self) -> None:
+        """Begin with another chain, which is looked at when it has tuned."""
+        self.n_moves, self.error = 0, 0.0
+        self.kinds = set()
+        self.farthest = FarthestPoints(self.layout)
+
+    def spend(self, seconds: float) -> None:
+        """Take note of time that the run has spent on itself."""
+        self._elsewhere += seconds
+
+    def after_draw(self, look: Look, point: np.ndarray) -> None:
+        """Look from a draw, or from the farthest one before, if it is time to.
+
+        Raises
+        ------
+        SurpriseError
+            If a move is not what the model's density makes it.
+        """
+        self.farthest.add(point)
+        if not self.n_moves:
+            self.look(look, point)
+        elif self.seconds + self._last <= SHARE * self._elsewhere:
+            far = self.farthest.take()
+            self.look(look, point if far is None else far)
+
+    def look(self, look: Look, point: np.ndarray) -> None:
+        """Compare moves from a point.
+
+        Raises
+        ------
+        SurpriseError
+            If one of them is not what the model's density makes it.
+        """
+        started = time.perf_counter()
+        digest = sha256(np.ascontiguousarray(point).tobytes()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest[:16]))
+        try:
+            for comparison in look.look(rng, point):
+                self.n_moves += 1
+                self.kinds.add(comparison.move)
+                self.error = max(self.error, comparison.error)
+                if not comparison.agrees:
+                    raise SurpriseError(comparison)
+        finally:
+            self._last = time.perf_counter() - started
+            self.seconds += self._last
