@@ -335,6 +335,21 @@ class TallStep(BlockedStep):
         """The model's own log-density, at the temperature of the step."""
         return ModelDensity(self.tall, getattr(self, "temperature", 1.0))
 
+    def _look_at_set_up(self) -> SurpriseError | None:
+        """Compare moves from a point near the mode with the model's own density."""
+        look, state = self._look(), self.rng.bit_generator.state
+        if self.witness is None or look is None:
+            return None
+        point = self.tall.model.initial_point()
+        try:
+            start = self.tall.layout.flatten({**point, **self._near_mode(point)})
+            self.witness.look(look, start)
+        except SurpriseError as surprise:
+            return surprise
+        finally:
+            self.rng.bit_generator.state = state
+        return None
+
     def _bear_witness(self, flat: np.ndarray, seconds: float, stats: dict[str, Any]) -> None:
         """Compare moves with the model's own density, if it is time to.
 

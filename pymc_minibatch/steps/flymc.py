@@ -34,14 +34,19 @@ from pymc_minibatch.kernels.firefly import (
 )
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
+from pymc_minibatch.latent.moves import LatentMoves
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
+from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
 from pymc_minibatch.warn import warn
+from pymc_minibatch.witness.densities import BoundedDensity, Brightness
+from pymc_minibatch.witness.effects import MovesOfEffects
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["FlyMC", "FlyMCState"]
 
@@ -235,6 +240,7 @@ class FlyMC(TallStep):
         q: float | None = None,
         theta_updates: int | None = None,
         steps_per_draw: int | Literal["auto"] = "auto",
+        witness: bool = True,
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
@@ -251,18 +257,42 @@ class FlyMC(TallStep):
         self.bound: QuadraticBound | Bound
         self.moves: Any = ()
         self.steps_are_free = steps_per_draw == "auto"
-        super().__init__(vars, data, 1 if steps_per_draw == "auto" else steps_per_draw, model, rng)
+        super().__init__(
+            vars,
+            data,
+            1 if steps_per_draw == "auto" else steps_per_draw,
+            model,
+            rng,
+            witness=witness,
+        )
         self.tune_bounds = bool(tune_bounds)
         is_free &= self.tune_bounds and self.z_update == "implicit"
+        self._set_up(bound, reference, is_free)
+        self._get_ready(started, reference)
+        surprise = self._look_at_set_up()
+        if surprise is not None and self.latent is not None:
+            self.choice = f"All variables are moved at once: {surprise}"
+            self._set_up(bound, reference, False)
+            self._get_ready(started, reference)
+            surprise = self._look_at_set_up()
+        if surprise is not None:
+            raise NotTallError(f"{surprise}. Please report this model.")
+
+    def _set_up(
+        self,
+        bound: Literal["auto"] | QuadraticBound | Bound,
+        reference: Reference | None,
+        may_sweep: bool,
+    ) -> None:
+        """Settle how the model is sampled."""
         self._lit_at: np.ndarray | None = None
-        self.latent = self._latent_sampler(bound) if is_free else None
+        self.latent = self._latent_sampler(bound) if may_sweep else None
         if self.latent is None:
             self._set_up_plainly(bound, reference)
         elif self.steps_are_free and not self.latent.costly:
             self.steps_per_draw = rounds_of_draw(self.tall)
         self.bound_options = repr(self.bound)
         _log.info(self.choice)
-        self._get_ready(started, reference)
 
     def _latent_sampler(
         self, bound: Literal["auto"] | QuadraticBound | Bound
@@ -473,6 +503,39 @@ class FlyMC(TallStep):
             "scale": latent.scale(self.moves),
             **stats_of_effects(counts),
         }
+
+    def _look(self) -> Look | None:
+        if self.latent is None:
+            return self._look_at_target()
+        moves = self.latent.moves
+        if not isinstance(moves, LatentMoves):
+            return None
+        settings = self.latent.settings(self.moves, False)
+        return MovesOfEffects(self._model_density, moves, settings, self.latent.presumes)
+
+    def _look_at_target(self) -> Look:
+        constants, target = self._settled.constants, self.target
+        lit = None
+        if self._lit_at is not None:
+            n_bright = self._flies.n_bright[0]
+            lit = Brightness(
+                self._flies.bright[:n_bright].copy(),
+                self._flies.log_odds[:n_bright].copy(),
+                lambda point, rows: target.gaps(point, constants[0], rows),
+                entering=target.entering,
+                at=self._lit_at,
+            )
+        return BoundedDensity(
+            self._model_density,
+            lambda point: target.base(point, constants)[0],
+            lambda point, *batch: target.compiled_gap(point, constants[0], *batch),
+            data=target.data,
+            always=target.always,
+            root=self._whitening.root,
+            active=self._active,
+            tolerance=self._settled.tolerance,
+            brightness=lit,
+        )
 
     def _run(
         self, flat: np.ndarray, n_iterations: int, relight: bool

@@ -40,6 +40,8 @@ from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.tall.support import may_be_impossible
 from pymc_minibatch.warn import warn
+from pymc_minibatch.witness.densities import FullGradient
+from pymc_minibatch.witness.witness import Look
 
 __all__ = [
     "BATCHES",
@@ -225,6 +227,18 @@ class GradientStep(TallStep):
         if self._bounded:
             target = target._replace(base=self._bounded_base)
         return make_density(self.tall, target)
+
+    def _look(self) -> Look | None:
+        if self.tall.is_bound:
+            return None
+        base, row, constants = self._target
+        return FullGradient(
+            self._model_density,
+            lambda point: base(point, constants),
+            lambda point, batch: row(point, constants, batch),
+            data=self.tall.data,
+            active=self._active,
+        )
 
     @property
     def _trial(self) -> Trial:

@@ -411,21 +411,6 @@ class MinibatchMH(TallStep):
         _log.info(self.choice)
         self._warn_of_other_temperatures()
 
-    def _look_at_set_up(self) -> SurpriseError | None:
-        """Compare moves from a point near the mode with the model's own density."""
-        look, state = self._look(), self.rng.bit_generator.state
-        if self.witness is None or look is None:
-            return None
-        point = self.tall.model.initial_point()
-        try:
-            start = self.tall.layout.flatten({**point, **self._near_mode(point)})
-            self.witness.look(look, start)
-        except SurpriseError as surprise:
-            return surprise
-        finally:
-            self.rng.bit_generator.state = state
-        return None
-
     def _claim_less(self, asked: "Asked", surprise: SurpriseError) -> None:
         """Leave out the claim that a look has found not to hold; refuse the model if none is left.
 

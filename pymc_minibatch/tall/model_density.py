@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import grad
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.tall.check import only_axis
@@ -59,20 +60,43 @@ class ModelDensity:
         [rows] = sum_over_chunks(look, self.tall.data)
         return float(self.tall.compiled_prior_logp(point)) + float(rows) / self.temperature
 
+    def gradient(self, point: np.ndarray) -> np.ndarray:
+        """Return the gradient of the log-density at a flat point, shape (D,).
+
+        Raises
+        ------
+        ValueError
+            If other data are bound to the model.
+        """
+        if self.tall.is_bound:
+            raise ValueError("The model's graph holds a stand-in for its data.")
+        evaluate, arrays = self._gradient
+        with np.errstate(all="ignore"):
+            return evaluate(point, arrays)
+
     @cached_property
     def _graph(self) -> tuple[TiledGraph, list[np.ndarray]]:
         """The whole graph as a function of the point and of what holds rows, and the latter."""
+        bound, inputs, arrays = self._inputs
+        axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
+        return TiledGraph([self.tall.flat, *inputs], bound, axes), arrays
+
+    @cached_property
+    def _gradient(self) -> tuple[TiledGraph, list[np.ndarray]]:
+        """The same for the gradient."""
+        bound, inputs, arrays = self._inputs
+        slope: Any = grad(bound, self.tall.flat, disconnected_inputs="ignore")
+        axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
+        return TiledGraph([self.tall.flat, *inputs], slope, axes), arrays
+
+    @cached_property
+    def _inputs(self) -> tuple[Any, list[Variable], list[np.ndarray]]:
+        """The log-density as a graph, its inputs that hold rows, and what these hold."""
         tall = self.tall
-        leaves = [
-            leaf
-            for leaf in data_leaves([self._total])
-            if tall.n_rows in leaf_value(leaf).shape and leaf_value(leaf).ndim
-        ]
-        arrays = [np.asarray(leaf_value(leaf)) for leaf in leaves]
+        leaves = [x for x in data_leaves([self._total]) if tall.n_rows in leaf_value(x).shape]
         inputs: dict[Variable, Any] = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
-        bound = tall._bind(self._total, inputs)
-        axes = [only_axis(values.shape, tall.n_rows) for values in arrays]
-        return TiledGraph([tall.flat, *inputs.values()], bound, axes), arrays
+        arrays = [np.asarray(leaf_value(leaf)) for leaf in leaves]
+        return tall._bind(self._total, inputs), list(inputs.values()), arrays
 
     @cached_property
     def _total(self) -> Variable:

@@ -389,7 +389,7 @@ def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(40)
     eta = rng.standard_normal((100_000, 2))
     for _ in range(4):
-        moved, log_q = moves_module._moved_levels(rng, eta, 1.2)
+        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2)
         accepted = -rng.standard_exponential(len(eta)) < log_q
         assert 0.3 < accepted.mean() < 0.95
         eta = np.where(accepted[:, None], moved, eta)
@@ -410,9 +410,9 @@ def test_levels_that_batches_decide_on_do_not_walk(
 
     def recorded(
         rng: np.random.Generator, eta: np.ndarray, angle: float
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         walked.append(len(eta))
-        return eta, np.zeros(len(eta))
+        return eta, np.zeros(len(eta)), np.ones(len(eta), dtype=np.bool_)
 
     monkeypatch.setattr(moves_module, "_moved_levels", recorded)
     turns = whole.initial_state().turns
