@@ -23,7 +23,7 @@ Bates, Mächler, Bolker and Walker (2015), Fitting linear mixed-effects models u
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.latent.tails import Tails
 from pymc_minibatch.tall.verify import compare
 
-__all__ = ["LinearModel", "LinearMoves", "Scales", "find_linear"]
+__all__ = ["LinearModel", "LinearMove", "LinearMoves", "Scales", "find_linear"]
 
 CHECKED, TOLERANCE = (1e-3, 1e-2, 0.1, 1.0, 3.0), 1e-9
 """How far from the mode the form of the posterior is verified, in standard deviations of each
@@ -83,7 +83,7 @@ class Scales(NamedTuple):
     level: float
 
 
-class _Here(NamedTuple):
+class Place(NamedTuple):
     """Where a chain is.
 
     Attributes
@@ -103,7 +103,7 @@ class _Here(NamedTuple):
     of_rows: float
 
 
-class _Levels(NamedTuple):
+class IntegratedLevels(NamedTuple):
     """The levels of a factor given all else: c + C⁻ᵀ(C⁻¹ g + η), with standard normal η.
 
     The slope g is taken where they have their mean c a priori. There it is the slope of rows alone,
@@ -130,7 +130,7 @@ class _Levels(NamedTuple):
     log_density: float
 
 
-class _Frame(NamedTuple):
+class UsualFrame(NamedTuple):
     """The posterior of φ given a usual h.
 
     Attributes
@@ -218,13 +218,13 @@ class LinearModel:
         groups = self.field.rows.groups
         return vector[: self.n_dense], vector[self.n_dense :].reshape(groups.shape)
 
-    def here(self, hyper: np.ndarray, scales: Scales, phi: np.ndarray) -> _Here:
+    def here(self, hyper: np.ndarray, scales: Scales, phi: np.ndarray) -> Place:
         """Return what is known of a place."""
         delta = phi - self.at
         bent = self.bend(delta)
-        return _Here(hyper, scales, phi, bent, float((self.slope - 0.5 * bent) @ delta))
+        return Place(hyper, scales, phi, bent, float((self.slope - 0.5 * bent) @ delta))
 
-    def frame(self, hyper: np.ndarray) -> _Frame:
+    def frame(self, hyper: np.ndarray) -> UsualFrame:
         """Factor the precision of φ given h.
 
         Raises
@@ -243,7 +243,7 @@ class LinearModel:
         step = factor.solve(*self.parts(pull))
         top = self.here(hyper, scales, self.at + _joined(step))
         peak = log_density(scales, top.phi, top.of_rows)
-        return _Frame(scales, top.phi, factor, peak - factor.log_determinant())
+        return UsualFrame(scales, top.phi, factor, peak - factor.log_determinant())
 
 
 def _joined(parts: Parts) -> np.ndarray:
@@ -276,7 +276,7 @@ def integrate(
     precision: np.ndarray,
     mean: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Integrate levels out, as :class:`_Levels` says.
+    """Integrate levels out, as :class:`IntegratedLevels` says.
 
     Given are their blocks of K, the slope of Q at φ, κ, w and c. φ is left with the levels at their
     mean. Return C⁻¹ g, C, and what is added to ℓ + κQ + ½ Σ log w; NaN if a C does not exist.
@@ -360,6 +360,41 @@ def _matched(field: LatentField, center: np.ndarray) -> np.ndarray | None:
     return np.concatenate([field.latent.dense[dense.indices], field.latent.groups.ravel()])
 
 
+class LinearMove(NamedTuple):
+    """A move before it is decided on.
+
+    Attributes
+    ----------
+    kind : str
+        "held", "carried" or "dense".
+    log_ratio : float
+        Its log ratio, with what is integrated out left out.
+    here, there : Place
+        Before and after it. What is integrated out is the same at both, and means nothing.
+    given, given_then : IntegratedLevels or None
+        The levels that are integrated out, given all else at either end.
+    axis : int
+        The hyperparameter that moves; -1 for none.
+    walks : bool
+        Whether it walks by itself, and is not drawn from what is known of it.
+    is_symmetric : bool
+        Whether all its moves are steps of a walk.
+    frames : tuple of UsualFrame
+        By which the dense part was, and would be, proposed.
+    """
+
+    kind: str
+    log_ratio: float
+    here: Place
+    there: Place
+    given: IntegratedLevels | None = None
+    given_then: IntegratedLevels | None = None
+    axis: int = -1
+    walks: bool = False
+    is_symmetric: bool = False
+    frames: tuple[UsualFrame, ...] = ()
+
+
 class LinearMoves:
     """The moves of one model.
 
@@ -386,6 +421,7 @@ class LinearMoves:
             for levels in model.field.levels
         ]
         self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in carried])
+        self.listen: Callable[[LinearMove], None] | None = None
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
@@ -413,11 +449,11 @@ class LinearMoves:
     def _move_held(
         self,
         rng: np.random.Generator,
-        here: _Here,
+        here: Place,
         tuning: bool,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
-    ) -> _Here:
+    ) -> Place:
         """Move each hyperparameter, φ held.
 
         Those that move with a factor too walk, since φ leaves them little room.
@@ -434,6 +470,20 @@ class LinearMoves:
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
             log_ratio = log_density(then, here.phi, here.of_rows) + log_q
             log_ratio -= log_density(here.scales, here.phi, here.of_rows)
+            if self.listen is not None:
+                there = here._replace(hyper=hyper, scales=then)
+                is_symmetric = bool(self.walking[i])
+                self.listen(
+                    LinearMove(
+                        "held",
+                        log_ratio,
+                        here,
+                        there,
+                        axis=int(i),
+                        walks=walk,
+                        is_symmetric=is_symmetric,
+                    )
+                )
             if level < log_ratio:
                 here = here._replace(hyper=hyper, scales=then)
             if tuning and walk:
@@ -441,8 +491,8 @@ class LinearMoves:
         return here
 
     def _given_others(
-        self, here: _Here, scales: Scales, factor: tuple[np.ndarray, np.ndarray]
-    ) -> _Levels:
+        self, here: Place, scales: Scales, factor: tuple[np.ndarray, np.ndarray]
+    ) -> IntegratedLevels:
         """Return the levels of a factor given all else, at some h.
 
         Of the factor are given its entries and their blocks of K. The log density is NaN if the
@@ -459,9 +509,9 @@ class LinearMoves:
             scales.mean,
         )
         log_marginal = scales.level + scales.factor * here.of_rows + added
-        return _Levels(entries, scales.mean[entries], halfway, cholesky, log_marginal)
+        return IntegratedLevels(entries, scales.mean[entries], halfway, cholesky, log_marginal)
 
-    def _drawn(self, rng: np.random.Generator, here: _Here, levels: _Levels) -> np.ndarray:
+    def _drawn(self, rng: np.random.Generator, here: Place, levels: IntegratedLevels) -> np.ndarray:
         """Return φ with the levels of a factor drawn given all else."""
         phi = here.phi.copy()
         noise = rng.standard_normal(levels.halfway.shape)
@@ -472,13 +522,13 @@ class LinearMoves:
     def _move_carried(
         self,
         rng: np.random.Generator,
-        here: _Here,
+        here: Place,
         tuning: bool,
         i: int,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
-    ) -> _Here:
+    ) -> Place:
         """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
         axis, k = self.carried[i]
         factor = self.factors[k]
@@ -490,6 +540,13 @@ class LinearMoves:
             then = self.model.scales(hyper)
             given_then = self._given_others(here, then, factor)
             log_ratio = given_then.log_density - given.log_density + log_q
+            if self.listen is not None:
+                there = here._replace(hyper=hyper, scales=then)
+                self.listen(
+                    LinearMove(
+                        "carried", log_ratio, here, there, given, given_then, axis=axis, walks=walk
+                    )
+                )
             accepted = bool(-rng.standard_exponential() < log_ratio)
             if accepted:
                 here, given = here._replace(hyper=hyper, scales=then), given_then
@@ -501,25 +558,25 @@ class LinearMoves:
     def _move_dense(
         self,
         rng: np.random.Generator,
-        here: _Here,
+        here: Place,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
-    ) -> tuple[_Here, np.ndarray]:
+    ) -> tuple[Place, np.ndarray]:
         """Move the dense part, every other time with a hyperparameter, the groups integrated out.
 
         The dense part is drawn whatever it was. So what decides is how much more likely each place
         is than its proposal. Return the last place, and its φ with the groups drawn anew.
         """
         model, dense = self.model, slice(self.model.n_dense)
-        frame = self.usual.nearest(here.hyper, hyper_scale)
+        frame = last = self.usual.nearest(here.hyper, hyper_scale)
         given, weight = self._weighed(here, frame)
         for n in range(DENSE_IN_A_ROW):
-            hyper, scales, log_q = here.hyper, here.scales, 0.0
+            hyper, scales, log_q, axis, walk = here.hyper, here.scales, 0.0, -1, True
             if n % 2 and self.carried:
                 i = int(rng.integers(len(self.carried)))
                 axis, log_length = self.carried[i][0], walks.log_length[i]
-                hyper, log_q, _ = moved_alone(rng, hyper, axis, hyper_scale, log_length)
+                hyper, log_q, walk = moved_alone(rng, hyper, axis, hyper_scale, log_length)
                 scales = model.scales(hyper)
             frame = self.usual.nearest(hyper, hyper_scale)
             phi = here.phi.copy()
@@ -527,13 +584,29 @@ class LinearMoves:
             phi[dense] = frame.mode[dense] + away
             there = model.here(hyper, scales, phi)
             given_then, weight_then = self._weighed(there, frame)
-            accepted = bool(-rng.standard_exponential() < weight_then - weight + log_q)
+            log_ratio = weight_then - weight + log_q
+            if self.listen is not None:
+                self.listen(
+                    LinearMove(
+                        "dense",
+                        log_ratio,
+                        here,
+                        there,
+                        given,
+                        given_then,
+                        axis=axis,
+                        walks=walk,
+                        is_symmetric=axis < 0,
+                        frames=(last, frame),
+                    )
+                )
+            accepted = bool(-rng.standard_exponential() < log_ratio)
             counts.accepted["dense"].append(float(accepted))
             if accepted:
-                here, given, weight = there, given_then, weight_then
+                here, given, weight, last = there, given_then, weight_then, frame
         return here, self._drawn(rng, here, given)
 
-    def _weighed(self, here: _Here, frame: _Frame) -> tuple[_Levels, float]:
+    def _weighed(self, here: Place, frame: UsualFrame) -> tuple[IntegratedLevels, float]:
         """Return the groups given the rest, and the log density of that less the proposal's."""
         given, proposed = (
             self._given_others(here, scales, self.groups) for scales in (here.scales, frame.scales)

@@ -34,7 +34,6 @@ from pymc_minibatch.kernels.firefly import (
 )
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
-from pymc_minibatch.latent.moves import LatentMoves
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density
@@ -44,8 +43,8 @@ from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
 from pymc_minibatch.warn import warn
+from pymc_minibatch.witness.choose import moves_of
 from pymc_minibatch.witness.densities import BoundedDensity, Brightness
-from pymc_minibatch.witness.effects import MovesOfEffects
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["FlyMC", "FlyMCState"]
@@ -505,13 +504,9 @@ class FlyMC(TallStep):
         }
 
     def _look(self) -> Look | None:
-        if self.latent is None:
-            return self._look_at_target()
-        moves = self.latent.moves
-        if not isinstance(moves, LatentMoves):
-            return None
-        settings = self.latent.settings(self.moves, False)
-        return MovesOfEffects(self._model_density, moves, settings, self.latent.presumes)
+        if self.latent is not None:
+            return moves_of(self._model_density, self.latent, self.moves)
+        return self._look_at_target()
 
     def _look_at_target(self) -> Look:
         constants, target = self._settled.constants, self.target

@@ -38,7 +38,6 @@ from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.modes import ModeSampler
-from pymc_minibatch.latent.moves import LatentMoves
 from pymc_minibatch.latent.overlooked import LOOK_EVERY
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
@@ -76,7 +75,7 @@ from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError
-from pymc_minibatch.witness.effects import MovesOfEffects
+from pymc_minibatch.witness.choose import moves_of
 from pymc_minibatch.witness.together import JointMove, MovesTogether
 from pymc_minibatch.witness.witness import Look
 
@@ -881,11 +880,7 @@ class MinibatchMH(TallStep):
 
     def _look(self) -> Look | None:
         if self.latent is not None:
-            moves = self.latent.moves
-            if not isinstance(moves, LatentMoves):
-                return None
-            settings = self.latent.settings(self.proposal_state, False)
-            return MovesOfEffects(self._model_density, moves, settings, self.latent.presumes)
+            return moves_of(self._model_density, self.latent, self.proposal_state)
         if self.tall.partitions is not None:
             return None
         wanted = getattr(self.proposal, "needs_prior_gradient", False)
