@@ -158,7 +158,7 @@ class TallStep(BlockedStep):
         self.n_draws, self.last_point = 0, np.empty(0)
         self._start_is_checked = self._split_is_verified = False
         self._shared_values = SharedValues(self.tall)
-        self.witness = Witness(self.tall.layout) if witness else None
+        self.witness = Witness(self.tall.layout, self.n_rows) if witness else None
         self._draws: list[np.ndarray] = []
         _warn_of_row_deterministics(self.tall)
 
@@ -301,9 +301,8 @@ class TallStep(BlockedStep):
         flat = self.tall.layout.flatten(point)
         if not (self.tune or self._split_is_verified):
             self._verify_split(flat)
-        started = time.perf_counter()
         stats = self._draw_or_nothing(flat)
-        self._bear_witness(flat, time.perf_counter() - started, stats)
+        self._bear_witness(flat, stats)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
         moved = self.tall.layout.unflatten(flat)
@@ -348,9 +347,10 @@ class TallStep(BlockedStep):
             return surprise
         finally:
             self.rng.bit_generator.state = state
+            self.witness.start_chain()
         return None
 
-    def _bear_witness(self, flat: np.ndarray, seconds: float, stats: dict[str, Any]) -> None:
+    def _bear_witness(self, flat: np.ndarray, stats: dict[str, Any]) -> None:
         """Compare moves with the model's own density, if it is time to.
 
         Raises
@@ -359,15 +359,13 @@ class TallStep(BlockedStep):
             If they differ. The draws so far are saved.
         """
         witness = self.witness
-        if witness is not None:
-            witness.spend(seconds)
-            look = None if self.tune else self._look()
-            if look is not None:
-                self._keep(flat)
-                try:
-                    witness.after_draw(look, flat)
-                except SurpriseError as surprise:
-                    raise SamplingError(self._stopped(surprise)) from None
+        if witness is not None and not self.tune:
+            self._keep(flat)
+            read = stats.get("n_likelihood", 0) + stats.get("n_gradient", 0)
+            try:
+                witness.after_draw(self._look, flat, read)
+            except SurpriseError as surprise:
+                raise SamplingError(self._stopped(surprise)) from None
         n_witnessed = 0 if witness is None else witness.n_moves
         stats["n_witnessed"] = n_witnessed
         stats["witness_error"] = witness.error if witness is not None and n_witnessed else np.nan

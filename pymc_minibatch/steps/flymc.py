@@ -115,6 +115,9 @@ class FlyMC(TallStep):
         model with effects one iteration moves all of them, and "auto" takes one while tuning and
         two afterwards, or four where PyMC evaluates 200,000 rows or more at each draw for a
         Deterministic.
+    witness : bool, default True
+        Whether bounds, gaps and moves are compared with the model's own log-density, when set-up is
+        done and while chains run, at about 3 % of the time of a run.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -182,6 +185,8 @@ class FlyMC(TallStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Rows whose bounds are loose where the posterior is, such as those of a category in which all
     outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth

@@ -215,6 +215,11 @@ class MinibatchMH(TallStep):
         them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
         rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
         costly.
+    witness : bool, default True
+        Whether moves of every kind are compared with the model's own log-density, when set-up is
+        done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
+        model and a comparison finds wrong is not used; a chain that finds it later stops, and
+        saves its draws. A run without a witness is not called exact.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -235,7 +240,10 @@ class MinibatchMH(TallStep):
     Raises
     ------
     NotTallError
-        If the model does not split into a prior part and independent rows.
+        If the model does not split into a prior part and independent rows, or its moves do not
+        have the model's own density.
+    SamplingError
+        While sampling, if the witness finds a move that does not have the model's own density.
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the data are empty or not
         finite, or the reference does not fit the model.
@@ -265,7 +273,8 @@ class MinibatchMH(TallStep):
     - ``batch_size``: mean number of rows that a decision rests on.
     - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
-    - ``exact``: whether decisions are exact: by Exact, without a row, or by all rows.
+    - ``exact``: whether decisions are exact: by Exact, without a row, or by all rows; and the
+      witness has seen it.
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
     - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
@@ -281,6 +290,8 @@ class MinibatchMH(TallStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.

@@ -143,6 +143,8 @@ class SGFS(GradientStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.

@@ -107,6 +107,8 @@ class SGHMC(MomentumStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Source: Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
     the updates is that of BAOAB, Leimkuhler and Matthews (2013); the start, the scale and the

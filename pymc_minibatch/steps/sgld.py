@@ -128,6 +128,8 @@ class SGLD(GradientStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
     with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic

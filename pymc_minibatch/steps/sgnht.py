@@ -103,6 +103,8 @@ class SGNHT(MomentumStep):
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
       where they stay in partitions.
+    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
+    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 
     Source: Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
     Gradient Thermostats; the order of the updates is that of Leimkuhler and Shang (2016).

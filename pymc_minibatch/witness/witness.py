@@ -6,7 +6,7 @@ has random numbers of its own and changes nothing, so that draws are those of a 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Protocol
 
@@ -18,8 +18,12 @@ from pymc_minibatch.witness.comparison import Comparison, SurpriseError
 __all__ = ["FarthestPoints", "Look", "Witness"]
 
 SHARE = 0.03
-"""Of the time of set-up and draws that looks may take. Issues of speed ask for 5 % at most; the
-first looks, which are always made, have the rest."""
+"""Of the work of draws that looks may take beyond the first one, which is always made."""
+
+LOOK, DRAW_ROWS = 8.0, 5000.0
+"""Passes over all rows that a look takes, about, and rows that could be read in the time that PyMC
+takes for a draw, some 0.1 ms. Work is reckoned in rows, without a clock, so that runs can be
+repeated."""
 
 SETTLED = 20
 """Draws after which deviations are measured: before, standard deviations are not known."""
@@ -77,6 +81,8 @@ class Witness:
     ----------
     layout
         Where the variables are in a flat point.
+    n_rows : int
+        N.
 
     Attributes
     ----------
@@ -90,25 +96,24 @@ class Witness:
         What it took.
     """
 
-    def __init__(self, layout: PointLayout) -> None:
-        self.layout = layout
-        self.n_moves, self.error, self.seconds = 0, 0.0, 0.0
-        self.kinds: set[str] = set()
-        self._elsewhere, self._last = 0.0, 0.0
+    def __init__(self, layout: PointLayout, n_rows: int) -> None:
+        self.layout, self.n_rows, self.seconds = layout, n_rows, 0.0
         self.start_chain()
 
     def start_chain(self) -> None:
         """Begin with another chain, which is looked at when it has tuned."""
         self.n_moves, self.error = 0, 0.0
-        self.kinds = set()
+        self.kinds: set[str] = set()
         self.farthest = FarthestPoints(self.layout)
+        self._work, self._own_work = 0.0, 0.0
 
-    def spend(self, seconds: float) -> None:
-        """Take note of time that the run has spent on itself."""
-        self._elsewhere += seconds
-
-    def after_draw(self, look: Look, point: np.ndarray) -> None:
+    def after_draw(
+        self, make_look: Callable[[], Look | None], point: np.ndarray, n_evaluated: int
+    ) -> None:
         """Look from a draw, or from the farthest one before, if it is time to.
+
+        Given are what makes what compares, None if nothing can be, and how many rows the draw has
+        read.
 
         Raises
         ------
@@ -116,11 +121,17 @@ class Witness:
             If a move is not what the model's density makes it.
         """
         self.farthest.add(point)
-        if not self.n_moves:
-            self.look(look, point)
-        elif self.seconds + self._last <= SHARE * self._elsewhere:
+        self._work += DRAW_ROWS + n_evaluated
+        cost = LOOK * self.n_rows
+        is_due = self._own_work + cost <= SHARE * self._work
+        look = make_look() if is_due or not self.n_moves else None
+        if look is None:
+            return
+        far = None
+        if self.n_moves:
+            self._own_work += cost
             far = self.farthest.take()
-            self.look(look, point if far is None else far)
+        self.look(look, point if far is None else far)
 
     def look(self, look: Look, point: np.ndarray) -> None:
         """Compare moves from a point.
@@ -141,5 +152,4 @@ class Witness:
                 if not comparison.agrees:
                     raise SurpriseError(comparison)
         finally:
-            self._last = time.perf_counter() - started
-            self.seconds += self._last
+            self.seconds += time.perf_counter() - started
