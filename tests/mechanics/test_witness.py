@@ -1,0 +1,494 @@
+"""The witness: moves agree with the model's own density, and wrong ones are found at run time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.exceptions import SamplingError
+
+import pymc_minibatch as pmb
+from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
+from pymc_minibatch.latent import firefly as latent_firefly
+from pymc_minibatch.latent import moves as latent_moves
+from pymc_minibatch.latent import sampler as latent_sampler
+from pymc_minibatch.latent.field import Derivatives, Held
+from pymc_minibatch.latent.tails import Tails
+from pymc_minibatch.witness import SurpriseError
+from pymc_minibatch.witness.comparison import AGREES
+
+N, G = 400, 12
+
+
+def rows(seed: int = 1) -> SimpleNamespace:
+    rng = np.random.default_rng(seed)
+    g, h, x = rng.integers(0, G, N), rng.integers(0, 5, N), rng.normal(size=(N, 2))
+    eta = 0.5 * rng.normal(size=G)[g] + x @ [0.4, -0.3]
+    return SimpleNamespace(g=g, h=h, x=x, y=eta + rng.normal(size=N), event=rng.random(N) < 0.4)
+
+
+def flat(kind: str) -> pm.Model:
+    data = rows()
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        if kind == "logistic":
+            pm.Bernoulli("y", logit_p=data.x @ beta, observed=data.event.astype(int))
+        else:
+            pm.StudentT("y", nu=4, mu=data.x @ beta, sigma=1.0, observed=data.y)
+    return model
+
+
+def grouped(rows_are: str = "normal", effects: str = "centred", crossed: bool = False) -> pm.Model:
+    data = rows()
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu"), pm.HalfNormal("sd")
+        if effects == "centred":
+            u = pm.Normal("u", mu, sd, shape=G)
+        elif effects == "heavy":
+            u = pm.StudentT("u", nu=5, mu=mu, sigma=sd, shape=G)
+        elif effects == "apart from their mean":
+            u = pm.Normal("u", 0, sd, shape=G)
+        else:
+            u = mu + sd * pm.Normal("z", shape=G)
+        eta = u[data.g] + (mu if effects == "apart from their mean" else 0.0)
+        eta = eta + pm.Normal("b") * data.x[:, 0]
+        if crossed:
+            eta = eta + pm.Normal("v", 0, pm.HalfNormal("sd_v"), shape=5)[data.h]
+        if rows_are == "normal":
+            pm.Normal("y", eta, pm.HalfNormal("s"), observed=data.y)
+        elif rows_are == "heavy":
+            pm.StudentT("y", nu=4, mu=eta, sigma=1.0, observed=data.y)
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=data.event.astype(int))
+    return model
+
+
+def costly(make: Callable[[], Any]) -> Any:
+    """A step that takes factoring for costly."""
+    kept = latent_sampler.COSTLY, latent_moves.COSTLY
+    latent_sampler.COSTLY = latent_moves.COSTLY = 1.0
+    try:
+        return make()
+    finally:
+        latent_sampler.COSTLY, latent_moves.COSTLY = kept
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "laplace": lambda: pmb.MinibatchMH(
+        acceptance="penalty", proposal="laplace", model=flat("logistic")
+    ),
+    "exact": lambda: pmb.MinibatchMH(acceptance="exact", model=flat("logistic")),
+    "random walk": lambda: pmb.MinibatchMH(control_variate=0, model=flat("heavy")),
+    "hamiltonian": lambda: pmb.MinibatchMH(
+        proposal="surrogate_hamiltonian", acceptance="penalty", model=flat("heavy")
+    ),
+    "tempered": lambda: pmb.MinibatchMH(
+        acceptance="penalty", temperature=3.0, proposal="laplace", model=flat("heavy")
+    ),
+    "sums": lambda: pmb.MinibatchMH(model=grouped()),
+    "all rows": lambda: pmb.MinibatchMH(model=grouped("event", "not centred")),
+    "heavy effects": lambda: pmb.MinibatchMH(model=grouped("heavy", "heavy")),
+    "batches": lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy")),
+    "linear": lambda: costly(
+        lambda: pmb.MinibatchMH(model=grouped(effects="apart from their mean", crossed=True))
+    ),
+    "costly": lambda: costly(
+        lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy", crossed=True))
+    ),
+    "flymc": lambda: pmb.FlyMC(tune_bounds=False, model=flat("logistic")),
+    "flymc effects": lambda: pmb.FlyMC(model=grouped("event")),
+    "sgfs": lambda: pmb.SGFS(model=flat("logistic")),
+}
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[[str], Any]:
+    """Steps, each set up once, brought to the first draw after tuning."""
+    known: dict[str, Any] = {}
+
+    def make(name: str) -> Any:
+        if name not in known:
+            step = known[name] = STEPS[name]()
+            step.setup_chain(np.random.default_rng(1), 20, 0)
+            point = step.tall.model.initial_point()
+            for _ in range(20):
+                point, _ = step.step(point)
+            step.stop_tuning()
+            point, _ = step.step(point)
+            step.at = step.tall.layout.flatten(point)
+        return known[name]
+
+    return make
+
+
+def look(step: Any, times: int = 6) -> None:
+    """Look from the chain's point and from others about the mode."""
+    state = step.rng.bit_generator.state
+    for k in range(times):
+        step.rng = np.random.default_rng(k)
+        far = {n: v + 1e6 for n, v in step.tall.model.initial_point().items()}
+        point = step.tall.layout.flatten(far | dict(step._near_mode(far))) if k else step.at
+        step.witness.look(step._look(), point if np.abs(point).max() < 1e5 else step.at)
+    step.rng = np.random.default_rng()
+    step.rng.bit_generator.state = state
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_right_moves_agree(name: str, made: Callable[[str], Any]) -> None:
+    step = made(name)
+    step.witness.start_chain()
+    look(step)
+    assert step.witness.n_moves >= 6
+    assert step.witness.error <= AGREES / 100
+
+
+def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
+    kinds = {}
+    for name in ("all rows", "costly", "linear"):
+        step = made(name)
+        step.witness.start_chain()
+        look(step)
+        kinds[name] = step.witness.kinds
+    assert len(kinds["all rows"]) == 4
+    assert len(kinds["costly"]) >= 4
+    assert len(kinds["linear"]) == 3
+
+
+# --- Mutants ---------------------------------------------------------------------------
+
+
+def scaled(function: Callable[..., Any], by: float) -> Callable[..., Any]:
+    return lambda *args, **kwargs: by * function(*args, **kwargs)
+
+
+def constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def last_left_out(function: Callable[..., Any], i: int = 1) -> Callable[..., Any]:
+    """Set one entry of what a function returns, a log ratio, to zero."""
+
+    def mutant(*args: Any) -> Any:
+        found = list(function(*args))
+        found[i] = 0.0 * found[i]
+        return tuple(found)
+
+    return mutant
+
+
+def replaced(target: Any, name: str, change: Callable[[Any], Any]) -> Callable[..., None]:
+    """Change an attribute of a class or module."""
+
+    def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(target, name, change(getattr(target, name)))
+
+    return apply
+
+
+def without_proposal(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """The log ratio of proposal densities is left out."""
+    make = step._one_transition
+
+    def mutant(rng: np.random.Generator, point: np.ndarray) -> Any:
+        move = make(rng, point)
+        return move._replace(without_rows=move.without_rows - move.log_q)
+
+    patch.setattr(step, "_one_transition", mutant)
+
+
+def without_prior(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """The prior is left out of the log ratio."""
+    make, prior = step._one_transition, step.tall.compiled_prior_logp
+
+    def mutant(rng: np.random.Generator, point: np.ndarray) -> Any:
+        move = make(rng, point)
+        change = float(prior(move.proposed) - prior(point))
+        return move._replace(without_rows=move.without_rows - change)
+
+    patch.setattr(step, "_one_transition", mutant)
+
+
+def change_constants(k: int) -> Callable[..., None]:
+    """Scale one of the constants of an expansion: its gradient or curvature."""
+
+    def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
+        patch.setitem(step.__dict__, "_density", step._density)
+        step._density.constants[k][...] *= 0.9
+
+        def undo() -> None:
+            step._density.constants[k][...] /= 0.9
+
+        step.undo = undo
+
+    return apply
+
+
+def change_expansion(name: str) -> Callable[..., None]:
+    """Scale a part of the expansion of the rows of a model with effects."""
+
+    def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
+        expansion = step.latent.reference.surrogate.expansion
+        values = {"slope": expansion.slope, "blocks": expansion.curvature.blocks}[name]
+        values *= 0.9
+
+        def undo() -> None:
+            values[...] /= 0.9
+
+        step.undo = undo
+
+    return apply
+
+
+def stale_odds(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Odds of another point are kept."""
+    n = step._flies.n_bright[0]
+    step._flies.log_odds[:n] += 0.1
+
+    def undo() -> None:
+        step._flies.log_odds[:n] -= 0.1
+
+    step.undo = undo
+
+
+def rows_never_drawn(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """A tenth of the rows have size 0."""
+    drawn = np.ones(step.n_rows, dtype=bool)
+    drawn[::10] = False
+    patch.setattr(step, "_drawn", lambda here, there: drawn)
+
+
+def no_row_is_read(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Bounds on third derivatives are taken for 0."""
+    patch.setattr(step, "ball", step.ball._replace(total=0.0))
+
+
+def other_temperature(step: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step._model_density, "temperature", 1.1 * step.temperature)
+    patch.delitem(step._model_density.__dict__, "_graph", raising=False)
+    patch.delitem(step._model_density.__dict__, "_inputs", raising=False)
+    patch.delitem(step._model_density.__dict__, "_total", raising=False)
+
+
+def gaussian_priors(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """The prior of effects is claimed to be Gaussian."""
+    field = step.latent.field
+    patch.setattr(field, "levels", [replace(levels, prior=None) for levels in field.levels])
+
+
+def no_row(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Sums are claimed to say everything of the rows."""
+    patch.setitem(step.latent.moves.__dict__, "decisions", exact.ExactDecisions())
+
+
+def scaled_prior(step: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Derivatives, "prior", scaled(Derivatives.prior, 0.9))
+
+
+def without_levels(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mutant(self: Any, given: Any, points: Any, readings: Any, levels: Any) -> Any:
+        return function(self, given, points, readings, replace(levels, prior=None))
+
+    return mutant
+
+
+def property_of(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda _: property(function)
+
+
+S, M, W, L = surrogate.Surrogate, latent_moves, whole.WholeDecisions, linear.LinearMoves
+B, F = minibatch.MinibatchDecisions, latent_firefly.FireflyDecisions
+
+MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
+    # plain moves
+    ("gradient of an expansion off by 10 %", "laplace", change_constants(1)),
+    ("curvature of an expansion off by 10 %", "laplace", change_constants(2)),
+    ("gradient of an expansion off by 10 %", "hamiltonian", change_constants(1)),
+    ("curvature of an expansion off by 10 %", "tempered", change_constants(2)),
+    ("temperature off by 10 %", "tempered", other_temperature),
+    ("proposal left out", "laplace", without_proposal),
+    ("proposal left out", "hamiltonian", without_proposal),
+    ("proposal left out", "exact", without_proposal),
+    ("prior left out", "random walk", without_prior),
+    ("prior left out", "exact", without_prior),
+    ("rows that are never drawn", "laplace", rows_never_drawn),
+    ("rows that are never drawn", "hamiltonian", rows_never_drawn),
+    ("bounds of rows claimed to be 0", "exact", no_row_is_read),
+    ("curvature of an expansion off by 10 %", "exact", change_constants(2)),
+    # hyperparameters, effects following
+    (
+        "determinant left out",
+        "all rows",
+        replaced(surrogate.Conditional, "log_determinant", property_of(lambda self: 0.0)),
+    ),
+    ("slope of tails left out", "all rows", replaced(Tails, "log_slope", lambda f: constant(0.0))),
+    ("proposal of h left out", "all rows", replaced(M, "_moved_hyper", last_left_out)),
+    ("proposal of h left out", "batches", replaced(M, "_moved_hyper", last_left_out)),
+    ("proposal of h left out", "sums", replaced(M, "_moved_hyper", last_left_out)),
+    # hyperparameters, predictors held
+    ("Jacobian left out", "all rows", replaced(Held, "log_jacobian", lambda f: constant(0.0))),
+    ("prior off by 10 %", "all rows", scaled_prior),
+    ("prior off by 10 %", "sums", scaled_prior),
+    ("prior off by 10 %", "batches", scaled_prior),
+    ("prior off by 10 %", "costly", scaled_prior),
+    ("scalars left out", "sums", replaced(M.LatentMoves, "_of_scalars", lambda f: constant(0.0))),
+    # hyperparameters, one factor following
+    ("Jacobian left out", "costly", replaced(M, "log_diagonal", lambda f: constant(0.0))),
+    ("proposal left out", "costly", replaced(M, "moved_alone", last_left_out)),
+    # coefficients
+    ("proposal left out", "all rows", replaced(M, "_rotated", last_left_out)),
+    ("proposal left out", "batches", replaced(M, "_rotated", last_left_out)),
+    ("proposal left out", "flymc effects", replaced(M, "_rotated", last_left_out)),
+    # levels
+    ("prior of levels left out", "heavy effects", replaced(S, "level_ratios", without_levels)),
+    ("prior of levels claimed to be Gaussian", "heavy effects", gaussian_priors),
+    ("ratios off by 10 %", "batches", replaced(S, "level_ratios", lambda f: scaled(f, 1.1))),
+    ("choice of a walk left out", "all rows", replaced(M, "_moved_levels", last_left_out)),
+    (
+        "change of levels off by 10 %",
+        "all rows",
+        replaced(S, "change_of_levels", lambda f: scaled(f, 0.9)),
+    ),
+    # rows of models with effects
+    ("rows left out", "all rows", no_row),
+    ("rows left out", "batches", no_row),
+    ("rows claimed to be sums", "heavy effects", no_row),
+    ("rows off by 10 %", "all rows", replaced(W, "_evaluated", lambda f: scaled(f, 0.9))),
+    ("remainders off by 10 %", "batches", replaced(B, "_remainders", lambda f: scaled(f, 0.5))),
+    ("gaps off by 10 %", "flymc effects", replaced(F, "_gaps", lambda f: scaled(f, 0.9))),
+    ("slope of rows off by 10 %", "sums", change_expansion("slope")),
+    ("curvature of rows off by 10 %", "sums", change_expansion("blocks")),
+    ("curvature of rows off by 10 %", "batches", change_expansion("blocks")),
+    # linear models
+    (
+        "density of levels off",
+        "linear",
+        replaced(L, "_given_others", lambda f: lambda *a: _off(f(*a))),
+    ),
+    ("proposal left out", "linear", replaced(linear, "moved_alone", last_left_out)),
+    ("density off by 10 %", "linear", replaced(linear, "log_density", lambda f: scaled(f, 0.9))),
+    (
+        "proposal of the dense part left out",
+        "linear",
+        replaced(L, "_weighed", lambda f: lambda *a: (f(*a)[0], f(*a)[0].log_density)),
+    ),
+    # Firefly Monte Carlo and gradients
+    ("odds of another point", "flymc", stale_odds),
+    (
+        "bounds off by 10 %",
+        "flymc",
+        lambda step, patch: patch.setattr(
+            step.target, "base", lambda p, c, f=step.target.base: (0.9 * f(p, c)[0], f(p, c)[1])
+        ),
+    ),
+    (
+        "gaps off by 10 %",
+        "flymc",
+        lambda step, patch: patch.setattr(
+            step.target, "compiled_gap", scaled(step.target.compiled_gap, 0.9)
+        ),
+    ),
+    (
+        "bounds above their rows",
+        "flymc",
+        lambda step, patch: patch.setattr(
+            step.target, "compiled_gap", lambda *a, f=step.target.compiled_gap: f(*a) - 0.1
+        ),
+    ),
+    ("curvature of an expansion off by 10 %", "sgfs", change_constants(2)),
+    ("gradient of an expansion off by 10 %", "sgfs", change_constants(1)),
+]
+"""What is wrong, the step in which it is, and how to make it so; each is found at run time."""
+
+
+def _off(levels: Any) -> Any:
+    return levels._replace(log_density=0.9 * levels.log_density)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "mutate"), MUTANTS, ids=[f"{m[1]}: {m[0]}" for m in MUTANTS]
+)
+def test_mutants_are_found(
+    name: str,
+    kind: str,
+    mutate: Callable[..., None],
+    made: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = made(kind)
+    step.undo = lambda: None
+    mutate(step, monkeypatch)
+    if step.__dict__.get("latent") is not None:
+        step.latent.moves.forget()
+    try:
+        with pytest.raises(SurpriseError, match="model's own log-density"):
+            look(step, times=25)
+    finally:
+        step.undo()
+        monkeypatch.undo()
+        if step.__dict__.get("latent") is not None:
+            step.latent.moves.forget()
+
+
+def test_there_are_many_mutants() -> None:
+    assert len(MUTANTS) >= 40
+
+
+def test_a_chain_stops_and_its_draws_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move that was right at first is found later, with the draws until then."""
+    with grouped("event", "not centred") as model:
+        step = pmb.MinibatchMH()
+        draw, calls = type(step.latent).draw, [0]
+
+        def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 150:
+                monkeypatch.setattr(Held, "log_jacobian", constant(0.0))
+            return draw(self, *args, **kwargs)
+
+        monkeypatch.setattr(type(step.latent), "draw", spoilt)
+        with pytest.raises(SamplingError, match=r"predictors held.*draws\.npz") as error:
+            pm.sample(
+                draws=2000, tune=50, chains=1, cores=1, step=step, progressbar=False, random_seed=1
+            )
+    path = str(error.value).split(" in ")[-1].split("draws.npz")[0] + "draws.npz"
+    with np.load(path) as saved:
+        assert set(saved) == {value.name for value in model.value_vars}
+        assert saved["z"].shape[1:] == (G,)
+        assert len(saved["z"]) >= 90
+
+
+def test_a_claim_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At set-up rows are read where sums do not say everything of them."""
+    right = pmb.MinibatchMH(model=grouped("heavy"))
+    monkeypatch.setattr(exact.ExactDecisions, "of_rows", constant(0.5))
+    step = pmb.MinibatchMH(model=grouped())
+    assert "sums" in pmb.MinibatchMH(model=grouped(), witness=False).choice
+    assert "sums" not in step.choice
+    assert "sums" not in right.choice
+
+
+def test_without_a_witness_nothing_is_exact() -> None:
+    with grouped():
+        runs = [
+            pm.sample(
+                draws=20,
+                tune=20,
+                chains=1,
+                cores=1,
+                step=pmb.MinibatchMH(witness=witness),
+                progressbar=False,
+                random_seed=1,
+            )
+            for witness in (True, False)
+        ]
+    with_it, without = (run.sample_stats for run in runs)
+    assert with_it.exact.all()
+    assert not without.exact.any()
+    assert (with_it.n_witnessed >= 4).all()
+    assert with_it.witness_error.max() <= AGREES
+    assert np.isnan(without.witness_error).all()
+    for name in runs[0].posterior.data_vars:
+        np.testing.assert_array_equal(runs[0].posterior[name], runs[1].posterior[name])
