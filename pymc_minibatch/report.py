@@ -185,6 +185,21 @@ def _by_step(values: np.ndarray, text: str) -> str:
     return " and ".join(format(mean, text) for mean in means)
 
 
+def _witnessed(run: Result) -> Iterator[str]:
+    """Say what was compared with the model's own density, and how closely."""
+    compared, error = run.stat("n_witnessed"), run.stat("witness_error")
+    if compared is None or error is None:
+        return
+    last = np.nanmax(np.where(run.is_made[..., None], compared, 0), axis=1)
+    total = int(last.sum())
+    if not total:
+        yield "Witness: none; no move was compared with the model's own log-density."
+        return
+    largest = float(np.nanmax(error[run.is_made]))
+    agrees = "but for rounding" if largest == 0.0 else f"to {largest:.0e}"
+    yield f"Witness: {total} comparisons agree with the model's own log-density {agrees}."
+
+
 def _decisions(run: Result, n_rows: int) -> Iterator[str]:
     size, bright = _made(run, "batch_size"), _made(run, "n_bright")
     if size is not None and size.size:
@@ -207,6 +222,7 @@ def _decisions(run: Result, n_rows: int) -> Iterator[str]:
     if swept is not None and not np.isnan(swept).all():
         read = float(np.nanmean(swept))
         yield f"Sweeps over groups: {read:,.0f} rows each ({read / n_rows:.2%})."
+    yield from _witnessed(run)
     noise = _made(run, "gradient_noise")
     if noise is not None and not np.isnan(noise).all():
         yield f"Noise: {np.nanmean(noise):.1%} of what drives the chain comes from the batches."
