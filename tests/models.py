@@ -14,6 +14,10 @@ PlainMH = partial(MinibatchMH, control_variate=0, steps_per_draw=1)
 """A step that reads rows as they are, so that it has to grow its batches."""
 
 
+UNREPEATED = ("setup_seconds", "n_witnessed", "witness_error")
+"""Stats that a chain that is resumed has anew: it is not known how far the first part had been."""
+
+
 def normal_model() -> pm.Model:
     """Mean and standard deviation of normal rows."""
     y = np.random.default_rng(1).normal(0.5, 1.5, N_ROWS)

@@ -77,7 +77,8 @@ def find_modes(tall: TallModel, located: Located) -> list[LatentReference]:
     field = known.surrogate.field
     if rows.kinked:
         return [known]
-    few = FewRows(tall, field, rows, factors, known.temperature, FEW_ROWS)
+    exact = known.surrogate.expansion if known.is_exact else None
+    few = FewRows(tall, field, rows, factors, known.temperature, FEW_ROWS, exact)
     starts = _starts(tall, known)
     if not _may_have_several(tall, known, few, starts):
         return [known]
@@ -223,7 +224,8 @@ class ModeSampler(LatentSampler):
         states = [value for sampler in self.samplers for value in sampler.initial_state()]
         return (np.full(1, -1, dtype=np.int64), *states)
 
-    def _state_of(self, state: Any, k: int) -> LatentState:
+    def state_of(self, state: Any, k: int) -> LatentState:
+        """Return the state of the moves about one mode."""
         size = len(LatentState._fields)
         return LatentState(*state[1 + k * size : 1 + (k + 1) * size])
 
@@ -240,7 +242,7 @@ class ModeSampler(LatentSampler):
         if label[0] < 0:
             label[0] = self._nearest(point)
         k = int(label[0])
-        counts = self.samplers[k].draw(rng, point, n_rounds, tuning, self._state_of(state, k))
+        counts = self.samplers[k].draw(rng, point, n_rounds, tuning, self.state_of(state, k))
         if counts.impossible_row < 0 and rng.random() < self.share:
             other = int(rng.integers(len(self.samplers) - 1))
             other += other >= k
@@ -326,12 +328,12 @@ class ModeSampler(LatentSampler):
     def scale(self, state: Any) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""
         k = max(int(state[0][0]), 0)
-        return self.samplers[k].scale(self._state_of(state, k))
+        return self.samplers[k].scale(self.state_of(state, k))
 
     def end_tuning(self, state: Any) -> None:
         """Take the settings that did best."""
         for k, sampler in enumerate(self.samplers):
-            sampler.end_tuning(self._state_of(state, k))
+            sampler.end_tuning(self.state_of(state, k))
 
     def describe(self) -> str:
         """Say in words what moves how."""

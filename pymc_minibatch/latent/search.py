@@ -570,6 +570,8 @@ class FewRows:
         As :func:`search` takes them.
     n_rows
         How many.
+    exact
+        The expansion of all rows, if it holds everywhere; then no row is needed.
     """
 
     def __init__(
@@ -580,8 +582,10 @@ class FewRows:
         factors: Sequence[Factor],
         temperature: float,
         n_rows: int,
+        exact: Expansion | None = None,
     ) -> None:
         self._run = _Search(tall, field, rows, factors, temperature, NONE_LEFT_OUT)
+        self._run.exact = exact
         every, few = tall.n_rows, min(n_rows, tall.n_rows)
         chosen = np.sort(np.random.default_rng(0).choice(every, few, replace=False))
         self._data = tuple(values[chosen] for values in tall.data)

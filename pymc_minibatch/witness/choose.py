@@ -1,7 +1,10 @@
 """What is compared of a model with effects."""
 
+from typing import Any
+
 from pymc_minibatch.latent.linear import LinearMoves
-from pymc_minibatch.latent.sampler import LatentSampler, LatentState
+from pymc_minibatch.latent.modes import ModeSampler
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.effects import MovesOfEffects
 from pymc_minibatch.witness.linear import MovesOfLinearModels
@@ -10,8 +13,14 @@ from pymc_minibatch.witness.witness import Look
 __all__ = ["moves_of"]
 
 
-def moves_of(density: ModelDensity, sampler: LatentSampler, state: LatentState) -> Look:
-    """Return what compares the moves of a sampler, with what it has tuned."""
+def moves_of(density: ModelDensity, sampler: LatentSampler, state: Any) -> Look:
+    """Return what compares the moves of a sampler, with what it has tuned.
+
+    Of several modes it is those about the one whose label the chain has.
+    """
+    if isinstance(sampler, ModeSampler):
+        k = max(int(state[0][0]), 0)
+        return moves_of(density, sampler.samplers[k], sampler.state_of(state, k))
     settings = sampler.settings(state, False)
     if isinstance(sampler.moves, LinearMoves):
         return MovesOfLinearModels(density, sampler.moves, settings)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
-from pymc_minibatch.proposals.guided import Guide, Guided, walk_share
+from pymc_minibatch.proposals.guided import ALONG_AXES, Guide, Guided, walk_share
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.passes import over_chunks
@@ -138,6 +138,8 @@ class MovesTogether:
         moved = np.linalg.solve(guide.cholesky, move.proposed[self.active] - guide.mode)
         shares = [walk_share(part, proposal.random_walk) for part in (z, moved)]
         if rng.random() < shares[0]:
+            if rng.random() < ALONG_AXES:
+                return self._along_axis(here, move.proposed) + math.log(shares[1] / shares[0])
             return math.log(shares[1] / shares[0])
         kept = math.log((1.0 - shares[1]) / (1.0 - shares[0]))
         if isinstance(proposal, Laplace):
@@ -146,6 +148,17 @@ class MovesTogether:
         start = 0.5 * float(momentum @ momentum)
         end = self._leapfrog(proposal, z, momentum, here)
         return kept + start - 0.5 * float(end @ end)
+
+    def _along_axis(self, here: np.ndarray, there: np.ndarray) -> float:
+        """Return the log ratio of cosh t, t = arsinh of a deviation in sds, where an axis walks."""
+        guide: Guide = self.guide
+        [*moved] = np.flatnonzero(here[self.active] != there[self.active])
+        if len(moved) != 1:
+            return -math.inf  # it would have gone too far, and stays
+        i = moved[0]
+        sd = float(np.linalg.norm(guide.cholesky[i]))
+        ends = [(point[self.active][i] - guide.mode[i]) / sd for point in (here, there)]
+        return float(np.diff(np.log(np.cosh(np.arcsinh(ends))))[0])
 
     def _leapfrog(
         self, proposal: Guided, z: np.ndarray, p: np.ndarray, point: np.ndarray

@@ -10,7 +10,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 import xarray as xr
-from models import N_ROWS, grouped_model, logistic_model, logistic_rows, normal_model
+from models import N_ROWS, UNREPEATED, grouped_model, logistic_model, logistic_rows, normal_model
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from stored import as_memory_maps, as_paths, as_zarr
@@ -48,7 +48,7 @@ def run(step, point, first, last):
             step.stop_tuning()
         point, [stat] = step.step(point)
         points.append(point)
-        stats.append({name: value for name, value in stat.items() if name != "setup_seconds"})
+        stats.append({name: value for name, value in stat.items() if name not in UNREPEATED})
     return points, stats
 
 
