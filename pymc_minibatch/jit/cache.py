@@ -26,7 +26,7 @@ from pymc_minibatch.warn import warn
 
 __all__ = ["class_key", "compiler_key", "kernel_key"]
 
-COMPILERS = ("jit/compiled.py", "jit/linking.py")
+COMPILERS = ("jit/compiled.py", "jit/entry.py", "jit/linking.py")
 """The files that determine how functions are compiled, whatever they compute."""
 
 
@@ -70,6 +70,10 @@ def class_key(part: Any) -> str | None:
     return type(part).__qualname__ if ours else None
 
 
+manner = ""
+"""How functions are compiled now; code that was compiled in other ways is not loaded."""
+
+
 class CacheFile(caching.IndexDataCacheFile):
     """The files of a compiled function; compiling goes on where PyTensor's cannot be used.
 
@@ -80,7 +84,7 @@ class CacheFile(caching.IndexDataCacheFile):
     def load(self, key: Any) -> Any:
         """Load an entry; None where there is none that can be read."""
         try:
-            return super().load(key)
+            return super().load((key, manner))
         except Exception as error:
             if not self._is_pytensors():
                 raise
@@ -92,7 +96,7 @@ class CacheFile(caching.IndexDataCacheFile):
     def save(self, key: Any, data: Any) -> None:
         """Save an entry, if that is possible."""
         try:
-            super().save(key, data)
+            super().save((key, manner), data)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             if not self._is_pytensors():
                 raise

@@ -30,6 +30,7 @@ from pymc_minibatch.jit.branchless import (
     local_one_logarithm,
 )
 from pymc_minibatch.jit.cache import kernel_key
+from pymc_minibatch.jit.entry import generator, graph_from_python, kernel_from_python
 from pymc_minibatch.jit.lean import (
     local_added_axes,
     local_true_checks,
@@ -73,8 +74,8 @@ NUMBA_MODE: Mode = WITH_REWRITES if PATCHED else get_mode("NUMBA")
 
 IN_PYTHON = Mode(linker="py", optimizer="minimum_compile")
 
-INLINED = "_inlined"
-"""What a function that is kept calls; no argument has this name."""
+INLINED, GENERATOR = "_inlined", "_generator"
+"""What a function that is kept calls; no argument has these names."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     function = pymc_compile(list(inputs), list(outputs), mode=NUMBA_MODE, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")
-    jitted = compiled_once(compiled_by_linking(function.vm.jit_fn))
+    jitted = graph_from_python(compiled_once(compiled_by_linking(function.vm.jit_fn)))
     jitted.targetoptions["nogil"] = True  # so that passes over all rows can use all cores
     key = CACHED_SRC_FUNCTIONS.get(jitted.py_func)
     return CompiledFunction(jitted, key, (list(inputs), list(outputs)))
@@ -159,7 +160,8 @@ def jit_kept(
     """Compile a function, or one that is jitted already, and keep its machine code on disk.
 
     It should return plain numbers or arrays: Numba would call Python to return a named tuple, and
-    crashes where Ctrl-C has arrived in the meantime.
+    crashes where Ctrl-C has arrived in the meantime. Where an argument is called ``rng``, Python
+    passes a ``numpy.random.Generator``, which has to stay alive meanwhile.
 
     Parameters
     ----------
@@ -174,13 +176,15 @@ def jit_kept(
     function = getattr(function, "py_func", function)
     # Numba finds what a function on disk refers to by the name of its module, and does not find
     # again what is kept with a closure; inlined, the closure is compiled no more often than once.
-    names = ", ".join(signature(function).parameters)
-    source = f"def kept({names}): return {INLINED}({names})"
-    module = {"__name__": __name__, INLINED: njit(inline="always")(function)}
+    names = list(signature(function).parameters)
+    passed = [f"{GENERATOR}({name})" if name == "rng" else name for name in names]
+    source = f"def kept({', '.join(names)}): return {INLINED}({', '.join(passed)})"
+    inlined = njit(inline="always")(function)
+    module = {"__name__": __name__, INLINED: inlined, GENERATOR: generator}
     kept = compile_numba_function_src(source, "kept", module)
     jitted = numba_njit(kept, final_function=True, nogil=nogil)
     key = partial(kernel_key, jitted, function.__module__, function.__qualname__, *keys)
-    return compiled_by_linking(kept_on_disk(jitted, key))
+    return kernel_from_python(compiled_by_linking(kept_on_disk(jitted, key)))
 
 
 def kept_on_disk[F: Callable[..., Any]](dispatcher: F, make_key: Callable[[], str | None]) -> F:

@@ -20,12 +20,16 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
+import numba.core.boxing  # noqa: F401 - registers what is replaced here
 from numba import njit, types
 from numba.core import cpu
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
+from numba.core.pythonapi import _boxers
 
+from pymc_minibatch.jit import cache
+from pymc_minibatch.jit.entry import pack_array
 from pymc_minibatch.jit.patches import PATCHED
 
 __all__ = ["compiled_by_linking", "compiled_once", "jit_part", "linking"]
@@ -136,7 +140,7 @@ def _no_wrapper(*_: Any) -> None:
 
 @contextmanager
 def linking() -> Iterator[None]:
-    """Compile with Numba in this way; other threads wait."""
+    """Compile with Numba in this way, and pack arrays without Python; other threads wait."""
     if not PATCHED:
         with global_compiler_lock:
             yield
@@ -147,6 +151,8 @@ def linking() -> Iterator[None]:
         patch.object(JITCPUCodegen, "set_env", _set_environment_of_loaded),
         patch.object(cpu.CPUContext, "get_executable", _executable),
         patch.object(cpu.CPUContext, "create_cfunc_wrapper", _no_wrapper),
+        patch.dict(_boxers.functions, {types.Array: pack_array}),
+        patch.object(cache, "manner", "linked, packed by C"),
     ):
         yield
 

@@ -21,6 +21,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
+from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
@@ -195,6 +196,7 @@ def make_iterations(
                 counts[4] += 1
                 current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
             for _ in range(work.n_updates):
+                answer_signals()
                 step = np.exp(tuning.log_step[0])
                 accepted, signal = update(rng, current, proposed, context, whitening, step)
                 accept += accepted
@@ -237,6 +239,7 @@ def make_bright_reader(ndims: Sequence[int]) -> Callable[..., float]:
     ) -> float:
         n_bright, total = flies.n_bright[0], 0.0
         for first in range(0, n_bright, CHUNK_ROWS):
+            answer_signals()
             last = min(first + CHUNK_ROWS, n_bright)
             rows, out = flies.bright[first:last], flies.proposed[first:last]
             chunk = batch if first == 0 else take(density.data, rows)
@@ -280,6 +283,7 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
         n_done: Any = np.int64(0)
         last: Any = np.int64(-1)
         while True:
+            answer_signals()
             if how == IMPLICIT:
                 n, last = jump_through_dark_rows(rng, q, last, flies.state, rows)
             else:

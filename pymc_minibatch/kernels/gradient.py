@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba.extending import register_jitable
 
+from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_matrix
 from pymc_minibatch.kernels.rows import make_take
@@ -43,6 +44,7 @@ def make_draw_gradients(ndims: Sequence[int]) -> Callable[..., np.ndarray]:
     def draw_gradients(
         rng: np.random.Generator, point: np.ndarray, density: Density, rows: np.ndarray
     ) -> np.ndarray:
+        answer_signals()
         n_rows = density.data[0].shape[0]
         for i in range(rows.size):
             rows[i] = int(rng.random() * n_rows)
@@ -71,6 +73,7 @@ def make_estimate(ndims: Sequence[int]) -> Callable[..., None]:
         gradient: np.ndarray,
         noise: np.ndarray,
     ) -> None:
+        answer_signals()
         n, n_rows = rows.size, density.data[0].shape[0]
         for i in range(n):
             rows[i] = int(rng.random() * n_rows)

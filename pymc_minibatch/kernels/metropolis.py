@@ -10,6 +10,7 @@ from numba.extending import register_jitable
 from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.jit.triangular import overwrite
 from pymc_minibatch.kernels.rows import Drawing, make_readers
@@ -110,6 +111,7 @@ def make_transitions(
         impossible_row = -1
         n_scanned = 0
         for _ in range(n_steps):
+            answer_signals()
             log_q = propose(rng, theta, candidate, proposal_state, place)
             put(candidate, active, proposed)
             candidate_log_base = call_scalar(density.base, (proposed, density.constants))

@@ -89,10 +89,10 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
     Returns
     -------
     paths
-        ``(rng, starts, mode, factor, density, function, coupling, fine_values, coarse_values)``
-        returns whether a path diverged. It runs a fine path and a Gaussian one from each pair of
-        points in `starts`, shape (n, 2, d), in whitened coordinates, and adds the values of f, a
-        function called by address, to arrays of shape (n, k).
+        ``(rng, starts, mode, factor, density, function, coupling, fine, coarse, stop)`` returns
+        whether a path diverged. It runs a fine path and a Gaussian one from each pair of points in
+        `starts`, shape (n, 2, d), in whitened coordinates, and adds the values of f, a
+        function called by address, to arrays of shape (n, k). Once ``stop[0]`` is not 0 it ends.
     """
     take = make_take(ndims)
 
@@ -130,6 +130,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         coupling: Coupling,
         fine_values: np.ndarray,
         coarse_values: np.ndarray,
+        stop: np.ndarray,
     ) -> bool:
         n_rows, dim = density.data[0].shape[0], starts.shape[2]
         h, n_fine, n_coarse = coupling.step_size, coupling.n_fine, coupling.n_coarse
@@ -142,6 +143,8 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
             place(starts[k, 0], mode, factor, fine)
             gauss[:] = starts[k, 1]
             for _ in range(coupling.n_alone):
+                if stop[0]:
+                    return True
                 draw(rng, n_rows, rows[0], xi)
                 sane &= move(fine, h, xi, rows[0], density, work)
                 for d in range(dim):
@@ -149,6 +152,8 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
             for i in range(n_coarse):
                 place(gauss, mode, factor, coarse[i])
             for j in range(coupling.n_joint):
+                if stop[0]:
+                    return True
                 summed[:] = 0.0
                 for i in range(n_fine):
                     draw(rng, n_rows, rows[i], xi)

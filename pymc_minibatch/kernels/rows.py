@@ -12,6 +12,7 @@ from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
+from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_matrix
 from pymc_minibatch.jit.prefetch import prefetch_row, rows_ahead
@@ -20,7 +21,7 @@ from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
 from pymc_minibatch.reference.density import Density
 
-__all__ = ["Drawing", "make_readers"]
+__all__ = ["Drawing", "clear", "make_readers"]
 
 type Drawing = bool | Literal["residents", "groups"]
 
@@ -128,6 +129,12 @@ def forget(rows: Rows) -> None:
     rows.n_drawn[0] = 0
 
 
+def clear(rows: Rows) -> None:
+    """Empty the sample, whatever a kernel that was interrupted has made of it."""
+    rows.seen[:] = 0
+    rows.n_drawn[0] = 0
+
+
 def make_readers(
     ndims: Sequence[int], by_size: Drawing = False
 ) -> tuple[Callable[..., int], Callable[..., tuple[float, int]], Callable[..., Scan]]:
@@ -178,6 +185,7 @@ def make_readers(
             draw_rows(rng, density.data[0].shape[0], rows, n_seen, n)
         impossible = -1
         for first in range(n_seen, n, CHUNK_ROWS):
+            answer_signals()
             last = min(first + CHUNK_ROWS, n)
             drawn, log_ratios = rows.drawn[first:last], rows.log_ratios[first:last]
             weights = np.empty(0 if uniform else last - first)
@@ -200,6 +208,7 @@ def make_readers(
         log_ratios = np.empty(CHUNK_ROWS)
         total = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
+            answer_signals()
             last = min(first + CHUNK_ROWS, n_rows)
             batch = copy(density.data, first, last)
             bad = log_ratios_of(current, proposed, density, batch, log_ratios)
@@ -220,6 +229,7 @@ def make_readers(
         log_ratios = np.empty(CHUNK_ROWS)
         mean = squares = 0.0
         for first in range(0, n_rows, CHUNK_ROWS):
+            answer_signals()
             last = min(first + CHUNK_ROWS, n_rows)
             batch = copy(density.data, first, last)
             bad = log_ratios_of(current, proposed, density, batch, log_ratios)
@@ -237,6 +247,7 @@ def make_readers(
         mean = squares = 0.0
         lowest, highest = np.inf, -np.inf
         for first in range(0, n_rows, CHUNK_ROWS):
+            answer_signals()
             last = min(first + CHUNK_ROWS, n_rows)
             batch = copy(density.data, first, last)
             bad = log_ratios_of(current, proposed, density, batch, log_ratios)

@@ -21,6 +21,7 @@ from pymc_minibatch.acceptance.growing import (
     moments,
     noise,
 )
+from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.kernels.by_group import GroupTable, draw_of_groups
 from pymc_minibatch.kernels.rows import log_ratios_of, make_take
 from pymc_minibatch.reference.density import Density
@@ -88,6 +89,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         variance_sum = worst = 0.0
         first = 0
         while first < n_blocks:
+            answer_signals()
             # Gather the first batches of as many blocks as one chunk holds.
             n, last = 0, first
             while last < n_blocks:
@@ -154,6 +156,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         size, scale = members.size, members.size / limits.temperature
         seen, read = first_ratios, 0
         while True:
+            answer_signals()
             mean, variance, skew, third = moments(seen)
             if mean == -np.inf:
                 return False, read, 0.0, 0.0, False, -1
@@ -180,6 +183,7 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             seen = np.concatenate((seen, added))
         total = 0.0
         for start in range(0, size, CHUNK_ROWS):
+            answer_signals()
             chosen = members[start : start + CHUNK_ROWS].astype(np.int64)
             added = np.empty(chosen.size)
             bad = log_ratios_of(current, proposed, density, take(density.data, chosen), added)

@@ -304,6 +304,8 @@ class FireflySampler(LatentSampler):
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
         self._lit_at = None
         if not stored:
+            if "_decisions" in self.__dict__:
+                restore(self._decisions.flies, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, gaps, lit_at, touches = stored
         if np.allclose(touches, self.reference.surrogate.expansion.at, rtol=1e-6, atol=1e-8):

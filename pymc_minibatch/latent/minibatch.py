@@ -14,7 +14,7 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable, weigh
 from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
 from pymc_minibatch.kernels.decide import make_decision
-from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.kernels.sweep import Grouping, make_sweep
 from pymc_minibatch.latent.blocks import choose_blocks
 from pymc_minibatch.latent.cubic import Cubic
@@ -321,6 +321,11 @@ class MinibatchSampler(LatentSampler):
         """Move a point of the model in place by rounds of all moves; tune."""
         self._decisions.states = state.decisions
         return super().draw(rng, point, n_rounds, tuning, state)
+
+    def forget(self) -> None:
+        """Forget what moves keep in memory, and which rows were drawn."""
+        super().forget()
+        clear(self._decisions.rows)
 
     def overlooked(self, point: np.ndarray) -> Overlooked | None:
         """Return a level that batches have let go where its own rows object, if one is found."""

@@ -303,6 +303,10 @@ class LatentSampler(ABC):
         self.draw(rng, point, 1, False, self.initial_state())
         self.moves.forget()
 
+    def forget(self) -> None:
+        """Forget what moves keep in memory, which an interrupt may leave half written."""
+        self.moves.forget()
+
     def overlooked(self, point: np.ndarray) -> Overlooked | None:
         """Return a level that is where its own rows object, which only batches can overlook."""
         return None

@@ -66,7 +66,7 @@ class Paths:
         """
         length = min(BLOCK, math.ceil(n / BLOCKS))
         sizes = [min(length, n - first) for first in range(0, n, length)]
-        dim = self.mode.size
+        dim, stop = self.mode.size, np.zeros(1, np.int64)
 
         def block(size: int, rng: np.random.Generator) -> tuple[bool, np.ndarray, np.ndarray]:
             starts = rng.standard_normal((size, 2, dim))
@@ -83,17 +83,19 @@ class Paths:
                 coupling,
                 fine,
                 coarse,
+                stop,
             )
             return diverged, fine, coarse
 
         with ThreadPoolExecutor(self._cores) as pool:
-            waiting = [
-                pool.submit(block, *job)
-                for job in zip(sizes, self._rng.spawn(len(sizes)), strict=True)
-            ]
             try:
+                waiting = [
+                    pool.submit(block, *job)
+                    for job in zip(sizes, self._rng.spawn(len(sizes)), strict=True)
+                ]
                 done = [job.result() for job in waiting]
             except BaseException:
+                stop[0] = 1
                 pool.shutdown(cancel_futures=True)
                 raise
         if any(diverged for diverged, *_ in done):

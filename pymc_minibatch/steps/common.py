@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from html import escape
@@ -296,13 +296,12 @@ class TallStep(BlockedStep):
         if self._left:
             check_others_are_bound(self, self._left, point)
         if not self._start_is_checked:
-            point = self._possible_start(point)
+            point = self._or_nothing(self._possible_start, point)
             self._start_is_checked = True
         flat = self.tall.layout.flatten(point)
         if not (self.tune or self._split_is_verified):
             self._verify_split(flat)
-        stats = self._draw_or_nothing(flat)
-        self._bear_witness(flat, stats)
+        stats = self._or_nothing(self._witnessed, flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
         moved = self.tall.layout.unflatten(flat)
@@ -328,6 +327,12 @@ class TallStep(BlockedStep):
             point = {**point, **{name: beside[name] for name in self.var_names}}
             self.tall.check_start(point)
         return self._start(point)
+
+    def _witnessed(self, flat: np.ndarray) -> dict[str, Any]:
+        """Make a draw, and compare moves with the model's own density if it is time to."""
+        stats = self._draw(flat)
+        self._bear_witness(flat, stats)
+        return stats
 
     @cached_property
     def _model_density(self) -> ModelDensity:
@@ -406,19 +411,23 @@ class TallStep(BlockedStep):
             self.tall.verify_at(flat)
         self._split_is_verified = True
 
-    def _draw_or_nothing(self, flat: np.ndarray) -> dict[str, Any]:
-        """Make a draw; when interrupted, leave the state as before it.
+    def _or_nothing[S, T](self, move: Callable[[S], T], start: S) -> T:
+        """Find a start or make a draw; when interrupted, leave the state as before it.
 
         A draw that is interrupted is not recorded, so a chain that is resumed must repeat it.
         """
         rng_state, before = self.rng.bit_generator.state, self._changing()
         try:
-            return self._draw(flat)
+            return move(start)
         except BaseException:
+            self._forget_work()
             self.rng.bit_generator.state = rng_state
             for name, value in before.items():
                 setattr(self, name, value)
             raise
+
+    def _forget_work(self) -> None:
+        """Empty the work space, which a kernel that was interrupted leaves half written."""
 
     def _changing(self) -> dict[str, Any]:
         """Copy the attributes that the next draw may change."""

@@ -447,6 +447,8 @@ class FlyMC(TallStep):
             return
         if not stored:
             self._lit_at = None
+            if "_flies" in self.__dict__:
+                restore(self._flies, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, lit_at, reference = stored
         restore(self._flies, bright, log_odds)
@@ -476,6 +478,10 @@ class FlyMC(TallStep):
             reference[others] = flat[others]
             center, _, inverse = approximate(self.target, self.target.constants(reference))
         return nearer_start(self.tall, center, inverse, 1.0, self._active, point, self.rng)
+
+    def _forget_work(self) -> None:
+        if self.latent is not None:
+            self.latent.forget()
 
     def _changing(self) -> dict[str, Any]:
         return super()._changing() | {"fireflies": self.fireflies}

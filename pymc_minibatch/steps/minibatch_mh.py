@@ -33,7 +33,7 @@ from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
 from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
-from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
@@ -748,6 +748,29 @@ class MinibatchMH(TallStep):
             return ()
         turn, state = self.residents.table.turn.copy(), copy.deepcopy(self.proposal_state)
         return flat.copy(), self.rng.bit_generator.state, state, turn
+
+    def _forget_work(self) -> None:
+        if self.latent is not None:
+            self.latent.forget()
+        elif "_rows" in self.__dict__:
+            clear(self._rows)
+
+    def _changing(self) -> dict[str, Any]:
+        """Copy whose turn it is of rows that were gathered, which changes after tuning as well."""
+        gathered = {} if self.residents is None else {"_gathered": self._gathered}
+        return super()._changing() | gathered
+
+    @property
+    def _gathered(self) -> tuple[Residents, np.ndarray]:
+        """The rows that were gathered, and whose turn it is."""
+        assert self.residents is not None
+        return self.residents, self.residents.table.turn.copy()
+
+    @_gathered.setter
+    def _gathered(self, stored: tuple[Residents, np.ndarray]) -> None:
+        residents, turn = stored
+        self._put_in_place(residents)
+        residents.table.turn[:] = turn
 
     def _restore(self, flat: np.ndarray, before: tuple[Any, ...]) -> None:
         assert self.residents is not None
