@@ -224,6 +224,11 @@ class ModeSampler(LatentSampler):
         states = [value for sampler in self.samplers for value in sampler.initial_state()]
         return (np.full(1, -1, dtype=np.int64), *states)
 
+    def forget(self) -> None:
+        """Forget what moves about all modes keep in memory."""
+        for sampler in self.samplers:
+            sampler.forget()
+
     def state_of(self, state: Any, k: int) -> LatentState:
         """Return the state of the moves about one mode."""
         size = len(LatentState._fields)
