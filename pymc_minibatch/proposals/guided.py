@@ -150,7 +150,7 @@ class Guided(ABC):
             slope=slope,
             curvature=curvature,
             prior_gradient=prior_gradient,
-            axes=np.array(heavy if heavy.size else np.arange(mode.size), dtype=np.int64),
+            axes=np.array(heavy, dtype=np.int64),
         )
 
     @property
@@ -187,7 +187,7 @@ class Guided(ABC):
             share = walk_share(z, random_walk)
             if rng.random() < share:
                 state.jump[0] = -1.0
-                if rng.random() < ALONG_AXES:
+                if place.guide.axes.size > 0 and rng.random() < ALONG_AXES:
                     log_q = walk_along_axis(rng, theta, place.guide, candidate)
                     whitened(candidate, place.guide, moved)
                     return log_q + math.log(walk_share(moved, random_walk) / share)

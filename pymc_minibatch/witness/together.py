@@ -138,7 +138,7 @@ class MovesTogether:
         moved = np.linalg.solve(guide.cholesky, move.proposed[self.active] - guide.mode)
         shares = [walk_share(part, proposal.random_walk) for part in (z, moved)]
         if rng.random() < shares[0]:
-            if rng.random() < ALONG_AXES:
+            if guide.axes.size and rng.random() < ALONG_AXES:
                 return self._along_axis(here, move.proposed) + math.log(shares[1] / shares[0])
             return math.log(shares[1] / shares[0])
         kept = math.log((1.0 - shares[1]) / (1.0 - shares[0]))
