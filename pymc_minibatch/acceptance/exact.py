@@ -88,12 +88,16 @@ class Ball(NamedTuple):
         Bounds hold where |z| is at most this.
     total : float
         C, the sum of the sizes by which rows are drawn.
+    at_once : bool
+        Whether decisions that read all rows have one stage: then chains leave a heavy tail sooner,
+        and all rows are read for each proposal out there.
     """
 
     reference: np.ndarray
     whiten: np.ndarray
     radius: float
     total: float
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,14 +167,15 @@ class Exact:
             largest, factor = bound_factor(current, proposed, ball)
             mean_rows = ball.total * factor / temperature
             reads_all = largest > ball.radius or mean_rows > n_rows / 2
-            most = np.inf if reads_all else MADE_UP * mean_rows
+            of_all = np.inf if ball.at_once else 0.0
+            most = of_all if reads_all else MADE_UP * mean_rows
             second = max(-most, min(psi, most))
             if -rng.standard_exponential() >= psi - second:
                 return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
             log_u = -rng.standard_exponential()
             if reads_all:
                 total, impossible = sum_log_ratios(current, proposed, density)
-                accepted = log_u < psi + total / temperature
+                accepted = log_u < second + total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
             n = poisson(rng, mean_rows)
             log_ratio = second

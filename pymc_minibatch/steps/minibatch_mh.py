@@ -535,6 +535,8 @@ class MinibatchMH(TallStep):
             settled.control,
         )
         self.row_sizes, self.ball = settled.row_sizes, settled.ball
+        if self.ball is not None:
+            self.ball = self.ball._replace(at_once=bool(self._heavy.size))
         self.sized = settled.sized
         if self.sized is not None:
             self.residents = self._first_residents(self.sized, settled.rows_read)

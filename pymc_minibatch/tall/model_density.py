@@ -1,10 +1,10 @@
 """The model's own log-density of all rows, of which nothing else in the package is presumed.
 
-It is ``model.logp()``, with all priors, Jacobians, potentials and rows, evaluated operation by
-operation on tiles of rows (:mod:`.tiled`). No rule by which rows are split, structured, summed or
-expanded takes part in it, so that it can bear witness to all of them. Only where other data are
-bound to the model, whose graph holds a stand-in for them, is it prior and rows of the split; that
-was compared with the model's own on the stand-in.
+It is ``model.logp()``, with all priors, Jacobians, potentials and rows, made stable by PyTensor's
+own rewrites and evaluated operation by operation on tiles of rows (:mod:`.tiled`). No rule by which
+rows are split, structured, summed or expanded takes part in it, so that it can bear witness to all
+of them. Only if other data are bound to the model, whose graph holds a stand-in for them, is it
+prior and rows of the split; that was compared with the model's own on the stand-in.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import grad
 from pytensor.graph.basic import Variable
 
+from pymc_minibatch.jit.interpreted import compile_stable
 from pymc_minibatch.tall.check import only_axis
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
@@ -79,7 +80,7 @@ class ModelDensity:
         """The whole graph as a function of the point and of what holds rows, and the latter."""
         bound, inputs, arrays = self._inputs
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], bound, axes), arrays
+        return TiledGraph([self.tall.flat, *inputs], bound, axes, compile_stable), arrays
 
     @cached_property
     def _gradient(self) -> tuple[TiledGraph, list[np.ndarray]]:
@@ -87,7 +88,7 @@ class ModelDensity:
         bound, inputs, arrays = self._inputs
         slope: Any = grad(bound, self.tall.flat, disconnected_inputs="ignore")
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], slope, axes), arrays
+        return TiledGraph([self.tall.flat, *inputs], slope, axes, compile_stable), arrays
 
     @cached_property
     def _inputs(self) -> tuple[Any, list[Variable], list[np.ndarray]]:

@@ -43,10 +43,16 @@ class TiledGraph:
     axes
         For each array the axis along which it is cut into tiles; None where it is not. All have the
         same length along it.
+    build
+        What makes a function of inputs and outputs, that returns a list.
     """
 
     def __init__(
-        self, inputs: Sequence[Variable], output: Variable, axes: Sequence[int | None]
+        self,
+        inputs: Sequence[Variable],
+        output: Variable,
+        axes: Sequence[int | None],
+        build: Callable[..., Callable[..., list[np.ndarray]]] = compile_all,
     ) -> None:
         point, *arrays = inputs
         self._dtypes: list[str] = [array.type.dtype for array in arrays]
@@ -54,7 +60,7 @@ class TiledGraph:
         along, tiles = _row_by_row(output, arrays, axes)
         ends = _read_by_others(output, along)
         self._end_axes = [along[end] for end in ends]
-        self._on_tiles = compile_all(
+        self._on_tiles = build(
             [point, *(tiles[arrays[i]] for i, _ in self._cut)], [tiles[end] for end in ends]
         )
         found = [end.type() for end in ends]
@@ -62,7 +68,7 @@ class TiledGraph:
         read = set(ancestors([rest]))
         self._read_whole = [i for i, array in enumerate(arrays) if array in read]
         whole = [arrays[i] for i in self._read_whole]
-        self._on_all = compile_all([point, *whole, *found], [rest])
+        self._on_all = build([point, *whole, *found], [rest])
 
     def __call__(self, point: np.ndarray, arrays: Sequence[Any]) -> np.ndarray:
         """Evaluate the graph; arrays may be of smaller types than its inputs."""

@@ -54,7 +54,9 @@ class Comparison(NamedTuple):
     @property
     def error(self) -> float:
         """|R̂ − R| / (1 + |R|), what rounding explains left out; 0 where both are hopeless."""
-        found, right = _number(self.log_ratio), _number(self.expected)
+        if np.isnan(self.expected):  # both points are impossible, and so is the move
+            return 0.0
+        found, right = _number(self.log_ratio), self.expected
         if max(found, right) < HOPELESS:
             return 0.0
         if not np.isfinite(found + right):
