@@ -374,7 +374,8 @@ class TallStep(BlockedStep):
         n_witnessed = 0 if witness is None else witness.n_moves
         stats["n_witnessed"] = n_witnessed
         stats["witness_error"] = witness.error if witness is not None and n_witnessed else np.nan
-        if "exact" in stats and not self.tune:
+        can_look = self.tall.partitions is None
+        if "exact" in stats and not self.tune and (can_look or witness is None):
             stats["exact"] = bool(stats["exact"] and n_witnessed)
 
     def _keep(self, flat: np.ndarray) -> None:

@@ -219,7 +219,7 @@ class MinibatchMH(TallStep):
         Whether moves of every kind are compared with the model's own log-density, when set-up is
         done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
         model and a comparison finds wrong is not used; a chain that finds it later stops, and
-        saves its draws. A run without a witness is not called exact.
+        saves its draws. A run without a witness is not called exact. Rows in partitions have none.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -438,6 +438,10 @@ class MinibatchMH(TallStep):
             self.claims = claims._replace(bounds=False)
         elif self.control_variate and asked.control_variate == "auto" and asked.proposal is None:
             self.claims = claims._replace(expansion=False)
+        elif asked.reference is not None:
+            raise NotTallError(
+                f"{surprise}. The reference may be that of other data: leave it out, or find it again."
+            )
         else:
             raise NotTallError(f"{surprise}. Please report this model.")
         _log.info(f"Set up in a more general way: {surprise}.")

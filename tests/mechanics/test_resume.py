@@ -243,7 +243,7 @@ def test_resumed_from_disk_after_an_interruption_within_a_step(
     zarr, whole, model, tmp_path, last, monkeypatch
 ):
     """The draw that is interrupted is not stored, so its random numbers must be used again."""
-    step, n_calls = new_step(model), 0
+    step, n_calls = new_step(model, witness=False), 0
 
     def transitions(flat, n_steps):
         nonlocal n_calls
