@@ -440,7 +440,7 @@ class MinibatchMH(TallStep):
             self.claims = claims._replace(expansion=False)
         elif asked.reference is not None:
             raise NotTallError(
-                f"{surprise}. The reference may be that of other data: leave it out, or find it again."
+                f"{surprise}. The reference may be of other data: leave it out, or find it again."
             )
         else:
             raise NotTallError(f"{surprise}. Please report this model.")

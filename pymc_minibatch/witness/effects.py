@@ -46,6 +46,9 @@ STEP = 1e-5
 DIAGONAL = 1e-8
 """Relative errors of a map that is diagonal, as two random vectors show it."""
 
+LOST = 1e2 * float(np.finfo(float).eps)
+"""Relative rounding errors of terms that cancel in determinants and quadratic forms."""
+
 MOST_COLUMNS = 400
 """More columns of a map that is not diagonal are not differenced; the move is not compared then."""
 
@@ -93,6 +96,7 @@ class MovesOfEffects:
         self.density, self.moves, self.settings = density, moves, settings
         self.rests_on, self.n_scans = rests_on, n_scans
         self.field: LatentField = moves.surrogate.field
+        self.lost = 0.0
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Compare one move of each kind, of a scan from a point of the model."""
@@ -129,17 +133,20 @@ class MovesOfEffects:
         """Return the log ratio of proposal densities where h moves and η stays."""
         mean, cholesky = self.settings.hyper_scale
         z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
-        volumes = []
-        lengths = []
+        volumes, lengths = [], []
         for point in (here, there):
             given = self.moves.surrogate.factored_later(point[self.field.hyper])
             away = self.field.latent.split(point - given.point)
-            lengths.append(_quadratic_form(given.precision, away))
-            volumes.append(0.5 * log_determinant(given.precision) + self._slope_of_tails(point))
+            length, lost_length = _quadratic_form(given.precision, away)
+            log_volume, lost_volume = log_determinant(given.precision)
+            lengths.append(length)
+            volumes.append(0.5 * log_volume + self._slope_of_tails(point))
+            self.lost += lost_length + lost_volume
         kernel = _mixture(z, moved, hyper_walk_share(z), hyper_walk_share(moved), move.walks)
         # η stays: what its Gaussian says is the same at both ends, if L is a factor of Λ.
         unequal = 0.5 * (lengths[1] - lengths[0])
-        return kernel + volumes[0] - volumes[1] + (0.0 if _close(*lengths) else unequal)
+        equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
+        return kernel + volumes[0] - volumes[1] + (0.0 if equal else unequal)
 
     def _dense(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where a part of η turns and h stays."""
@@ -149,7 +156,9 @@ class MovesOfEffects:
         for point in (here, there):
             start = self._held(point, given.here) if self.moves.fixed_factor else point
             away = self.field.latent.split(start - given.point)
-            lengths.append(_quadratic_form(given.precision, away))
+            length, lost = _quadratic_form(given.precision, away)
+            lengths.append(length)
+            self.lost += lost
         return 0.5 * (lengths[1] - lengths[0])
 
     def _carried(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
@@ -211,6 +220,7 @@ class MovesOfEffects:
         to_model, layout = self.field.derivatives.coordinates.to_model, self.density.tall.layout
         here, there = map(to_model, points)
         before, after = self.density(here), self.density(there)
+        lost, self.lost = self.lost, 0.0
         changed = np.flatnonzero(here != there) if positions is None else positions.ravel()
         names = dict.fromkeys(
             name
@@ -225,7 +235,7 @@ class MovesOfEffects:
             else "predictors are the same where effects are held, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
-            rounding=rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
+            rounding=lost + rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
         )
 
     def _w(self, point: np.ndarray) -> np.ndarray:
@@ -327,17 +337,20 @@ def _mixture(
     return 0.5 * float(moved @ moved - z @ z) + math.log((1.0 - share_then) / (1.0 - share))
 
 
-def _close(first: float, second: float) -> bool:
-    return abs(second - first) <= 1e-7 * (1.0 + abs(first))
-
-
-def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> float:
+def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+    """Return xᵀΛx, and how far rounding may have put it off."""
     dense, groups = matrix.product(*vector)
-    return float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
+    value = float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
+    size = float(np.abs(_whole(matrix.dense).diagonal()) @ vector[0] ** 2)
+    size += float(np.sum(np.abs(np.einsum("gqq->gq", matrix.blocks)) * vector[1] ** 2))
+    return value, LOST * size
 
 
-def log_determinant(matrix: Arrow) -> float:
-    """Return log |Λ|, the groups eliminated first."""
+def log_determinant(matrix: Arrow) -> tuple[float, float]:
+    """Return log |Λ|, the groups eliminated first, and how far rounding may have put it off.
+
+    What is left of the diagonal of the dense part may be a small share of it.
+    """
     dense = _whole(matrix.dense)
     signs, logs = np.linalg.slogdet(matrix.blocks)
     if matrix.blocks.size and dense.size:
@@ -347,7 +360,9 @@ def log_determinant(matrix: Arrow) -> float:
     sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
     if sign <= 0 or np.any(signs <= 0):
         raise NotComparedError
-    return float(log + logs.sum())
+    whole = np.abs(_whole(matrix.dense).diagonal())
+    left = np.abs(np.linalg.inv(dense).diagonal()) if dense.size else whole
+    return float(log + logs.sum()), LOST * float(whole @ left)
 
 
 def _whole(matrix: Any) -> np.ndarray:
