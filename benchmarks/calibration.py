@@ -120,7 +120,7 @@ class Calibration:
         located = self.located()
         if self.bounded_rows is not None:
             return bounded(self.tall, self.bounded_rows, located)
-        rows, factors, reference = located
+        rows, factors, reference, _ = located
         sampler = MinibatchSampler(self.tall, Located(rows, factors, reference), None, 1.0, True)
         if self.kernels is None:
             self.kernels = sampler._kernels

@@ -164,7 +164,9 @@ def accuracy(beta: np.ndarray, pixels: np.ndarray, is_seven: np.ndarray) -> np.n
 def summarised(result: xr.DataTree, held_out: tuple[np.ndarray, ...]) -> Trials:
     """Keep what the figures need, and not every draw of 784 coefficients."""
     beta = result.posterior["beta"].values
-    stats = xr.DataTree.from_dict({"sample_stats": result.sample_stats.to_dataset()})
+    first = result.posterior["beta"][..., :1].to_dataset(name="beta")
+    kept = {"posterior": first, "sample_stats": result.sample_stats.to_dataset()}
+    stats = xr.DataTree.from_dict(kept)
     return Trials(stats, accuracy(beta, *held_out), beta[:, -1].copy())
 
 

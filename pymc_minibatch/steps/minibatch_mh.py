@@ -436,7 +436,7 @@ class MinibatchMH(TallStep):
             self.claims = claims._replace(effects=False)
         elif asked.is_open and isinstance(self.acceptance, Exact):
             self.claims = claims._replace(bounds=False)
-        elif self.control_variate and asked.control_variate == "auto" and asked.proposal is None:
+        elif asked.is_open and asked[1:4] == (None, None, "auto") and self.control_variate:
             self.claims = claims._replace(expansion=False)
         elif asked.reference is not None:
             raise NotTallError(

@@ -207,7 +207,7 @@ def test_the_joint_density_shows_levels_that_decide_without_bright_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def all_move(self: FireflyDecisions, rng: Any, moves: LevelMoves, counts: Any) -> np.ndarray:
-        readings, factor, moving, _ = moves
+        readings, factor, moving = moves[:3]
         self._changes(readings, counts)
         levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
         self._keep(moving[levels])

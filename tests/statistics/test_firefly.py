@@ -42,8 +42,10 @@ def replace_data(step, y, stretch=1.0):
     """Put other data into a step, and collapse its bounds; their curvature may be made wrong."""
     inputs = step.tall.row_inputs
     inputs["y_rows"] = replace(inputs["y_rows"], values=read_only(y))
-    *constants, curvature = step.target.constants(TOUCH)
-    step._settled = replace(step._settled, constants=(*constants, stretch * curvature))
+    constants = [*step.target.constants(TOUCH)]
+    n_always = len(step.target.data) if step.target.always.size else 0  # their data come last
+    constants[-1 - n_always] = stretch * constants[-1 - n_always]
+    step._settled = replace(step._settled, constants=tuple(constants))
 
 
 def read_only(values):
@@ -62,8 +64,8 @@ def draw_data(beta, rng):
 
 
 def bright_probability(step, beta):
-    gaps = step.target.gaps(beta, TOUCH, np.arange(N_ROWS))
-    return -np.expm1(-gaps)
+    rows = np.setdiff1d(np.arange(N_ROWS), step.target.always)
+    return -np.expm1(-step.target.gaps(beta, TOUCH, rows))
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_levels_in_blocks_stay_where_the_posterior_is(monkeypatch: pytest.Monkey
     """
     monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
     with slopes(50_000):
-        step = pmb.MinibatchMH()
+        step = pmb.MinibatchMH(acceptance="penalty")
         idata = pm.sample(
             300, tune=200, chains=1, step=step, random_seed=1, progressbar=False, var_names=["z"]
         )
@@ -155,7 +155,7 @@ def test_levels_that_batches_let_go_are_found(
 
     def walked(
         rng: np.random.Generator, eta: np.ndarray, angle: float
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with monkeypatch.context() as within:
             within.setattr(moves, "_turned_levels", turned)
             return moves._moved_levels(rng, eta, angle)
@@ -163,6 +163,6 @@ def test_levels_that_batches_let_go_are_found(
     monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
     monkeypatch.setattr(moves, "_turned_levels", walked)
     with slopes(50_000):
-        step = pmb.MinibatchMH()
+        step = pmb.MinibatchMH(acceptance="penalty")
         pm.sample(300, tune=200, chains=1, step=step, random_seed=1, progressbar=False)
     assert "of z is where its own rows are less likely than the batches" in caplog.text
