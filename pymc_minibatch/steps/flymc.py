@@ -541,6 +541,7 @@ class FlyMC(TallStep):
             active=self._active,
             tolerance=self._settled.tolerance,
             brightness=lit,
+            others=(self._elsewhere, constants[0][self._elsewhere]),
         )
 
     def _run(

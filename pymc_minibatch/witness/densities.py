@@ -103,6 +103,9 @@ class BoundedDensity:
         Negative gaps up to this size are rounding errors.
     brightness
         Bright rows, if the chain has started.
+    others : (ndarray of int64, ndarray)
+        Positions of what other steps move and bounds depend on, and the values that these were made
+        with.
     """
 
     def __init__(
@@ -116,7 +119,9 @@ class BoundedDensity:
         active: np.ndarray,
         tolerance: float,
         brightness: Brightness | None,
+        others: tuple[np.ndarray, np.ndarray],
     ) -> None:
+        self.others = others
         self.density, self.base, self.gaps, self.data = density, base, gaps, data
         self.always, self.root, self.active = always, root, active
         self.tolerance, self.brightness = tolerance, brightness
@@ -125,6 +130,9 @@ class BoundedDensity:
         """Compare a point with another one, gaps with 0, and the odds that are kept."""
         layout = self.density.tall.layout
         names = tuple(dict.fromkeys(layout.name_of(int(i)) for i in self.active))
+        positions, values = self.others
+        point = point.copy()
+        point[positions] = values
         other = point.copy()
         along = rng.standard_normal(self.active.size)
         along *= FARTHER / max(float(np.linalg.norm(along)), 1.0)
