@@ -27,10 +27,10 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from scipy import special
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_all, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
 
-__all__ = ["Evaluator", "Interpreted", "compile_stable", "evaluator"]
+__all__ = ["Evaluator", "Interpreted", "evaluator", "stable_outputs"]
 
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for the speed of machine code only."""
@@ -101,14 +101,14 @@ def evaluator(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Evalua
         return compile_numba(inputs, outputs)
 
 
-def compile_stable(
+def stable_outputs(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
-) -> Callable[..., list[np.ndarray]]:
-    """Do what :func:`.compiled.compile_all` does, with a graph that PyTensor has made stable.
+) -> Callable[..., Sequence[Any]]:
+    """Build what evaluates all outputs of a graph that PyTensor has made stable.
 
     So a probability that rounds to 1 has a logarithm of its complement.
     """
-    return compile_all(*kept_rewrite(_stable, (list(inputs), list(outputs))))
+    return evaluator(inputs, outputs).outputs if outputs else lambda *args: []
 
 
 @lru_cache(maxsize=64)

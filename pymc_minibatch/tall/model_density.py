@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import grad
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.jit.interpreted import compile_stable
+from pymc_minibatch.jit.interpreted import stable_outputs
 from pymc_minibatch.tall.check import only_axis
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
@@ -80,7 +80,7 @@ class ModelDensity:
         """The whole graph as a function of the point and of what holds rows, and the latter."""
         bound, inputs, arrays = self._inputs
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], bound, axes, compile_stable), arrays
+        return TiledGraph([self.tall.flat, *inputs], bound, axes, stable_outputs), arrays
 
     @cached_property
     def _gradient(self) -> tuple[TiledGraph, list[np.ndarray]]:
@@ -88,7 +88,7 @@ class ModelDensity:
         bound, inputs, arrays = self._inputs
         slope: Any = grad(bound, self.tall.flat, disconnected_inputs="ignore")
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], slope, axes, compile_stable), arrays
+        return TiledGraph([self.tall.flat, *inputs], slope, axes, stable_outputs), arrays
 
     @cached_property
     def _inputs(self) -> tuple[Any, list[Variable], list[np.ndarray]]:

@@ -52,7 +52,7 @@ class TiledGraph:
         inputs: Sequence[Variable],
         output: Variable,
         axes: Sequence[int | None],
-        build: Callable[..., Callable[..., list[np.ndarray]]] = compile_all,
+        build: Callable[..., Callable[..., Sequence[Any]]] = compile_all,
     ) -> None:
         point, *arrays = inputs
         self._dtypes: list[str] = [array.type.dtype for array in arrays]
