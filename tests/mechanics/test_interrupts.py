@@ -241,6 +241,8 @@ for kind in (MinibatchMH, FlyMC, SGFS, SGLD, SGNHT):
                         point, _ = step.step(point)
                 except KeyboardInterrupt:
                     pass
+            for _ in range(15 if tune else 0):  # on a slow machine no interrupt leaves it tuned
+                point, _ = step.step(point)
         assert np.array_equal(start(step, model), start(fresh, model)), (kind, model)
 print("usable")
 """
