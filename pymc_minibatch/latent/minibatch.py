@@ -131,14 +131,8 @@ class MinibatchDecisions(Decisions):
 
         What decides is tuned for each kind of moves.
         """
-        before, after = readings = move.readings
-        psi = move.log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
-        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        if isinstance(self.rows.table, GroupTable):
-            self._weigh(self.rows.table, cubic, readings)
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
         state = self.states[move.kind]
-        outcome = self.decide(rng, psi, *seen, self.density, self.rows, self.tests.chosen(state))
+        outcome = self.decided(rng, move, self.tests.chosen(state))
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
         counts.decisions += 1
@@ -149,6 +143,29 @@ class MinibatchDecisions(Decisions):
         if move.tuning:
             self.tests.tune(state, grown, batch_size, variance, error)
         return bool(accepted)
+
+    def decided(
+        self, rng: np.random.Generator, move: Move, parameters: tuple[Any, ...], shift: float = 0.0
+    ) -> tuple[Any, ...]:
+        """Return what the jitted test says of a move whose log ratio is shifted."""
+        before, after = readings = move.readings
+        psi = move.log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
+        if isinstance(self.rows.table, GroupTable):
+            self._weigh(self.rows.table, cubic, readings)
+        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
+        found: tuple[Any, ...] = self.decide(
+            rng, psi + shift, *seen, self.density, self.rows, parameters
+        )
+        return found
+
+    def changes_of(self, move: Move, numbers: np.ndarray) -> np.ndarray:
+        """Return how the remainders of some rows change, by their numbers, not divided by T."""
+        cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
+        first, second = (self.surrogate.seen_by_rows(reading, cubic) for reading in move.readings)
+        at, batch = self.surrogate.expansion.at, tuple(values[numbers] for values in self.data)
+        before, after = self.functions.remainders(first, second, at, batch)
+        return after - before
 
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts

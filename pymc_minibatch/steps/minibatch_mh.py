@@ -21,7 +21,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
-from pymc_minibatch.acceptance.exact import Ball, bound_factor
+from pymc_minibatch.acceptance.exact import MADE_UP, Ball, bound_factor
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     FirstBatch,
@@ -75,6 +75,15 @@ from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError
+from pymc_minibatch.witness.batches import (
+    MOST_ROWS,
+    Batch,
+    Probabilities,
+    expected_rows,
+    first_batch,
+    n_batches,
+    probabilities,
+)
 from pymc_minibatch.witness.choose import moves_of
 from pymc_minibatch.witness.together import JointMove, MovesTogether
 from pymc_minibatch.witness.witness import Look
@@ -937,6 +946,7 @@ class MinibatchMH(TallStep):
             prior_gradient=self._prior_gradient if wanted else None,
             drawn=self._drawn,
             rests_on=self._presumes,
+            batches=self._batches,
         )
 
     def _one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
@@ -944,11 +954,71 @@ class MinibatchMH(TallStep):
         kept = self.rng, self.proposal_state, self.tune
         self.rng, self.proposal_state, self.tune = rng, copy.deepcopy(self.proposal_state), False
         try:
-            self._transitions(point.copy(), 1)
+            totals = self._transitions(point.copy(), 1)
         finally:
             self.rng, self.proposal_state, self.tune = kept
         proposed, ratios = self._last_proposal
-        return JointMove(proposed.copy(), *ratios.tolist())
+        return JointMove(proposed.copy(), float(ratios[0]), float(ratios[1]), totals)
+
+    def _batches(
+        self, rng: np.random.Generator, point: np.ndarray
+    ) -> tuple[list[Batch], Probabilities | None]:
+        """Draw batches for decisions on moves from a point; return the probabilities of rows too.
+
+        They have as many rows as :func:`.first_batch` says.
+        """
+        if self.n_rows > MOST_ROWS or self.residents is not None:
+            return [], None
+        kept, batches = (self.batch_state, self._parameters), []
+        try:
+            for seed in rng.integers(2**63, size=n_batches(self.n_rows)).tolist():
+                self.batch_state, self._parameters = kept
+                batches.append(self._one_batch(seed, point))
+        finally:
+            self.batch_state, self._parameters = kept
+            clear(self._rows)
+        known = [batch for batch in batches if batch is not None]
+        return known, probabilities(self._rows.table, self.n_rows)
+
+    def _one_batch(self, seed: int, point: np.ndarray) -> Batch | None:
+        """Decide on one move by a larger batch than the chain's own, if it reads a batch."""
+        size = first_batch(self.n_rows)
+        self.batch_state, rows = new_first_batch(size), (np.nan, np.nan, np.nan)
+        if self.ball is not None:
+            move = self._one_transition(np.random.default_rng(seed), point)
+            largest, factor = bound_factor(point, move.proposed, self.ball)
+            if not (np.isfinite(move.without_rows) and 0.0 < largest <= self.ball.radius):
+                return None
+            mean = expected_rows(self.ball.total, factor, self.temperature)
+            if mean == 0.0:
+                return None
+            rows = self._many_rows(size / mean, size, move.without_rows)
+        clear(self._rows)
+        move = self._one_transition(np.random.default_rng(seed), point)
+        n, totals = int(self._rows.n_drawn[0]), move.totals
+        assert totals is not None
+        drawn, terms = self._rows.drawn[:n].copy(), self._rows.log_ratios[:n].copy()
+        batch = tuple(values[drawn] for values in self._density.data)
+        both = self._target.row(point, move.proposed, self._density.constants, batch)
+        noise = np.nan, np.nan
+        if isinstance(self.acceptance, CorrectedBarker | Penalty) and n == totals.batch_rows:
+            scale = self.n_rows / self.temperature
+            s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / self._rows.population)
+            noise = totals.log_ratio_var, float(s2)
+        if self.ball is not None:
+            rows = float(totals.batch_rows), *rows[1:]
+        return Batch(drawn, terms, both[1] - both[0], noise, rows)
+
+    def _many_rows(self, times: float, mean: float, psi: float) -> tuple[float, float, float]:
+        """Let the exact test draw so many times the rows; say how many, for a move with ψ.
+
+        It stays right, as larger bounds are bounds. It draws none where stage 1 rejects.
+        """
+        temperature, ball = self._parameters
+        self._parameters = temperature, ball._replace(total=times * ball.total)
+        second = max(-MADE_UP * mean, min(psi, MADE_UP * mean))
+        share = math.exp(min(0.0, psi - second))
+        return 0.0, share * mean, share * mean + share * (1.0 - share) * mean**2
 
     def _drawn(self, here: np.ndarray, there: np.ndarray) -> np.ndarray | None:
         """Return which rows decisions on a move may read; None for all."""

@@ -42,6 +42,8 @@ class Comparison(NamedTuple):
         R̂ and R.
     rounding : float
         How far apart rounding alone may put them.
+    says : str
+        What is wrong if they differ, in words; by default that log ratios do.
     """
 
     move: str
@@ -50,6 +52,7 @@ class Comparison(NamedTuple):
     log_ratio: float
     expected: float
     rounding: float
+    says: str = ""
 
     @property
     def error(self) -> float:
@@ -66,10 +69,12 @@ class Comparison(NamedTuple):
     @property
     def agrees(self) -> bool:
         """Whether they are the same."""
-        return self.error <= AGREES
+        return bool(self.error <= AGREES)
 
     def complaint(self) -> str:
         """Say what differs, and what the sampler presumed."""
+        if self.says:
+            return self.says
         names = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
         return (
             f"A move of {names} ({self.move}) has the log ratio {self.log_ratio:.6g} where the "

@@ -15,6 +15,7 @@ from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.updates.update import log_odds
 from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["BoundedDensity", "Brightness", "FullGradient"]
 
@@ -80,7 +81,7 @@ class Brightness(NamedTuple):
         )
 
 
-class BoundedDensity:
+class BoundedDensity(Look):
     """Prior and bounds, with the gaps of all rows.
 
     Parameters
@@ -173,7 +174,7 @@ class BoundedDensity:
         return self.base(point) + sum(total for total, _ in parts), min(least for _, least in parts)
 
 
-class FullGradient:
+class FullGradient(Look):
     """The gradient that steps follow, with all rows.
 
     Parameters

@@ -22,9 +22,11 @@ import numpy as np
 from scipy import sparse
 
 from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.arrow import Arrow, multiply_blocks
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     Decisions,
     LatentMoves,
@@ -36,7 +38,17 @@ from pymc_minibatch.latent.moves import (
     level_walk_shares,
 )
 from pymc_minibatch.tall.model_density import ModelDensity
+from pymc_minibatch.witness.batches import (
+    MOST_ROWS,
+    Batch,
+    Probabilities,
+    compare_batches,
+    first_batch,
+    n_batches,
+    probabilities,
+)
 from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["MovesOfEffects", "log_determinant_of_map"]
 
@@ -68,7 +80,7 @@ class NotComparedError(Exception):
     """A move of which a determinant takes too long to find."""
 
 
-class MovesOfEffects:
+class MovesOfEffects(Look):
     """What is compared where a model has effects.
 
     Parameters
@@ -100,9 +112,27 @@ class MovesOfEffects:
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Compare one move of each kind, of a scan from a point of the model."""
-        coordinates = self.field.derivatives.coordinates
-        inside = coordinates.from_model(point).copy()
         listener = _Listener(self.moves.decisions, self, rng)
+        self._scan(rng, point, listener)
+        yield from listener.compared
+
+    def look_at_batches(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Compare batches that decide on a move of a scan from a point of the model."""
+        if not isinstance(self.moves.decisions, MinibatchDecisions):
+            return
+        if self.density.tall.n_rows > MOST_ROWS:
+            return
+        listener = _BatchListener(self.moves.decisions, self.density.tall.n_rows)
+        self._scan(rng, point, listener)
+        if listener.batches:
+            names = tuple(self.density.tall.layout.names)
+            yield from compare_batches(
+                listener.batches, listener.probabilities, self.density.tall.n_rows, names
+            )
+
+    def _scan(self, rng: np.random.Generator, point: np.ndarray, listener: Decisions) -> None:
+        """Make scans from a copy of a point, on which a listener decides."""
+        inside = self.field.derivatives.coordinates.from_model(point).copy()
         kept = self.moves.decisions
         self.moves.decisions = listener
         try:
@@ -112,7 +142,6 @@ class MovesOfEffects:
         finally:
             self.moves.decisions = kept
             self.moves.here = None
-        yield from listener.compared
 
     # --- Moves that all rows see --------------------------------------------------------------
 
@@ -326,6 +355,62 @@ class _Listener(Decisions):
             self.seen.discard(kind)
         finally:
             self.owner.moves.here = here
+
+
+class _BatchListener(Decisions):
+    """Decides as the chain does, and draws larger batches for the first move that rows see.
+
+    Attributes
+    ----------
+    batches : list of Batch
+        What they have read.
+    probabilities : Probabilities or None
+        Those of rows.
+    """
+
+    def __init__(self, decisions: MinibatchDecisions, n_rows: int) -> None:
+        self.decisions, self.n_rows = decisions, n_rows
+        self.sees_all = decisions.sees_all
+        self.batches: list[Batch] = []
+        self.probabilities: Probabilities | None = None
+
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+        """Decide as the chain does."""
+        if not self.batches and np.isfinite(move.log_ratio):
+            for _ in range(n_batches(self.n_rows)):
+                self.batches.append(self._batch(rng, move))
+            self.probabilities = probabilities(self.decisions.rows.table, self.n_rows)
+        return self.decisions.on_all(rng, move._replace(tuning=False), counts)
+
+    def on_levels(
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    ) -> np.ndarray:
+        """Decide as the chain does."""
+        return self.decisions.on_levels(rng, moves, counts)
+
+    def of_rows(self, move: Move) -> float:
+        """See the decisions that are listened to."""
+        return self.decisions.of_rows(move)
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """See the decisions that are listened to."""
+        return self.decisions.of_rows_by_level(moves)
+
+    def _batch(self, rng: np.random.Generator, move: Move) -> Batch:
+        """Decide on a move by a batch of another size than the chain's own."""
+        decisions, rows = self.decisions, self.decisions.rows
+        parameters = decisions.tests.chosen(decisions.states[move.kind])
+        decisions.tests.first[0] = first_batch(self.n_rows)
+        clear(rows)
+        _, size, _, _, variance, _, _, _ = decisions.decided(rng, move, parameters)
+        n = int(rows.n_drawn[0])
+        drawn, terms = rows.drawn[:n].copy(), rows.log_ratios[:n].copy()
+        noise = np.nan, np.nan
+        if n == size:
+            scale = self.n_rows / decisions.temperature
+            s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / rows.population)
+            noise = variance, float(s2)
+        return Batch(drawn, terms, decisions.changes_of(move, drawn), noise)
 
 
 def _mixture(

@@ -22,6 +22,7 @@ from pymc_minibatch.latent.linear import (
 from pymc_minibatch.latent.moves import MoveCounts, Tuning, hyper_walk_share
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["MovesOfLinearModels"]
 
@@ -32,7 +33,7 @@ NAMES = {
 }
 
 
-class MovesOfLinearModels:
+class MovesOfLinearModels(Look):
     """What is compared where effects are normal and linear.
 
     Parameters

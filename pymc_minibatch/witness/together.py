@@ -12,12 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pymc_minibatch.kernels.metropolis import Totals
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.guided import ALONG_AXES, Guide, Guided, walk_share
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.passes import over_chunks
+from pymc_minibatch.witness.batches import Batch, Probabilities, compare_batches
 from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.witness import Look
 
 __all__ = ["JointMove", "MovesTogether"]
 
@@ -33,11 +36,14 @@ class JointMove(NamedTuple):
         Its log ratio of proposal densities.
     without_rows : float
         That and prior and expansion: the log ratio before any row is read.
+    totals : Totals, optional
+        What the decision on it has read.
     """
 
     proposed: np.ndarray
     log_q: float
     without_rows: float
+    totals: Totals | None = None
 
 
 class Kernel(Protocol):
@@ -47,7 +53,16 @@ class Kernel(Protocol):
         """Make it."""
 
 
-class MovesTogether:
+class Batches(Protocol):
+    """What draws batches as decisions on moves from a point do; see :class:`MovesTogether`."""
+
+    def __call__(
+        self, rng: np.random.Generator, point: np.ndarray
+    ) -> tuple[list[Batch], Probabilities | None]:
+        """Return them and the probabilities of rows; None for all the same."""
+
+
+class MovesTogether(Look):
     """What is compared where all variables move at once.
 
     Parameters
@@ -71,6 +86,8 @@ class MovesTogether:
         for all of them.
     rests_on : str
         What the sampler presumes.
+    batches
+        Draws batches; None where none are looked at.
     """
 
     def __init__(
@@ -87,7 +104,9 @@ class MovesTogether:
         prior_gradient: Callable[[np.ndarray], np.ndarray] | None,
         drawn: Callable[[np.ndarray, np.ndarray], "np.ndarray | None"],
         rests_on: str,
+        batches: Batches | None = None,
     ) -> None:
+        self.batches = batches
         self.density, self.make, self.row = density, make, row
         self.constants, self.data, self.active = constants, data, active
         self.proposal, self.state, self.guide = proposal, state, guide
@@ -97,20 +116,30 @@ class MovesTogether:
         """Compare one move from a point."""
         seed = int(rng.integers(2**63))
         move = self.make(np.random.default_rng(seed), point)
-        tall = self.density.tall
         log_q = self._log_q(np.random.default_rng(seed), point, move)
         before, after = self.density(point), self.density(move.proposed)
-        of_rows = 0.0
+        n_rows, of_rows = self.density.tall.n_rows, 0.0
         if np.isfinite(move.without_rows):
             of_rows = self._of_rows(point, move.proposed) / self.density.temperature
         yield Comparison(
             move=f"all at once, {type(self.proposal).__name__}",
-            names=tuple(dict.fromkeys(tall.layout.name_of(int(i)) for i in self.active)),
+            names=self._names,
             rests_on=self.rests_on,
             log_ratio=move.without_rows + of_rows,
             expected=after - before + log_q,
-            rounding=rounding(tall.n_rows, [before, after, move.without_rows, of_rows]),
+            rounding=rounding(n_rows, [before, after, move.without_rows, of_rows]),
         )
+
+    def look_at_batches(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Compare batches that decisions on moves from a point draw."""
+        if self.batches is not None:
+            batches, drawn_by = self.batches(rng, point)
+            yield from compare_batches(batches, drawn_by, self.density.tall.n_rows, self._names)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        layout = self.density.tall.layout
+        return tuple(dict.fromkeys(layout.name_of(int(i)) for i in self.active))
 
     def _of_rows(self, here: np.ndarray, there: np.ndarray) -> float:
         """Sum what decisions read of each row, of those that they may ever read."""

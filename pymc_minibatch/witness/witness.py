@@ -8,6 +8,7 @@ has random numbers of its own and changes nothing, so that draws are those of a 
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,10 @@ class Look(Protocol):
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Yield comparisons, one for each kind of moves."""
+
+    def look_at_batches(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Yield comparisons of batches, as decisions on moves from a point draw them, if any do."""
+        return iter(())
 
 
 class FarthestPoints:
@@ -134,7 +139,7 @@ class Witness:
         self.look(look, point if far is None else far)
 
     def look(self, look: Look, point: np.ndarray) -> None:
-        """Compare moves from a point.
+        """Compare moves from a point, and batches the first time.
 
         Raises
         ------
@@ -143,9 +148,10 @@ class Witness:
         """
         started = time.perf_counter()
         digest = sha256(np.ascontiguousarray(point).tobytes()).digest()
-        rng = np.random.default_rng(int.from_bytes(digest[:16]))
+        rng, is_first = np.random.default_rng(int.from_bytes(digest[:16])), not self.n_moves
+        batches = look.look_at_batches(rng, point) if is_first else ()
         try:
-            for comparison in look.look(rng, point):
+            for comparison in chain(look.look(rng, point), batches):
                 self.n_moves += 1
                 self.kinds.add(comparison.move)
                 self.error = max(self.error, comparison.error)

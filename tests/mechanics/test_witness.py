@@ -11,6 +11,7 @@ import pytest
 from pymc.exceptions import SamplingError
 
 import pymc_minibatch as pmb
+from pymc_minibatch.kernels.by_size import SizeTable
 from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent import moves as latent_moves
@@ -265,6 +266,96 @@ def no_row_is_read(step: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step, "ball", step.ball._replace(total=0.0))
 
 
+def drawn_by(change: Callable[[Any], None]) -> Callable[..., None]:
+    """Change the table by which rows are drawn."""
+
+    def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
+        parts = [part.copy() for part in step._rows.table]
+        change(SizeTable(*parts))
+        for part, kept in zip(parts, step._rows.table, strict=True):
+            part.setflags(write=kept.flags.writeable)  # kernels are compiled for either
+        patch.setitem(step.__dict__, "_rows", step._rows._replace(table=SizeTable(*parts)))
+
+    return apply
+
+
+def weights_off(table: Any) -> None:
+    table.weights[...] *= 0.9
+
+
+def weights_of_a_bin_off(table: Any) -> None:
+    table.weights[usual_bin(table)] *= 0.9
+
+
+def bin_never_drawn(table: Any) -> None:
+    passed_on(table, usual_bin(table), 1.0)
+
+
+def bin_half_as_often(table: Any) -> None:
+    passed_on(table, usual_bin(table), 0.5)
+
+
+def usual_bin(table: Any) -> int:
+    """A range of sizes that has a tenth of the draws or so."""
+    shares = np.diff(table.starts) / table.weights
+    return int(np.argmin(np.abs(shares / shares.sum() - 0.1)))
+
+
+def passed_on(table: Any, k: int, share: float) -> None:
+    """Let draws of a bin go to another one."""
+    other = (k + 1) % table.cut.size
+    for j in range(table.cut.size):
+        if table.alias[j] == k:
+            table.alias[j] = other
+    if share == 1.0:
+        table.alias[k] = other
+    table.cut[k] *= 1.0 - share
+
+
+def rows_twice(table: Any) -> None:
+    """One half of the rows is drawn in place of the other."""
+    n = table.order.size // 2
+    table.order[:n] = table.order[-n:]
+
+
+def weighed(change: Callable[[Any], None]) -> Callable[..., None]:
+    """Change how groups are weighed."""
+
+    def mutant(function: Callable[..., Any]) -> Callable[..., Any]:
+        def weigh(table: Any, *distances: np.ndarray) -> None:
+            function(table, *distances)
+            change(table)
+
+        return weigh
+
+    return replaced(minibatch, "weigh", mutant)
+
+
+def factors_off(table: Any) -> None:
+    table.factors[0] *= 1.1
+
+
+def group_never_drawn(table: Any) -> None:
+    table.shares[0] = 0.0
+
+
+def first_groups_too_often(table: Any) -> None:
+    table.shares[:-1] *= 1.0 + 0.2 * (1.0 - table.shares[:-1] / table.shares[-1])
+
+
+def bounds_halved(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Half as many rows are drawn as bounds ask for."""
+    *rest, ball = step._parameters
+    patch.setattr(step, "_parameters", (*rest, ball._replace(total=0.5 * ball.total)))
+
+
+def decided_at_another_temperature(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """What decides has another temperature than the target."""
+    limits, details = step._parameters
+    off = limits._replace(temperature=1.1 * limits.temperature)
+    patch.setattr(step, "_parameters", (off, details))
+
+
 def other_temperature(step: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step._model_density, "temperature", 1.1 * step.temperature)
     patch.delitem(step._model_density.__dict__, "_graph", raising=False)
@@ -374,7 +465,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "linear",
         replaced(L, "_weighed", lambda f: lambda *a: (f(*a)[0], f(*a)[0].log_density)),
     ),
-    # Firefly Monte Carlo and gradients
+    # Firefly Monte Carlo
     ("odds of another point", "flymc", stale_odds),
     (
         "bounds off by 10 %",
@@ -397,6 +488,21 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
             step.target, "compiled_gap", lambda *a, f=step.target.compiled_gap: f(*a) - 0.1
         ),
     ),
+    # batches
+    ("weights of rows off by 10 %", "laplace", drawn_by(weights_off)),
+    ("weights of rows off by 10 %", "exact", drawn_by(weights_off)),
+    ("weights of some rows off by 10 %", "hamiltonian", drawn_by(weights_of_a_bin_off)),
+    ("rows of a size that are never drawn", "laplace", drawn_by(bin_never_drawn)),
+    ("rows of a size that are never drawn", "exact", drawn_by(bin_never_drawn)),
+    ("rows of a size at half their rate", "laplace", drawn_by(bin_half_as_often)),
+    ("rows of a size at half their rate", "exact", drawn_by(bin_half_as_often)),
+    ("one half of the rows for the other", "hamiltonian", drawn_by(rows_twice)),
+    ("bounds of rows halved", "exact", bounds_halved),
+    ("temperature of decisions off by 10 %", "laplace", decided_at_another_temperature),
+    ("weights of a group off by 10 %", "batches", weighed(factors_off)),
+    ("a group that is never drawn", "batches", weighed(group_never_drawn)),
+    ("groups drawn up to 20 % too often", "batches", weighed(first_groups_too_often)),
+    # gradients
     ("curvature of an expansion off by 10 %", "sgfs", change_constants(2)),
     ("gradient of an expansion off by 10 %", "sgfs", change_constants(1)),
 ]
@@ -423,7 +529,8 @@ def test_mutants_are_found(
     if step.__dict__.get("latent") is not None:
         step.latent.moves.forget()
     try:
-        with pytest.raises(SurpriseError, match="model's own log-density"):
+        step.witness.start_chain()
+        with pytest.raises(SurpriseError, match=r"model's own log-density|stand for all rows"):
             look(step, times=25)
     finally:
         step.undo()
