@@ -24,6 +24,7 @@ from pymc_minibatch.bounds import (
 )
 from pymc_minibatch.chains import sample_on
 from pymc_minibatch.compare import compare
+from pymc_minibatch.formulas import groups_as_codes
 from pymc_minibatch.loo import loo
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
 from pymc_minibatch.pointwise import log_likelihood
@@ -93,6 +94,7 @@ __all__ = [
     "audit",
     "compare",
     "find_reference",
+    "groups_as_codes",
     "ksd",
     "log_likelihood",
     "loo",
