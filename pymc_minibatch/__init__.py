@@ -23,7 +23,9 @@ from pymc_minibatch.bounds import (
     StudentT,
 )
 from pymc_minibatch.chains import sample_on
+from pymc_minibatch.check import Check, check
 from pymc_minibatch.compare import compare
+from pymc_minibatch.convergence import worst
 from pymc_minibatch.formulas import groups_as_codes
 from pymc_minibatch.loo import loo
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
@@ -38,6 +40,7 @@ from pymc_minibatch.proposals import (
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.report import report
 from pymc_minibatch.running import RunningMean
+from pymc_minibatch.sample import sample
 from pymc_minibatch.stein import SteinDiscrepancy, ksd
 from pymc_minibatch.steps import (
     SGFS,
@@ -64,6 +67,7 @@ __all__ = [
     "Bohning",
     "Bound",
     "BoundError",
+    "Check",
     "Columns",
     "CorrectedBarker",
     "Cyclical",
@@ -92,6 +96,7 @@ __all__ = [
     "SurrogateLangevin",
     "TallModel",
     "audit",
+    "check",
     "compare",
     "find_reference",
     "groups_as_codes",
@@ -102,5 +107,7 @@ __all__ = [
     "plots",
     "predict",
     "report",
+    "sample",
     "sample_on",
+    "worst",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.compare import R_HAT_LIMIT, labels
+from pymc_minibatch.convergence import convergence
 from pymc_minibatch.results import Result, interrupted, shown
 
 __all__ = ["report"]
@@ -134,18 +135,12 @@ def _look_at_chains(run: Result) -> _Chains:
 
 def _sizes_and_ratios(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return effective sample sizes and R-hat, of the halves of a single chain."""
-    import arviz as az
-
-    def found(function: object, drawn: np.ndarray) -> np.ndarray:
-        whole = xr.Dataset({"x": (("chain", "draw", "k"), drawn)})
-        result: np.ndarray = function(whole)["x"].values  # type: ignore[operator]
-        return result
-
-    halves = values
+    found = convergence(values)
     if len(values) == 1 and values.shape[1] >= LEAST_HALVED:
         middle = values.shape[1] // 2
         halves = np.concatenate([values[:, :middle], values[:, -middle:]])
-    return found(az.ess, values), found(az.rhat, halves)
+        return found.ess_bulk, convergence(halves).r_hat
+    return found.ess_bulk, found.r_hat
 
 
 def _size(run: Result, n_rows: int) -> str:

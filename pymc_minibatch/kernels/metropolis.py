@@ -17,11 +17,11 @@ from pymc_minibatch.kernels.rows import Drawing, make_readers
 from pymc_minibatch.proposals.proposal import Place, Proposal
 from pymc_minibatch.reference.density import Density
 
-__all__ = ["Totals", "compile_transitions", "summed"]
+__all__ = ["Totals", "compile_transitions", "of_one_draw", "summed"]
 
 
 class Totals(NamedTuple):
-    """What happened in the transitions of one draw.
+    """What happened in the transitions of one draw, or of many: each field is an array then.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ def make_transitions(
     propose: Callable[..., float],
     adapt: Callable[..., None],
     by_size: Drawing = False,
-) -> Callable[..., tuple[Any, ...]]:
+) -> Callable[..., int]:
     """Assemble the loop from jitted parts.
 
     Parameters
@@ -79,9 +79,11 @@ def make_transitions(
     -------
     transitions
         ``(rng, point, active, density, n_steps, tuning, proposal_state, guide, test_parameters,
-        rows, proposed, ratios)`` moves ``point[active]`` in place by `n_steps` transitions and
-        returns the fields of :class:`Totals`. The last proposal is left in `proposed`, and in
-        `ratios`, shape (2,), its log ratio of proposal densities and that without the rows.
+        rows, proposed, ratios, points, totals)`` moves ``point[active]`` in place and writes draws
+        to `points`, shape (draws, size), each after `n_steps` transitions, and the fields of
+        :class:`Totals` to `totals`, shape (draws, 9). It returns the number of draws made, fewer
+        where a row is impossible. The last proposal is left in `proposed`, and in `ratios`, shape
+        (2,), its log ratio of proposal densities and that without the rows.
     """
     decide = build_decide(*make_readers(ndims, by_size))
 
@@ -99,69 +101,76 @@ def make_transitions(
         rows: Rows,
         proposed: np.ndarray,
         ratios: np.ndarray,
-    ) -> tuple[Any, ...]:
+        points: np.ndarray,
+        totals: np.ndarray,
+    ) -> int:
         overwrite(proposed, point)
         theta, candidate = np.empty(active.size), np.empty(active.size)
         for i in range(active.size):
             theta[i] = point[active[i]]
         log_base = call_scalar(density.base, (point, density.constants))
         place = Place(guide, proposed, active)
-        n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
-        log_ratio_var = test_error = 0.0
-        impossible_row = -1
-        n_scanned = 0
-        for _ in range(n_steps):
-            answer_signals()
-            log_q = propose(rng, theta, candidate, proposal_state, place)
-            put(candidate, active, proposed)
-            candidate_log_base = call_scalar(density.base, (proposed, density.constants))
-            accepted = False
-            n_read = 0
-            ratios[0], ratios[1] = log_q, candidate_log_base - log_base + log_q
-            if np.isfinite(candidate_log_base):
-                psi = ratios[1]
-                decision = decide(rng, psi, point, proposed, density, rows, test_parameters)
-                accepted = decision.accepted
-                n_read = decision.n_evaluated + decision.n_scanned
-                n_decisions += 1
-                n_grown += decision.grown
-                n_evaluated += decision.n_evaluated
-                n_scanned += decision.n_scanned
-                batch_rows += decision.batch_size
-                log_ratio_var += decision.log_ratio_var
-                test_error = max(test_error, decision.test_error)
-                if decision.impossible_row != -1:
-                    impossible_row = decision.impossible_row
-                    break
-            if accepted:
-                n_accepted += 1
-                overwrite(theta, candidate)
-                put(candidate, active, point)
-                log_base = candidate_log_base
-            if tuning:
-                adapt(rng, theta, accepted, float(n_read), proposal_state)
-        return (
-            n_accepted,
-            n_decisions,
-            n_grown,
-            n_evaluated,
-            batch_rows,
-            log_ratio_var,
-            test_error,
-            impossible_row,
-            n_scanned,
-        )
+        for draw in range(points.shape[0]):
+            n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
+            log_ratio_var = test_error = 0.0
+            impossible_row = -1
+            n_scanned = 0
+            for _ in range(n_steps):
+                answer_signals()
+                log_q = propose(rng, theta, candidate, proposal_state, place)
+                put(candidate, active, proposed)
+                candidate_log_base = call_scalar(density.base, (proposed, density.constants))
+                accepted = False
+                n_read = 0
+                ratios[0], ratios[1] = log_q, candidate_log_base - log_base + log_q
+                if np.isfinite(candidate_log_base):
+                    psi = ratios[1]
+                    decision = decide(rng, psi, point, proposed, density, rows, test_parameters)
+                    accepted = decision.accepted
+                    n_read = decision.n_evaluated + decision.n_scanned
+                    n_decisions += 1
+                    n_grown += decision.grown
+                    n_evaluated += decision.n_evaluated
+                    n_scanned += decision.n_scanned
+                    batch_rows += decision.batch_size
+                    log_ratio_var += decision.log_ratio_var
+                    test_error = max(test_error, decision.test_error)
+                    if decision.impossible_row != -1:
+                        impossible_row = decision.impossible_row
+                        break
+                if accepted:
+                    n_accepted += 1
+                    overwrite(theta, candidate)
+                    put(candidate, active, point)
+                    log_base = candidate_log_base
+                if tuning:
+                    adapt(rng, theta, accepted, float(n_read), proposal_state)
+            overwrite(points[draw], point)
+            made = totals[draw]
+            made[0], made[1], made[2], made[3] = n_accepted, n_decisions, n_grown, n_evaluated
+            made[4], made[5], made[6] = batch_rows, log_ratio_var, test_error
+            made[7], made[8] = impossible_row, n_scanned
+            if impossible_row != -1:
+                return draw + 1
+        return points.shape[0]
 
     return transitions
 
 
 def compile_transitions(
     ndims: Sequence[int], acceptance: Acceptance, proposal: Proposal, by_size: Drawing
-) -> Callable[..., tuple[Any, ...]]:
+) -> Callable[..., int]:
     """Compile the loop with this test and this proposal."""
     loop = make_transitions(ndims, acceptance.build, *proposal.build(), by_size)
     parts = [class_key(acceptance), class_key(proposal), repr(proposal.jit_options)]
     return jit_kept(loop, [*parts, repr(ndims), repr(by_size)])
+
+
+def of_one_draw(totals: np.ndarray) -> Totals:
+    """Read what happened in the only draw, shape (1, 9)."""
+    values = totals[0].tolist()
+    counts = [int(value) for value in (*values[:5], *values[7:])]
+    return Totals(*counts[:5], *values[5:7], *counts[5:])
 
 
 def summed(parts: Sequence[Totals]) -> Totals:

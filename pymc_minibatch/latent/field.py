@@ -35,6 +35,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.latent.arrow import (
     Arrow,
@@ -1212,7 +1213,7 @@ def has_effects(tall: TallModel, structure: RowStructure) -> bool:
     read = io_toposort([structure.flat], [structure.phi])
     if not any(isinstance(node.op, Elemwise) for node in read):
         return False
-    phi = compile_numba([structure.flat], [structure.phi])
+    phi = evaluator([structure.flat], [structure.phi])
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(tall.layout.size) for _ in range(2))
     terms = [phi(a), phi(b), phi(a + b), phi(np.zeros_like(a))]

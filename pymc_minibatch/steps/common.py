@@ -11,7 +11,7 @@ from dataclasses import field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
@@ -36,7 +36,7 @@ from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError, Witness
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["TallStep", "TallStepState", "expansion", "split_for_step"]
+__all__ = ["Block", "TallStep", "TallStepState", "expansion", "split_for_step"]
 
 
 _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
@@ -57,6 +57,24 @@ class TallStepState(StepMethodState):
     last_point: np.ndarray
     n_rows: int = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
+
+
+class Block(NamedTuple):
+    """Draws that were made at once.
+
+    Attributes
+    ----------
+    points : ndarray, shape (draws, size)
+        Flat points.
+    stats : dict of str to ndarray, shape (draws,)
+        The sample stats.
+    warnings : list
+        What is to be logged.
+    """
+
+    points: np.ndarray
+    stats: dict[str, np.ndarray]
+    warnings: list[Any]
 
 
 class WaitingStep(Sequence):
@@ -308,6 +326,76 @@ class TallStep(BlockedStep):
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [stats]
+
+    # --- Many draws at once -------------------------------------------------------------------
+
+    def make_draws(self, flat: np.ndarray, n: int) -> Block:
+        """Make draws from a point, which are those that as many calls of :meth:`step` make.
+
+        The step has to move all variables of the model.
+        """
+        points = np.empty((n, self.tall.layout.size))
+        [dtypes] = self.stats_dtypes
+        stats = {name: np.zeros(n, dtype=dtypes[name]) for name in dtypes if name != "warning"}
+        warnings: list[Any] = []
+        point, i = None, 0
+        while i < n:
+            found: Mapping[str, Any]
+            if not self.tune and self._split_is_verified and self._can_make_blocks:
+                made, found = self._block(flat, points[i:])
+                flat, point = points[i + made - 1], None
+            else:
+                point = self.tall.layout.unflatten(flat) if point is None else point
+                point, [found] = self.step(point)
+                made, points[i] = 1, self.last_point
+                flat = points[i]
+            for name, values in stats.items():
+                values[i : i + made] = found[name]
+            warnings += [found["warning"]] if found.get("warning") is not None else []
+            i += made
+        return Block(points, stats, warnings)
+
+    _can_make_blocks = False
+    """Whether draws after tuning can be made many at a time."""
+
+    def _draw_block(self, flat: np.ndarray, points: np.ndarray) -> dict[str, Any]:
+        """Write draws to `points`, and return the algorithm's stats, an array each."""
+        raise NotImplementedError
+
+    def _block(self, flat: np.ndarray, points: np.ndarray) -> tuple[int, dict[str, Any]]:
+        """Make draws after tuning, and compare moves with the model's own density."""
+        self.tall.watch.check()
+        stats = self._or_nothing(lambda start: self._draw_block(start, points), flat.copy())
+        stats["n_witnessed"], stats["witness_error"] = 0, np.nan
+        if self.witness is not None:
+            witnessed, errors = self._bear_witness_to_many(points, stats)
+            stats["n_witnessed"] = witnessed
+            stats["witness_error"] = np.where(witnessed, errors, np.nan)
+            if "exact" in stats and self.tall.partitions is None:
+                stats["exact"] = stats["exact"] & (witnessed > 0)
+        elif "exact" in stats:
+            stats["exact"] = False
+        stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
+        stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
+        self.n_draws, self.last_point = self.n_draws + len(points), points[-1].copy()
+        return len(points), stats
+
+    def _bear_witness_to_many(
+        self, points: np.ndarray, stats: Mapping[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Do what :meth:`_bear_witness` does, for many draws."""
+        assert self.witness is not None
+        read = np.zeros(len(points)) + stats.get("n_likelihood", 0) + stats.get("n_gradient", 0)
+        before = self.witness.farthest.n
+        self._draws.extend(points)
+        try:
+            return self.witness.after_draws(self._look, points, read)
+        except SurpriseError as surprise:
+            seen = self.witness.farthest.n - before
+            del self._draws[len(self._draws) - len(points) + seen :]
+            raise SamplingError(self._stopped(surprise)) from None
+        finally:
+            del self._draws[: max(0, len(self._draws) - KEPT_BYTES // max(1, points[0].nbytes))]
 
     def _possible_start(self, point: PointType) -> PointType:
         """Return where a chain starts: of an impossible start that nobody asked for, one beside it.

@@ -31,7 +31,12 @@ from pymc_minibatch.acceptance.growing import (
 from pymc_minibatch.arguments import checked_count, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
-from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, summed
+from pymc_minibatch.kernels.metropolis import (
+    Totals,
+    compile_transitions,
+    of_one_draw,
+    summed,
+)
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.latent.choose import make_latent_sampler
@@ -659,7 +664,7 @@ class MinibatchMH(TallStep):
         return self.proposal.guide(self._approximation, gradient)
 
     @cached_property
-    def _kernel(self) -> Callable[..., tuple[Any, ...]]:
+    def _kernel(self) -> Callable[..., int]:
         ndims = [values.ndim for values in self._density.data]
         return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
 
@@ -730,6 +735,20 @@ class MinibatchMH(TallStep):
             self._tune_batch(totals.n_grown, totals.n_decisions)
         stats = self._stats(totals)
         stats["warning"] = None if self.tune else self._warning_of_cost(totals)
+        return stats
+
+    @property
+    def _can_make_blocks(self) -> bool:  # type: ignore[override]
+        return self.latent is None and self.residents is None
+
+    def _draw_block(self, flat: np.ndarray, points: np.ndarray) -> dict[str, Any]:
+        made = np.zeros((len(points), len(Totals._fields)))
+        n_made = self._make_draws(flat, self.steps_per_draw, points, made)
+        totals = Totals(*made.T)
+        self.refuse_impossible(int(made[n_made - 1, 7]), points[n_made - 1])
+        stats = self._stats(totals)
+        of_all = of_one_draw(made.sum(axis=0)[None])
+        stats["warning"] = self._warning_of_cost(of_all)
         return stats
 
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
@@ -904,8 +923,16 @@ class MinibatchMH(TallStep):
         )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
+        point, totals = self._one_draw
+        self._make_draws(flat, n_steps, point, totals)
+        return of_one_draw(totals)
+
+    def _make_draws(
+        self, flat: np.ndarray, n_steps: int, points: np.ndarray, totals: np.ndarray
+    ) -> int:
+        """Move a point, and write draws and what happened in them; return how many were made."""
         self._first_batch[0] = self.batch_state.size[0]
-        totals = self._kernel(
+        return self._kernel(
             self.rng,
             flat,
             self._active,
@@ -917,8 +944,14 @@ class MinibatchMH(TallStep):
             self._parameters,
             self._rows,
             *self._last_proposal,
+            points,
+            totals,
         )
-        return Totals(*totals)
+
+    @cached_property
+    def _one_draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where a draw that is made by itself is written."""
+        return self.tall.layout.empty()[None], np.zeros((1, len(Totals._fields)))
 
     @cached_property
     def _last_proposal(self) -> tuple[np.ndarray, np.ndarray]:
@@ -1045,7 +1078,8 @@ class MinibatchMH(TallStep):
             tune_first_batch(self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch)
 
     def _stats(self, totals: Totals) -> dict[str, Any]:
-        n_decisions = max(totals.n_decisions, 1)
+        """Return the stats of a draw, or of many."""
+        n_decisions = np.maximum(totals.n_decisions, 1)
         always = 0 if self.control is None else self.control.always_read.size
         return {
             "acceptance_rate": totals.n_accepted / self.steps_per_draw,
@@ -1055,7 +1089,7 @@ class MinibatchMH(TallStep):
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,
             "log_ratio_var": totals.log_ratio_var / n_decisions,
-            "test_error": min(1.0, totals.test_error + self._fixed_error(totals)),
+            "test_error": np.minimum(1.0, totals.test_error + self._fixed_error(totals)),
             "exact": self.ball is not None,
             "scale": self.proposal.scale(self.proposal_state),
             **dict.fromkeys(OF_EFFECTS, np.nan),

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pymc_minibatch.kernels.farthest import farthest
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.witness.comparison import Comparison, SurpriseError
 
@@ -70,6 +71,18 @@ class FarthestPoints:
             distance = deviations[where].max(initial=0.0)
             if distance > self.distance[name]:
                 self.distance[name], self.points[name] = float(distance), point
+
+    def add_many(self, points: np.ndarray) -> None:
+        """Take note of draws, shape (draws, size), one after the other."""
+        names = self.layout.names
+        distances = np.array([self.distance[name] for name in names])
+        at = np.full(len(names), -1)
+        ends = np.cumsum(self.layout.sizes)
+        farthest()(points, self.n, self.mean, self.squares, ends, SETTLED, distances, at)
+        self.n += len(points)
+        for name, distance, draw in zip(names, distances.tolist(), at.tolist(), strict=True):
+            if draw >= 0:
+                self.distance[name], self.points[name] = distance, points[draw]
 
     def take(self) -> np.ndarray | None:
         """Return the farthest point that was not taken yet."""
@@ -129,14 +142,52 @@ class Witness:
         self._work += DRAW_ROWS + n_evaluated
         cost = LOOK * self.n_rows
         is_due = self._own_work + cost <= SHARE * self._work
-        look = make_look() if is_due or not self.n_moves else None
+        if is_due or not self.n_moves:
+            self._look_if_possible(make_look(), point)
+
+    def after_draws(
+        self, make_look: Callable[[], Look | None], points: np.ndarray, read: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Do what :meth:`after_draw` does for one draw after the other.
+
+        Returned are, after each, how many moves were compared, and the largest error.
+
+        Raises
+        ------
+        SurpriseError
+            If a move is not what the model's density makes it.
+        """
+        n, start, can_look = len(points), 0, True
+        n_moves, errors = np.zeros(n, dtype=np.int64), np.zeros(n)
+        work = np.cumsum(np.concatenate([[self._work], DRAW_ROWS + read]))[1:]
+        while start < n:
+            due = self._next_due(work, start) if can_look else n
+            n_moves[start:due], errors[start:due] = self.n_moves, self.error
+            stop = min(due + 1, n)
+            self.farthest.add_many(points[start:stop])
+            self._work = float(work[stop - 1])
+            if due < n:
+                can_look = self._look_if_possible(make_look(), points[due])
+                n_moves[due], errors[due] = self.n_moves, self.error
+            start = stop
+        return n_moves, errors
+
+    def _next_due(self, work: np.ndarray, start: int) -> int:
+        """Return the draw after which to look next; their number if none is."""
+        if not self.n_moves:
+            return start
+        is_due = self._own_work + LOOK * self.n_rows <= SHARE * work[start:]
+        return start + int(np.argmax(is_due)) if is_due.any() else len(work)
+
+    def _look_if_possible(self, look: Look | None, point: np.ndarray) -> bool:
         if look is None:
-            return
+            return False
         far = None
         if self.n_moves:
-            self._own_work += cost
+            self._own_work += LOOK * self.n_rows
             far = self.farthest.take()
         self.look(look, point if far is None else far)
+        return True
 
     def look(self, look: Look, point: np.ndarray) -> None:
         """Compare moves from a point, and batches the first time.

@@ -1,0 +1,259 @@
+"""What sampling a model will be like, found in seconds and without compiling."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+from pymc.model import Model
+from pymc.util import get_var_name
+from pymc.vartypes import continuous_types
+from pytensor.graph.traversal import ancestors
+
+from pymc_minibatch.arguments import checked_model
+from pymc_minibatch.latent.field import has_effects
+from pymc_minibatch.latent.sums import find_parabolic_rows
+from pymc_minibatch.steps.common import split_for_step
+from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
+
+__all__ = ["Check", "check", "checked"]
+
+FEW_ROWS = 10_000
+"""With fewer rows NUTS takes less time, compilation included (docs/benchmarks.md)."""
+
+BATCH_ROWS, FEW_READ = 500.0, 20.0
+"""Rows of a decision about effects, and about all variables at once."""
+
+EFFECTS_SECONDS, PLAIN_SECONDS = 12.0, 8.0
+"""Seconds of compilation."""
+
+PASSES, SECONDS_OF_ROW = 20.0, 2e-8
+"""Passes over all rows that set-up takes, and seconds of one array of a row in a pass."""
+
+ROW_BYTES, BASE_BYTES = 24, 2e8
+"""Bytes that set-up keeps for each row, and apart from rows."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What sampling a model will be like.
+
+    Attributes
+    ----------
+    supported : bool
+        Whether :class:`MinibatchMH` can sample the model.
+    exact : bool or None
+        Whether decisions will be exact; None if that is not known before the mode is found.
+    updates : dict of str to str
+        How each free variable is updated.
+    n_rows : int
+        N; 0 if there are no rows.
+    expected_rows : float
+        Rows that a decision reads, about; NaN if the model is not supported.
+    setup_seconds : float
+        Seconds that set-up will take the first time, about, compilation included.
+    memory : int
+        Bytes that set-up and sampling take beyond the data of the model, about.
+    method : {"minibatch", "nuts"}
+        What :func:`sample` chooses.
+    reasons : list of str
+        Why.
+
+    Examples
+    --------
+    >>> import pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    >>> found = pmb.check(model)
+    >>> found.supported, found.method
+    (False, 'nuts')
+    """
+
+    supported: bool
+    exact: bool | None
+    updates: dict[str, str]
+    n_rows: int
+    expected_rows: float
+    setup_seconds: float
+    memory: int
+    method: str
+    reasons: list[str] = field(default_factory=list)
+
+    def _facts(self) -> Mapping[str, str]:
+        if not self.supported:
+            return {"supported": "no", "method": self.method, "why": " ".join(self.reasons)}
+        exact = {True: "yes", False: "no", None: "not known before the mode is found"}[self.exact]
+        return {
+            "supported": f"yes, {self.n_rows:,} rows",
+            "exact": exact,
+            **{f"updates {name}": how for name, how in self.updates.items()},
+            "expected rows": f"about {self.expected_rows:,.3g} per decision",
+            "set-up": f"about {self.setup_seconds:,.0f} s the first time",
+            "memory": f"about {self.memory / 1e6:,.0f} MB",
+            "method": self.method,
+            "why": " ".join(self.reasons),
+        }
+
+    def __str__(self) -> str:
+        facts = self._facts()
+        width = max(map(len, facts))
+        return "\n".join(f"{name:{width}}  {fact}" for name, fact in facts.items())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
+            f"<td style='text-align:left'>{escape(fact)}</td></tr>"
+            for name, fact in self._facts().items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def check(model: Any = None, *, data: Any = None) -> Check:
+    """Find out in seconds what sampling a model will be like, without compiling anything.
+
+    The model is split into a prior part and rows by the code that sets a step up, so what is
+    refused here is refused there, with the same message. Rows, seconds and bytes are estimates.
+
+    Parameters
+    ----------
+    model : pymc.Model or bambi.Model, optional
+        The model; taken from the context if not given.
+    data : mapping of str to array, or TallModel, optional
+        Data instead of the model's own; see :class:`TallModel`.
+
+    Returns
+    -------
+    Check
+        Whether the model is supported, how it would be sampled, and at what cost. It prints as a
+        table.
+
+    Raises
+    ------
+    TypeError
+        If there is no model.
+
+    See Also
+    --------
+    sample : Samples by the method that is named here.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=20_000))
+    >>> found = pmb.check(model)
+    >>> found.supported, found.method
+    (True, 'minibatch')
+    """
+    if model is not None and not isinstance(model, Model) and hasattr(model, "build"):
+        if not getattr(model, "built", True):
+            model.build()
+        model = model.backend.model
+    return checked(checked_model(model), data)[0]
+
+
+def checked(model: Model, data: Any) -> tuple[Check, TallModel | None, list[str]]:
+    """Return what :func:`check` does, the split, and the variables that a step can move."""
+    moved = [rv.name for rv in model.free_RVs if rv.dtype in continuous_types]
+    try:
+        if not moved:
+            raise NotTallError("The model has no continuous free variable.")
+        tall = split_for_step(model, data, ROWS_IN_MEMORY)
+    except NotTallError as error:
+        left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")
+        refused = Check(False, None, left, 0, math.nan, math.nan, 0, "nuts", [str(error)])
+        return refused, None, moved
+    return _of_split(tall, moved), tall, moved
+
+
+def _of_split(tall: TallModel, moved: list[str]) -> Check:
+    """Say how a model that splits is sampled."""
+    whole = len(moved) == len(tall.model.free_RVs)
+    manner = _manner(tall, whole)
+    updates = {name: manner.updates.get(name, TOGETHER) for name in moved}
+    updates |= {
+        rv.name: "another step of PyMC, which reads all rows"
+        for rv in tall.model.free_RVs
+        if rv.name not in moved
+    }
+    method, reason = "minibatch", manner.reason
+    if tall.n_rows < FEW_ROWS:
+        method = "nuts"
+        reason = (
+            f"With {tall.n_rows:,} rows, fewer than {FEW_ROWS:,}, NUTS takes less time. {reason}"
+        )
+    return Check(
+        True,
+        manner.exact,
+        updates,
+        tall.n_rows,
+        manner.expected_rows,
+        _seconds(tall, manner),
+        _bytes(tall),
+        method,
+        [reason],
+    )
+
+
+TOGETHER = "with all others, by moves made for a nearly normal posterior"
+
+
+class _Manner(NamedTuple):
+    """How a model is sampled."""
+
+    exact: bool | None
+    expected_rows: float
+    updates: dict[str, str]
+    reason: str
+    seconds: float
+    """Of compilation."""
+
+
+def _manner(tall: TallModel, whole: bool) -> _Manner:
+    structure = tall.structure
+    if structure is None or not whole or not has_effects(tall, structure):
+        return _of_all_at_once(tall)
+    updates = _updates_of_effects(tall.model)
+    if find_parabolic_rows(tall, structure) is not None:
+        reason = "Sums say everything of the rows: set-up reads them, and no decision does."
+        return _Manner(True, 0.0, updates, reason, EFFECTS_SECONDS)
+    rows = min(tall.n_rows, BATCH_ROWS)
+    reason = "Effects, and scales with their effects, are updated by moves of their own."
+    return _Manner(False, rows, updates, reason, EFFECTS_SECONDS)
+
+
+def _of_all_at_once(tall: TallModel) -> _Manner:
+    reason = "All variables are moved at once; rows are drawn by how much they can tell."
+    return _Manner(None, min(tall.n_rows, FEW_READ), {}, reason, PLAIN_SECONDS)
+
+
+def _updates_of_effects(model: Model) -> dict[str, str]:
+    """Say how the variables of a model with effects are updated."""
+    free = set(model.free_RVs)
+    parents = {
+        get_var_name(parent)
+        for rv in free
+        for parent in free.intersection(ancestors(rv.owner.inputs))
+    }
+    return {
+        rv.name: "with the effects that depend on it"
+        if rv.name in parents
+        else "with the other effects and coefficients, or level by level"
+        for rv in model.free_RVs
+    }
+
+
+def _seconds(tall: TallModel, manner: _Manner) -> float:
+    """Estimate the seconds of set-up: compilation, and passes over all rows."""
+    return manner.seconds + PASSES * tall.n_rows * len(tall.data) * SECONDS_OF_ROW
+
+
+def _bytes(tall: TallModel) -> int:
+    """Estimate the bytes of set-up and sampling."""
+    copies = 1 if tall.is_bound and tall.partitions is None else 0
+    return int(tall.n_rows * (copies * tall.row_bytes + ROW_BYTES) + BASE_BYTES)

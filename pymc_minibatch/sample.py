@@ -1,0 +1,359 @@
+"""Sample a model by the step that suits it."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from pymc.initial_point import make_initial_point_fns_per_chain
+from pymc.model import Model
+from pymc.util import RandomState, get_random_generator
+
+from pymc_minibatch.arguments import checked_choice, checked_count, checked_model
+from pymc_minibatch.check import checked
+from pymc_minibatch.convergence import convergence
+from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.recorded import Values, recorded
+from pymc_minibatch.results import Result
+from pymc_minibatch.run import Chain, run_chains
+from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
+from pymc_minibatch.steps.common import TallStep, WaitingStep
+from pymc_minibatch.tall import NotTallError
+from pymc_minibatch.warn import warn
+
+__all__ = ["sample"]
+
+_log = logging.getLogger("pymc.minibatch")
+
+METHODS: Mapping[str, Callable[..., TallStep]] = {
+    "minibatch": MinibatchMH,
+    "flymc": FlyMC,
+    "sghmc": SGHMC,
+    "sgnht": SGNHT,
+    "sgld": SGLD,
+    "sgfs": SGFS,
+}
+
+OWN = (
+    "cores",
+    "blas_cores",
+    "mp_ctx",
+    "progressbar",
+    "progressbar_theme",
+    "quiet",
+    "initvals",
+    "var_names",
+    "discard_tuned_samples",
+    "compute_convergence_checks",
+    "idata_kwargs",
+)
+"""Options of ``pm.sample`` that are understood here; with others it samples."""
+
+OF_NUTS = ("target_accept", "max_treedepth", "nuts", "nuts_sampler", "init", "n_init", "backend")
+"""Options of ``pm.sample`` that only NUTS has."""
+
+MOST_CHAINS = 4
+"""Chains, and cores, if nothing else is asked for."""
+
+R_HAT_LIMIT, ESS_LIMIT, LEAST_DRAWS = 1.01, 100, 100
+"""Beyond these PyMC warns; with fewer draws it does not look."""
+
+
+def sample(
+    model: Any = None,
+    draws: int = 1000,
+    tune: int = 500,
+    chains: int | None = None,
+    *,
+    method: Literal[
+        "auto", "minibatch", "nuts", "flymc", "sghmc", "sgnht", "sgld", "sgfs"
+    ] = "auto",
+    fallback: Literal["nuts", "error"] = "nuts",
+    step: Any = None,
+    data: Any = None,
+    random_seed: RandomState = None,
+    **kwargs: Any,
+) -> xr.DataTree:
+    """Sample a model, by minibatches if that pays and by NUTS if it does not.
+
+    One line in the log says which method is used, and why. With the same step, seed and number of
+    chains the draws are those of ``pm.sample(step=...)``; they come in less time, since the step
+    makes many of them in one call.
+
+    Parameters
+    ----------
+    model : pymc.Model or bambi.Model, optional
+        The model; taken from the context if not given. The result of a Bambi model is that of its
+        ``fit``.
+    draws : int, default 1000
+        Draws that each chain keeps.
+    tune : int, default 500
+        Draws before them, in which each chain tunes.
+    chains : int, optional
+        Number of chains; as many as there are cores if not given, from 2 to 4.
+    method : str, default "auto"
+        The sampler: "auto" takes what :func:`check` names as ``method``. "minibatch" is
+        :class:`MinibatchMH`; "nuts" is what ``pm.sample`` uses; "flymc", "sghmc", "sgnht", "sgld"
+        and "sgfs" are the other steps with their default settings.
+    fallback : {"nuts", "error"}, default "nuts"
+        What happens if "auto" finds that minibatches cannot be used or do not pay. "nuts" samples
+        with NUTS. "error" never does: a model that is not supported raises the reason, and one with
+        few rows is sampled by minibatches.
+    step : step of this package, optional
+        A step with settings of your own, in place of `method`.
+    data : mapping of str to array, or TallModel, optional
+        Data instead of the model's own; see :class:`TallModel`.
+    random_seed : int, sequence of int, or numpy.random.Generator, optional
+        As for ``pm.sample``. The same seed gives the same draws, whatever the number of cores.
+    **kwargs
+        Further arguments of ``pm.sample``, such as ``cores``, ``initvals``, ``var_names`` and
+        ``progressbar``. With ``trace``, ``callback`` and others that need every draw by itself,
+        ``pm.sample`` makes the draws.
+
+    Returns
+    -------
+    DataTree
+        What ``pm.sample`` returns. Interrupted, it returns the draws so far.
+
+    Raises
+    ------
+    NotTallError
+        If the model is not supported, and NUTS may not be used.
+    ValueError
+        If an argument is out of range.
+    SamplingError
+        If the run was interrupted before any chain had made a draw after tuning.
+
+    See Also
+    --------
+    check : What would be done, in seconds.
+    worst : The parameters that have converged least.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=100_000))
+    >>> idata = pmb.sample(model)  # doctest: +SKIP
+    """
+    checked_choice("method", method, ("auto", "nuts", *METHODS))
+    checked_choice("fallback", fallback, ("nuts", "error"))
+    bambi = None if model is None or isinstance(model, Model) else _bambi(model)
+    pymc_model = checked_model(model if bambi is None else bambi.backend.model)
+    draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
+    wanted = step if step is not None else _step_of(method, fallback, pymc_model, data, kwargs)
+    options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
+    if chains is not None:
+        options["chains"] = checked_count("chains", chains, 1)
+    if wanted is None:
+        return _by_nuts(bambi, pymc_model, options)
+    with pymc_model:
+        if isinstance(wanted, WaitingStep):
+            wanted = wanted[0]
+        if not (_is_whole(wanted, pymc_model) and set(kwargs) <= set(OWN)):
+            return _through_pymc(bambi, wanted, options)
+        if bambi is not None:
+            options.setdefault("var_names", _bambi_names(bambi))
+        idata = _in_blocks(wanted, pymc_model, **options)
+    return idata if bambi is None else _as_bambi(bambi, idata)
+
+
+def _step_of(
+    method: str, fallback: str, model: Model, data: Any, options: Mapping[str, Any]
+) -> TallStep | None:
+    """Choose and set up the step; None is NUTS.
+
+    Raises
+    ------
+    NotTallError
+        If the model is not supported, and NUTS may not be used.
+    """
+    if method == "nuts":
+        return None
+    for name in OF_NUTS:
+        if name in options:
+            raise ValueError(
+                f"{name} is an option of NUTS: pass method='nuts' with it, or leave it out."
+            )
+    if method != "auto":
+        return METHODS[method](data=data, model=model)
+    found, tall, moved = checked(model, data)
+    if found.method == "nuts" and fallback == "nuts" and data is None:
+        _log.info(f"pmb.sample uses NUTS: {found.reasons[0]}")
+        return None
+    if tall is None:
+        raise NotTallError(found.reasons[0])
+    try:
+        step = MinibatchMH(moved, data=tall, model=model)
+    except NotTallError as error:
+        if fallback == "error" or data is not None:
+            raise
+        _log.info(f"pmb.sample uses NUTS: {error}")
+        return None
+    _log.info(f"pmb.sample uses MinibatchMH on {step.n_rows:,} rows: {step.choice}")
+    return step
+
+
+def _is_whole(step: Any, model: Model) -> bool:
+    """Whether a step moves all variables by itself."""
+    return isinstance(step, TallStep) and len(step.var_names) == len(model.value_vars)
+
+
+def _by_nuts(bambi: Any, model: Model, options: Mapping[str, Any]) -> xr.DataTree:
+    if bambi is not None:
+        found: xr.DataTree = bambi.fit(**options)
+        return found
+    with model:
+        return pm.sample(**options)
+
+
+def _through_pymc(bambi: Any, step: Any, options: Mapping[str, Any]) -> xr.DataTree:
+    """Let PyMC's loop make the draws."""
+    found: xr.DataTree = (pm.sample if bambi is None else bambi.fit)(step=step, **options)
+    return found
+
+
+def _in_blocks(
+    step: TallStep,
+    model: Model,
+    *,
+    draws: int,
+    tune: int,
+    random_seed: RandomState,
+    chains: int | None = None,
+    cores: int | None = None,
+    blas_cores: int | Literal["auto"] | None = "auto",
+    mp_ctx: Any = None,
+    progressbar: Any = True,
+    progressbar_theme: Any = None,
+    quiet: bool = False,
+    initvals: Any = None,
+    var_names: Sequence[str] | None = None,
+    discard_tuned_samples: bool = True,
+    compute_convergence_checks: bool = True,
+    idata_kwargs: Mapping[str, Any] | None = None,
+) -> xr.DataTree:
+    """Make the draws in blocks, and return what ``pm.sample`` would."""
+    cores = min(MOST_CHAINS, n_cores()) if cores is None else checked_count("cores", cores, 1)
+    chains = max(2, cores) if chains is None else chains
+    _ = step.vars  # which sets it up again if data were set
+    values = Values(model, step.tall.layout, var_names)
+    jobs = _chains(model, step, chains, random_seed, initvals)
+    started = time.time()
+    made = run_chains(
+        step,
+        jobs,
+        tune,
+        draws,
+        cores=cores,
+        mp_ctx=mp_ctx,
+        blas_cores=max(1, cores // min(cores, chains)) if blas_cores == "auto" else blas_cores,
+        progressbar=progressbar and not quiet,
+        progressbar_theme=progressbar_theme,
+    )
+    idata = recorded(
+        values,
+        made.blocks,
+        tune,
+        seconds=time.time() - started,
+        discard_tuned_samples=discard_tuned_samples,
+        idata_kwargs=idata_kwargs,
+    )
+    if made.interrupted:
+        n_kept = idata["posterior"].sizes
+        warn(
+            f"The run was interrupted. The result has the {n_kept['draw']:,} draws that "
+            f"{n_kept['chain']} of {chains} chains had made by then."
+        )
+    if compute_convergence_checks and not quiet:
+        for message in _complaints(idata, [rv.name for rv in model.free_RVs]):
+            _log.warning(message)
+    return idata
+
+
+def _chains(
+    model: Model, step: TallStep, chains: int, random_seed: RandomState, initvals: Any
+) -> list[Chain]:
+    """Return chains with the seeds and starts that ``pm.sample`` gives them."""
+    if isinstance(random_seed, int | np.integer) and random_seed == -1:
+        raise ValueError("random_seed must not be -1. Pass None, or leave it out.")
+    rngs = get_random_generator(random_seed).spawn(chains)
+    seeds = [rng.integers(2**30) for rng in rngs]
+    starts: list[Callable[..., Any]] = make_initial_point_fns_per_chain(
+        model=model, overrides=initvals, jitter_rvs=set(), chains=chains
+    )
+    flatten = step.tall.layout.flatten
+    return [
+        Chain(k, rng, flatten(start(seed)))
+        for k, (rng, start, seed) in enumerate(zip(rngs, starts, seeds, strict=True))
+    ]
+
+
+def _complaints(idata: xr.DataTree, names: Sequence[str]) -> list[str]:
+    """Say what PyMC says of chains that have not converged, and of which parameters."""
+    run = Result(idata)
+    if run.n_draws < LEAST_DRAWS:
+        return ["The number of draws is too small to check convergence."]
+    if run.n_chains == 1:
+        return ["Only one chain was sampled, which cannot show whether it has converged."]
+    found = {}
+    for name in names:
+        if name in run.names:
+            drawn = run.array(name).values
+            found[name] = convergence(drawn.reshape(*drawn.shape[:2], -1))
+    r_hat = {name: each.r_hat.max() for name, each in found.items() if each.r_hat.size}
+    ess = {name: each.ess_bulk.min() for name, each in found.items() if each.r_hat.size}
+    told = []
+    if r_hat and max(r_hat.values()) > R_HAT_LIMIT:
+        name = max(r_hat, key=lambda each: r_hat[each])
+        told.append(
+            f"The chains have not converged: R-hat is up to {r_hat[name]:.2f}, in {name}. Tune for "
+            "longer, and see pmb.worst(idata)."
+        )
+    if ess and min(ess.values()) < ESS_LIMIT * run.n_chains:
+        name = min(ess, key=lambda each: ess[each])
+        told.append(
+            f"There are {ess[name]:,.0f} effective draws of {name}, fewer than {ESS_LIMIT} per "
+            "chain. Take more draws, and see pmb.worst(idata)."
+        )
+    return told
+
+
+# --- Bambi ----------------------------------------------------------------------------------------
+
+
+def _bambi(model: Any) -> Any:
+    """Build a Bambi model.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    if not (hasattr(model, "build") and hasattr(model, "fit") and hasattr(model, "backend")):
+        raise TypeError(
+            f"model must be a pymc.Model or a bambi.Model; got an object of type "
+            f"{type(model).__name__}."
+        )
+    if not model.built:
+        model.build()
+    return model
+
+
+def _bambi_names(bambi: Any) -> list[str]:
+    """List what ``fit`` of Bambi keeps: not the parameters of the likelihood, one for each row."""
+    model, params = bambi.backend.model, bambi.family.likelihood.params
+    left = [each.name for each in model.deterministics if each.name in params]
+    return [each.name for each in model.unobserved_RVs if each.name not in left]
+
+
+def _as_bambi(bambi: Any, idata: xr.DataTree) -> xr.DataTree:
+    """Return what ``fit`` of Bambi makes of draws of its model, whose predictors are centred."""
+    found: xr.DataTree = bambi.backend._clean_results(
+        idata, omit_offsets=True, include_response_params=False
+    )
+    return found

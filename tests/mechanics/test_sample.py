@@ -1,0 +1,284 @@
+"""pmb.sample: the draws of pm.sample, in blocks, and what it chooses."""
+
+import logging
+import signal
+import sys
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch import run as running
+
+N = 3000
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(20261126)
+    x = rng.normal(size=(N, 2))
+    with pm.Model(coords={"k": ["a", "b"]}) as model:
+        scale = pm.HalfNormal("scale")
+        beta = pm.Normal("beta", dims="k")
+        pm.Deterministic("odds", pm.math.exp(beta), dims="k")
+        pm.Deterministic("fixed", pm.math.constant(np.arange(3.0)))
+        observed = (rng.random(N) < 0.4).astype(int)
+        pm.Bernoulli("y", logit_p=pm.math.dot(x, beta) - scale, observed=observed)
+    return model
+
+
+@pytest.fixture(scope="module")
+def step(model):
+    return pmb.MinibatchMH(model=model)
+
+
+def same(found, expected):
+    for group in ("posterior", "sample_stats"):
+        a, b = (tree[group].to_dataset() for tree in (found, expected))
+        assert list(a.data_vars) == list(b.data_vars)
+        assert set(a.attrs) == set(b.attrs)
+        for name in b.data_vars:
+            assert a[name].dims == b[name].dims
+            assert a[name].dtype == b[name].dtype
+            np.testing.assert_allclose(a[name].values, b[name].values, rtol=1e-12)
+            for dim in b[name].dims:
+                np.testing.assert_array_equal(a[name][dim].values, b[name][dim].values)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_draws_are_those_of_pm_sample(model, step, cores):
+    options = {"draws": 120, "tune": 30, "chains": 2, "random_seed": 5} | QUIET
+    with model:
+        expected = pm.sample(step=step, cores=1, **options)
+    found = pmb.sample(model, step=step, cores=cores, **options)
+    same(found, expected)
+    assert set(found.groups) == set(expected.groups)
+    assert (found.sample_stats["n_witnessed"].values[:, -1] > 0).all()
+
+
+def test_warm_up_initial_values_and_names_are_those_of_pm_sample(model, step):
+    options = {"draws": 20, "tune": 10, "chains": 2, "random_seed": 6, "cores": 1} | QUIET
+    options |= {"discard_tuned_samples": False, "var_names": ["odds", "scale"]}
+    options |= {"initvals": {"scale": 0.7}}
+    with model:
+        expected = pm.sample(step=step, **options)
+    found = pmb.sample(model, step=step, **options)
+    same(found, expected)
+    np.testing.assert_allclose(found.warmup_posterior["odds"], expected.warmup_posterior["odds"])
+
+
+@pytest.mark.parametrize("kind", [pmb.SGHMC, pmb.FlyMC])
+def test_draws_of_other_steps_are_those_of_pm_sample(kind):
+    rng = np.random.default_rng(3)
+    with pm.Model():
+        beta = pm.Normal("beta", shape=2)
+        mu = pm.math.dot(rng.normal(size=(200, 2)), beta)
+        pm.Bernoulli("y", logit_p=mu, observed=rng.integers(0, 2, 200))
+        step = kind()
+        options = {"draws": 15, "tune": 10, "chains": 1, "random_seed": 7} | QUIET
+        expected = pm.sample(step=step, **options)
+        found = pmb.sample(step=step, **options)
+    same(found, expected)
+
+
+def test_blocks_of_any_length_are_the_same_draws(model, step):
+    def draws_by(size):
+        step.setup_chain(np.random.default_rng(8), 10, 200)
+        flat, blocks = step.tall.layout.flatten(model.initial_point()), []
+        for first in range(0, 210, size):
+            if first == 10:
+                step.stop_tuning()
+            blocks.append(step.make_draws(flat, size))
+            flat = blocks[-1].points[-1].copy()
+        stats = {n: np.concatenate([b.stats[n] for b in blocks]) for n in blocks[0].stats}
+        return np.concatenate([b.points for b in blocks]), stats
+
+    (points, stats), (expected, expected_stats) = draws_by(10), draws_by(1)
+    np.testing.assert_array_equal(points, expected)
+    for name, values in expected_stats.items():
+        np.testing.assert_array_equal(stats[name], values, err_msg=name)
+
+
+def test_the_witness_looks_at_the_same_draws_in_blocks(model, step, monkeypatch):
+    monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK", 0.5)
+
+    def looks_by(size):
+        step.setup_chain(np.random.default_rng(9), 0, 120)
+        step.stop_tuning()
+        seen, look = [], step.witness.look
+        monkeypatch.setattr(step.witness, "look", lambda *args: seen.append(args[1]) or look(*args))
+        flat = step.tall.layout.flatten(model.initial_point())
+        for _ in range(0, 120, size):
+            flat = step.make_draws(flat, size).points[-1].copy()
+        monkeypatch.undo()
+        monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK", 0.5)
+        return np.array(seen), step.witness.farthest
+
+    (found, far), (expected, far_one) = looks_by(60), looks_by(1)
+    assert len(expected) > 3
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(far.squares, far_one.squares, rtol=1e-12)
+    assert far.distance == pytest.approx(far_one.distance)
+
+
+def test_an_interrupted_run_returns_the_draws_so_far(model, step, monkeypatch):
+    made = running.blocks_of
+
+    def interrupted(*args):
+        for first, block in made(*args):
+            yield first, block
+            if first >= 60:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "blocks_of", interrupted)
+    monkeypatch.setattr(running, "FIRST_BLOCK", 5)
+    with pytest.warns(UserWarning, match="The run was interrupted. The result has the .* 1 of 2"):
+        found = pmb.sample(
+            model, 10**6, 20, 2, step=step, cores=1, random_seed=1, progressbar=False
+        )
+    assert found.posterior.sizes["chain"] == 1
+    assert 40 <= found.posterior.sizes["draw"] < 10**6
+    assert np.isfinite(found.posterior["beta"]).all()
+
+
+def test_ctrl_c_ends_processes_and_returns_their_draws(model, step, monkeypatch):
+    shown = running._Progress.moved
+
+    def moved(self, chain, made, done, *args):
+        shown(self, chain, made, done, *args)
+        if done > 60:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(running._Progress, "moved", moved)
+    with pytest.warns(UserWarning, match="The run was interrupted"):
+        found = pmb.sample(model, 10**8, 20, 2, step=step, cores=2, **QUIET)
+    assert found.posterior.sizes["draw"] > 40
+    assert not running.multiprocessing.active_children()
+
+
+def test_an_error_in_a_process_is_that_of_the_chain(model, step, monkeypatch):
+    def fails(*args):
+        raise ValueError("no such row")
+
+    monkeypatch.setattr(type(step), "make_draws", fails)
+    with pytest.raises(ValueError, match="no such row"):
+        pmb.sample(model, 10, 10, 2, step=step, cores=2, **QUIET)
+
+
+def test_with_a_callback_pymc_makes_the_draws(model, step):
+    seen = []
+    options = {"draws": 5, "tune": 5, "chains": 1, "random_seed": 2} | QUIET
+    pmb.sample(model, step=step, callback=lambda **given: seen.append(given["draw"]), **options)
+    assert len(seen) == 10
+
+
+# --- Choice -----------------------------------------------------------------------------------
+
+
+def tall_model(n=200):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.linspace(-1, 1, n))
+    return model
+
+
+def test_few_rows_are_sampled_by_nuts(caplog):
+    with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
+        found = pmb.sample(tall_model(), 20, 20, 1, random_seed=1, **QUIET)
+    assert "pmb.sample uses NUTS: With 200 rows, fewer than 10,000" in caplog.text
+    assert "n_rows" not in found.sample_stats
+
+
+def test_with_an_error_as_fallback_few_rows_are_sampled_by_minibatches():
+    found = pmb.sample(tall_model(), 20, 20, 1, fallback="error", random_seed=1, **QUIET)
+    assert found.sample_stats["n_rows"].values[0, 0] == 200
+
+
+def test_many_rows_are_sampled_by_minibatches(caplog, monkeypatch):
+    monkeypatch.setattr(sys.modules["pymc_minibatch.check"], "FEW_ROWS", 100)
+    with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
+        found = pmb.sample(tall_model(), 20, 20, 1, random_seed=1, **QUIET)
+    assert "pmb.sample uses MinibatchMH on 200 rows" in caplog.text
+    assert "n_rows" in found.sample_stats
+
+
+def refused_model():
+    with pm.Model() as model:
+        rho = pm.Uniform("rho", -0.9, 0.9)
+        pm.AR("y", rho=pm.math.stack([rho]), sigma=1.0, observed=np.sin(np.arange(60.0)))
+    return model
+
+
+def test_refused_models_are_sampled_by_nuts_with_the_reason(caplog):
+    with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
+        found = pmb.sample(refused_model(), 20, 20, 1, random_seed=1, **QUIET)
+    assert "pmb.sample uses NUTS" in caplog.text
+    assert found.posterior.sizes["draw"] == 20
+    with pytest.raises(pmb.NotTallError):
+        pmb.sample(refused_model(), 20, 20, 1, fallback="error", **QUIET)
+    found = pmb.check(refused_model())
+    assert (found.supported, found.method) == (False, "nuts")
+    assert found.reasons[0] in caplog.text
+
+
+def test_discrete_variables_are_left_to_pymc():
+    with pm.Model() as model:
+        shift = pm.Bernoulli("shift", 0.5)
+        pm.Normal("y", pm.Normal("mu") + shift, 1.0, observed=np.linspace(0, 1, 200))
+    found = pmb.sample(model, 20, 20, 1, fallback="error", random_seed=1, cores=1, **QUIET)
+    assert set(found.posterior.data_vars) == {"mu", "shift"}
+    assert "another step" in pmb.check(model).updates["shift"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "gibbs"}, "method must be one of 'auto', 'nuts', 'minibatch'"),
+        ({"fallback": "none"}, "fallback must be one of"),
+        ({"target_accept": 0.9}, "target_accept is an option of NUTS: pass method='nuts'"),
+        ({"draws": 0}, "draws must be a whole number, at least 1"),
+        ({"step": None, "random_seed": -1, "fallback": "error"}, "random_seed must not be -1"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        pmb.sample(tall_model(), **QUIET | options)
+
+
+def test_something_else_is_no_model():
+    with pytest.raises(TypeError, match=r"must be a pymc\.Model or a bambi\.Model; got .* str"):
+        pmb.sample("y ~ x")
+
+
+def test_a_bambi_model_gives_what_fit_gives():
+    bmb, pd = pytest.importorskip("bambi"), pytest.importorskip("pandas")
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"x": rng.normal(3.0, 1.0, 300)})
+    frame["y"] = 1.0 + 2.0 * frame["x"] + rng.normal(size=300)
+    model = bmb.Model("y ~ x", frame)
+    options = {"draws": 30, "tune": 30, "chains": 1, "cores": 1, "random_seed": 3} | QUIET
+    found = pmb.sample(model, fallback="error", **options)
+    expected = model.fit(step=pmb.MinibatchMH(), **options)
+    assert list(found.posterior.data_vars) == list(expected.posterior.data_vars)
+    for name in expected.posterior.data_vars:
+        np.testing.assert_allclose(found.posterior[name], expected.posterior[name], rtol=1e-10)
+    assert found.posterior.attrs["modeling_interface"] == "bambi"
+
+
+# --- What is foretold -------------------------------------------------------------------------
+
+
+def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("something was compiled")
+
+    monkeypatch.setattr("pymc_minibatch.jit.compiled.compile_numba", refuse)
+    monkeypatch.setattr("pymc_minibatch.latent.field.compile_numba", refuse)
+    found = pmb.check(tall_model(20_000))
+    assert found.supported
+    assert found.method == "minibatch"
+    assert "yes, 20,000 rows" in str(found)
+    assert "updates mu" in str(found)
+    assert "<table>" in found._repr_html_()
+    assert found.memory > 20_000
