@@ -50,6 +50,12 @@ IMPORTED = {
 }
 
 READ = {
+    "_asdict": "named tuples: a part of their interface",
+    "_backend": "pymc.progress_bar: what shows the progress",
+    "_clean_results": "bambi.Model.backend: what fit makes of draws",
+    "_extract_stats": "pymc.progress_bar: the stats that are shown",
+    "_show_progress": "pymc.progress_bar: whether anything is shown",
+    "_tune_total": "pymc.progress_bar: draws of tuning",
     "_codegen": "numba.core.codegen: what generated the code of a library",
     "_data": "xarray.Variable: what a lazy array is read from",
     "_defn": "numba.extending: what an intrinsic is made by",
