@@ -190,37 +190,58 @@ def draws_of(
             "The run read rows that were bound with data=, and the model holds only a stand-in for "
             "them. Pass the same data=, or tall=step.tall."
         )
-    if all_rows and result.n_rows is not None and result.n_rows != tall.n_rows:
-        raise ValueError(
-            f"The run read {result.n_rows:,} rows and the model has {tall.n_rows:,}. Pass the "
-            "model and the data that were sampled; for other rows use pmb.log_likelihood."
-        )
-    if all_rows and tall.partitions is None and result.rows_checksum not in (None, tall.checksum):
-        raise ValueError(
-            "The run read other rows: values of those of the model, or their order, are not what "
-            "they were. Pass the model and the data that were sampled; for other rows use "
-            "pmb.log_likelihood."
-        )
+    if all_rows:
+        refuse_other_rows(result, tall)
     return tall, draws
 
 
-def draws_of_step(idata: Any, tall: TallModel) -> Draws:
-    """Return the draws of a run whose step is at hand.
+def draws_of_step(idata: Any, tall: TallModel, bambi: Any = None) -> Draws:
+    """Return the draws of a run whose step is at hand, and Bambi's model if that made it.
 
     Raises
     ------
     TypeError
         If `idata` is no result.
     ValueError
-        If it is a result of Bambi, or of other rows or another model.
+        If it is a result of Bambi without its model, or of other rows or another model.
     """
-    if Result(idata).is_of_bambi:
+    result = Result(idata)
+    if result.is_of_bambi and bambi is None:
         raise ValueError(
             "idata is a result of Bambi, which moves the intercept after sampling, so its draws "
-            "are not those of the step. Sample with pm.sample(model=bambi_model.backend.model, "
-            "step=step)."
+            "are not those of the step. Pass the Bambi model itself: model=the object that was "
+            "fitted."
         )
-    return draws_of(idata, None, None, tall, all_rows=True)[1]
+    if not result.is_of_bambi:
+        return draws_of(idata, None, None, tall, all_rows=True)[1]
+    if not built_by_bambi(bambi) or bambi.backend.model is not tall.model:
+        raise ValueError(
+            "model must be the Bambi model that was fitted with this step. Pass it as it was when "
+            "the step was made; a model that is built again is another one."
+        )
+    refuse_other_rows(result, tall)
+    return Draws(result, tall.model, bambi)
+
+
+def refuse_other_rows(result: Result, tall: TallModel) -> None:
+    """Refuse a result of other rows than those of the model.
+
+    Raises
+    ------
+    ValueError
+        Saying what differs.
+    """
+    if result.n_rows is not None and result.n_rows != tall.n_rows:
+        raise ValueError(
+            f"The run read {result.n_rows:,} rows and the model has {tall.n_rows:,}. Pass the "
+            "model and the data that were sampled; for other rows use pmb.log_likelihood."
+        )
+    if tall.partitions is None and result.rows_checksum not in (None, tall.checksum):
+        raise ValueError(
+            "The run read other rows: values of those of the model, or their order, are not what "
+            "they were. Pass the model and the data that were sampled; for other rows use "
+            "pmb.log_likelihood."
+        )
 
 
 def draws_of_bambi(idata: Any, bambi: Any, max_draws: int | None) -> xr.Dataset:

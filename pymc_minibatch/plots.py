@@ -323,7 +323,16 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
     arviz_plots.PlotCollection
         For each move the error of the acceptance probability in standard errors, over the log
         ratio; for a right test these are standard normal, and the band holds 95 % of them.
+
+    Raises
+    ------
+    ValueError
+        If no batch decides.
     """
+    if not len(result.moves):
+        raise ValueError(
+            "No batch decides on the moves of this audit, so there is nothing to draw."
+        )
     title, band = "decisions", "95 % of a right test"
     panels = _Panels({title: None, band: None}, ["audit"], backend)
     ratios = result.moves["log_ratio"].to_numpy()

@@ -78,6 +78,7 @@ class DecisionTests:
         tunes_batches: bool = True,
     ) -> None:
         self.n_rows, self.overhead, self.tunes_batches = n_rows, overhead, tunes_batches
+        self.tests = tests
         self.first = np.array([FIRST_BATCH])
         self.parameters = [test.parameters(temperature, self.first, n_rows) for test in tests]
         self.accepted = np.array([test.most_accepted for test in tests])

@@ -40,7 +40,7 @@ from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["MinibatchDecisions", "MinibatchSampler"]
+__all__ = ["MinibatchDecisions", "MinibatchSampler", "RepeatedDecisions"]
 
 REJECTED = 0.3
 """Share of moves that the noise of batches rejects, about."""
@@ -78,6 +78,22 @@ larger share, no expansion is made without them."""
 
 BLOCK_SIGMA = 0.3
 """That of decisions on blocks of groups, which read few rows."""
+
+
+class RepeatedDecisions(NamedTuple):
+    """What decisions on one move have given.
+
+    Attributes
+    ----------
+    accepted, sizes : ndarray, shape (R,)
+        1 where it was accepted, and the rows that the decision rests on.
+    estimates : ndarray, shape (R,)
+        What each first batch makes of :meth:`MinibatchDecisions.of_rows`.
+    """
+
+    accepted: np.ndarray
+    sizes: np.ndarray
+    estimates: np.ndarray
 
 
 class MinibatchDecisions(Decisions):
@@ -145,19 +161,46 @@ class MinibatchDecisions(Decisions):
         return bool(accepted)
 
     def decided(
-        self, rng: np.random.Generator, move: Move, parameters: tuple[Any, ...], shift: float = 0.0
+        self, rng: np.random.Generator, move: Move, parameters: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Return what the jitted test says of a move whose log ratio is shifted."""
+        """Return what the jitted test says of a move."""
+        decide, psi = self._deciding(move)
+        return decide(rng, psi, parameters)
+
+    def repeated(
+        self, rng: np.random.Generator, move: Move, shifts: np.ndarray
+    ) -> "RepeatedDecisions":
+        """Decide again and again on a move whose log ratio is shifted, by batches as tuned."""
+        decide, psi = self._deciding(move)
+        parameters = self.tests.chosen(self.states[move.kind])
+        accepted, sizes, estimates = np.zeros((3, shifts.size))
+        scale, first = self.data[0].shape[0] / self.temperature, self.tests.first[0]
+        for i, shift in enumerate(shifts.tolist()):
+            clear(self.rows)
+            accepted[i], sizes[i] = decide(rng, psi + shift, parameters)[:2]
+            terms = self.rows.log_ratios[: min(first, self.rows.n_drawn[0])]
+            estimates[i] = scale * terms.mean() if terms.size else np.nan
+        estimates -= move.log_ratio - psi
+        return RepeatedDecisions(accepted, sizes, estimates)
+
+    def _deciding(self, move: Move) -> tuple[Callable[..., tuple[Any, ...]], float]:
+        """Return the test of a move, ``(rng, psi, parameters)``, and ψ."""
         before, after = readings = move.readings
         psi = move.log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
         if isinstance(self.rows.table, GroupTable):
             self._weigh(self.rows.table, cubic, readings)
         seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
-        found: tuple[Any, ...] = self.decide(
-            rng, psi + shift, *seen, self.density, self.rows, parameters
-        )
-        return found
+
+        def decide(
+            rng: np.random.Generator, psi: float, parameters: tuple[Any, ...]
+        ) -> tuple[Any, ...]:
+            found: tuple[Any, ...] = self.decide(
+                rng, psi, *seen, self.density, self.rows, parameters
+            )
+            return found
+
+        return decide, psi
 
     def changes_of(self, move: Move, numbers: np.ndarray) -> np.ndarray:
         """Return how the remainders of some rows change, by their numbers, not divided by T."""

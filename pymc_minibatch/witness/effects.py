@@ -37,6 +37,7 @@ from pymc_minibatch.latent.moves import (
     hyper_walk_share,
     level_walk_shares,
 )
+from pymc_minibatch.latent.surrogate import Reading
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
     MOST_ROWS,
@@ -50,7 +51,7 @@ from pymc_minibatch.witness.batches import (
 from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["MovesOfEffects", "log_determinant_of_map"]
+__all__ = ["Listener", "MovesOfEffects", "log_determinant_of_map"]
 
 STEP = 1e-5
 """Of central differences along a hyperparameter, in units of 1 + |h|."""
@@ -112,8 +113,8 @@ class MovesOfEffects(Look):
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Compare one move of each kind, of a scan from a point of the model."""
-        listener = _Listener(self.moves.decisions, self, rng)
-        self._scan(rng, point, listener)
+        listener = _Comparing(self.moves.decisions, self, rng)
+        self.scan(rng, point, listener)
         yield from listener.compared
 
     def look_at_batches(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
@@ -122,15 +123,15 @@ class MovesOfEffects(Look):
             return
         if self.density.tall.n_rows > MOST_ROWS:
             return
-        listener = _BatchListener(self.moves.decisions, self.density.tall.n_rows)
-        self._scan(rng, point, listener)
+        listener = _Batching(self.moves.decisions, self.density.tall.n_rows)
+        self.scan(rng, point, listener)
         if listener.batches:
             names = tuple(self.density.tall.layout.names)
             yield from compare_batches(
                 listener.batches, listener.probabilities, self.density.tall.n_rows, names
             )
 
-    def _scan(self, rng: np.random.Generator, point: np.ndarray, listener: Decisions) -> None:
+    def scan(self, rng: np.random.Generator, point: np.ndarray, listener: Decisions) -> None:
         """Make scans from a copy of a point, on which a listener decides."""
         inside = self.field.derivatives.coordinates.from_model(point).copy()
         kept = self.moves.decisions
@@ -298,14 +299,42 @@ class MovesOfEffects(Look):
         return log_determinant_of_map(follow, here, self.field.latent)
 
 
-class _Listener(Decisions):
+class Listener[D: Decisions](Decisions):
+    """Decides as the decisions that it listens to."""
+
+    def __init__(self, decisions: D) -> None:
+        self.decisions, self.sees_all = decisions, decisions.sees_all
+
+    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+        """Draw nothing: the chain's own bright rows stay as they are."""
+
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+        """Decide as these."""
+        return self.decisions.on_all(rng, move._replace(tuning=False), counts)
+
+    def on_levels(
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    ) -> np.ndarray:
+        """Decide as these."""
+        return self.decisions.on_levels(rng, moves, counts)
+
+    def of_rows(self, move: Move) -> float:
+        """Return what these do."""
+        return self.decisions.of_rows(move)
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return what these do."""
+        return self.decisions.of_rows_by_level(moves)
+
+
+class _Comparing(Listener[Decisions]):
     """Decides by all rows, and compares the first move of each kind with the model's density."""
 
     def __init__(
         self, decisions: Decisions, owner: MovesOfEffects, rng: np.random.Generator
     ) -> None:
-        self.decisions, self.owner, self.rng = decisions, owner, rng
-        self.sees_all = decisions.sees_all
+        super().__init__(decisions)
+        self.owner, self.rng = owner, rng
         self.compared: list[Comparison] = []
         self.seen: set[Any] = set()
 
@@ -336,14 +365,6 @@ class _Listener(Decisions):
             self._compare(("levels", moves.factor), lambda: compare(moves, of_rows, chosen))
         return moves.moving & (-rng.standard_exponential(of_rows.size) < moves.undecided + of_rows)
 
-    def of_rows(self, move: Move) -> float:
-        """See the decisions that are listened to."""
-        return self.decisions.of_rows(move)
-
-    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
-        """See the decisions that are listened to."""
-        return self.decisions.of_rows_by_level(moves)
-
     def _compare(self, kind: Any, compare: Callable[[], Comparison]) -> None:
         if kind in self.seen:
             return
@@ -357,7 +378,7 @@ class _Listener(Decisions):
             self.owner.moves.here = here
 
 
-class _BatchListener(Decisions):
+class _Batching(Listener[MinibatchDecisions]):
     """Decides as the chain does, and draws larger batches for the first move that rows see.
 
     Attributes
@@ -369,9 +390,8 @@ class _BatchListener(Decisions):
     """
 
     def __init__(self, decisions: MinibatchDecisions, n_rows: int) -> None:
-        self.decisions, self.n_rows = decisions, n_rows
-        self.sees_all = decisions.sees_all
-        self.batches: list[Batch] = []
+        super().__init__(decisions)
+        self.n_rows, self.batches = n_rows, list[Batch]()
         self.probabilities: Probabilities | None = None
 
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
@@ -380,21 +400,7 @@ class _BatchListener(Decisions):
             for _ in range(n_batches(self.n_rows)):
                 self.batches.append(self._batch(rng, move))
             self.probabilities = probabilities(self.decisions.rows.table, self.n_rows)
-        return self.decisions.on_all(rng, move._replace(tuning=False), counts)
-
-    def on_levels(
-        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
-    ) -> np.ndarray:
-        """Decide as the chain does."""
-        return self.decisions.on_levels(rng, moves, counts)
-
-    def of_rows(self, move: Move) -> float:
-        """See the decisions that are listened to."""
-        return self.decisions.of_rows(move)
-
-    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
-        """See the decisions that are listened to."""
-        return self.decisions.of_rows_by_level(moves)
+        return super().on_all(rng, move, counts)
 
     def _batch(self, rng: np.random.Generator, move: Move) -> Batch:
         """Decide on a move by a batch of another size than the chain's own."""

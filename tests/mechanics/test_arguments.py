@@ -94,5 +94,7 @@ def test_ksd_refuses(model, options, message):
 
 
 def test_an_audit_needs_the_step_of_the_run():
-    with pytest.raises(TypeError, match=r"step must be a MinibatchMH; got .* NoneType\. Pass the"):
+    with pytest.raises(
+        TypeError, match=r"step must be a step of this package.* NoneType\. Pass the"
+    ):
         pmb.audit(None, None)

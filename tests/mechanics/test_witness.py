@@ -2,107 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytest
 from pymc.exceptions import SamplingError
+from witnessed import STEPS, G, grouped
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.by_size import SizeTable
 from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent import moves as latent_moves
-from pymc_minibatch.latent import sampler as latent_sampler
 from pymc_minibatch.latent.field import Derivatives, Held
 from pymc_minibatch.latent.tails import Tails
 from pymc_minibatch.witness import SurpriseError
 from pymc_minibatch.witness.comparison import AGREES
-
-N, G = 400, 12
-
-
-def rows(seed: int = 1) -> SimpleNamespace:
-    rng = np.random.default_rng(seed)
-    g, h, x = rng.integers(0, G, N), rng.integers(0, 5, N), rng.normal(size=(N, 2))
-    eta = 0.5 * rng.normal(size=G)[g] + x @ [0.4, -0.3]
-    return SimpleNamespace(g=g, h=h, x=x, y=eta + rng.normal(size=N), event=rng.random(N) < 0.4)
-
-
-def flat(kind: str) -> pm.Model:
-    data = rows()
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        if kind == "logistic":
-            pm.Bernoulli("y", logit_p=data.x @ beta, observed=data.event.astype(int))
-        else:
-            pm.StudentT("y", nu=4, mu=data.x @ beta, sigma=1.0, observed=data.y)
-    return model
-
-
-def grouped(rows_are: str = "normal", effects: str = "centred", crossed: bool = False) -> pm.Model:
-    data = rows()
-    with pm.Model() as model:
-        mu, sd = pm.Normal("mu"), pm.HalfNormal("sd")
-        if effects == "centred":
-            u = pm.Normal("u", mu, sd, shape=G)
-        elif effects == "heavy":
-            u = pm.StudentT("u", nu=5, mu=mu, sigma=sd, shape=G)
-        elif effects == "apart from their mean":
-            u = pm.Normal("u", 0, sd, shape=G)
-        else:
-            u = mu + sd * pm.Normal("z", shape=G)
-        eta = u[data.g] + (mu if effects == "apart from their mean" else 0.0)
-        eta = eta + pm.Normal("b") * data.x[:, 0]
-        if crossed:
-            eta = eta + pm.Normal("v", 0, pm.HalfNormal("sd_v"), shape=5)[data.h]
-        if rows_are == "normal":
-            pm.Normal("y", eta, pm.HalfNormal("s"), observed=data.y)
-        elif rows_are == "heavy":
-            pm.StudentT("y", nu=4, mu=eta, sigma=1.0, observed=data.y)
-        else:
-            pm.Bernoulli("y", logit_p=eta, observed=data.event.astype(int))
-    return model
-
-
-def costly(make: Callable[[], Any]) -> Any:
-    """A step that takes factoring for costly."""
-    kept = latent_sampler.COSTLY, latent_moves.COSTLY
-    latent_sampler.COSTLY = latent_moves.COSTLY = 1.0
-    try:
-        return make()
-    finally:
-        latent_sampler.COSTLY, latent_moves.COSTLY = kept
-
-
-STEPS: dict[str, Callable[[], Any]] = {
-    "laplace": lambda: pmb.MinibatchMH(
-        acceptance="penalty", proposal="laplace", model=flat("logistic")
-    ),
-    "exact": lambda: pmb.MinibatchMH(acceptance="exact", model=flat("logistic")),
-    "random walk": lambda: pmb.MinibatchMH(control_variate=0, model=flat("heavy")),
-    "hamiltonian": lambda: pmb.MinibatchMH(
-        proposal="surrogate_hamiltonian", acceptance="penalty", model=flat("heavy")
-    ),
-    "tempered": lambda: pmb.MinibatchMH(
-        acceptance="penalty", temperature=3.0, proposal="laplace", model=flat("heavy")
-    ),
-    "sums": lambda: pmb.MinibatchMH(model=grouped()),
-    "all rows": lambda: pmb.MinibatchMH(model=grouped("event", "not centred")),
-    "heavy effects": lambda: pmb.MinibatchMH(model=grouped("heavy", "heavy")),
-    "batches": lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy")),
-    "linear": lambda: costly(
-        lambda: pmb.MinibatchMH(model=grouped(effects="apart from their mean", crossed=True))
-    ),
-    "costly": lambda: costly(
-        lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy", crossed=True))
-    ),
-    "flymc": lambda: pmb.FlyMC(tune_bounds=False, model=flat("logistic")),
-    "flymc effects": lambda: pmb.FlyMC(model=grouped("event")),
-    "sgfs": lambda: pmb.SGFS(model=flat("logistic")),
-}
 
 
 @pytest.fixture(scope="module")

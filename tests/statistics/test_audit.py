@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pymc as pm
 import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
-from pymc_minibatch.audit import FALSE_ALARMS, LOG_RATIOS, _moves, _verdict
+from pymc_minibatch.audit import FALSE_ALARMS, _verdict, holm
+from pymc_minibatch.witness.repeats import LOG_RATIOS, Repeats
 
 N_ROWS = 20_000
 
@@ -41,7 +41,7 @@ def case():
 def audited(case, **options):
     model, reference, idata = case
     step = pmb.MinibatchMH(**{"model": model, "reference": reference, "rng": 1} | options)
-    return pmb.audit(idata, step, n_moves=100)
+    return pmb.audit(idata, step, n_moves=100, n_repeats=512)
 
 
 @pytest.mark.slow
@@ -49,9 +49,24 @@ def audited(case, **options):
 def test_right_decisions_pass(case, acceptance):
     result = audited(case, acceptance=acceptance)
     assert result.right, result.verdict
-    assert "No error was found" in str(result)
+    assert "No deviation was found" in str(result)
+    assert "agree with the model's own log-density" in str(result)
+    assert not result.resolved
+    assert "NOT RESOLVED" in str(result)
+    assert result.resolution > result.limit
     assert len(result.moves) == 100
     assert result.moves["batch_size"].median() < 500
+
+
+@pytest.mark.slow
+def test_as_many_decisions_are_made_as_the_limit_takes(case):
+    model, reference, idata = case
+    step = pmb.MinibatchMH(acceptance="penalty", model=model, reference=reference, rng=1)
+    result = pmb.audit(idata, step, n_moves=50, limit=5e-3)
+    assert result.right, result.verdict
+    assert result.resolved
+    assert result.resolution <= 5e-3
+    assert "would have been seen" in str(result)
 
 
 @pytest.mark.slow
@@ -91,19 +106,25 @@ def test_the_step_is_left_as_it_was(case):
 def test_false_alarms_are_rare():
     """Simulated decisions of a right test."""
     rng = np.random.default_rng(4)
-    n_audits, n_moves, n_repeats = 3000, 50, 64
-    probability = np.broadcast_to(
-        1 / (1 + np.exp(-np.resize(LOG_RATIOS, n_repeats))), (n_moves, n_repeats)
-    )
-    variances, sign = probability * (1 - probability), np.sign(np.resize(LOG_RATIOS, n_repeats))
-    standard_errors = np.sqrt(variances.sum(1)) / n_repeats
-    step, n_convicted = SimpleNamespace(acceptance=None), 0
+    n_audits, n_moves, n_repeats, n_convicted = 1500, 30, 64, 0
+    targets = np.resize(LOG_RATIOS, n_repeats)
+    probability = 1 / (1 + np.exp(-targets))
+    variances = probability * (1 - probability)
+    step = SimpleNamespace(acceptance=None)
     for _ in range(n_audits):
-        errors = (rng.random(probability.shape) < probability) - probability
-        moves = _moves(np.zeros(n_moves), np.zeros(n_moves), errors.mean(1), standard_errors)
-        result = _verdict(
-            step, moves, pd.DataFrame(), np.empty(0), errors, errors * sign, variances
-        )
-        n_convicted += not result.right
-    assert n_audits / FALSE_ALARMS == 3  # expected; more than 11 once in 10^4 runs
-    assert n_convicted <= 11
+        errors = (rng.random((n_moves, n_repeats)) < probability) - probability
+        estimates = rng.normal(size=(n_moves, 16))
+        repeats = [
+            Repeats("any", 0.0, 10.0, own, variances, targets, some)
+            for own, some in zip(errors, estimates, strict=True)
+        ]
+        n_convicted += not _verdict(step, [], repeats, limit=1e-9).right
+    assert n_audits / FALSE_ALARMS == 1.5  # expected; more than 8 once in 10^4 runs
+    assert n_convicted <= 8
+
+
+def test_holm_corrects_for_how_many_were_looked_at():
+    np.testing.assert_allclose(holm(np.array([0.01, 0.04, 0.03])), [0.03, 0.06, 0.06])
+    rng = np.random.default_rng(1)
+    least = [holm(rng.random(20)).min() for _ in range(4000)]
+    assert abs(np.mean(np.array(least) < 0.05) - 0.05) < 0.015  # 4.4 standard errors

@@ -1,0 +1,128 @@
+"""Decisions on one move, made again and again, compared with the decision that all rows make.
+
+A part ψ of the log ratio needs no rows. It is shifted so that the log ratio by all rows is one of a
+few numbers, at which the probability of acceptance that a test stands for is known.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from pymc_minibatch.acceptance import Barker, CorrectedBarker, Penalty
+from pymc_minibatch.latent.minibatch import MinibatchDecisions
+from pymc_minibatch.latent.moves import Move, MoveCounts
+from pymc_minibatch.witness.effects import NAMES, Listener, MovesOfEffects
+from pymc_minibatch.witness.witness import Look
+
+__all__ = ["LOG_RATIOS", "Repeats", "decided_by_batches", "ideal", "repeat_on_effects"]
+
+LOG_RATIOS = (-2.0, -1.0, -0.5, -0.2, 0.2, 0.5, 1.0, 2.0)
+"""Those at which decisions are repeated."""
+
+
+class Repeats(NamedTuple):
+    """What decisions on one move have given.
+
+    Attributes
+    ----------
+    kind : str
+        What moved.
+    log_ratio : float
+        By all rows.
+    batch_size : float
+        Rows that a decision rests on, in the mean.
+    errors, variances : ndarray, shape (R,)
+        1 or 0, whether it was accepted, less the probability for all rows; and p (1 − p).
+    targets : ndarray, shape (R,)
+        The log ratios to which it was shifted.
+    estimates : ndarray, shape (K,)
+        Log ratios by batches, less that by all rows.
+    """
+
+    kind: str
+    log_ratio: float
+    batch_size: float
+    errors: np.ndarray
+    variances: np.ndarray
+    targets: np.ndarray
+    estimates: np.ndarray
+
+
+def ideal(acceptance: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return the probability that a test stands for, by log ratio and whether all rows are read."""
+
+    def probability(log_ratios: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        if isinstance(acceptance, CorrectedBarker | Barker):
+            return 1 / (1 + np.exp(-log_ratios))
+        of_all = np.minimum(1.0, np.exp(log_ratios))
+        if isinstance(acceptance, Penalty):
+            return np.where(whole, of_all, acceptance.probability(log_ratios))
+        return of_all
+
+    return probability
+
+
+def decided_by_batches(look: Look | None) -> TypeGuard[MovesOfEffects]:
+    """Whether it is of moves of effects on which batches of rows decide."""
+    return isinstance(look, MovesOfEffects) and isinstance(look.moves.decisions, MinibatchDecisions)
+
+
+def repeat_on_effects(
+    look: MovesOfEffects,
+    rng: np.random.Generator,
+    point: np.ndarray,
+    n_repeats: int,
+    turn: int,
+) -> Repeats | None:
+    """Repeat decisions on a move of a scan from a point, of another kind each turn.
+
+    None if rows see no move.
+    """
+    assert isinstance(look.moves.decisions, MinibatchDecisions)
+    found = _Moves(look.moves.decisions)
+    look.scan(rng, point, found)
+    if not found.moves:
+        return None
+    return found.repeat(rng, list(found.moves)[turn % len(found.moves)], n_repeats)
+
+
+class _Moves(Listener[MinibatchDecisions]):
+    """Decides as the chain does, and takes note of the first move of each kind.
+
+    Attributes
+    ----------
+    moves : dict
+        They and what all rows add to their log ratios, by kind.
+    """
+
+    def __init__(self, decisions: MinibatchDecisions) -> None:
+        super().__init__(decisions)
+        self.moves: dict[str, tuple[Move, float]] = {}
+
+    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+        """Decide as the chain does."""
+        if move.kind not in self.moves:
+            of_rows = self.decisions.of_rows(move)
+            if np.isfinite(of_rows):
+                points = move.points[0].copy(), move.points[1].copy()
+                self.moves[move.kind] = move._replace(points=points), of_rows
+        return super().on_all(rng, move, counts)
+
+    def repeat(self, rng: np.random.Generator, kind: str, n_repeats: int) -> Repeats:
+        """Repeat decisions on the move of a kind."""
+        decisions, (move, of_rows) = self.decisions, self.moves[kind]
+        exact = move.log_ratio + of_rows
+        targets = np.resize(LOG_RATIOS, n_repeats)
+        made = decisions.repeated(rng, move, targets - exact)
+        test = decisions.tests.tests[int(decisions.states[kind].test[0])]
+        probability = ideal(test)(targets, made.sizes == len(decisions.data[0]))
+        return Repeats(
+            NAMES[kind],
+            exact,
+            float(made.sizes.mean()),
+            made.accepted - probability,
+            probability * (1.0 - probability),
+            targets,
+            (made.estimates - of_rows)[np.isfinite(made.estimates)],
+        )
