@@ -10,15 +10,18 @@ there, formulas are refused by which a row depends on the others.
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from pytensor.configdefaults import config
 from scipy.sparse import issparse
 
+from pymc_minibatch.bambi_effects import EffectsOfFewGroups
+from pymc_minibatch.jit.compiled import IN_PYTHON
 from pymc_minibatch.tall.check import FAILURES
 
 __all__ = ["ROW_DIM", "BambiPredictions"]
@@ -75,6 +78,11 @@ class BambiPredictions:
         term = model.response_term
         self.name = str(getattr(term, "alias", None) or term.name)
         self.frame, self.observed = _rows(model, new_rows)
+        self._effects = [
+            EffectsOfFewGroups(component)
+            for component in model.distributional_components.values()
+            if component.design.group is not None
+        ]
         self._own_designs: list[tuple[Any, Any]] = []
         if new_rows is None or new_rows is model.data:
             self._own_designs = [
@@ -82,6 +90,15 @@ class BambiPredictions:
             ]
         else:
             _check_row_by_row(model, self.frame)
+
+    @contextmanager
+    def _quickly(self) -> Iterator[None]:
+        """Let Bambi do for few rows what few rows need, and compile nothing for each chunk."""
+        with ExitStack() as stack:
+            for effects in self._effects:
+                stack.enter_context(effects.in_use())
+            stack.enter_context(config.change_flags(mode=IN_PYTHON))
+            yield
 
     @property
     def n_rows(self) -> int:
@@ -120,24 +137,33 @@ class BambiPredictions:
         found = xr.DataTree.from_dict({"posterior": posterior})
         seed = int(np.random.SeedSequence((self._seed, first)).generate_state(1)[0])
         try:
-            with _rows_of_fit(self._own_designs, slice(first, first + len(rows))):
+            with self._quickly(), _rows_of_fit(self._own_designs, slice(first, first + len(rows))):
                 self._model.predict(found, self._kind, data=rows, random_seed=seed)
         except (*FAILURES, KeyError, NotImplementedError) as error:
+            self._check_known(found, first)  # a parameter that is nan may be refused as such
             raise ValueError(
                 f"Bambi cannot predict rows {first} to {first + len(rows) - 1} ({error}). Look for "
                 "columns that are missing and for levels of a group that the model has not seen."
             ) from error
-        # Of what is drawn it need not show: whole numbers have no nan.
-        parameter = _values(found["posterior"].to_dataset()[_parent(self._model)])
+        parameter = self._check_known(found, first)
+        if self._kind == "response_params":
+            assert parameter is not None
+            return parameter
+        return _values(found["posterior_predictive"].to_dataset()[self.name])
+
+    def _check_known(self, found: xr.DataTree, first: int) -> np.ndarray | None:
+        """Refuse rows whose parameter is nan; of what is drawn it need not show."""
+        drawn = found["posterior"].to_dataset().get(_parent(self._model))
+        if drawn is None:
+            return None
+        parameter = _values(drawn)
         missing = np.isnan(parameter).any(axis=tuple(k for k in range(parameter.ndim) if k != 2))
         if missing.any():
             raise ValueError(
                 f"Row {first + int(missing.argmax())} is predicted as nan. Look for missing values "
                 "in its columns."
             )
-        if self._kind == "response_params":
-            return parameter
-        return _values(found["posterior_predictive"].to_dataset()[self.name])
+        return parameter
 
 
 def _designs(model: Any) -> Iterator[tuple[str, Any]]:

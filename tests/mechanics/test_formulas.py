@@ -11,6 +11,7 @@ import xarray as xr
 
 import pymc_minibatch as pmb
 from pymc_minibatch import formulas
+from pymc_minibatch.bambi_rows import BambiPredictions
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +157,28 @@ def test_a_design_that_is_wrong_is_seen(monkeypatch):
         bambi_groups.Indicators, "argmax", lambda self, axis=1: self.n_columns - 1 - self.codes
     )
     assert not bambi_groups.is_right()
+
+
+NESTED = "y ~ x + (b + x:z | a) + (1 | a/b) + (bs(x, df=4) | c)"
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "new"])
+def test_effects_of_few_groups_are_bambis(frame, own):
+    model, _ = pair(NESTED, frame, family="bernoulli")
+    idata = made_up(model)
+    posterior = idata.posterior.to_dataset()
+    rows = None if own else frame.iloc[::-2].reset_index(drop=True)
+    drawing = BambiPredictions(model, posterior, rows, "mean", 1)
+    found = [drawn for _, drawn in drawing.chunks(lambda drawn, _: drawn, None)]
+    assert [effects.agrees for effects in drawing._effects] == [True]
+    expected = model.predict(idata, data=rows, inplace=False).posterior["p"]
+    expected = expected.stack(sample=("chain", "draw")).transpose("sample", ...)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-12)
+
+
+def test_effects_that_disagree_are_left_to_bambi(monkeypatch, frame):
+    model, _ = pair(FORMULAS[0], frame, family="bernoulli")
+    idata = made_up(model)
+    expected = pmb.predict(idata, model=model, kind="mean")
+    monkeypatch.setattr("pymc_minibatch.bambi_effects._effects", lambda values: np.zeros((1, 4)))
+    xr.testing.assert_allclose(pmb.predict(idata, model=model, kind="mean"), expected, rtol=1e-9)
