@@ -72,9 +72,12 @@ __all__ = [
     "beyond_usual",
     "carried_with",
     "factoring_share",
+    "level_walk_shares",
+    "log_stretch",
     "moved_alone",
     "overhead",
     "take_best",
+    "walking_share",
 ]
 
 KINDS = ("hyper", "dense", "groups")
@@ -108,9 +111,16 @@ WALK_SPREAD = 1.0
 LEVELS_WALK = 0.05
 """Share of the levels that walk in a sweep; of those far out there are more."""
 
+LEVELS_WALK_OUT = 0.4
+"""The same if their prior is no Gaussian, since their tails may be as heavy as its: of 20 effects
+with ν = 1.5, two of them separated, twice as many effective draws of the worst."""
+
 UNUSUAL_LEVEL, FARTHEST_LEVEL = 1.5, 5.0
 """As for h. The density of a level can have a long tail, or another mode, where an outlying row is
 taken for one or not."""
+
+FARTHEST_WALK = math.asinh(1e5)
+"""Standard deviations, in arsinh, beyond which no level walks: decisions would lose digits."""
 
 SHORTER = 0.15
 """Share of moves of the field that are shorter than the length tuning has found."""
@@ -879,7 +889,10 @@ class LatentMoves:
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns, self.sweeping)
         sees_all = self.decisions.sees_all
-        moved, log_q, walking = (_moved_levels if sees_all else _turned_levels)(rng, eta, angle)
+        if sees_all:
+            moved, log_q, walking = _moved_levels(rng, eta, angle, walking_share(levels))
+        else:
+            moved, log_q, walking = _turned_levels(rng, eta, angle)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
@@ -911,7 +924,8 @@ class LatentMoves:
         point[levels.latent[accepted]] = proposed[levels.latent[accepted]]
         counts.accepted["groups"].append(float(accepted.mean()))
         if tuning and is_set:
-            jump = float(inner_products(moved - eta, moved - eta) @ accepted)
+            turned = accepted & ~walking
+            jump = float(inner_products(moved - eta, moved - eta) @ turned)
             record(rng, turns, jump, OVERHEAD + accepted.size + read)
 
 
@@ -983,30 +997,45 @@ def _turned_levels(
 
 
 def _moved_levels(
-    rng: np.random.Generator, eta: np.ndarray, angle: float
+    rng: np.random.Generator, eta: np.ndarray, angle: float, walk: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turn the levels by an angle, but for some that walk.
+    """Turn the levels by an angle, but for some that walk in arsinh η, which reaches heavy tails.
 
     Also return the log ratios of the densities of both proposals, beside those of normal densities
-    where levels are turned, and which levels walk.
+    where levels are turned, and which levels walk: of those near the mode a share.
     """
-    share, moved = level_walk_shares(eta), _turned_levels(rng, eta, angle)[0]
+    share, moved = level_walk_shares(eta, walk), _turned_levels(rng, eta, angle)[0]
     walking = np.flatnonzero(rng.random(share.size) < share)
     start, shape = eta[walking], (walking.size, eta.shape[1])
     lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
-    moved[walking] = start + lengths[:, None] * rng.standard_normal(shape)
-    there = level_walk_shares(moved)
+    walked = np.arcsinh(start) + lengths[:, None] * rng.standard_normal(shape)
+    too_far = np.abs(walked).max(axis=1, initial=0.0) > FARTHEST_WALK
+    walked[too_far] = np.arcsinh(start[too_far])
+    moved[walking] = np.sinh(walked)
+    there = level_walk_shares(moved, walk)
     log_q = np.log((1 - there) / (1 - share))
     end, of_types = moved[walking], np.log(there[walking] / share[walking])
     log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
+    log_q[walking] += log_stretch(end) - log_stretch(start)
+    log_q[walking[too_far]] = -np.inf
     is_walking = np.zeros(share.size, dtype=np.bool_)
     is_walking[walking] = True
     return moved, log_q, is_walking
 
 
-def level_walk_shares(eta: np.ndarray) -> np.ndarray:
+def log_stretch(eta: np.ndarray) -> np.ndarray:
+    """Return log |dη / d arsinh η| of each level."""
+    return np.asarray(0.5 * np.log1p(eta**2).sum(axis=1))
+
+
+def walking_share(levels: Levels) -> float:
+    """Return the share of the levels that walk in a sweep, of those near the mode."""
+    return LEVELS_WALK if levels.prior is None else LEVELS_WALK_OUT
+
+
+def level_walk_shares(eta: np.ndarray, walk: float) -> np.ndarray:
     """Return how likely each level walks."""
-    settings = LEVELS_WALK, UNUSUAL_LEVEL, FARTHEST_LEVEL
+    settings = walk, UNUSUAL_LEVEL, FARTHEST_LEVEL
     return np.asarray(walk_share_beyond(beyond_usual(eta), *settings))
 
 

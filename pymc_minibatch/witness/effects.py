@@ -36,6 +36,8 @@ from pymc_minibatch.latent.moves import (
     Tuning,
     hyper_walk_share,
     level_walk_shares,
+    log_stretch,
+    walking_share,
 )
 from pymc_minibatch.latent.surrogate import Reading
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -233,9 +235,10 @@ class MovesOfEffects(Look):
         turned = 0.5 * (lengths[1] - lengths[0])
         if not self.moves.decisions.sees_all:
             return turned
-        before, after = (level_walk_shares(eta) for eta in etas)
+        before, after = (level_walk_shares(eta, walking_share(levels)) for eta in etas)
         turned = turned + np.log((1.0 - after) / (1.0 - before))
-        return np.where(moves.walks, np.log(after / before), turned)
+        stretched = log_stretch(etas[1]) - log_stretch(etas[0])
+        return np.where(moves.walks, np.log(after / before) + stretched, turned)
 
     # --- What they share ----------------------------------------------------------------------
 

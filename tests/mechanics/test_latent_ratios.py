@@ -297,7 +297,7 @@ def test_levels(
 
     level_ratios = surrogate.level_ratios
     monkeypatch.setattr(surrogate, "level_ratios", recorded)
-    monkeypatch.setattr(moves_module, "level_walk_shares", lambda z: np.full(len(z), 1e-9))
+    monkeypatch.setattr(moves_module, "level_walk_shares", lambda z, _: np.full(len(z), 1e-9))
     for factor, levels in enumerate(sampler.field.levels):
         before, where = start(sampler, seed), levels.latent[:, 0]
         for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):
@@ -389,7 +389,7 @@ def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(40)
     eta = rng.standard_normal((100_000, 2))
     for _ in range(4):
-        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2)
+        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2, 0.3)
         accepted = -rng.standard_exponential(len(eta)) < log_q
         assert 0.3 < accepted.mean() < 0.95
         eta = np.where(accepted[:, None], moved, eta)
@@ -409,8 +409,9 @@ def test_levels_that_batches_decide_on_do_not_walk(
     walked: list[int] = []
 
     def recorded(
-        rng: np.random.Generator, eta: np.ndarray, angle: float
+        rng: np.random.Generator, eta: np.ndarray, angle: float, walk: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert 0.0 < walk < 1.0
         walked.append(len(eta))
         return eta, np.zeros(len(eta)), np.ones(len(eta), dtype=np.bool_)
 

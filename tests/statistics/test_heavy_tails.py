@@ -53,3 +53,35 @@ def test_quantiles_of_a_separated_coefficient(prior):
     for p in (0.25, 0.5, 0.75, 0.95):
         quantile = grid[np.searchsorted(cdf, p * cdf[-1])]
         assert abs((draws < quantile).mean() - p) < 0.25 * min(p, 1 - p) + 0.02
+
+
+def test_quantiles_of_separated_levels():
+    """Of 60 levels with ν = 1.5, whose posteriors are independent, ten have rows of one kind."""
+    n_levels, n, nu = 60, 12, 1.5
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(n_levels), n)
+    y = rng.binomial(1, 0.5, group.size)
+    y[group < 5], y[(group >= 5) & (group < 10)] = 1, 0
+    with pm.Model() as model:
+        u = pm.StudentT("u", nu=nu, mu=0, sigma=1.0, shape=n_levels)
+        pm.Bernoulli("y", logit_p=u[group], observed=y)
+    found = pm.sample(
+        draws=2000,
+        tune=400,
+        chains=2,
+        cores=1,
+        step=pmb.MinibatchMH(model=model),
+        model=model,
+        random_seed=2,
+        progressbar=False,
+    )
+    draws = found.posterior["u"].values
+    grid = np.sinh(np.linspace(-10, 10, 50_001))
+    log_prior = -(nu + 1) / 2 * np.log1p(grid**2 / nu) + 0.5 * np.log1p(grid**2)
+    for sign, levels in ((1, range(5)), (-1, range(5, 10))):
+        log_density = log_prior - n * np.logaddexp(0, -grid)
+        cdf = np.cumsum(np.exp(log_density - log_density.max()))
+        for p in (0.25, 0.5, 0.75, 0.95):
+            quantile = grid[np.searchsorted(cdf, p * cdf[-1])]
+            below = (sign * draws[..., levels] < quantile).mean()
+            assert abs(below - p) < 0.2 * min(p, 1 - p) + 0.01

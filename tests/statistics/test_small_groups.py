@@ -158,7 +158,7 @@ def test_levels_that_batches_let_go_are_found(
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with monkeypatch.context() as within:
             within.setattr(moves, "_turned_levels", turned)
-            return moves._moved_levels(rng, eta, angle)
+            return moves._moved_levels(rng, eta, angle, 0.5)
 
     monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
     monkeypatch.setattr(moves, "_turned_levels", walked)
