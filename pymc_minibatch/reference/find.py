@@ -518,7 +518,13 @@ def search(
     if not density.kinked:
         density.look_for_kinks(theta, sample)
     more = _sample(tall, ROWS_EACH * theta.size, rng, sample)
-    theta, precision = density.polish(theta, sample, more)
+    try:
+        theta, precision = density.polish(theta, sample, more)
+    except np.linalg.LinAlgError as error:
+        raise NoReferenceError(
+            f"the log-density has no finite curvature where its mode seems to be ({error}): it may "
+            "have a wall there, or no mode"
+        ) from error
     theta = np.where(tall.layout.is_continuous, theta, held)
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
@@ -968,6 +974,8 @@ class _Density:
             gradient = self.gradient(theta, None)
             step = cho_solve(self.factor(theta, precision), gradient)
             theta = theta + step
+            if not np.isfinite(self.gradient(theta, None)).all():  # a step beyond a wall
+                return theta - step, precision
             if step @ gradient < KINKED_LENGTH**2:
                 break
         return theta, precision

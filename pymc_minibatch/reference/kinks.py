@@ -47,6 +47,9 @@ CLOSE = 0.2
 LEAST_CURVATURE = 0.02
 """No axis is taken for flatter than this share of what it was before."""
 
+HALVINGS = 20
+"""How often a step is halved that leads where the gradient is not finite."""
+
 CLIMB_STEPS = 500
 
 
@@ -109,14 +112,36 @@ def has_kinks(
 
 
 def average_precision(gradient: Slopes, theta: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """Average curvature over one standard deviation to either side, by a guess of the precision."""
+    """Average curvature over one standard deviation to either side, by a guess of the precision.
+
+    Or over less, where a point so far out is impossible.
+
+    Raises
+    ------
+    LinAlgError
+        If the gradient is finite nowhere about the point.
+    """
     lower = cholesky(precision, lower=True)
     axes = solve_triangular(lower, np.eye(theta.size), lower=True)
-    changes = np.array([gradient(theta - axis) - gradient(theta + axis) for axis in axes])
+    changes = np.array([_change(gradient, theta, axis) for axis in axes])
     curvature = axes @ changes.T / 2
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     curvature = (vectors * np.maximum(values, LEAST_CURVATURE)) @ vectors.T
     return np.asarray(lower @ curvature @ lower.T)
+
+
+def _change(gradient: Slopes, theta: np.ndarray, axis: np.ndarray) -> np.ndarray:
+    """Return how the gradient changes from one end of an axis to the other.
+
+    What is seen between points closer by is taken for the same curvature.
+    """
+    for halvings in range(HALVINGS):
+        share = 0.5**halvings
+        with np.errstate(all="ignore"):
+            change = gradient(theta - share * axis) - gradient(theta + share * axis)
+        if np.isfinite(change).all():
+            return np.asarray(change / share)
+    raise np.linalg.LinAlgError("the gradient is not finite about the mode")
 
 
 def climb(
