@@ -74,6 +74,7 @@ from pymc_minibatch.steps.deciding import (
     settle,
     steps_of_draw,
 )
+from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -114,6 +115,12 @@ LEAST_RESIDENTS = 100_000
 HEAVY_WALK = 0.4
 """Share of the random walk where tails are heavy, half of it along their axes."""
 
+TRANSITION, TRANSITION_OF_EFFECTS = 200.0, 20_000.0
+"""What one costs besides rows, in rows of some 50 ns."""
+
+USUAL_DRAWS = 1000
+"""Of a chain, where a step is run by hand."""
+
 NEARLY_GAUSSIAN = 0.5
 """Where independent Gaussian proposals would be accepted this often, no others are needed."""
 
@@ -124,6 +131,8 @@ class MinibatchMHState(TallStepState):
 
     proposal_state: tuple[np.ndarray, ...]
     batch_state: FirstBatch
+    transitions: int
+    followed: tuple[np.ndarray, float]
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
     acceptance: Acceptance = field(metadata={"frozen": True})
@@ -228,7 +237,8 @@ class MinibatchMH(TallStep):
         one where a transition reads many rows. Of a model with effects a transition moves all of
         them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
         rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
-        costly.
+        costly. Where draws of tuning are correlated for long, as on a ridge that only the prior
+        bounds, it takes more after tuning, again at most 50, as long as that takes seconds.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, when set-up is
         done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
@@ -247,7 +257,7 @@ class MinibatchMH(TallStep):
     rows : {"size", "uniform"}
         How rows are drawn.
     steps_per_draw : int
-        Transitions for each draw.
+        Transitions for each draw, at least: after tuning ``transitions`` may be more.
     choice : str
         How it decides, and why.
 
@@ -406,6 +416,7 @@ class MinibatchMH(TallStep):
             if isinstance(value, cached_property):
                 self.__dict__.pop(name, None)
         self.proposal_options = ()
+        self._draws_to_come = USUAL_DRAWS
         self.rows: str = "uniform"
         self.row_sizes: RowSizes | None = None
         self.sized: SizedRows | None = None
@@ -620,6 +631,7 @@ class MinibatchMH(TallStep):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain; rows that served another one do not serve this one."""
         super().setup_chain(rng, tune, draws)
+        self._draws_to_come = draws
         if self.sized is not None and self.ball is not None:
             self._put_in_place(Residents.none(self.sized))
 
@@ -627,6 +639,10 @@ class MinibatchMH(TallStep):
         self.batch_state = new_first_batch(self._initial_batch)
         self._read, self._cost_is_checked = np.zeros(2), False
         self._level_is_found = False
+        self.transitions = 1
+        self._mixing = Mixing(
+            self.tall.layout, TRANSITION if self.latent is None else TRANSITION_OF_EFFECTS
+        )
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
@@ -705,6 +721,9 @@ class MinibatchMH(TallStep):
 
     def stop_tuning(self) -> None:
         """Fix what tuning has found."""
+        if self._may_take_more:
+            self.transitions = self._mixing.transitions(self._made, self._draws_to_come)
+            self._mixing.draws.clear()
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
@@ -720,11 +739,35 @@ class MinibatchMH(TallStep):
             facts["temperature"] = f"{self.temperature:g}"
         return facts | {"draw": f"{self.steps_per_draw} transitions"}
 
+    @property
+    def _may_take_more(self) -> bool:
+        return self.steps_are_free and (self.latent is None or not self.latent.costly)
+
+    @property
+    def followed(self) -> tuple[np.ndarray, float]:
+        """Draws of tuning, of parameters that are followed, and how many rows they have read."""
+        return np.array(self._mixing.draws), self._mixing.rows_read
+
+    @followed.setter
+    def followed(self, stored: tuple[np.ndarray, float]) -> None:
+        self._mixing.draws, self._mixing.rows_read = list(stored[0]), stored[1]
+
+    @property
+    def _made(self) -> int:
+        """Transitions of a draw."""
+        if not self.tune:
+            return max(self.steps_per_draw, self.transitions)
+        return 1 if self.latent is not None and self.steps_are_free else self.steps_per_draw
+
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
-        if self.latent is not None:
-            return self._draw_latent(flat)
+        stats = self._draw_together(flat) if self.latent is None else self._draw_latent(flat)
+        if self.tune and self._may_take_more:
+            self._mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
+        return stats
+
+    def _draw_together(self, flat: np.ndarray) -> dict[str, Any]:
         before = self._snapshot(flat)
-        totals = self._transitions(flat, self.steps_per_draw)
+        totals = self._transitions(flat, self._made)
         if totals.impossible_row == OUT_OF_ROWS:
             self._restore(flat, before)
             totals = self._one_by_one(flat)
@@ -756,7 +799,7 @@ class MinibatchMH(TallStep):
         counts = self.latent.draw(
             self.rng,
             flat,
-            1 if self.tune and self.steps_are_free else self.steps_per_draw,
+            self._made,
             self.tune,
             self.proposal_state,
         )
@@ -818,7 +861,7 @@ class MinibatchMH(TallStep):
         number of rows: that they had run out tells nothing of the rows, and the test stays exact.
         """
         made = []
-        for _ in range(self.steps_per_draw):
+        for _ in range(self._made):
             before = self._snapshot(flat)
             totals = self._transitions(flat, 1)
             if totals.impossible_row == OUT_OF_ROWS:
@@ -1082,9 +1125,9 @@ class MinibatchMH(TallStep):
         n_decisions = np.maximum(totals.n_decisions, 1)
         always = 0 if self.control is None else self.control.always_read.size
         return {
-            "acceptance_rate": totals.n_accepted / self.steps_per_draw,
+            "acceptance_rate": totals.n_accepted / self._made,
             # Rows that are read always, at the first point and at each proposal.
-            "n_likelihood": 2 * totals.n_evaluated + always * (self.steps_per_draw + 1),
+            "n_likelihood": 2 * totals.n_evaluated + always * (self._made + 1),
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,

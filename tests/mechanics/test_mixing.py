@@ -1,0 +1,58 @@
+"""How many transitions make a draw, from how long draws of tuning are correlated."""
+
+import numpy as np
+import pytest
+from models import logistic_model
+from scipy.signal import lfilter
+
+from pymc_minibatch import MinibatchMH
+from pymc_minibatch.steps.mixing import MOST_TRANSITIONS, Mixing, uncorrelated_after
+from pymc_minibatch.tall.layout import PointLayout
+
+RNG = np.random.default_rng(1)
+QUICK, SLOW = RNG.normal(size=4000), lfilter([1.0], [1.0, -0.93], RNG.normal(size=4000))
+
+
+def test_the_lag_is_that_of_the_slowest_parameter() -> None:
+    """The correlation of the slow one is ½ after ln ½ / ln 0.93 = 9.6 draws."""
+    assert uncorrelated_after(QUICK[:, None]) == 1
+    lag = uncorrelated_after(np.column_stack([QUICK, SLOW, np.ones(4000)]))
+    assert 7 <= lag <= 13
+    assert uncorrelated_after(2.0**-40 * SLOW[:, None]) == uncorrelated_after(SLOW[:, None])
+    assert 50 <= uncorrelated_after(np.arange(400.0)[:, None]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("n_draws", "n_read", "draws", "least", "most"),
+    [
+        (50, 0.0, 1000, 1, 1),  # too few to tell
+        (4000, 0.0, 1000, 14, 26),  # of two transitions each
+        (4000, 0.0, 10**7, 1, 1),  # would take long
+        (4000, 1e5, 1000, 1, 1),
+    ],
+)
+def test_transitions_are_affordable(
+    n_draws: int, n_read: float, draws: int, least: int, most: int
+) -> None:
+    mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
+    for value in SLOW[:n_draws]:
+        mixing.add(np.array([value]), n_read)
+    assert least <= mixing.transitions(2, draws) <= most <= MOST_TRANSITIONS
+
+
+@pytest.mark.parametrize("asked", ["auto", 2])
+def test_a_step_takes_more_transitions_where_draws_are_correlated(asked: int | str) -> None:
+    step = MinibatchMH(model=logistic_model(), steps_per_draw=asked, rng=1)
+    assert step.tune
+    point = step.tall.start.copy()
+    for value in SLOW[:1000]:
+        if asked == "auto":
+            step._mixing.add(point + value, 10.0)
+    step.stop_tuning()
+    if asked == "auto":
+        assert step._made >= 14
+        assert step._made > step.steps_per_draw
+    else:
+        assert step._made == step.steps_per_draw == 2
+    _, [stats] = step.step(step.tall.model.initial_point())
+    assert 0.0 <= stats["acceptance_rate"] <= 1.0
