@@ -12,6 +12,7 @@ from pymc_minibatch.acceptance import (
     Penalty,
     SubLhd,
 )
+from pymc_minibatch.approximate import approximate
 from pymc_minibatch.audit import Audit, audit
 from pymc_minibatch.bounds import (
     Bohning,
@@ -95,6 +96,7 @@ __all__ = [
     "SurrogateHamiltonian",
     "SurrogateLangevin",
     "TallModel",
+    "approximate",
     "audit",
     "check",
     "compare",

@@ -78,12 +78,12 @@ class WholeDecisions(Decisions):
 
     def of_rows(self, move: Move) -> float:
         """Return what all rows add to the log ratio of a move under the surrogate."""
-        before, after = (self._evaluated(reading.phi) for reading in move.readings)
+        before, after = (self.of_all(reading.phi) for reading in move.readings)
         return self._beside_surrogate(move, before, after)
 
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what all rows of each level add to its log ratio."""
-        before, after = (self._evaluated(reading.phi) for reading in moves.readings)
+        before, after = (self.of_all(reading.phi) for reading in moves.readings)
         return self._beside_surrogate_by_level(moves, before, after)
 
     def _beside_surrogate(self, move: Move, before: np.ndarray, after: np.ndarray) -> float:
@@ -117,13 +117,13 @@ class WholeDecisions(Decisions):
             if np.array_equal(known, phi):
                 self._known.append(self._known.pop(i))
                 return values
-        values = self._evaluated(phi)
+        values = self.of_all(phi)
         counts.n_evaluated += values.size
         self._remember(phi, values)
         return values
 
-    def _evaluated(self, phi: np.ndarray) -> np.ndarray:
-        """Return the log-likelihoods of all rows, divided by T."""
+    def of_all(self, phi: np.ndarray) -> np.ndarray:
+        """Return the log-likelihoods of all rows at φ, divided by T, shape (N,)."""
         values = np.concatenate([self.rows.values(phi, *chunk)[0] for chunk in self._chunks])
         return values / self.temperature
 

@@ -18,6 +18,7 @@ FLOORS = [
     {"latent"},
     {"witness"},
     {"steps", "multilevel"},
+    {"approximation"},
 ]
 """The rooms from the ground up; one may use those below and, on the third floor, none beside it."""
 

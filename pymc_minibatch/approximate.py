@@ -1,0 +1,285 @@
+"""`approximate`: set-up, draws, the check, and what is returned."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+from arviz_stats.base.array import array_stats
+from pymc.util import get_random_generator
+
+from pymc_minibatch.approximation.check import Check, Scanned, check_of
+from pymc_minibatch.approximation.draws import (
+    Approximation,
+    FieldApproximation,
+    Mixture,
+    approximation_of,
+)
+from pymc_minibatch.approximation.tree import tree_of, variables
+from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.draws import built_by_bambi
+from pymc_minibatch.reference import NoReferenceError
+from pymc_minibatch.steps import MinibatchMH
+
+__all__ = ["approximate"]
+
+TUNED = 30
+"""Scans that tune the moves, which are made about the mode already."""
+
+SCANS = 2
+"""Scans from each draw."""
+
+LEAST_STARTS = 48
+"""Draws from which scans are made at least."""
+
+CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
+"""Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
+
+SCAN_ROWS, ENTRY_ROWS = 2e5, 20.0
+"""What a scan costs beside reading rows, in rows (1.5 ms), and what it costs for each variable."""
+
+DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 5e7, 20, 400
+"""Rows for the log-density of the model at single draws, and at how many of them."""
+
+RATIO_ROWS, LEAST_RATIOS = 1e8, 40
+"""The same for the ratios of which k̂ is found."""
+
+WARMED = 10
+"""Scans before those whose cost is measured."""
+
+
+def approximate(
+    model: Any = None,
+    *,
+    draws: int = 1000,
+    data: Any = None,
+    random_seed: Any = None,
+    correct: bool | Literal["auto"] = "auto",
+    var_names: Sequence[str] | None = None,
+) -> xr.DataTree:
+    """Approximate the posterior, and check the approximation by exact transitions.
+
+    Draws come from the approximation that the set-up of :class:`MinibatchMH` makes: Gaussian about
+    the mode, or for models with effects, Laplace's approximation with corrections of third order.
+    From some of the draws the step makes a few of its own transitions, which leave the posterior
+    as it is. If these move the draws systematically, the approximation is wrong by as much, and
+    the transitions correct it.
+
+    Parameters
+    ----------
+    model : pymc.Model or bambi.Model, optional
+        The model; taken from the context if not given.
+    draws : int, default 1000
+        Draws to return.
+    data : mapping of str to array, or TallModel, optional
+        Data instead of the model's own, as :class:`MinibatchMH` takes them.
+    random_seed : seed or numpy.random.Generator, optional
+        Chooses the draws.
+    correct : bool or "auto", default "auto"
+        Whether to return where the transitions lead instead of draws from the approximation. They
+        start from all draws then, and the check is one of the corrected draws. "auto" does so if
+        the check finds an error, and if the transitions cost no more than about 2 × 10⁹ evaluations
+        of rows.
+    var_names : list of str, optional
+        Variables of the result; all free variables and Deterministics if not given, except for
+        Deterministics with a value for each row.
+
+    Returns
+    -------
+    DataTree
+        As ``pm.sample`` returns it, with one chain. Its attributes are
+
+        - ``verdict``: ``"use"``, ``"check"`` or ``"do not use"``; ``reason`` says it in words;
+        - ``largest_shift``: the largest error of a mean that the check has seen, in posterior
+          standard deviations; ``largest_shift_error`` its standard error and
+          ``largest_shift_variable`` the variable;
+        - ``pareto_k``: Pareto's k̂ of the ratios of posterior and approximation, as functions of the
+          hyperparameters and the coefficients that many rows share;
+        - ``corrected``: whether transitions were made from all draws;
+        - ``seconds``: what all of it took, and ``setup_seconds``.
+
+        Sample stats are ``lp`` and ``log_q``, the log-densities of the model and the
+        approximation, at some of the draws and NaN elsewhere, and those by which :func:`compare`
+        and :func:`predict` recognise the rows.
+
+    Raises
+    ------
+    NoReferenceError
+        If the posterior has no mode, or has several and no effects.
+    NotTallError
+        If the model does not split into a prior part and independent rows.
+    ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
+    ...     idata = pmb.approximate(random_seed=2)  # doctest: +SKIP
+    """
+    started = time.perf_counter()
+    draws = checked_count("draws", draws, 2)
+    if correct not in (True, False, "auto"):
+        raise ValueError(f"correct must be True, False or 'auto'; got {correct!r}.")
+    bambi = model if built_by_bambi(model) else None
+    of = checked_model(model) if bambi is None else bambi.backend.model
+    rng = get_random_generator(random_seed)
+    with _without_row_warnings():
+        step = MinibatchMH(data=data, model=of, rng=rng.spawn(1)[0])
+    names = variables(of, step.tall, var_names)
+    run = _Run(step, rng, draws)
+    found = run.checked(correct)
+    attrs = {
+        "verdict": found.check.verdict,
+        "reason": found.check.reason,
+        "largest_shift": found.check.largest.size,
+        "largest_shift_error": found.check.largest.error,
+        "largest_shift_variable": found.check.largest.name,
+        "pareto_k": found.check.pareto_k,
+        "corrected": int(found.corrected),
+        "setup_seconds": step.setup_seconds,
+    }
+    tree = tree_of(found.points, step.tall, names, run.stats(found), attrs)
+    if bambi is not None:
+        tree = bambi.backend._clean_results(tree, omit_offsets=True, include_response_params=False)
+    for part in (tree, tree["posterior"]):
+        part.attrs["seconds"] = part.attrs["sampling_time"] = time.perf_counter() - started
+    return tree
+
+
+class Found(NamedTuple):
+    """Draws and what is known of them.
+
+    Attributes
+    ----------
+    points : ndarray, shape (S, D)
+        Unconstrained draws.
+    log_q : ndarray, shape (S,)
+        Log-density of the approximation; NaN of corrected draws.
+    check : Check
+        What the check has found.
+    corrected : bool
+        Whether transitions were made from all draws.
+    """
+
+    points: np.ndarray
+    log_q: np.ndarray
+    check: Check
+    corrected: bool
+
+
+class _Run:
+    """One approximation of a model that is set up."""
+
+    def __init__(self, step: MinibatchMH, rng: np.random.Generator, draws: int) -> None:
+        self.step, self.rng, self.n_draws = step, rng, draws
+        known = approximation_of(step.latent, step.control, step.tall.start)
+        if known is None:
+            raise NoReferenceError(
+                "There is no single mode about which the posterior could be approximated; the "
+                "warnings above say why. Sample the model instead, with MinibatchMH or NUTS."
+            )
+        self.approximation: Approximation = known
+        self.n_modes = known.n_modes if isinstance(known, Mixture) else 1
+        if step.latent is not None:
+            step.steps_per_draw = 1
+
+    def checked(self, correct: bool | str) -> Found:
+        """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
+        points, log_q = self.approximation.draw(self.rng, self.n_draws)
+        moments = _moments(points)
+        cost = self._tuned(points[0])
+        pareto_k = self._pareto_k(points, log_q)
+        n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, min(LEAST_STARTS, self.n_draws), None))
+        n_starts = self.n_draws if correct is True else min(n_starts, self.n_draws)
+        scanned = self._scanned(points[:n_starts], SCANS)
+        check = check_of(scanned, moments, self.step.tall.layout.slices, pareto_k, self.n_modes)
+        affordable = 2 * SCANS * cost * self.n_draws <= CORRECTION_ROWS
+        if correct is False or (
+            correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
+        ):
+            return Found(points, log_q, check, False)
+        rest = self._scanned(points[n_starts:], SCANS)
+        middle = np.concatenate([scanned.end, rest.end])
+        again = self._scanned(middle, SCANS)
+        slices = self.step.tall.layout.slices
+        check = check_of(again, _moments(middle), slices, pareto_k, self.n_modes)
+        return Found(again.end, np.full(self.n_draws, np.nan), check, True)
+
+    def stats(self, found: Found) -> dict[str, np.ndarray]:
+        """Return the sample stats."""
+        step, n = self.step, self.n_draws
+        log_p = np.full(n, np.nan)
+        for s in range(min(n, self._n_densities)):
+            log_p[s] = step._model_density(found.points[s])
+        return {
+            "lp": log_p,
+            "log_q": found.log_q,
+            "n_rows": np.full(n, step.n_rows),
+            "setup_seconds": np.full(n, step.setup_seconds),
+            "stand_in": np.full(n, step.tall.is_bound),
+            "rows_checksum": np.full(n, step.rows_checksum),
+        }
+
+    @property
+    def _n_densities(self) -> int:
+        return int(np.clip(DENSITY_ROWS / self.step.n_rows, LEAST_DENSITIES, MOST_DENSITIES))
+
+    def _tuned(self, point: np.ndarray) -> float:
+        """Tune the moves from a draw; return what a scan costs, in rows."""
+        step, point = self.step, point.copy()
+        step.setup_chain(self.rng.spawn(1)[0], TUNED, 0)
+        read = [self._scan(point) for _ in range(TUNED)]
+        step.stop_tuning()
+        beside = SCAN_ROWS + ENTRY_ROWS * point.size
+        return float(np.mean(read[WARMED:])) + beside
+
+    def _scan(self, point: np.ndarray) -> float:
+        """Move a point in place by one scan; return how many rows were read."""
+        stats = self.step._draw(point)
+        self.step.n_draws += 1
+        return float(stats["n_likelihood"])
+
+    def _scanned(self, starts: np.ndarray, n_scans: int) -> Scanned:
+        """Make scans from each of some points."""
+        means, ends = np.zeros_like(starts), starts.copy()
+        for mean, end in zip(means, ends, strict=True):
+            for _ in range(n_scans):
+                self._scan(end)
+                mean += end / n_scans
+        return Scanned(starts, means, ends)
+
+    def _pareto_k(self, points: np.ndarray, log_q: np.ndarray) -> float:
+        """Return k̂ of the ratios of posterior and approximation."""
+        known = self.approximation
+        if isinstance(known, Mixture):
+            return float("nan")
+        if isinstance(known, FieldApproximation):
+            n = np.clip(RATIO_ROWS / 2 / known.cost, LEAST_RATIOS, MOST_DENSITIES)
+            ratios = known.log_ratios(self.rng, int(n))
+        else:
+            n = max(self._n_densities, LEAST_RATIOS)
+            ratios = np.array([self.step._model_density(p) for p in points[:n]]) - log_q[:n]
+        ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
+        return float(array_stats.psislw(-ratios)[1]) if np.ptp(ratios) > 1e-9 else 0.0
+
+
+def _moments(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and standard deviations, without a copy of all points."""
+    mean, squares = points.mean(axis=0), np.zeros(points.shape[1])
+    for point in points:
+        squares += (point - mean) ** 2
+    return mean, np.sqrt(squares / len(points))
+
+
+@contextmanager
+def _without_row_warnings() -> Iterator[None]:
+    """Keep quiet of Deterministics with a value for each row, which are left out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Deterministics .* have one value for each")
+        yield

@@ -1,0 +1,1 @@
+"""What an approximate posterior is made of: draws, their check, a result."""

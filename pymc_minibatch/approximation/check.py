@@ -1,0 +1,241 @@
+"""The check of an approximation: exact transitions from its own draws.
+
+Transitions that leave the posterior as it is leave the approximation as it is, if that is right. So
+let x₀ be a draw from the approximation q and x̄ the mean of the points that the next few scans
+visit. In posterior standard deviations, with b the regression of x̄ on x₀,
+
+    error = (E x̄ − E_q x) / (1 − b)
+
+is how far the mean of q is off, to first order: scans that move little (b near 1) reveal little of
+it at once. E_q x is known nearly without Monte Carlo error, since draws have matched moments. The
+variance of what scans reach says how far standard deviations are off.
+
+Whether tails of q are too light is seen from the ratios π/q at draws of the hyperparameters and the
+border, by Pareto's k̂.
+
+References
+----------
+Gelman and Rubin (1992) and Talts et al. (2018) for the idea that a sampler must leave its target as
+it is. Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+__all__ = ["Check", "Scanned", "Shift", "Verdict", "check_of"]
+
+Verdict = Literal["use", "check", "do not use"]
+
+TOLERATED, WRONG = 0.05, 0.3
+"""Errors of a mean, in posterior sds, up to which an approximation is as good as a thousand draws,
+and from which it is not to be used."""
+
+TOLERATED_SCALE, WRONG_SCALE = 0.05, 0.3
+"""The same for relative errors of standard deviations."""
+
+MOST_NOISE = 0.3
+"""An error that no standard error smaller than this has looked for may be there."""
+
+GOOD_K, BAD_K = 0.7, 1.0
+"""Pareto's k̂ up to which importance weights are useful, and from which they have no mean."""
+
+SLOW, STUCK = 0.8, 0.97
+"""Regressions on the start from which scans say little, or nothing."""
+
+ALPHA = 0.005
+"""Share of right approximations in which some error seems to be there."""
+
+FEW = 8
+"""Variables with more elements are judged by what their elements have in common as well."""
+
+
+class Scanned(NamedTuple):
+    """Draws, and what scans from them have visited.
+
+    Attributes
+    ----------
+    start, mean, end : ndarray, shape (S, D)
+        Where scans started, the mean of where each led, and where the last one did.
+    """
+
+    start: np.ndarray
+    mean: np.ndarray
+    end: np.ndarray
+
+
+class Shift(NamedTuple):
+    """How far off the approximation is for a variable, in posterior standard deviations.
+
+    Attributes
+    ----------
+    name : str
+        The variable.
+    size, error : float
+        The largest error of a mean among its elements, as far as it is no noise, and its standard
+        error.
+    surely : float
+        What it is at least, however many elements were looked at.
+    scale, scale_error : float
+        Relative error of its standard deviations, and its standard error.
+    slowness : float
+        b.
+    """
+
+    name: str
+    size: float
+    error: float
+    surely: float
+    scale: float
+    scale_error: float
+    slowness: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the check has found.
+
+    Attributes
+    ----------
+    shifts : list of Shift
+        One for each variable.
+    pareto_k : float
+        k̂; NaN where it was not looked at.
+    n_modes : int
+        How many modes were found.
+    """
+
+    shifts: list[Shift]
+    pareto_k: float
+    n_modes: int = 1
+
+    @property
+    def largest(self) -> Shift:
+        """The variable that is farthest off."""
+        return max(self.shifts, key=lambda shift: shift.size)
+
+    @property
+    def widest(self) -> Shift:
+        """The variable whose standard deviations are."""
+        return max(self.shifts, key=lambda shift: abs(shift.scale) - 2 * shift.scale_error)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no error is seen that is larger than Monte Carlo errors of a thousand draws."""
+        return self._worst <= 1.0
+
+    @property
+    def _worst(self) -> float:
+        """The largest error that is surely there, relative to what is tolerated."""
+        means = max(shift.surely for shift in self.shifts) / TOLERATED
+        return max(means, self._scale / TOLERATED_SCALE)
+
+    @property
+    def _scale(self) -> float:
+        z = float(norm.isf(ALPHA / len(self.shifts) / 2))
+        return max(abs(s.scale) - z * s.scale_error for s in self.shifts)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the draws can be used."""
+        surely = max(shift.surely for shift in self.shifts)
+        slow = max(shift.slowness for shift in self.shifts)
+        noise = max(shift.error for shift in self.shifts)
+        if surely > WRONG or self._scale > WRONG_SCALE or slow > STUCK or self.pareto_k > BAD_K:
+            return "do not use"
+        unsure = slow > SLOW or noise > MOST_NOISE or self.pareto_k > GOOD_K or self.n_modes > 1
+        return "check" if unsure or not self.is_settled else "use"
+
+    @property
+    def reason(self) -> str:
+        """The verdict in words."""
+        far, wide = self.largest, self.widest
+        parts = [f"largest shift {far.size:.2f} ± {far.error:.2f} sd ({far.name})"]
+        parts.append(f"sds off by {wide.scale:+.0%} ± {wide.scale_error:.0%} ({wide.name})")
+        if math.isfinite(self.pareto_k):
+            parts.append(f"k̂ {self.pareto_k:.1f}")
+        slow = max(self.shifts, key=lambda shift: shift.slowness)
+        if slow.slowness > SLOW:
+            parts.append(f"scans hardly move {slow.name}, so that its errors are not seen")
+        if self.n_modes > 1:
+            parts.append(f"{self.n_modes} modes, whose shares no scan has confirmed")
+        return "; ".join(parts)
+
+
+def check_of(
+    scanned: Scanned,
+    moments: tuple[np.ndarray, np.ndarray],
+    slices: Mapping[str, slice],
+    pareto_k: float,
+    n_modes: int = 1,
+) -> Check:
+    """Compare where scans have led with the moments of the draws that they started from.
+
+    Parameters
+    ----------
+    scanned
+        Starts and what scans made of them.
+    moments : (ndarray, ndarray), shape (D,)
+        Means and standard deviations of the approximation.
+    slices
+        Where variables lie in a point.
+    pareto_k, n_modes
+        What else is known.
+    """
+    mean, sd = moments
+    start, middle, end = ((points - mean) / sd for points in scanned)
+    z = float(norm.isf(ALPHA / mean.size / 2))
+    shifts = [
+        _shift(name, start[:, where], middle[:, where], end[:, where], z)
+        for name, where in slices.items()
+        if where.stop > where.start
+    ]
+    return Check(shifts, pareto_k, n_modes)
+
+
+def _shift(name: str, start: np.ndarray, middle: np.ndarray, end: np.ndarray, z: float) -> Shift:
+    n = len(start)
+    slope = np.clip(_regression(start, middle), 0.0, None)
+    left = np.maximum(1.0 - slope, 1.0 - STUCK)
+    rest = middle - slope * start
+    errors, noise = rest.mean(axis=0) / left, rest.std(axis=0, ddof=1) / math.sqrt(n) / left
+    scale, scale_noise = _scale_error(start, end)
+    surely = np.abs(errors) - z * noise
+    worst = int(np.argmax(np.abs(errors) if errors.size <= FEW else surely))
+    size, error = float(abs(errors[worst])), float(noise[worst])
+    least = float(surely.max())
+    if errors.size > FEW:
+        common, common_error = _in_common(errors, noise)
+        size, error = max((max(least, 0.0), error), (common, common_error))
+        least = max(least, common - z * common_error)
+    return Shift(name, size, error, least, scale, scale_noise, float(slope.max()))
+
+
+def _regression(start: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    """Return b of each element; of many elements one that all share."""
+    centred = start - start.mean(axis=0)
+    products, squares = (centred * middle).sum(axis=0), (centred**2).sum(axis=0)
+    if squares.size > FEW:
+        products, squares = products.sum(keepdims=True), squares.sum(keepdims=True)
+        return np.broadcast_to(products / squares, start.shape[1:])
+    return np.asarray(products / squares)
+
+
+def _scale_error(start: np.ndarray, end: np.ndarray) -> tuple[float, float]:
+    """Return by how much standard deviations are off, on average over the elements."""
+    n, deviations = len(start), end - end.mean(axis=0)
+    squares = (deviations**2).mean(axis=1) * n / (n - 1)
+    return float(np.sqrt(squares.mean()) - 1), float(squares.std(ddof=1) / 2 / math.sqrt(n))
+
+
+def _in_common(errors: np.ndarray, noise: np.ndarray) -> tuple[float, float]:
+    """Return the root mean square error of many elements beyond noise, and its standard error."""
+    excess = errors**2 - noise**2
+    mean = float(excess.mean())
+    spread = float(excess.std(ddof=1)) / math.sqrt(errors.size)
+    size = math.sqrt(max(mean, 0.0))
+    return size, spread / (2 * max(size, math.sqrt(spread), 1e-9))

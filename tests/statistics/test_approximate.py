@@ -1,0 +1,134 @@
+"""Approximate posteriors are right where the answer is known, or not said to be of use."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+
+
+def crossed_normal(seed=3):
+    """Normal rows with known scales: the posterior is Gaussian in closed form."""
+    rng = np.random.default_rng(seed)
+    group, x = rng.integers(0, 40, 2000), rng.normal(size=2000)
+    y = 1.0 + 0.5 * x + rng.normal(size=40)[group] + rng.normal(size=2000)
+    with pm.Model(coords={"group": range(40)}) as model:
+        mu = pm.Normal("mu", 0, 2)
+        slope = pm.Normal("slope", 0, 1)
+        alpha = pm.Normal("alpha", 0, 1, dims="group")
+        pm.Deterministic("total", mu + alpha, dims="group")
+        pm.Deterministic("fitted", mu + alpha[group] + slope * x)
+        pm.Normal("y", mu + alpha[group] + slope * x, 1.0, observed=y)
+    design = np.column_stack([np.ones(2000), x, np.eye(40)[group]])
+    precision = design.T @ design + np.diag([0.25, *np.ones(41)])
+    covariance = np.linalg.inv(precision)
+    return model, covariance @ design.T @ y, np.sqrt(np.diagonal(covariance))
+
+
+def flat(idata, names):
+    values = [
+        idata.posterior[name].values[0].reshape(idata.posterior.sizes["draw"], -1) for name in names
+    ]
+    return np.concatenate(values, axis=1)
+
+
+def test_a_linear_gaussian_model_is_exact():
+    model, mean, sd = crossed_normal()
+    idata = pmb.approximate(model, random_seed=1)
+    drawn = flat(idata, ["mu", "slope", "alpha"])
+    np.testing.assert_allclose((drawn.mean(axis=0) - mean) / sd, 0, atol=0.05)
+    np.testing.assert_allclose(drawn.std(axis=0) / sd, 1, atol=0.05)
+    assert idata.attrs["verdict"] == "use"
+    assert "fitted" not in idata.posterior
+    np.testing.assert_allclose(
+        idata.posterior["total"], idata.posterior["mu"] + idata.posterior["alpha"]
+    )
+
+
+def scale_of_groups(n_groups=300, rows=20):
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(n_groups), rows)
+    eta = -0.5 + 0.8 * rng.normal(size=n_groups)[group]
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        sd = pm.HalfNormal("sd", 1)
+        z = pm.Normal("z", shape=n_groups)
+        yes = rng.random(group.size) < 1 / (1 + np.exp(-eta))
+        pm.Bernoulli("y", logit_p=mu + sd * z[group], observed=yes.astype(int))
+    return model, np.bincount(group, yes), rows
+
+
+def by_quadrature(yes, rows):
+    """Return means and sds of mu and log sd."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    mu, log_sd = np.meshgrid(np.linspace(-0.9, -0.1, 80), np.linspace(-0.6, 0.2, 80), indexing="ij")
+    eta = mu[..., None] + np.exp(log_sd)[..., None] * nodes
+    yes_then, no_then = -np.logaddexp(0, -eta), -np.logaddexp(0, eta)
+    counts, times = np.unique(yes, return_counts=True)
+    log_p = -(mu**2) / 8 - np.exp(2 * log_sd) / 2 + log_sd
+    for count, n in zip(counts, times, strict=True):
+        inner = np.exp(count * yes_then + (rows - count) * no_then)
+        log_p += n * np.log(inner @ weights)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    found = []
+    for x in (mu, log_sd):
+        mean = float((p * x).sum())
+        found.append((mean, float(np.sqrt((p * (x - mean) ** 2).sum()))))
+    return found
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_a_scale_of_groups_is_that_of_quadrature(correct):
+    model, yes, rows = scale_of_groups()
+    idata = pmb.approximate(model, random_seed=2, correct=correct)
+    drawn = idata.posterior["mu"].values.ravel(), np.log(idata.posterior["sd"].values.ravel())
+    # Corrected draws have Monte Carlo errors: 4 standard errors.
+    atol, atol_sd = (0.13, 0.1) if correct else (0.06, 0.05)
+    for values, (mean, sd) in zip(drawn, by_quadrature(yes, rows), strict=True):
+        assert abs(values.mean() - mean) < atol * sd
+        assert abs(values.std() / sd - 1) < atol_sd
+    assert idata.attrs["verdict"] == "use"
+
+
+def two_modes():
+    y = np.random.default_rng(5).normal(1.0, 1.0, 1000)
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, 2)
+        pm.Normal("y", theta**2, 1.0, observed=y)
+    return model
+
+
+def funnel():
+    rng = np.random.default_rng(6)
+    group = np.repeat(np.arange(400), 2)
+    with pm.Model() as model:
+        sd = pm.HalfCauchy("sd", 5)
+        z = pm.Normal("z", 0, sd, shape=400)
+        pm.Bernoulli("y", logit_p=z[group], observed=rng.integers(0, 2, 800))
+    return model
+
+
+def cauchy():
+    rng = np.random.default_rng(7)
+    x = (rng.random(1000) < 0.02).astype(float)
+    with pm.Model() as model:
+        b = pm.Cauchy("b", 0, 2.5)
+        pm.Bernoulli(
+            "y",
+            logit_p=pm.Normal("mu") + b * x,
+            observed=np.maximum(x, rng.integers(0, 2, 1000)).astype(int),
+        )
+    return model
+
+
+@pytest.mark.parametrize("build", [funnel, cauchy])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_bad_approximation_is_not_to_be_used(build):
+    assert pmb.approximate(build(), random_seed=3, correct=False).attrs["verdict"] != "use"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_modes_are_refused():
+    with pytest.raises(pmb.NoReferenceError, match="single mode"):
+        pmb.approximate(two_modes())
