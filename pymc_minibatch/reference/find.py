@@ -55,7 +55,7 @@ ROWS_EACH = 100
 SEARCH_STEPS = 100
 NEWTON_STEPS = 20
 LONGEST, LEAST_RISE = 3.0, 0.1
-"""How far Newton's method goes in one step, and the least rise, relative to the slope there."""
+"""How many units Newton's method goes in one step, and the least rise, relative to the slope."""
 
 HALVINGS = 10
 """How often a step is halved that does not rise so."""
@@ -75,9 +75,24 @@ IMPOSSIBLE = 1e300
 """What a search takes for minus the log-density where the model is impossible."""
 
 SMALL = 1e-3
+"""The jitter of a start, in units of the coordinates."""
+
+UNITS_OF_ORDER_ONE = 100.0
+"""Coordinates whose scale is within this factor of one are searched as they are; the others in
+powers of ten."""
+
+LARGEST = 1e6
+"""A search that leads further than so many units of a coordinate has run off to infinity."""
+
 FAR = 3.0
 LEAST_FALL = 0.1
 """At 3 standard deviations the log-density must have fallen by this much (a Gaussian's: 4.5)."""
+
+UNIT_ROWS = 100
+"""The units of the coordinates are taken from so many rows."""
+
+FLAT = 1e-3
+"""Rows whose curvature is below this share of the square of their slope have none that tells."""
 
 TRIAL_ROWS = 2000
 TRIAL_STARTS = 4
@@ -512,7 +527,8 @@ def search(
     rng = np.random.default_rng(random_seed)
     sample = _sample(tall, SUBSAMPLE, rng)
     # The jitter leaves saddle points, on which symmetric models start.
-    initial = initial + SMALL * rng.standard_normal(initial.size)
+    density.take_units(initial, sample)
+    initial = initial + SMALL * density.units * rng.standard_normal(initial.size)
     density.look_for_kinks(initial, sample)
     theta = density.maximise(initial, sample)
     if not density.kinked:
@@ -670,6 +686,7 @@ def _has_other_mode(
 
     known = climb(theta)
     jitter = rng.uniform(-TRIAL_JITTER, TRIAL_JITTER, (TRIAL_STARTS // 2, initial.size))
+    jitter *= density.units
     starts = [initial + shift for shift in (*jitter, *-jitter)]  # pairs find permuted modes sooner
     for start in (*starts, *_mirrored(density.tall, theta)):
         other = climb(start)
@@ -708,6 +725,7 @@ class _Density:
         self.rows_read = 0
         self.dim = tall.layout.size
         self.kinked = False
+        self.units = np.ones(self.dim)
 
     def _of(self, rows: _Rows | None) -> tuple[_Rows, str | None, float]:
         """Return rows, a title where these are all, and by what sums are multiplied."""
@@ -760,6 +778,28 @@ class _Density:
     def gradient(self, theta: np.ndarray, rows: _Rows | None) -> np.ndarray:
         return self.value_gradient(theta, rows)[1]
 
+    def take_units(self, theta: np.ndarray, rows: _Rows | None) -> None:
+        """Take the scale on which one row and the prior vary as the unit of each coordinate.
+
+        A row's curvature tells it, and where it has none (kinks), its slope.
+        """
+        data = self.tall.data if rows is None else rows
+        some = [np.ascontiguousarray(v[:: max(1, len(v) // UNIT_ROWS)]) for v in data]
+        n_some = len(some[0])
+        curvature = np.diag(self._rows.gradient_hessian(theta, some, None)[1]) / n_some
+        slopes = [
+            self._rows.value_gradient(theta, [v[i : i + 1] for v in some], None)[1]
+            for i in range(n_some)
+        ]
+        squares = np.mean(np.square(slopes), axis=0)
+        of_row = np.where(np.abs(curvature) > FLAT * squares, np.abs(curvature), squares)
+        information = of_row + np.abs(np.diag(self.prior_hessian(theta)))
+        known = np.isfinite(information) & (information > 0)
+        exponents = -np.log10(np.where(known, information, 1.0)) / 2
+        ordinary = np.abs(exponents) <= math.log10(UNITS_OF_ORDER_ONE)
+        self.units = np.where(ordinary, 1.0, 10.0 ** np.round(exponents))
+        self.rows_read += 2 * n_some
+
     def look_for_kinks(self, theta: np.ndarray, rows: _Rows | None) -> None:
         """Note whether rows have kinks, by few of them at the scale of their posterior."""
         data = self.tall.data if rows is None else rows
@@ -782,6 +822,7 @@ class _Density:
         return outer_precision(
             lambda point: self.tall.vector_row_logp(point, *batch),
             theta,
+            self.units,
             self.tall.n_rows / (TRIAL_ROWS * self.temperature),
             self.prior_hessian(theta),
         )
@@ -809,31 +850,32 @@ class _Density:
         if arrived:
             self._check_bounded(theta)
             return theta
+        units = self.units
 
-        def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self.value_gradient(t, rows)
+        def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self.value_gradient(units * z, rows)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
                 return IMPOSSIBLE, np.zeros(self.dim)
-            return -value, -gradient
+            return -value, -units * gradient
 
-        def precision_there(t: np.ndarray) -> np.ndarray:
-            found = -self.hessian(t, rows)
-            if not np.isfinite(found).all() and loss(t)[0] == IMPOSSIBLE:  # the search turns back
+        def precision_there(z: np.ndarray) -> np.ndarray:
+            found = -self.hessian(units * z, rows)
+            if not np.isfinite(found).all() and loss(z)[0] == IMPOSSIBLE:  # the search turns back
                 return np.eye(self.dim)
-            self._check_finite(t, found)
-            return found
+            self._check_finite(units * z, found)
+            return units[:, None] * found * units
 
         if self._rows.by_reading is None:
             how: dict[str, Any] = {
                 "method": "trust-krylov",
-                "hessp": lambda t, vector: -self.product(t, vector, rows),
+                "hessp": lambda z, vector: -units * self.product(units * z, units * vector, rows),
             }
         else:
             how = {"method": "trust-exact", "hess": precision_there}
         try:
             found = minimize(
                 loss,
-                theta,
+                theta / units,
                 jac=True,
                 **how,
                 options={
@@ -847,8 +889,9 @@ class _Density:
                 "derivatives of the log-density are not finite where the search for its mode leads "
                 f"({error}). {ELSEWHERE}"
             ) from error
-        self._check_bounded(found.x)
-        return found.x
+        theta = units * found.x
+        self._check_bounded(theta)
+        return theta
 
     def _climbed(self, theta: np.ndarray, rows: _Rows | None) -> tuple[np.ndarray, bool]:
         """Newton's method, as long as the density is concave and rises; also say if that is enough.
@@ -868,7 +911,7 @@ class _Density:
             rise = float(step @ gradient)
             if rise < TOLERANCE**2 * self.dim:
                 return theta + step, True
-            share = min(1.0, LONGEST / np.abs(step).max())
+            share = min(1.0, LONGEST / np.abs(step / self.units).max())
             for _ in range(HALVINGS):
                 moved = self.value_gradient(theta + share * step, rows)
                 if moved[0] > value + LEAST_RISE * share * rise:
@@ -880,8 +923,9 @@ class _Density:
         return theta, False
 
     def _check_bounded(self, found: np.ndarray) -> None:
-        if not np.isfinite(found).all() or np.abs(found).max() > 1e6:
-            blamed = self.tall.layout.name_of(int(np.argmax(np.nan_to_num(np.abs(found)))))
+        lengths = np.abs(found / self.units)
+        if not np.isfinite(found).all() or lengths.max() > LARGEST:
+            blamed = self.tall.layout.name_of(int(np.argmax(np.nan_to_num(lengths))))
             raise NoReferenceError(
                 f"the search for the posterior mode ran off to infinity, mostly in {blamed}: the "
                 "data do not determine it and its prior does not either"

@@ -29,7 +29,10 @@ type Slopes = Callable[[np.ndarray], np.ndarray]
 """Gradient of the log-density at a point."""
 
 SLOPE_STEP = 1e-4
-"""Of the differences by which rows tell their slopes, for parameters of order one."""
+"""Of the differences by which rows tell their slopes, in units of the coordinates."""
+
+LONGEST_STEP = 100.0
+"""Coordinates that are larger than their units have longer differences, by at most this factor."""
 
 RIDGE = 1e-8
 """Share of the diagonal that is added to an outer product, which may be singular."""
@@ -56,6 +59,7 @@ CLIMB_STEPS = 500
 def outer_precision(
     row_logp: Callable[[np.ndarray], np.ndarray],
     theta: np.ndarray,
+    units: np.ndarray,
     scale: float,
     prior_hessian: np.ndarray,
 ) -> np.ndarray:
@@ -64,16 +68,17 @@ def outer_precision(
     Slopes are differences of the log-likelihoods of some rows.
     """
     slopes = []
+    lengths = SLOPE_STEP * units * np.clip(np.abs(theta / units), 1.0, LONGEST_STEP)
     for i in range(theta.size):
         step = np.zeros_like(theta)
-        step[i] = SLOPE_STEP * max(1.0, abs(theta[i]))
+        step[i] = lengths[i]
         with np.errstate(invalid="ignore", over="ignore"):  # where a row is impossible
             difference = row_logp(theta + step) - row_logp(theta - step)
         slopes.append(np.nan_to_num(difference / (2 * step[i]), posinf=0.0, neginf=0.0))
     precision = scale * np.array(slopes) @ np.array(slopes).T
     precision -= np.diag(np.minimum(0.0, np.diag(prior_hessian)))
     diagonal = np.diag(precision)
-    floor = np.where(diagonal > 0, RIDGE * diagonal, 1.0)
+    floor = np.where(diagonal > 0, RIDGE * diagonal, units**-2.0)
     return np.asarray(precision + np.diag(floor))
 
 
