@@ -302,7 +302,8 @@ class Usual[T]:
             hypers = self.tails.to_hyper(mean + away @ cholesky.T)
             self._known = key, away, [self.make(hyper) for hyper in hypers]
         _, away, made = self._known
-        z = dtrtrs(cholesky, self.tails.from_hyper(hyper) - mean, lower=1)[0]
+        z = self.tails.from_hyper(hyper) - mean
+        z = dtrtrs(cholesky, z, lower=1)[0] if z.size else z
         return made[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
 
@@ -667,7 +668,7 @@ class LatentMoves:
         mean, cholesky = scale
         hyper, evaluated = point[self.field.hyper], counts.n_evaluated
         given, w = self.conditional(hyper), self.tails.from_hyper(hyper)
-        z = dtrtrs(cholesky, w - mean, lower=1)[0]
+        z = dtrtrs(cholesky, w - mean, lower=1)[0] if w.size else w
         moved, log_q, walks = _moved_hyper(rng, z, ANGLES[turns.current[0]])
         w_then = mean + cholesky @ moved
         then, accepted = self.conditional(self.tails.to_hyper(w_then)), False

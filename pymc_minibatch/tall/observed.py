@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytensor.tensor as pt
 from pymc.model import Model
@@ -12,6 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.sparse_rows import without_sparse
 
 __all__ = ["ObservedTerm", "observed_terms", "row_counts", "sum_rows"]
 
@@ -81,9 +83,10 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         names = [get_var_name(rv) for rv in observed]
         values = [model.rvs_to_values[rv] for rv in observed]
         raise unfit_data(names, data_leaves([*observed, *values]), error) from error
+    rows: list[Any] = without_sparse(terms)
     return [
         ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv), leaf_value(leaf).shape)
-        for rv, leaf, term in zip(observed, leaves, terms, strict=True)
+        for rv, leaf, term in zip(observed, leaves, rows, strict=True)
     ]
 
 

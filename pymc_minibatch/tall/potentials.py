@@ -31,6 +31,7 @@ from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm
 from pymc_minibatch.tall.probes import prior_points
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.sparse_rows import without_sparse
 from pymc_minibatch.tall.verify import compare
 
 __all__ = ["parts_of_total", "potential_terms"]
@@ -52,7 +53,7 @@ def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
     """
     if not model.potentials:
         return []
-    graphs = model.logp(vars=model.potentials, sum=False)
+    graphs = without_sparse(model.logp(vars=model.potentials, sum=False))
     found = []
     for potential, graph in zip(model.potentials, graphs, strict=True):
         name = get_var_name(potential)
