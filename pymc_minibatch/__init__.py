@@ -41,7 +41,7 @@ from pymc_minibatch.proposals import (
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.report import report
 from pymc_minibatch.running import RunningMean
-from pymc_minibatch.sample import sample
+from pymc_minibatch.sample import resume, sample
 from pymc_minibatch.stein import SteinDiscrepancy, ksd
 from pymc_minibatch.steps import (
     SGFS,
@@ -109,6 +109,7 @@ __all__ = [
     "plots",
     "predict",
     "report",
+    "resume",
     "sample",
     "sample_on",
     "worst",

@@ -16,6 +16,7 @@ from pymc_minibatch.latent.field import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.steps.common import split_for_step
 from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 
 __all__ = ["Check", "check", "checked"]
@@ -163,6 +164,7 @@ def checked(model: Model, data: Any) -> tuple[Check, TallModel | None, list[str]
     try:
         if not moved:
             raise NotTallError("The model has no continuous free variable.")
+        refuse_missing_values(model)
         tall = split_for_step(model, data, ROWS_IN_MEMORY)
     except NotTallError as error:
         left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")

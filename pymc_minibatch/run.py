@@ -23,6 +23,7 @@ from pymc.progress_bar import MCMCProgressBarManager
 from pymc.stats.convergence import log_warning_stats
 
 from pymc_minibatch.steps.common import Block, TallStep
+from pymc_minibatch.store import restore
 
 __all__ = ["Chain", "Made", "run_chains"]
 
@@ -48,8 +49,8 @@ class Chain(NamedTuple):
         The flat point at which it starts or goes on.
     done : int
         Draws that it has made before, tuning included.
-    state : Any
-        The state of the step after them; None for a chain that begins.
+    state : dict, optional
+        What the step needs to go on after them; None for a chain that begins.
     keep : callable or None
         Takes a block, the number of its first draw, and the step, to store them.
     """
@@ -58,7 +59,7 @@ class Chain(NamedTuple):
     rng: np.random.Generator
     start: np.ndarray
     done: int = 0
-    state: Any = None
+    state: dict[str, Any] | None = None
     keep: Callable[[Block, int, TallStep], None] | None = None
 
 
@@ -82,7 +83,7 @@ def blocks_of(step: TallStep, chain: Chain, tune: int, draws: int) -> Generator[
     total, first, size = tune + draws, chain.done, FIRST_BLOCK
     step.setup_chain(chain.rng, tune, draws)
     if chain.state is not None:
-        step.sampling_state = chain.state
+        restore(step, chain.state)
     flat = chain.start
     most = max(1, min(MOST_DRAWS, MOST_BYTES // max(1, flat.nbytes)))
     while first < total:

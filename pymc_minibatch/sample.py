@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,12 @@ from pymc_minibatch.recorded import Values, recorded
 from pymc_minibatch.results import Result
 from pymc_minibatch.run import Chain, run_chains
 from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
-from pymc_minibatch.steps.common import TallStep, WaitingStep
+from pymc_minibatch.steps.common import Block, TallStep, WaitingStep
+from pymc_minibatch.store import Begun, Keeper, begin_store, identity_of, read_store
 from pymc_minibatch.tall import NotTallError
 from pymc_minibatch.warn import warn
 
-__all__ = ["sample"]
+__all__ = ["resume", "sample"]
 
 _log = logging.getLogger("pymc.minibatch")
 
@@ -74,6 +76,7 @@ def sample(
     fallback: Literal["nuts", "error"] = "nuts",
     step: Any = None,
     data: Any = None,
+    store: str | Path | None = None,
     random_seed: RandomState = None,
     **kwargs: Any,
 ) -> xr.DataTree:
@@ -106,6 +109,9 @@ def sample(
         A step with settings of your own, in place of `method`.
     data : mapping of str to array, or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
+    store : str or path, optional
+        A new folder to which draws are written as they come. A run that ends before its time, for
+        whatever reason, is continued by :func:`resume`. For NUTS there is none.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
         As for ``pm.sample``. The same seed gives the same draws, whatever the number of cores.
     **kwargs
@@ -144,27 +150,42 @@ def sample(
     checked_choice("fallback", fallback, ("nuts", "error"))
     bambi = None if model is None or isinstance(model, Model) else _bambi(model)
     pymc_model = checked_model(model if bambi is None else bambi.backend.model)
+    of_nuts = [name for name in OF_NUTS if name in kwargs]
+    if of_nuts and (method != "nuts" or step is not None):
+        raise ValueError(
+            f"{of_nuts[0]} is an option of NUTS: pass method='nuts' with it, or leave it out."
+        )
+    if isinstance(step, type):
+        raise TypeError(
+            f"{step.__name__} is the class of a step. Write step=pmb.{step.__name__}()."
+        )
     draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
-    wanted = step if step is not None else _step_of(method, fallback, pymc_model, data, kwargs)
+    wanted = step if step is not None else _step_of(method, fallback, pymc_model, data)
     options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
     if chains is not None:
         options["chains"] = checked_count("chains", chains, 1)
     if wanted is None:
+        if store is not None:
+            warn(f"This run is not stored in {store}: that is for minibatches, and NUTS samples.")
         return _by_nuts(bambi, pymc_model, options)
     with pymc_model:
         if isinstance(wanted, WaitingStep):
             wanted = wanted[0]
         if not (_is_whole(wanted, pymc_model) and set(kwargs) <= set(OWN)):
+            if store is not None:
+                raise ValueError(
+                    "store is for runs of one step that moves all variables, without "
+                    f"{', '.join(sorted(set(kwargs) - set(OWN))) or 'others'}: leave one of them "
+                    "out."
+                )
             return _through_pymc(bambi, wanted, options)
         if bambi is not None:
             options.setdefault("var_names", _bambi_names(bambi))
-        idata = _in_blocks(wanted, pymc_model, **options)
+        idata = _in_blocks(wanted, pymc_model, store=store, **options)
     return idata if bambi is None else _as_bambi(bambi, idata)
 
 
-def _step_of(
-    method: str, fallback: str, model: Model, data: Any, options: Mapping[str, Any]
-) -> TallStep | None:
+def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | None:
     """Choose and set up the step; None is NUTS.
 
     Raises
@@ -174,11 +195,6 @@ def _step_of(
     """
     if method == "nuts":
         return None
-    for name in OF_NUTS:
-        if name in options:
-            raise ValueError(
-                f"{name} is an option of NUTS: pass method='nuts' with it, or leave it out."
-            )
     if method != "auto":
         return METHODS[method](data=data, model=model)
     found, tall, moved = checked(model, data)
@@ -236,13 +252,34 @@ def _in_blocks(
     discard_tuned_samples: bool = True,
     compute_convergence_checks: bool = True,
     idata_kwargs: Mapping[str, Any] | None = None,
+    store: str | Path | None = None,
+    begun: Begun | None = None,
 ) -> xr.DataTree:
-    """Make the draws in blocks, and return what ``pm.sample`` would."""
+    """Make the draws in blocks, and return what ``pm.sample`` would; or go on with a run."""
     cores = min(MOST_CHAINS, n_cores()) if cores is None else checked_count("cores", cores, 1)
     chains = max(2, cores) if chains is None else chains
     _ = step.vars  # which sets it up again if data were set
     values = Values(model, step.tall.layout, var_names)
-    jobs = _chains(model, step, chains, random_seed, initvals)
+    if begun is not None:
+        jobs = [
+            Chain(k, c.rng, c.point, c.done, c.state or None, Keeper(c.folder))
+            for k, c in enumerate(begun.chains)
+        ]
+    else:
+        jobs = _chains(model, step, chains, random_seed, initvals)
+    if store is not None:
+        folders = begin_store(
+            Path(store),
+            {
+                "draws": draws,
+                "tune": tune,
+                "chains": chains,
+                "var_names": var_names and list(var_names),
+            },
+            [(chain.start, chain.rng) for chain in jobs],
+            step,
+        )
+        jobs = [c._replace(keep=Keeper(f)) for c, f in zip(jobs, folders, strict=True)]
     started = time.time()
     made = run_chains(
         step,
@@ -255,9 +292,12 @@ def _in_blocks(
         progressbar=progressbar and not quiet,
         progressbar_theme=progressbar_theme,
     )
+    before: Sequence[list[Block]] = [[] for _ in jobs]
+    if begun is not None:
+        before = [chain.blocks for chain in begun.chains]
     idata = recorded(
         values,
-        made.blocks,
+        [old + new for old, new in zip(before, made.blocks, strict=True)],
         tune,
         seconds=time.time() - started,
         discard_tuned_samples=discard_tuned_samples,
@@ -321,6 +361,101 @@ def _complaints(idata: xr.DataTree, names: Sequence[str]) -> list[str]:
             "chain. Take more draws, and see pmb.worst(idata)."
         )
     return told
+
+
+def resume(
+    store: str | Path,
+    model: Any = None,
+    *,
+    draws: int | None = None,
+    step: Any = None,
+    data: Any = None,
+    **kwargs: Any,
+) -> xr.DataTree:
+    """Continue a run that :func:`sample` has written to a folder.
+
+    The result is that of a run that was never stopped: the same draws. It does not matter how the
+    run was stopped, not even if its process was killed.
+
+    Parameters
+    ----------
+    store : str or path
+        The folder.
+    model : pymc.Model or bambi.Model, optional
+        The model of the run, with the same data; taken from the context if not given.
+    draws : int, optional
+        Draws that each chain keeps in the end; those of the run if not given. More extend a run,
+        finished or not.
+    step : step of this package, optional
+        A step with the settings of the run, if it was begun with one.
+    data : mapping of str to array, or TallModel, optional
+        The data of the run, if it was begun with some.
+    **kwargs
+        As for :func:`sample`: ``cores``, ``progressbar``, ``var_names`` and others.
+
+    Returns
+    -------
+    DataTree
+        What :func:`sample` returns.
+
+    Raises
+    ------
+    ValueError
+        If there is no run in the folder, or the step, its settings or the rows are not those of the
+        run.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=100_000))
+    >>> idata = pmb.sample(model, store="run")  # doctest: +SKIP
+    >>> idata = pmb.resume("run", model)  # doctest: +SKIP
+    """
+    begun = read_store(Path(store))
+    if foreign := sorted(set(kwargs) - set(OWN) | set(kwargs) & {"initvals"}):
+        raise ValueError(f"{foreign[0]} is no option of a run that is continued: leave it out.")
+    bambi = None if model is None or isinstance(model, Model) else _bambi(model)
+    pymc_model = checked_model(model if bambi is None else bambi.backend.model)
+    settings = begun.settings
+    with pymc_model:
+        if step is None:
+            kind = {made.__name__: made for made in METHODS.values()}[settings["run_of"]["step"]]
+            step = kind(data=data, model=pymc_model)
+        elif isinstance(step, WaitingStep):
+            step = step[0]
+        _check_same_run(step, settings["run_of"], Path(store))
+        options = {"var_names": settings["var_names"]} | kwargs
+        draws = settings["draws"] if draws is None else checked_count("draws", draws, 1)
+        idata = _in_blocks(
+            step,
+            pymc_model,
+            draws=draws,
+            tune=settings["tune"],
+            random_seed=None,
+            chains=settings["chains"],
+            begun=begun,
+            **options,
+        )
+    return idata if bambi is None else _as_bambi(bambi, idata)
+
+
+def _check_same_run(step: TallStep, known: Mapping[str, str], path: Path) -> None:
+    """Refuse to go on with another step, or on other rows.
+
+    Raises
+    ------
+    ValueError
+        Naming what differs.
+    """
+    now = identity_of(step)
+    for name, value in known.items():
+        if now.get(name) != value:
+            raise ValueError(
+                f"The run in {path} cannot be continued: {name} was {value}, and is "
+                f"{now.get(name)}. Pass the model, the data and the step of the run."
+            )
 
 
 # --- Bambi ----------------------------------------------------------------------------------------

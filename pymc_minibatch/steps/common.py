@@ -5,7 +5,7 @@ import logging
 import math
 import tempfile
 import time
-from abc import abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -32,6 +32,7 @@ from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, r
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import SharedValues
 from pymc_minibatch.tall.model_density import ModelDensity
+from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError, Witness
 from pymc_minibatch.witness.witness import Look
@@ -96,7 +97,12 @@ class WaitingStep(Sequence):
 
     def __getitem__(self, i: Any) -> Any:
         """Make the step."""
-        checked_model(None)
+        kind = self._kind.__name__
+        if Model.get_context(error_if_none=False) is None:
+            raise TypeError(
+                f"{kind} was made outside `with model:`, so it does not know the model= that "
+                f"pm.sample got. Write step=pmb.{kind}(model=model)."
+            )
         return [self._kind(*self._args, **self._kwargs)][i]
 
     def __repr__(self) -> str:
@@ -111,7 +117,18 @@ class WaitingStep(Sequence):
         )
 
 
-class TallStep(BlockedStep):
+class StepKind(ABCMeta):
+    """What step classes are: asked for its steps, as a list is, a class says how to make one."""
+
+    def __iter__(cls) -> Iterator[Any]:
+        """Say that the class is to be called."""
+        raise TypeError(f"{cls.__name__} is the class of a step. Write step=pmb.{cls.__name__}().")
+
+
+Sequence.register(StepKind)
+
+
+class TallStep(BlockedStep, metaclass=StepKind):
     """A step on the rows of a model.
 
     An algorithm makes the transitions of a draw in `_draw`, starts tuning anew in `_reset_tuning`,
@@ -142,6 +159,12 @@ class TallStep(BlockedStep):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Wait for a model where there is none yet."""
+        if "target_accept" in kwargs:
+            raise TypeError(
+                f"{cls.__name__} has no target_accept, which is an option of NUTS: leave it out. "
+                "Moves tune themselves; a random walk of MinibatchMH takes "
+                "proposal=pmb.RandomWalk(target_accept=...)."
+            )
         if kwargs.get("model") is None and Model.get_context(error_if_none=False) is None:
             return WaitingStep(cls, args, kwargs)
         checked_model(kwargs.get("model"))
@@ -161,6 +184,7 @@ class TallStep(BlockedStep):
         witness: bool = True,
     ) -> None:
         model = checked_model(model)
+        refuse_missing_values(model)
         self.vars = _continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.util import get_var_name
@@ -136,7 +137,27 @@ def _refuse_minibatch_or_missing(rv: TensorVariable, free: set[str]) -> None:
     if name.endswith("_observed") and name.replace("_observed", "_unobserved") in free:
         raise NotTallError(
             f"{name.removesuffix('_observed')} has missing values, which PyMC imputes as "
-            "free variables. Remove those rows."
+            "free variables. Remove those rows, or impute their values, before you build the model."
+        )
+
+
+def refuse_missing_values(model: Model) -> None:
+    """Refuse observed variables with missing values, which PyMC makes variables of.
+
+    Raises
+    ------
+    NotTallError
+        Saying which, and how many.
+    """
+    observed = {rv.name for rv in model.observed_RVs}
+    for rv in model.free_RVs:
+        name = get_var_name(rv).removesuffix("_unobserved")
+        if rv.name == name or f"{name}_observed" not in observed:
+            continue
+        n = int(np.prod(model.eval_rv_shapes()[rv.name]))
+        raise NotTallError(
+            f"{name} has {n:,} missing value{'s' * (n > 1)}, which PyMC imputes as free variables. "
+            "Remove those rows, or impute their values, before you build the model."
         )
 
 

@@ -6,10 +6,10 @@ has random numbers of its own and changes nothing, so that draws are those of a 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -124,6 +124,30 @@ class Witness:
         self.kinds: set[str] = set()
         self.farthest = FarthestPoints(self.layout)
         self._work, self._own_work = 0.0, 0.0
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What it needs to go on with a chain, in numbers and arrays."""
+        far = self.farthest
+        return {
+            "n_moves": self.n_moves,
+            "error": self.error,
+            "work": self._work,
+            "own_work": self._own_work,
+            "n": far.n,
+            "mean": far.mean.copy(),
+            "squares": far.squares.copy(),
+            "distance": dict(far.distance),
+            "points": dict(far.points),
+        }
+
+    @counts.setter
+    def counts(self, counts: Mapping[str, Any]) -> None:
+        self.n_moves, self.error = counts["n_moves"], counts["error"]
+        self._work, self._own_work = counts["work"], counts["own_work"]
+        far = self.farthest = FarthestPoints(self.layout)
+        far.n, far.mean, far.squares = counts["n"], counts["mean"], counts["squares"]
+        far.distance, far.points = dict(counts["distance"]), dict(counts["points"])
 
     def after_draw(
         self, make_look: Callable[[], Look | None], point: np.ndarray, n_evaluated: int

@@ -282,3 +282,39 @@ def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
     assert "updates mu" in str(found)
     assert "<table>" in found._repr_html_()
     assert found.memory > 20_000
+
+
+# --- What to write instead --------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Data in late contains missing values")
+@pytest.mark.parametrize("values", [np.arange(20.0), np.arange(20)])
+def test_missing_values_are_counted(values):
+    masked = np.ma.masked_array(values, mask=np.arange(20) % 9 == 4)
+    with pm.Model() as model:
+        rate = pm.Exponential("rate", 1.0)
+        if values.dtype.kind == "f":
+            pm.Normal("late", rate, 1.0, observed=masked)
+        else:
+            pm.Poisson("late", rate, observed=masked)
+    message = "late has 2 missing values, .* Remove those rows, or impute their values"
+    with pytest.raises(pmb.NotTallError, match=message):
+        pmb.MinibatchMH(model=model)
+    assert "late has 2 missing values" in pmb.check(model).reasons[0]
+
+
+def test_a_class_in_place_of_a_step_is_to_be_called():
+    with tall_model(), pytest.raises(TypeError, match=r"Write step=pmb\.MinibatchMH\(\)"):
+        pm.sample(step=pmb.MinibatchMH)
+    with pytest.raises(TypeError, match=r"Write step=pmb\.FlyMC\(\)"):
+        pmb.sample(tall_model(), step=pmb.FlyMC)
+
+
+def test_target_accept_is_an_option_of_nuts():
+    with tall_model(), pytest.raises(TypeError, match="MinibatchMH has no target_accept, which is"):
+        pm.sample(step=pmb.MinibatchMH(target_accept=0.9))
+
+
+def test_a_step_made_outside_of_the_model_is_to_get_the_model():
+    with pytest.raises(TypeError, match=r"Write step=pmb\.MinibatchMH\(model=model\)"):
+        pm.sample(model=tall_model(), step=pmb.MinibatchMH())

@@ -1,0 +1,166 @@
+"""Runs on disk that are stopped, or killed, and continued: the draws of a run that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch import run as running
+from pymc_minibatch.store import decoded, encoded
+
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+TUNE, DRAWS = 110, 90
+UNLIKE = {"setup_seconds"}
+"""Stats that differ from run to run."""
+
+
+def plain_model(n=400, seed=1):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        pm.Poisson("y", pm.math.exp(pm.math.dot(x, beta)), observed=rng.poisson(1.0, n))
+    return model
+
+
+def effects_model():
+    rng = np.random.default_rng(2)
+    group = rng.integers(0, 60, 600)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", pm.Normal("mu"), pm.HalfNormal("sd"), shape=60)
+        pm.Bernoulli("y", logit_p=effect[group], observed=rng.integers(0, 2, 600))
+    return model
+
+
+MODELS = {"plain": plain_model, "effects": effects_model}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def made(request):
+    model = MODELS[request.param]()
+    step = pmb.MinibatchMH(model=model)
+    return model, step, sampled(model, step)
+
+
+def sampled(model, step, **options):
+    options = {"cores": 1, "random_seed": 4} | QUIET | options
+    return pmb.sample(model, DRAWS, TUNE, 2, step=step, **options)
+
+
+def same(found, expected):
+    for group in ("posterior", "sample_stats"):
+        a, b = (tree[group].to_dataset() for tree in (found, expected))
+        assert list(a.data_vars) == list(b.data_vars)
+        for name in set(b.data_vars) - UNLIKE:
+            np.testing.assert_array_equal(a[name].values, b[name].values, err_msg=name)
+
+
+def stopped_after(monkeypatch, n_draws):
+    """Interrupt a run once a chain has made so many draws, in blocks of a few."""
+    made = running.blocks_of
+
+    def some(*args):
+        for first, block in made(*args):
+            yield first, block
+            if first + len(block.points) >= n_draws:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "blocks_of", some)
+    monkeypatch.setattr(running, "MOST_DRAWS", 7)
+
+
+@pytest.mark.filterwarnings("ignore:The run was interrupted")
+@pytest.mark.parametrize("n_draws", [1, 100, 110, 140])
+def test_a_stopped_run_goes_on_as_if_it_had_not(made, tmp_path, monkeypatch, n_draws):
+    model, step, expected = made
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stopped_after(patch, n_draws)
+        with suppress(pm.exceptions.SamplingError):  # if there is no draw to return
+            sampled(model, step, store=path)
+    assert list((path / "chain-0").glob("[0-9]*.npz"))
+    assert not list((path / "chain-1").glob("[0-9]*.npz"))
+    same(pmb.resume(path, model, step=step, **QUIET), expected)
+
+
+def test_a_finished_run_is_read_and_extended(made, tmp_path):
+    model, step, expected = made
+    same(sampled(model, step, store=tmp_path / "run", cores=2), expected)
+    same(pmb.resume(tmp_path / "run", model, step=step, **QUIET), expected)
+    longer = pmb.resume(tmp_path / "run", model, step=step, draws=DRAWS + 20, **QUIET)
+    assert longer.posterior.sizes["draw"] == DRAWS + 20
+    same(longer.isel(draw=slice(DRAWS)), expected)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import pymc_minibatch as pmb
+from pymc_minibatch import run
+from test_stored_runs import MODELS, sampled
+run.MOST_DRAWS = 3
+model = MODELS[{kind!r}]()
+sampled(model, pmb.MinibatchMH(model=model), store={path!r}, cores=2)
+"""
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not(made, tmp_path):
+    model, step, expected = made
+    path = tmp_path / "run"
+    kind = "plain" if "beta" in model.named_vars else "effects"
+    script = SCRIPT.format(tests=os.path.dirname(__file__), kind=kind, path=os.fspath(path))
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(path.glob("chain-*/[0-9]*.npz"))) < 45:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    same(pmb.resume(path, model, step=step, **QUIET), expected)
+
+
+def test_a_run_is_not_continued_on_other_rows_or_by_another_step(tmp_path):
+    model = plain_model()
+    step = pmb.MinibatchMH(model=model)
+    options = {"cores": 1} | QUIET
+    pmb.sample(model, 5, 5, 1, step=step, store=tmp_path / "run", **options)
+    others = plain_model(seed=9)
+    with pytest.raises(ValueError, match="cannot be continued: rows was"):
+        pmb.resume(tmp_path / "run", others, **QUIET)
+    other_step = pmb.MinibatchMH(model=model, steps_per_draw=31)
+    with pytest.raises(ValueError, match="steps_per_draw was"):
+        pmb.resume(tmp_path / "run", model, step=other_step, **QUIET)
+    with pytest.raises(ValueError, match=r"exists\. pmb\.resume"):
+        pmb.sample(model, 5, 5, 1, step=step, store=tmp_path / "run", **options)
+    with pytest.raises(ValueError, match="initvals is no option of a run that is continued"):
+        pmb.resume(tmp_path / "run", model, initvals={}, **QUIET)
+    with pytest.raises(ValueError, match="holds no run"):
+        pmb.resume(tmp_path, model, **QUIET)
+    (tmp_path / "run" / "chain-0" / "start.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"start\.npz cannot be read"):
+        pmb.resume(tmp_path / "run", model, **QUIET)
+
+
+def test_nuts_is_not_stored(tmp_path):
+    with pytest.warns(UserWarning, match="This run is not stored"):
+        pmb.sample(plain_model(), 5, 5, 1, store=tmp_path / "run", **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_written_is_read_without_pickles():
+    arrays = []
+    value = {"a": (1, 2.5, None, True, "text"), "b": [np.arange(3), np.float64(2.0)], "c": 2**90}
+    text = json.dumps(encoded(value, arrays))
+    found = decoded(json.loads(text), arrays, value)
+    np.testing.assert_equal(found, value)
+    assert isinstance(found["b"], list)
+    with pytest.raises(TypeError, match="A state holds a object"):
+        encoded(object(), [])
+    with pytest.raises(TypeError, match="A state holds a ndarray"):
+        encoded(np.array([object()]), [])
