@@ -9,7 +9,7 @@ all of it or nothing. Files hold NumPy arrays and JSON, and are read without unp
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +75,8 @@ class Saved(NamedTuple):
         return self.blocks[-1].points[-1].copy() if self.blocks else self.start
 
 
-class Keeper(NamedTuple):
+@dataclass(frozen=True)
+class Keeper:
     """Writes the blocks of a chain to its folder."""
 
     folder: str
@@ -119,7 +120,8 @@ def begin_store(
     folders = [f"chain-{k}" for k in range(len(starts))]
     for folder, (start, rng) in zip(folders, starts, strict=True):
         (new / folder).mkdir(parents=True)
-        state = encoded(get_state_from_generator(rng), arrays := [])
+        arrays: list[np.ndarray] = []
+        state = encoded(get_state_from_generator(rng), arrays)
         given = {f"array_{i}": values for i, values in enumerate(arrays)}
         _write(new / folder / START, {"rng": state}, {"start": start, **given})
     whole = {**settings, "version": VERSION, "run_of": identity_of(step)}
