@@ -21,8 +21,11 @@ from pymc_minibatch.approximation.draws import (
 from pymc_minibatch.approximation.tree import tree_of, variables
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi
+from pymc_minibatch.recorded import Values
 from pymc_minibatch.reference import NoReferenceError
 from pymc_minibatch.steps import MinibatchMH
+from pymc_minibatch.steps.start import SetUp, keep
+from pymc_minibatch.tall import TallModel
 
 __all__ = ["approximate"]
 
@@ -46,6 +49,9 @@ DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 5e7, 20, 400
 
 RATIO_ROWS, LEAST_RATIOS = 1e8, 40
 """The same for the ratios of which k̂ is found."""
+
+KEPT_STARTS = 50
+"""Points that are kept for chains to start from."""
 
 WARMED = 10
 """Scans before those whose cost is measured."""
@@ -132,6 +138,7 @@ def approximate(
     with _without_row_warnings():
         step = MinibatchMH(data=data, model=of, rng=rng.spawn(1)[0])
     names = variables(of, step.tall, var_names)
+    set_up = dict(step.__dict__)
     run = _Run(step, rng, draws)
     found = run.checked(correct)
     attrs = {
@@ -144,9 +151,10 @@ def approximate(
         "corrected": int(found.corrected),
         "setup_seconds": step.setup_seconds,
     }
-    tree = tree_of(found.points, step.tall, names, run.stats(found), attrs)
+    tree = tree_of(_values(found.points, step.tall, names), of, run.stats(found), attrs)
     if bambi is not None:
         tree = bambi.backend._clean_results(tree, omit_offsets=True, include_response_params=False)
+    keep(tree, SetUp(set_up, found.points[:KEPT_STARTS].copy()))
     for part in (tree, tree["posterior"]):
         part.attrs["seconds"] = part.attrs["sampling_time"] = time.perf_counter() - started
     return tree
@@ -275,6 +283,19 @@ def _moments(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for point in points:
         squares += (point - mean) ** 2
     return mean, np.sqrt(squares / len(points))
+
+
+def _values(points: np.ndarray, tall: TallModel, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the values of variables at points; those that are in the points are views."""
+    model, layout = tall.model, tall.layout
+    found: dict[str, Any] = dict.fromkeys(names)
+    for rv in model.free_RVs:  # no copy of many effects
+        value = model.rvs_to_values[rv]
+        if rv.name in names and value.name == rv.name:
+            shape = layout.shapes[layout.names.index(rv.name)]
+            found[rv.name] = points[:, layout.slices[rv.name]].reshape(len(points), *shape)
+    others = [name for name in names if found[name] is None]
+    return found | (Values(model, layout, others)(points) if others else {})
 
 
 @contextmanager

@@ -38,7 +38,7 @@ and from which it is not to be used."""
 TOLERATED_SCALE, WRONG_SCALE = 0.05, 0.3
 """The same for relative errors of standard deviations."""
 
-MOST_NOISE = 0.3
+MOST_NOISE = 0.1
 """An error that no standard error smaller than this has looked for may be there."""
 
 GOOD_K, BAD_K = 0.7, 1.0

@@ -1,4 +1,4 @@
-"""Unconstrained points as a result of ``pm.sample``."""
+"""Draws as a result of ``pm.sample``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,6 @@ from pymc.backends.arviz import (
     find_observations,
 )
 from pymc.model import Model
-from pymc.pytensorf import compile as pymc_compile
 
 from pymc_minibatch.tall import TallModel
 
@@ -39,9 +38,8 @@ def variables(model: Model, tall: TallModel, var_names: Sequence[str] | None) ->
 
 
 def tree_of(
-    points: np.ndarray,
-    tall: TallModel,
-    names: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    model: Model,
     stats: Mapping[str, np.ndarray],
     attrs: Mapping[str, Any],
 ) -> xr.DataTree:
@@ -49,25 +47,22 @@ def tree_of(
 
     Parameters
     ----------
-    points : ndarray, shape (S, D)
-        Unconstrained points.
-    tall
+    values
+        Of each variable; arrays of shape (S, ...).
+    model
         The model.
-    names
-        The variables to keep.
     stats
         For each draw; arrays of shape (S,).
     attrs
         Attributes of the tree and its posterior.
     """
-    model = tall.model
     coords, dims = coords_and_dims_for_inferencedata(model)
     options: dict[str, Any] = {"inference_library": pm, "coords": coords, "dims": dims}
-    draws = {name: values[None] for name, values in _values(points, tall, names).items()}
+    draws = {name: drawn[None] for name, drawn in values.items()}
     groups = {
         "posterior": dict_to_dataset(draws, attrs=dict(attrs), **options),
         "sample_stats": dict_to_dataset(
-            {name: values[None] for name, values in stats.items()}, inference_library=pm
+            {name: each[None] for name, each in stats.items()}, inference_library=pm
         ),
     }
     for group, data in (
@@ -79,25 +74,3 @@ def tree_of(
     tree = xr.DataTree.from_dict(groups)
     tree.attrs.update(attrs)
     return tree
-
-
-def _values(points: np.ndarray, tall: TallModel, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the values of variables of the model at points, each of shape (S, ...)."""
-    model, layout = tall.model, tall.layout
-    found: dict[str, Any] = dict.fromkeys(names)
-    for rv in model.free_RVs:  # no copy of many effects
-        value = model.rvs_to_values[rv]
-        if rv.name in names and value.name == rv.name:
-            shape = layout.shapes[layout.names.index(rv.name)]
-            found[rv.name] = points[:, layout.slices[rv.name]].reshape(len(points), *shape)
-    others = [name for name in names if found[name] is None]
-    graphs = model.replace_rvs_by_values([model[name] for name in others])
-    function = pymc_compile(model.value_vars, graphs, mode="FAST_COMPILE", on_unused_input="ignore")
-    order = [value.name for value in model.value_vars]
-    for s, point in enumerate(points if others else ()):
-        named = layout.unflatten(point)
-        for name, value in zip(others, function(*(named[v] for v in order)), strict=True):
-            if found[name] is None:
-                found[name] = np.empty((len(points), *value.shape), dtype=value.dtype)
-            found[name][s] = value
-    return found

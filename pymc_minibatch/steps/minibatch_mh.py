@@ -16,7 +16,7 @@ from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.state import dataclass_state
-from pymc.util import RandomGenerator
+from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
@@ -28,7 +28,7 @@ from pymc_minibatch.acceptance.growing import (
     new_first_batch,
     tune_first_batch,
 )
-from pymc_minibatch.arguments import checked_count, checked_temperature
+from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
 from pymc_minibatch.kernels.metropolis import (
@@ -63,6 +63,7 @@ from pymc_minibatch.reference.taylor import (
     compile_prior_gradient,
     make_target,
 )
+from pymc_minibatch.steps.bound import register
 from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
     DEFAULT_BATCH,
@@ -75,6 +76,7 @@ from pymc_minibatch.steps.deciding import (
     steps_of_draw,
 )
 from pymc_minibatch.steps.mixing import Mixing
+from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -244,6 +246,10 @@ class MinibatchMH(TallStep):
         done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
         model and a comparison finds wrong is not used; a chain that finds it later stops, and
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
+    start : DataTree, optional
+        What :func:`approximate` has returned for the model. Its set-up is taken over, so that only
+        `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
+        draws.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -367,10 +373,14 @@ class MinibatchMH(TallStep):
         rows_in_memory: float = ROWS_IN_MEMORY,
         steps_per_draw: int | Literal["auto"] = "auto",
         witness: bool = True,
+        start: Any = None,
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
         started = time.perf_counter()
+        if start is not None:
+            self._take_over(start, checked_model(model), steps_per_draw, rng)
+            return
         is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
         test = None if is_open else named("acceptance", acceptance, TESTS, "build")
         moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
@@ -409,6 +419,31 @@ class MinibatchMH(TallStep):
             if surprise is None:
                 break
             self._claim_less(asked, surprise)
+
+    def _take_over(
+        self,
+        start: Any,
+        model: Model,
+        steps_per_draw: int | Literal["auto"],
+        rng: RandomGenerator,
+    ) -> None:
+        """Take over what another step was set up with; its points are where chains start."""
+        asked = dict(self.made_with[1]) if self.made_with is not None else {}
+        if others := sorted(set(asked) - {"start", "model", "rng", "steps_per_draw"}):
+            raise ValueError(f"start= brings a set-up of its own: leave out {others[0]}, or start.")
+        found = kept(start, model)
+        assert found.attributes is not None
+        of_self = {name: self.__dict__[name] for name in ("made_with",) if name in self.__dict__}
+        self.__dict__.update(found.attributes | of_self)
+        self.made_with = None  # other data need another start
+        self.starts = found.points
+        if steps_per_draw != "auto":
+            self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
+            self.steps_are_free = False
+        self.rng = get_random_generator(rng)
+        self.tune, self.n_draws = True, 0
+        self._reset_tuning()
+        register(self)
 
     def _set_up(self, asked: "Asked") -> None:
         """Settle how the model is sampled."""
@@ -657,7 +692,13 @@ class MinibatchMH(TallStep):
             return {**point, **self._near_mode(point)}
         return super()._start(point)
 
+    starts: np.ndarray | None = None
+    """Points from which chains start, if they were handed over."""
+
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        if self.starts is not None:
+            chosen = self.starts[int(self.rng.integers(len(self.starts)))]
+            return self.tall.layout.unflatten(chosen)
         if self.latent is not None:
             flat = self.tall.layout.flatten(point)
             return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))

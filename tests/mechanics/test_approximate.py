@@ -1,0 +1,133 @@
+"""What `approximate` returns is a result like others, whatever the model came from."""
+
+import pickle
+
+import bambi
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.approximation.check import Scanned, check_of
+from tests.models import logistic_model, logistic_rows
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic_model()
+
+
+@pytest.fixture(scope="module")
+def idata(model):
+    return pmb.approximate(model, draws=200, random_seed=1)
+
+
+def test_the_verdict_is_in_the_attributes(idata):
+    assert idata.attrs["verdict"] in ("use", "check")
+    assert {"largest_shift", "pareto_k", "seconds", "reason"} <= set(idata.attrs)
+    assert idata.posterior["beta"].shape == (1, 200, 2)
+    assert np.isfinite(idata.sample_stats["lp"]).any()
+
+
+def test_other_functions_read_it(model, idata):
+    assert np.isfinite(pmb.loo(idata, model=model).elpd)
+    assert pmb.predict(idata, model=model, random_seed=2)
+    pmb.compare({"approximate": idata, "again": idata}, reference="again")
+
+
+def test_draws_start_nuts(model, idata):
+    starts = [{"beta": idata.posterior["beta"].values[0, k]} for k in range(2)]
+    with model:
+        pm.sample(2, tune=2, chains=2, cores=1, initvals=starts, progressbar=False, random_seed=1)
+
+
+def test_a_step_takes_over_the_set_up(model, idata, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("set up again")
+
+    monkeypatch.setattr(pmb.MinibatchMH, "_set_up", refuse)
+    with model:
+        step = pmb.MinibatchMH(start=idata)
+        chains = pm.sample(
+            20, tune=20, chains=2, cores=1, step=step, progressbar=False, random_seed=1
+        )
+        with pytest.raises(ValueError, match="leave out rows"):
+            pmb.MinibatchMH(start=idata, rows="uniform")
+    assert chains.posterior.sizes["draw"] == 20
+    with pytest.raises(ValueError, match="another model"):
+        pmb.MinibatchMH(start=idata, model=logistic_model())
+    with model, pytest.raises(ValueError, match="initvals"):
+        pmb.MinibatchMH(start=chains)
+
+
+def test_it_can_be_copied_and_pickled(idata):
+    assert pickle.loads(pickle.dumps(idata.copy(deep=True))).attrs["verdict"]
+
+
+def test_data_take_the_place_of_the_models_own():
+    X, _ = logistic_rows(900)
+    y = np.ones(900, dtype=int)
+    idata = pmb.approximate(
+        logistic_model(), draws=50, data={"X": X, "y": y}, correct=False, random_seed=1
+    )
+    assert int(idata.sample_stats["n_rows"][0, 0]) == 900
+    assert bool(idata.sample_stats["stand_in"].all())
+
+
+def test_a_seed_gives_the_same_draws(model, idata):
+    again = pmb.approximate(model, draws=200, random_seed=1)
+    np.testing.assert_array_equal(again.posterior["beta"], idata.posterior["beta"])
+
+
+def test_a_model_of_bambi_has_its_own_variables():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"x": 3 + rng.normal(size=400), "g": rng.choice(list("abcdefgh"), 400)})
+    frame["y"] = 1 + 0.5 * frame["x"] + rng.normal(size=400)
+    fitted = bambi.Model("y ~ x + (1|g)", frame)
+    idata = pmb.approximate(fitted, draws=100, random_seed=4)
+    assert abs(float(idata.posterior["Intercept"].mean()) - 1) < 0.8
+    assert "1|g" in idata.posterior
+    assert "mu" not in idata.posterior
+    assert pmb.predict(idata, model=fitted, random_seed=5)
+
+
+def test_arguments_are_checked(model):
+    with pytest.raises(ValueError, match="correct"):
+        pmb.approximate(model, correct="yes")
+    with pytest.raises(ValueError, match="draws"):
+        pmb.approximate(model, draws=1)
+    with pytest.raises(ValueError, match="no variable"):
+        pmb.approximate(model, var_names=["gamma"])
+
+
+def autoregressive(error, stays, n=400, size=3, seed=1):
+    """Scans whose stationary mean is `error` from that of the draws, in standard deviations."""
+    rng = np.random.default_rng(seed)
+    start = rng.normal(size=(n, size))
+
+    def moved(points):
+        noise = np.sqrt(1 - stays**2) * rng.normal(size=points.shape)
+        return error + stays * (points - error) + noise
+
+    one = moved(start)
+    two = moved(one)
+    return check_of(
+        Scanned(start, (one + two) / 2, two),
+        (start.mean(axis=0), start.std(axis=0)),
+        {"a": slice(0, size)},
+        0.1,
+    )
+
+
+def test_errors_are_those_of_the_mean_however_slowly_scans_move():
+    for stays in (0.0, 0.5):
+        largest = autoregressive(0.8, stays).largest
+        assert abs(largest.size - 0.8) < 6 * largest.error
+
+
+def test_the_verdict_follows_the_error():
+    assert autoregressive(0.0, 0.2).verdict == "use"
+    assert autoregressive(0.25, 0.2, n=4000).verdict == "check"
+    assert autoregressive(1.0, 0.2).verdict == "do not use"
+    assert autoregressive(0.0, 0.99).verdict != "use"
