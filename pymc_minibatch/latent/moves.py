@@ -655,6 +655,20 @@ class LatentMoves:
         """Decide on a move, if it is possible under the surrogate."""
         return bool(np.isfinite(move.log_ratio)) and self.decisions.on_all(rng, move, counts)
 
+    def _made(
+        self,
+        rng: np.random.Generator,
+        move: Move,
+        after: Place,
+        counts: MoveCounts,
+    ) -> bool:
+        """Make a move if it is accepted, after which the point is known."""
+        accepted = self._tested(rng, move, counts)
+        if accepted:
+            move.points[0][:] = move.points[1]
+            self.here = after
+        return accepted
+
     def move_hyper(
         self,
         rng: np.random.Generator,
@@ -684,21 +698,15 @@ class LatentMoves:
                 - self.tails.log_slope(w)
                 + log_q
             )
-            accepted = self._tested(
-                rng,
-                Move(
-                    log_ratio,
-                    (before.reading, after.reading),
-                    "hyper",
-                    tuning,
-                    points=(point, proposed),
-                    walks=walks,
-                ),
-                counts,
+            move = Move(
+                log_ratio,
+                (before.reading, after.reading),
+                "hyper",
+                tuning,
+                points=(point, proposed),
+                walks=walks,
             )
-        if accepted:
-            point[:] = proposed
-            self.here = after
+            accepted = self._made(rng, move, after, counts)
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
             cost = self.overhead + counts.n_evaluated - evaluated
@@ -765,22 +773,16 @@ class LatentMoves:
         if np.isfinite(log_jacobian):
             before, after = self.at(point), self._looked_at(proposed)
             log_ratio = after.log_density - before.log_density + log_jacobian + log_q
-            accepted = self._tested(
-                rng,
-                Move(
-                    log_ratio,
-                    (before.reading, after.reading),
-                    "carried",
-                    tuning,
-                    points=(point, proposed),
-                    walks=walk,
-                    pair=i,
-                ),
-                counts,
+            move = Move(
+                log_ratio,
+                (before.reading, after.reading),
+                "carried",
+                tuning,
+                points=(point, proposed),
+                walks=walk,
+                pair=i,
             )
-        if accepted:
-            point[:] = proposed
-            self.here = after
+            accepted = self._made(rng, move, after, counts)
         counts.accepted["hyper"].append(float(accepted))
         if tuning and walk:
             walks.tune(i, float(accepted))
@@ -845,21 +847,15 @@ class LatentMoves:
             return
         before, after = self.at(point), self._looked_at(proposed)
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
-        accepted = self._tested(
-            rng,
-            Move(
-                log_ratio,
-                (before.reading, after.reading),
-                "dense",
-                tuning,
-                points=(point, proposed),
-                given=given,
-            ),
-            counts,
+        move = Move(
+            log_ratio,
+            (before.reading, after.reading),
+            "dense",
+            tuning,
+            points=(point, proposed),
+            given=given,
         )
-        if accepted:
-            point[:] = proposed
-            self.here = after
+        accepted = self._made(rng, move, after, counts)
         counts.accepted["dense"].append(float(accepted))
         if tuning and is_set and eta.size > LARGE:
             parts.tune(accepted, eta.size)

@@ -1088,9 +1088,10 @@ class MinibatchMH(TallStep):
             return [], None
         kept, batches = (self.batch_state, self._parameters), []
         try:
-            for seed in rng.integers(2**63, size=n_batches(self.n_rows)).tolist():
-                self.batch_state, self._parameters = kept
-                batches.append(self._one_batch(seed, point))
+            with np.errstate(all="ignore"):  # rows may be impossible at a proposal
+                for seed in rng.integers(2**63, size=n_batches(self.n_rows)).tolist():
+                    self.batch_state, self._parameters = kept
+                    batches.append(self._one_batch(seed, point))
         finally:
             self.batch_state, self._parameters = kept
             clear(self._rows)

@@ -77,6 +77,20 @@ class PointLayout:
         [name] = [n for n, s in self.slices.items() if s.start <= position < s.stop]
         return name
 
+    def names_of(self, positions: np.ndarray) -> tuple[str, ...]:
+        """Name the variables at some positions, each once, in their order.
+
+        Parameters
+        ----------
+        positions : ndarray of int64
+            Of elements of the flat vector.
+        """
+        return tuple(
+            name
+            for name, where in self.slices.items()
+            if np.any((where.start <= positions) & (positions < where.stop))
+        )
+
     def flatten(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         """Ravel a point."""
         if not self.names:

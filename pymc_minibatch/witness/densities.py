@@ -129,8 +129,7 @@ class BoundedDensity(Look):
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Compare a point with another one, gaps with 0, and the odds that are kept."""
-        layout = self.density.tall.layout
-        names = tuple(dict.fromkeys(layout.name_of(int(i)) for i in self.active))
+        names = self.density.tall.layout.names_of(self.active)
         positions, values = self.others
         point = point.copy()
         point[positions] = values

@@ -255,14 +255,9 @@ class MovesOfEffects(Look):
         before, after = self.density(here), self.density(there)
         lost, self.lost = self.lost, 0.0
         changed = np.flatnonzero(here != there) if positions is None else positions.ravel()
-        names = dict.fromkeys(
-            name
-            for name, where in layout.slices.items()
-            if np.any((where.start <= changed) & (changed < where.stop))
-        )
         return Comparison(
             move=NAMES[kind],
-            names=tuple(names),
+            names=layout.names_of(changed),
             rests_on=self.rests_on
             if kind != "held"
             else "predictors are the same where effects are held, so that the prior alone decides",
@@ -400,8 +395,9 @@ class _Batching(Listener[MinibatchDecisions]):
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide as the chain does."""
         if not self.batches and np.isfinite(move.log_ratio):
-            for _ in range(n_batches(self.n_rows)):
-                self.batches.append(self._batch(rng, move))
+            with np.errstate(all="ignore"):  # rows may be impossible at a proposal
+                for _ in range(n_batches(self.n_rows)):
+                    self.batches.append(self._batch(rng, move))
             self.probabilities = probabilities(self.decisions.rows.table, self.n_rows)
         return super().on_all(rng, move, counts)
 

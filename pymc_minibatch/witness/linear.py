@@ -78,15 +78,9 @@ class MovesOfLinearModels(Look):
         if move.frames:
             expected += self._of_frame(here, move.frames[0]) - self._of_frame(there, move.frames[1])
         changed = np.flatnonzero(self._point(here) != self._point(there))
-        layout = self.density.tall.layout
-        names = dict.fromkeys(
-            name
-            for name, where in layout.slices.items()
-            if np.any((where.start <= changed) & (changed < where.stop))
-        )
         return Comparison(
             move=NAMES[move.kind],
-            names=tuple(names),
+            names=self.density.tall.layout.names_of(changed),
             rests_on="rows are quadratic in their predictors, and effects are independent and "
             "normal given their scales",
             log_ratio=move.log_ratio,

@@ -138,8 +138,7 @@ class MovesTogether(Look):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        layout = self.density.tall.layout
-        return tuple(dict.fromkeys(layout.name_of(int(i)) for i in self.active))
+        return self.density.tall.layout.names_of(self.active)
 
     def _of_rows(self, here: np.ndarray, there: np.ndarray) -> float:
         """Sum what decisions read of each row, of those that they may ever read."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytensor
 import pytest
 
-from benchmarks import agreement, effects
+from benchmarks import agreement, decision_error, effects
 from benchmarks.data import MODELS, simulate
 from benchmarks.effects import differences, worst
 from benchmarks.figure import Point, draw, read_points
@@ -193,3 +193,16 @@ def test_the_figure_on_the_front_page_is_that_of_the_page_of_benchmarks(tmp_path
     drawn = [tmp_path / "figure.svg", docs / "images" / "seconds_by_rows.svg"]
     [new, shown] = [re.findall(r' d="[^"]+"', path.read_text()) for path in drawn]
     assert new == shown
+
+
+@pytest.mark.parametrize("step", [None, 1.0])
+def test_what_an_error_of_each_decision_does(step):
+    mean, sd = decision_error.stationary(step, 0.0, decision_error.upwards)
+    assert abs(mean) < 1e-9
+    assert abs(sd - 1.0) < 1e-6
+    errors = [decision_error.stationary(step, e, decision_error.upwards)[0] for e in (1e-3, 2e-3)]
+    assert errors[1] == pytest.approx(2 * errors[0], rel=0.02)
+    if step is None:
+        # Accepting with a ± e tilts the density by 1 + (2 e / a)(2 Φ(x) - 1), of mean 2 e / (a √π).
+        accepted = decision_error.penalty(np.zeros(1))[0]
+        assert errors[0] == pytest.approx(2e-3 / accepted / np.sqrt(np.pi), rel=0.01)

@@ -362,7 +362,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("rows left out", "all rows", no_row),
     ("rows left out", "batches", no_row),
     ("rows claimed to be sums", "heavy effects", no_row),
-    ("rows off by 10 %", "all rows", replaced(W, "_evaluated", lambda f: scaled(f, 0.9))),
+    ("rows off by 10 %", "all rows", replaced(W, "of_all", lambda f: scaled(f, 0.9))),
     ("remainders off by 10 %", "batches", replaced(B, "_remainders", lambda f: scaled(f, 0.5))),
     ("gaps off by 10 %", "flymc effects", replaced(F, "_gaps", lambda f: scaled(f, 0.9))),
     ("slope of rows off by 10 %", "sums", change_expansion("slope")),
