@@ -30,6 +30,7 @@ from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
+from pymc_minibatch.latent.kinks import find_kinks
 from pymc_minibatch.latent.sums import ParabolicRows, agree_with_rows, expand_exactly
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -188,6 +189,25 @@ class _Search:
             step = target.point - surrogate.center
             surrogate = self._backtracked(surrogate, step, data, lengthens=not concave)
         return surrogate
+
+    def climb_over_kinks(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
+        """Find where the field is by what the prior's kinks are on average: the mode is on some.
+
+        Raises
+        ------
+        NoFieldError
+            If there are none, or there are hyperparameters or groups beside.
+        """
+        if not self.field.hyper.size:
+            for _ in range(TURNS):
+                surrogate.kinks = find_kinks(surrogate)
+                if surrogate.kinks is None:
+                    break
+                target = surrogate.conditional(surrogate.center[self.field.hyper])
+                if self._length(surrogate, target) < CLOSE:
+                    return surrogate
+                surrogate = self.expand(target.point, data)
+        raise NoFieldError("The log-density does not rise towards the mode of the effects.")
 
     def _target(
         self, surrogate: Surrogate, data: tuple[np.ndarray, ...]
@@ -537,20 +557,27 @@ def search(
     try:
         for data in stages:
             run.widen(point, data)
-            surrogate = run.climb_field(run.expand(point, data), data)
-            for _ in range(TURNS):
-                surrogate, length, shift = run.turn(surrogate, data)
-                if length < CLOSE and shift < CLOSE:
-                    break
+            try:
+                surrogate = run.climb_field(run.expand(point, data), data)
+                for _ in range(TURNS):
+                    surrogate, length, shift = run.turn(surrogate, data)
+                    if length < CLOSE and shift < CLOSE:
+                        break
+            except NoFieldError:
+                surrogate = run.climb_over_kinks(run.expand(point, data), data)
             point = surrogate.center
         if parabolic is not None:  # sums about a point that is far off lose digits
             surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), run.data)
-        surrogate, cholesky = run.centered(surrogate, factors)
+        cholesky = np.empty((0, 0))
+        if surrogate.kinks is None:
+            surrogate, cholesky = run.centered(surrogate, factors)
         hyper = surrogate.center[field.hyper]
         if parabolic is not None and not run.agrees(surrogate, cholesky):
             raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
+    if surrogate.kinks is None:
+        surrogate.kinks = find_kinks(surrogate)
     return LatentReference(
         surrogate,
         hyper,

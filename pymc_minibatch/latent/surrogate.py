@@ -218,6 +218,7 @@ class Surrogate:
         self.cubics = cubics
         self._raised = expansion.curvature.blocks + expansion.raised
         self._joined: tuple[Matrix, Joined] | None = None
+        self.kinks: tuple[np.ndarray, np.ndarray] | None = None
 
     def phi(self, point: np.ndarray) -> np.ndarray:
         """Return φ(θ)."""
@@ -319,7 +320,8 @@ class Surrogate:
 
         def dense_later() -> Matrix:
             of_rows = _scaled(factor, onto.pull_back_dense(joined, self._raised))
-            return prior_precision.dense + of_rows
+            dense = prior_precision.dense + of_rows
+            return dense if self.kinks is None else dense + self.kinks[1]
 
         def cross_later() -> Matrix:
             of_rows = _scaled(factor, onto.pull_back_cross(joined, self._raised))
@@ -329,13 +331,14 @@ class Surrogate:
         slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
         bent = curvature.product(*field.rows.split(phi - self.expansion.at))
         of_rows = onto.transposed(factor * (slope[0] - bent[0]), factor * (slope[1] - bent[1]))
+        of_dense = of_prior[0] if self.kinks is None else of_prior[0] + self.kinks[0]
         return Conditional(
             field.latent,
             here,
             blocks=prior_precision.blocks + _scaled(factor, onto.pull_back_blocks(self._raised)),
             dense_later=dense_later,
             cross_later=cross_later,
-            slope=(of_prior[0] + of_rows[0], of_prior[1] + of_rows[1]),
+            slope=(of_dense + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
             prior_precision=prior_precision,
             onto=onto,

@@ -109,6 +109,10 @@ SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
 DEARER = 2.5
 """Warn of decisions that read so many times the rows that a trial about the mode needed."""
 
+STILL = 50
+"""Draws without a move after which a chain is said to stand still. Of 100 transitions that accept
+one in ten, none does in one of 10⁵ chains."""
+
 LASTING = 1e5
 """Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
@@ -674,7 +678,7 @@ class MinibatchMH(TallStep):
         self.batch_state = new_first_batch(self._initial_batch)
         self._read, self._cost_is_checked = np.zeros(2), False
         self._level_is_found = False
-        self.transitions = 1
+        self.transitions, self._n_still = 1, 0
         self._mixing = Mixing(
             self.tall.layout, TRANSITION if self.latent is None else TRANSITION_OF_EFFECTS
         )
@@ -802,9 +806,22 @@ class MinibatchMH(TallStep):
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         stats = self._draw_together(flat) if self.latent is None else self._draw_latent(flat)
-        if self.tune and self._may_take_more:
+        if not self.tune:
+            stats["warning"] = stats["warning"] or self._warning_of_no_move(stats)
+        elif self._may_take_more:
             self._mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
         return stats
+
+    def _warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
+        """Warn once where a chain stands still, which R-hat does not see if others do as well."""
+        self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
+        if self._n_still != STILL:
+            return None
+        return (
+            f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
+            "chain is, as beside a wall, or where kinks of the prior tie many parameters. Draws "
+            "that repeat are not those of the posterior. Use NUTS, or make the prior smooth."
+        )
 
     def _draw_together(self, flat: np.ndarray) -> dict[str, Any]:
         before = self._snapshot(flat)

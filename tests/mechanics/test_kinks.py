@@ -4,12 +4,15 @@ import warnings
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from models import logistic_model
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent.sampler import locate
+from pymc_minibatch.tall import TallModel
 
 N_ROWS = 20_000
 SLOPE = 0.3
@@ -97,3 +100,31 @@ def test_few_rows_are_read(median):
         accepted.append(stats["acceptance_rate"])
     assert np.mean(rows) < 0.1 * N_ROWS
     assert np.mean(accepted) > 0.3
+
+
+@pytest.mark.parametrize("rate", [0.0, 5.0])
+def test_kinks_that_tie_effects_curve_on_average(rate: float) -> None:
+    """The Gaussian is as narrow as the posterior: kinks between neighbours tie them."""
+    n_levels = 60
+    group, rng = np.repeat(np.arange(n_levels), 4), np.random.default_rng(1)
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, 2, shape=n_levels)
+        pm.Potential("fused", -rate * pt.sum(pt.abs(u[1:] - u[:-1])))
+        pm.Normal("y", u[group], 1.0, observed=rng.normal(size=group.size))
+    surrogate = locate(TallModel(model), 1.0, sums="may").reference.surrogate
+    if not rate:
+        assert surrogate.kinks is None
+        return
+    _, curvature = surrogate.kinks
+    given = surrogate.conditional(surrogate.center[surrogate.field.hyper])
+    whole = np.asarray(given.precision.dense)
+    np.testing.assert_allclose(curvature, curvature.T, atol=1e-8 * np.abs(curvature).max())
+    # A tie |d| of N(m, s²) has the average curvature 2 φ(m/s)/s.
+    cov = np.linalg.inv(whole)
+    mean, away = given.point[surrogate.field.latent.dense], np.zeros((n_levels, n_levels))
+    for k in range(n_levels - 1):
+        pair = [k, k + 1]
+        s = np.sqrt(np.array([1, -1]) @ cov[np.ix_(pair, pair)] @ np.array([1, -1]))
+        tie = rate * 2 * np.exp(-0.5 * ((mean[k] - mean[k + 1]) / s) ** 2) / s / np.sqrt(2 * np.pi)
+        away[np.ix_(pair, pair)] += tie * np.array([[1, -1], [-1, 1]])
+    assert np.linalg.norm(curvature - away) < 0.15 * np.linalg.norm(away)

@@ -73,3 +73,64 @@ def test_effects_against_quadrature(declare: Callable[[], tuple[np.ndarray, floa
     assert np.abs(away).max() < 0.6
     ratio = draws.std(axis=0) / sd
     assert np.abs(np.log(ratio)).mean() < 0.15
+
+
+def chain_moments(
+    alone: np.ndarray, between: np.ndarray, grid: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and standard deviations of a Markov chain of effects, by passes to and fro."""
+    own, steps = np.exp(alone - alone.max(axis=1, keepdims=True)), np.exp(between)
+    n = len(alone)
+    forth, back = np.ones_like(own), np.ones_like(own)
+    for k in range(1, n):
+        forth[k] = steps @ (forth[k - 1] * own[k - 1])
+        forth[k] /= forth[k].sum()
+        back[n - 1 - k] = steps @ (back[n - k] * own[n - k])
+        back[n - 1 - k] /= back[n - 1 - k].sum()
+    density = forth * own * back
+    density /= density.sum(axis=1, keepdims=True)
+    mean = density @ grid
+    return mean, np.sqrt(density @ grid**2 - mean**2)
+
+
+@pytest.mark.parametrize("family", ["normal", "logistic"])
+def test_a_fused_lasso_against_passes_along_the_chain(family: str) -> None:
+    """Its kinks have no curvature, and tie 60 effects."""
+    n_levels, n, rate = 60, 10, 5.0
+    rng = np.random.default_rng(5)
+    group = np.repeat(np.arange(n_levels), n)
+    truth = np.where(group < n_levels // 2, 0.0, 1.0)
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, 2, shape=n_levels)
+        pm.Potential("fused", -rate * pt.sum(pt.abs(u[1:] - u[:-1])))
+        if family == "normal":
+            y = rng.normal(truth, 1.0)
+            pm.Normal("y", u[group], 1.0, observed=y)
+        else:
+            y = rng.binomial(1, 1 / (1 + np.exp(-truth)))
+            pm.Bernoulli("y", logit_p=u[group], observed=y)
+    idata = pm.sample(
+        draws=1500,
+        tune=600,
+        chains=2,
+        cores=1,
+        model=model,
+        step=pmb.MinibatchMH(model=model),
+        random_seed=3,
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
+    grid = np.linspace(-3.0, 4.0, 1401)
+    total = np.bincount(group, y)[:, None]
+    if family == "normal":
+        rows = total * grid - n * grid**2 / 2
+    else:
+        rows = total * grid - n * np.logaddexp(0, grid)
+    between = -rate * np.abs(grid[:, None] - grid)
+    right, sd = chain_moments(rows - grid**2 / 8, between, grid)
+    draws = idata.posterior["u"].values.reshape(-1, n_levels)
+    away = (draws.mean(axis=0) - right) / sd
+    assert np.sqrt(np.mean(away**2)) < 0.2
+    assert np.abs(away).max() < 0.5
+    ratio = draws.std(axis=0) / sd
+    assert np.abs(np.log(ratio)).mean() < 0.15
