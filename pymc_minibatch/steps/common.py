@@ -26,6 +26,7 @@ from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.jit.memory import free_bytes
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
@@ -41,6 +42,12 @@ __all__ = ["Block", "TallStep", "TallStepState", "expansion", "split_for_step"]
 
 
 _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
+
+DRAWS_OF_A_CHAIN = 1000
+"""Draws for which memory is estimated: what pm.sample takes if nothing is said."""
+
+NOTABLE_BYTES = 1e9
+"""Memory that is told of."""
 
 MOST_NAMES = 8
 """Names in a list that people read."""
@@ -710,11 +717,18 @@ def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
 
 
 def _warn_of_row_deterministics(tall: TallModel) -> None:
-    """Warn of Deterministics that make every draw cost N."""
-    if slow := tall.deterministics_of_rows():
-        warn(
-            f"Deterministics {slow} have one value for each of the {tall.n_rows} rows, and "
-            "pm.sample evaluates them at every draw. Leave them out: pass pm.sample the "
-            "var_names to keep, and use pm.compute_deterministics afterwards. (Bambi's fit leaves "
-            "them out by itself.)"
-        )
+    """Warn of Deterministics that make every draw cost N, and say what their draws would take."""
+    sizes = tall.sizes_of_row_deterministics()
+    if not sizes:
+        return
+    needed, free = 8.0 * DRAWS_OF_A_CHAIN * sum(sizes.values()), free_bytes()
+    memory = f", and {DRAWS_OF_A_CHAIN:,} draws of one chain take {needed / 1e9:.1f} GB of memory"
+    memory += f" where {free / 1e9:.1f} GB are free" if needed > free else ""
+    switch = [name for name in tall.row_names if f"{name}_probs" in sizes]
+    advice = "".join(f"give {name} compute_p=False, or " for name in switch)
+    warn(
+        f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows} rows, and "
+        f"pm.sample evaluates them at every draw{memory if needed > NOTABLE_BYTES else ''}. Leave "
+        f"them out: {advice}pass pm.sample the var_names to keep, and use "
+        "pm.compute_deterministics afterwards. (Bambi's fit leaves them out by itself.)"
+    )

@@ -11,6 +11,7 @@ Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -509,10 +510,14 @@ class TallModel:
 
     def deterministics_of_rows(self) -> list[str]:
         """List the Deterministics with one value per row, which make every draw cost N."""
+        return list(self.sizes_of_row_deterministics())
+
+    def sizes_of_row_deterministics(self) -> dict[str, int]:
+        """Count the values that they have."""
         rows = {row_input.leaf for row_input in self.row_inputs.values()}
         start = self.model.initial_point()
         point = [start[get_var_name(value)] for value in self.model.value_vars]
-        found = []
+        found = {}
         for variable in self.model.deterministics:
             shape = variable.type.shape
             reads = self.evaluates_data or rows.intersection(ancestors([variable]))
@@ -520,7 +525,8 @@ class TallModel:
                 graph = shape_of(*self.model.replace_rvs_by_values([variable]))
                 shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
             if self.n_rows in shape:
-                found.append(get_var_name(variable))
+                known = [length for length in shape if length is not None]
+                found[get_var_name(variable)] = math.prod(map(int, known))
         return found
 
     def wanted(self, inputs: Mapping[str, RowInput]) -> dict[str, Wanted]:

@@ -24,6 +24,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from rich.console import Console
 
 from pymc_minibatch import CorrectedBarker, MinibatchMH, Penalty, RandomWalk
+from pymc_minibatch.jit import memory
 
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
 
@@ -490,6 +491,30 @@ def test_warns_of_a_deterministic_of_rows():
     with pytest.warns(UserWarning, match=message) as caught:
         PlainMH(batch_size=50, model=model)
     assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_says_what_probabilities_of_rows_would_take(monkeypatch):
+    with pm.Model() as model:
+        cut = pm.Normal("cut", [-1.0, 1.0], transform=pm.distributions.transforms.ordered)
+        rating = np.resize([0, 1, 2], 50)
+        eta = pm.Normal("b") * np.linspace(-1.0, 1.0, 50)
+        pm.OrderedLogistic("rating", eta=eta, cutpoints=cut, observed=rating)
+    monkeypatch.setattr("pymc_minibatch.steps.common.NOTABLE_BYTES", 1e5)
+    monkeypatch.setattr("pymc_minibatch.steps.common.free_bytes", lambda: 1e6)
+    monkeypatch.setattr("pymc_minibatch.steps.common.DRAWS_OF_A_CHAIN", 10**6)
+    told = r"1,000,000 draws of one chain take 1.2 GB .* where 0.0 GB are free.*compute_p=False"
+    with pytest.warns(UserWarning, match=told):
+        PlainMH(batch_size=50, model=model)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"), [("5000", "2000", 3000.0), ("max", "2000", np.inf)]
+)
+def test_memory_of_a_container(tmp_path, limit, used, free):
+    (tmp_path / "limit").write_text(f"{limit}\n")
+    (tmp_path / "used").write_text(f"{used}\n")
+    assert memory._of_container(tmp_path / "limit", tmp_path / "used") == free
+    assert memory._of_container(tmp_path / "none", tmp_path / "used") == np.inf
 
 
 # --- Interruption -----------------------------------------------------------------------------
