@@ -1,20 +1,28 @@
 """What sampling a model will be like, found in seconds and without compiling."""
 
 import math
+import warnings
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
+import numpy as np
 from pymc.model import Model
 from pymc.util import get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.traversal import ancestors
 
+from pymc_minibatch.acceptance.growing import rows_wanted
 from pymc_minibatch.arguments import checked_model
+from pymc_minibatch.jit.interpreted import only_looking
 from pymc_minibatch.latent.field import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
+from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.reference.find import SeveralModesError
 from pymc_minibatch.steps.common import split_for_step
+from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -24,8 +32,17 @@ __all__ = ["Check", "check", "checked"]
 FEW_ROWS = 10_000
 """With fewer rows NUTS takes less time, compilation included (docs/benchmarks.md)."""
 
-BATCH_ROWS, FEW_READ = 500.0, 20.0
-"""Rows of a decision about effects, and about all variables at once."""
+LOOKED_AT = 4000
+"""Rows on which moves of all variables at once are set up."""
+
+ALL_READ, SHARE_READ = 20_000, 0.05
+"""Up to so many rows decisions about effects read all of them, as a rule, and then such a share."""
+
+MOST_PARAMETERS = 40
+"""With more parameters, or with rows that read several predictors, a look takes many seconds."""
+
+OFTEN_READ = 30.0
+"""Rows of a decision about all variables at once, where nobody looked."""
 
 EFFECTS_SECONDS, PLAIN_SECONDS = 12.0, 8.0
 """Seconds of compilation."""
@@ -224,14 +241,53 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
     if find_parabolic_rows(tall, structure) is not None:
         reason = "Sums say everything of the rows: set-up reads them, and no decision does."
         return _Manner(True, 0.0, updates, reason, EFFECTS_SECONDS)
-    rows = min(tall.n_rows, BATCH_ROWS)
+    if tall.n_rows <= ALL_READ:
+        reason = "Updates of effects and scales are decided by all rows, which costs less here."
+        return _Manner(True, float(tall.n_rows), updates, reason, EFFECTS_SECONDS)
+    rows = SHARE_READ * tall.n_rows
     reason = "Effects, and scales with their effects, are updated by moves of their own."
-    return _Manner(False, rows, updates, reason, EFFECTS_SECONDS)
+    return _Manner(None, rows, updates, reason, EFFECTS_SECONDS)
 
 
 def _of_all_at_once(tall: TallModel) -> _Manner:
-    reason = "All variables are moved at once; rows are drawn by how much they can tell."
-    return _Manner(None, min(tall.n_rows, FEW_READ), {}, reason, PLAIN_SECONDS)
+    """Set up moves of all variables at once on a few rows, each of which stands for many."""
+    reason = "All variables are moved at once."
+    structure = tall.structure
+    is_small = structure is not None and len(structure.locals) == 1
+    if tall.partitions is not None or not is_small or tall.layout.size > MOST_PARAMETERS:
+        return _Manner(None, min(tall.n_rows, OFTEN_READ), {}, reason, PLAIN_SECONDS)
+    part = _some_rows(tall, LOOKED_AT)
+    temperature = part.n_rows / tall.n_rows
+    with warnings.catch_warnings(), only_looking():
+        warnings.simplefilter("ignore")
+        try:
+            control = decide_control_variate(part, None, "auto", temperature, one_mode=False)
+            settled = settle(part, control, "auto", "auto")
+        except SeveralModesError:
+            reason = "The posterior has several modes, about which effects are updated in turn."
+            return _Manner(None, float(tall.n_rows), {}, reason, EFFECTS_SECONDS)
+    test = settled.acceptance
+    told = settled.reason[:1].upper() + settled.reason[1:]
+    if settled.ball is not None:
+        return _Manner(True, settled.rows_read, {}, f"{reason} {told}.", PLAIN_SECONDS)
+    if control is None or not control.order or not np.isfinite(settled.rows_read):
+        return _Manner(False, float(tall.n_rows), {}, f"{reason} {told}.", PLAIN_SECONDS)
+    limits = test.parameters(temperature, np.empty(1), tall.n_rows)[0]
+    rows = rows_wanted(limits, settled.rows_read, tall.n_rows)
+    return _Manner(False, float(rows), {}, f"{reason} {told}.", PLAIN_SECONDS)
+
+
+def _some_rows(tall: TallModel, n: int) -> TallModel:
+    """Return a model with some of the rows, which shares nothing that is made later."""
+    part = copy(tall)
+    for name in list(vars(part)):
+        if name.startswith(("compiled_", "vector_", "_structure", "checksum")):
+            del vars(part)[name]
+    if n < tall.n_rows:
+        rows = np.sort(np.random.default_rng(1).choice(tall.n_rows, n, replace=False))
+        part.row_inputs = {name: each.taken(rows) for name, each in tall.row_inputs.items()}
+        part.n_rows = n
+    return part
 
 
 def _updates_of_effects(model: Model) -> dict[str, str]:

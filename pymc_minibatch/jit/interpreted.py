@@ -7,11 +7,13 @@ without the interpreter's lock, so that passes use all cores.
 """
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pymc.pytensorf import compile as pymc_compile
@@ -30,7 +32,14 @@ from scipy import special
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
 
-__all__ = ["Evaluator", "Interpreted", "evaluator", "stable_outputs"]
+__all__ = [
+    "Evaluator",
+    "Interpreted",
+    "evaluator",
+    "for_few_rows",
+    "only_looking",
+    "stable_outputs",
+]
 
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for the speed of machine code only."""
@@ -99,6 +108,29 @@ def evaluator(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Evalua
         return _interpreted(list(inputs), list(outputs))
     except NotVectorizedError:
         return compile_numba(inputs, outputs)
+
+
+_only_looks: ContextVar[bool] = ContextVar("only_looks", default=False)
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """Have :func:`for_few_rows` compile nothing for a while, where rows are read a few times only.
+
+    What it makes meanwhile must not be kept for kernels.
+    """
+    token = _only_looks.set(True)
+    try:
+        yield
+    finally:
+        _only_looks.reset(token)
+
+
+def for_few_rows(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> CompiledFunction:
+    """Build what evaluates a graph on few rows at a time: machine code, if it is often."""
+    if _only_looks.get():
+        return cast(CompiledFunction, evaluator(inputs, outputs))
+    return compile_numba(inputs, outputs)
 
 
 def stable_outputs(

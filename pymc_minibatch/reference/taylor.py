@@ -28,7 +28,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
-from pymc_minibatch.jit.interpreted import Evaluator
+from pymc_minibatch.jit.interpreted import Evaluator, for_few_rows
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.derivatives import row_derivatives
@@ -259,7 +259,7 @@ def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
         taylor = taylor + derivative / factorial
     at_reference: dict[Variable, Variable] = {epsilon: pt.constant(0.0, dtype="float64")}
     [taylor] = graph_replace([taylor], at_reference, strict=False)
-    return compile_numba([point, reference, *batch], [term - taylor])
+    return for_few_rows([point, reference, *batch], [term - taylor])
 
 
 def _verify(tall: TallModel, remainder: CompiledFunction, order: int) -> None:

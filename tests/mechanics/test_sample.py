@@ -284,6 +284,18 @@ def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
     assert found.memory > 20_000
 
 
+def test_a_check_expects_the_rows_that_set_up_finds():
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(12_000, 3))
+    with pm.Model() as model:
+        eta = pm.math.dot(x, pm.Normal("beta", shape=3))
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 12_000))
+    found, step = pmb.check(model), pmb.MinibatchMH(model=model)
+    assert found.exact == (step.ball is not None)
+    set_up = float(step.choice.split("takes about ")[1].split()[0])
+    assert set_up / 3 < found.expected_rows < 3 * set_up
+
+
 # --- What to write instead --------------------------------------------------------------------
 
 
