@@ -23,7 +23,7 @@ import pymc as pm
 import pymc_minibatch as pmb
 
 N_ROWS, N_BIG = 20_000, 1_000_000
-DRAWS, TUNE, CHAINS = 2000, 500, 4
+DRAWS, TUNE, CHAINS = 1500, 300, 3
 
 
 def effects(name: str, n: int, sd: float = 1.0) -> Any:

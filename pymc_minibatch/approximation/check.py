@@ -188,12 +188,11 @@ def check_of(
     """
     mean, sd = moments
     start, middle, end = ((points - mean) / sd for points in scanned)
-    z = float(norm.isf(ALPHA / mean.size / 2))
-    shifts = [
-        _shift(name, start[:, where], middle[:, where], end[:, where], z)
-        for name, where in slices.items()
-        if where.stop > where.start
-    ]
+    filled = {name: where for name, where in slices.items() if where.stop > where.start}
+    shifts = []
+    for name, where in filled.items():  # a scale is not lost among thousands of effects
+        z = float(norm.isf(ALPHA / 2 / len(filled) / (where.stop - where.start)))
+        shifts.append(_shift(name, start[:, where], middle[:, where], end[:, where], z))
     return Check(shifts, pareto_k, n_modes)
 
 
