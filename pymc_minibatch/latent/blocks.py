@@ -7,8 +7,6 @@ standard deviation of the log ratio of a full-size move, or the sum of its absol
 rows, would exceed a limit; a group that exceeds it alone is a block of its own.
 """
 
-from typing import Any
-
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
@@ -17,17 +15,29 @@ from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.arrow import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import Levels
-from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.latent.moves import LevelWalks
+from pymc_minibatch.latent.surrogate import Reading, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["choose_blocks"]
+__all__ = ["choose_blocks", "choose_walks"]
 
 LIMIT = 0.4
 """Standard deviation of the log ratio of a block."""
 
 SPREAD = 0.7
 """Sum over the rows of a block of the absolute values of their log ratios."""
+
+AWAY = 2.5
+"""Standard deviations from its center at which the density of a level is compared with a
+Gaussian's."""
+
+LEAST_WALKS, MOST_WALKS, SLIGHT, WALKS_A_NAT = 0.002, 0.5, 0.3, 0.5
+"""How often levels walk in a sweep, and how much more often for each nat by which their
+density exceeds the Gaussian's out there by more than is slight. All of their rows decide then."""
+
+UNUSUAL = 2.5
+"""Standard deviations beyond the usual distance from which on all levels do so more often."""
 
 TRIALS = 3
 PRIOR_WEIGHT = 1.0
@@ -45,7 +55,6 @@ def choose_blocks(
 ) -> Grouping:
     """Join groups by what a few full-size moves give, in one pass over the rows for each."""
     rng = np.random.default_rng(3)
-    at = surrogate.expansion.at
     given = surrogate.conditional(hyper)
     squares, spreads = np.zeros(factor.n_levels), np.zeros(factor.n_levels)
     for _ in range(TRIALS):
@@ -56,22 +65,67 @@ def choose_blocks(
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
         readings = before, surrogate.read_levels(proposed, before, levels)
-        cubic = surrogate.cubic(levels.rows)
-        seen = [surrogate.seen_by_rows(reading, cubic) for reading in readings]
-
-        def change(*batch: np.ndarray, seen: Any = seen) -> np.ndarray:
-            here, there = rows.remainders(seen[0], seen[1], at, batch)
-            return there - here
-
-        chunks = over_chunks(change, surrogate.tall.data, "Looking at groups")
-        changes = np.concatenate([chunk for _, chunk in chunks])
-        ratios = np.nan_to_num(changes, posinf=1e3, neginf=-1e3)
+        ratios = _changes(surrogate, rows, levels, readings)
         sums = np.bincount(factor.row_levels, ratios, minlength=factor.n_levels)
         squares += (sums / temperature) ** 2
         spreads += np.bincount(factor.row_levels, np.abs(ratios), minlength=factor.n_levels)
     variances = _averaged(squares) / LIMIT**2
     spreads = _averaged(spreads / temperature) / SPREAD
     return Grouping(join(np.stack([variances, spreads], axis=1)), table)
+
+
+def choose_walks(
+    surrogate: Surrogate,
+    hyper: np.ndarray,
+    factor: Factor,
+    levels: Levels,
+    rows: RowFunctions,
+    temperature: float,
+) -> LevelWalks:
+    """Return how often each level is to walk, by how heavy its tails are.
+
+    The density of each is compared with a Gaussian's to both sides of its center, in one pass over
+    the rows for each.
+    """
+    rng = np.random.default_rng(4)
+    given = surrogate.conditional(hyper)
+    point = given.frame.origin.copy()
+    reading = surrogate.read(point)
+    mean, cholesky = surrogate.given_others(given, point, reading, levels)
+    point[levels.latent] = mean
+    before = surrogate.read(point)
+    directions = rng.standard_normal(levels.latent.shape)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    heavier = np.zeros(factor.n_levels)
+    for away in (AWAY, -AWAY):
+        proposed = point.copy()
+        proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, away * directions)
+        readings = before, surrogate.read_levels(proposed, before, levels)
+        of_rows = _changes(surrogate, rows, levels, readings)
+        ratio = np.bincount(factor.row_levels, of_rows, minlength=factor.n_levels) / temperature
+        ratio += surrogate.level_ratios(given, (point, proposed), readings, levels)
+        heavier = np.maximum(heavier, np.nan_to_num(ratio, nan=0.0, posinf=0.0))
+    share = WALKS_A_NAT * (heavier - SLIGHT)
+    return LevelWalks(np.clip(share, LEAST_WALKS, MOST_WALKS), UNUSUAL)
+
+
+def _changes(
+    surrogate: Surrogate,
+    rows: RowFunctions,
+    levels: Levels,
+    readings: tuple[Reading, Reading],
+) -> np.ndarray:
+    """Return how the remainder of each row changes, shape (N,)."""
+    at, cubic = surrogate.expansion.at, surrogate.cubic(levels.rows)
+    first, second = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
+
+    def change(*batch: np.ndarray) -> np.ndarray:
+        here, there = rows.remainders(first, second, at, batch)
+        return there - here
+
+    chunks = over_chunks(change, surrogate.tall.data, "Looking at groups")
+    changes = np.concatenate([chunk for _, chunk in chunks])
+    return np.nan_to_num(changes, posinf=1e3, neginf=-1e3)
 
 
 def _averaged(sums: np.ndarray) -> np.ndarray:

@@ -1159,7 +1159,9 @@ def _by_level(
     """
     weights = probes.spread[levels] * rng.standard_normal(levels.shape)
     push, product, enters = derivatives.push, derivatives.prior_product, False
-    for derivative, rows in ((push, groups), (product, levels)):
+    of_phi = spread_of(np.array([derivatives.phi(point) for point in probes.points]))
+    noise = ROUNDING * of_phi[groups], ROUNDING / probes.spread[levels]
+    for derivative, rows, rounded in ((push, groups, noise[0]), (product, levels, noise[1])):
         for point in probes.points:
             seed = np.zeros(point.size)
             seed[levels] = weights
@@ -1170,7 +1172,7 @@ def _by_level(
                 seed[levels[:, slot]] = 1.0
                 term = weights[:, slot, None] * derivative(point, seed)[rows]
                 expected, terms = expected + term, terms + np.abs(term)
-            if compare(whole[rows], expected, rtol=RTOL, allowed=RTOL_OF_FIELD * terms):
+            if compare(whole[rows], expected, allowed=RTOL_OF_FIELD * terms + rounded):
                 return False
             if derivative is push:
                 enters = enters or bool(np.any(expected))

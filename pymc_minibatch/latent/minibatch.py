@@ -16,15 +16,17 @@ from pymc_minibatch.kernels.by_size import RowSizes, SizeTable
 from pymc_minibatch.kernels.decide import make_decision
 from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.kernels.sweep import Grouping, make_sweep
-from pymc_minibatch.latent.blocks import choose_blocks
+from pymc_minibatch.latent.blocks import choose_blocks, choose_walks
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.factors import Factor
+from pymc_minibatch.latent.field import Levels
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import (
     DECIDED,
     Decisions,
     LevelMoves,
+    LevelWalks,
     Move,
     MoveCounts,
     factoring_share,
@@ -115,6 +117,8 @@ class MinibatchDecisions(Decisions):
         What the test on the rows of groups reads.
     blocks
         For each grouping factor the levels that decide together.
+    walks
+        For each how often each of its levels walks.
     functions, data, temperature
         What the rows read, all of them, and T.
     """
@@ -132,6 +136,7 @@ class MinibatchDecisions(Decisions):
         states: Mapping[str, DecisionState],
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
+        walks: Sequence[LevelWalks],
         functions: RowFunctions,
         data: tuple[np.ndarray, ...],
         temperature: float,
@@ -141,6 +146,11 @@ class MinibatchDecisions(Decisions):
         self.density, self.rows = density, rows
         self.tests, self.states = tests, states
         self.group_parameters, self.blocks = group_parameters, blocks
+        self.walks = walks
+
+    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+        """Return how often each level walks."""
+        return self.walks[factor]
 
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
@@ -213,10 +223,12 @@ class MinibatchDecisions(Decisions):
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
-        """Let blocks of levels decide by the remainders of their own rows; nothing is undecided."""
-        readings, factor, moving = moves[:3]
+        """Let blocks of levels decide by batches of their own rows, and those that walk by all."""
+        factor, moving, walks = moves.factor, moves.moving, moves.walks
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
+        walked = self._walked(rng, moves, counts)
         cubic = self.surrogate.cubic(levels.rows)
+        readings = moves.readings[0], self._without(walks, moves, levels)
         self._weigh(blocks.table, cubic, readings)
         before, after = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
         decided = np.zeros(blocks.first.size - 1, dtype=np.bool_)
@@ -227,7 +239,39 @@ class MinibatchDecisions(Decisions):
         counts.n_evaluated += n_evaluated
         counts.test_error = max(counts.test_error, error)
         counts.impossible_row = max(counts.impossible_row, impossible)
-        return np.repeat(decided, np.diff(blocks.first)) & moving
+        return np.where(walks, walked, np.repeat(decided, np.diff(blocks.first)) & moving)
+
+    def _walked(
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    ) -> np.ndarray:
+        """Let each level that walks decide by all of its rows."""
+        chosen, table = np.flatnonzero(moves.walks & moves.moving), self.blocks[moves.factor].table
+        decided = np.zeros(moves.moving.size, dtype=np.bool_)
+        if not chosen.size:
+            return decided
+        lengths = table.starts[chosen + 1] - table.starts[chosen]
+        level = np.repeat(np.arange(chosen.size), lengths)
+        first = np.cumsum(lengths) - lengths
+        within = np.arange(level.size) - first[level]
+        rows = table.rows[table.starts[chosen][level] + within]
+        cubic = self.surrogate.cubic(self.surrogate.field.levels[moves.factor].rows)
+        first, second = (self.surrogate.seen_by_rows(each, cubic) for each in moves.readings)
+        batch = [values[rows] for values in self.data]
+        at = self.surrogate.expansion.at
+        before, after = self.functions.remainders(first, second, at, batch)
+        of_rows = np.bincount(level, after - before, minlength=chosen.size) / self.temperature
+        counts.n_evaluated += rows.size
+        # A row that is impossible makes the sum −∞ or not a number, which is never above.
+        decided[chosen] = -rng.standard_exponential(chosen.size) < moves.undecided[chosen] + of_rows
+        return decided
+
+    def _without(self, walks: np.ndarray, moves: LevelMoves, levels: Levels) -> Reading:
+        """Return what rows read after the moves of the levels that do not walk."""
+        if not walks.any():
+            return moves.readings[1]
+        proposed, stays = moves.points[1].copy(), levels.latent[walks]
+        proposed[stays] = moves.points[0][stays]
+        return self.surrogate.read_levels(proposed, moves.readings[0], levels)
 
     def of_rows(self, move: Move) -> float:
         """Return what the remainders of all rows add to the log ratio under the surrogate."""
@@ -326,10 +370,14 @@ class MinibatchSampler(LatentSampler):
             self.table = ()
         self.acceptance = acceptance
         self.blocks: list[Grouping] = []
+        self.level_walks: list[LevelWalks] = []
         for levels in self.field.levels:
             factor, _, table = looked_at[id(levels.rows)]
             self.blocks.append(
                 choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
+            )
+            self.level_walks.append(
+                choose_walks(surrogate, hyper, factor, levels, rows, temperature)
             )
 
     def extreme_rows(self) -> np.ndarray:
@@ -442,6 +490,7 @@ class MinibatchSampler(LatentSampler):
             self.initial_state().decisions,
             of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
             self.blocks,
+            self.level_walks,
             self.rows,
             self.tall.data,
             self.temperature,

@@ -61,6 +61,7 @@ __all__ = [
     "Decisions",
     "LatentMoves",
     "LevelMoves",
+    "LevelWalks",
     "Move",
     "MoveCounts",
     "Parts",
@@ -77,7 +78,6 @@ __all__ = [
     "moved_alone",
     "overhead",
     "take_best",
-    "walking_share",
 ]
 
 KINDS = ("hyper", "dense", "groups")
@@ -108,16 +108,8 @@ stays the same."""
 
 WALK_SPREAD = 1.0
 
-LEVELS_WALK = 0.05
-"""Share of the levels that walk in a sweep; of those far out there are more."""
-
-LEVELS_WALK_OUT = 0.4
-"""The same if their prior is no Gaussian, since their tails may be as heavy as its: of 20 effects
-with ν = 1.5, two of them separated, twice as many effective draws of the worst."""
-
-UNUSUAL_LEVEL, FARTHEST_LEVEL = 1.5, 5.0
-"""As for h. The density of a level can have a long tail, or another mode, where an outlying row is
-taken for one or not."""
+FARTHEST_LEVEL = 5.0
+"""As for h."""
 
 FARTHEST_WALK = math.asinh(1e5)
 """Standard deviations, in arsinh, beyond which no level walks: decisions would lose digits."""
@@ -463,6 +455,30 @@ class Move(NamedTuple):
     given: Conditional | None = None
 
 
+class LevelWalks(NamedTuple):
+    """How often levels walk in a sweep.
+
+    Attributes
+    ----------
+    share : float or ndarray, shape (G,)
+        Of all of them, or how often each does, near its center.
+    unusual : float
+        Standard deviations beyond the usual distance from which on it is more often.
+    """
+
+    share: float | np.ndarray
+    unusual: float
+
+
+LEVELS_WALK = LevelWalks(0.05, 1.5)
+"""The density of a level can have a long tail, or another mode, where an outlying row is taken for
+one or not."""
+
+LEVELS_WALK_OUT = LevelWalks(0.4, 1.5)
+"""The same if their prior is no Gaussian, since their tails may be as heavy as its: of 20 effects
+with ν = 1.5, two of them separated, twice as many effective draws of the worst."""
+
+
 class LevelMoves(NamedTuple):
     """Moves of the levels of a factor, each by itself.
 
@@ -499,8 +515,8 @@ class Decisions(ABC):
     Attributes
     ----------
     sees_all : bool
-        Whether each level decides by all that is to be known of its rows. Then it may go anywhere.
-        A batch of rows does not see how wrong the surrogate is so far out that none was sized for.
+        Whether each level decides by all of its rows. Elsewhere only those that walk do: a batch of
+        rows does not see how wrong the surrogate is so far out that none was sized for.
     """
 
     sees_all = True
@@ -517,6 +533,10 @@ class Decisions(ABC):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Decide on each of the levels; those that do not move are rejected."""
+
+    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+        """Return how often levels of a factor walk."""
+        return LEVELS_WALK if levels.prior is None else LEVELS_WALK_OUT
 
     def on_prior(
         self, level: float, log_ratio: float, points: tuple[np.ndarray, np.ndarray]
@@ -885,21 +905,19 @@ class LatentMoves:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
         angle, is_set = _angle(rng, turns, self.sweeping)
-        sees_all = self.decisions.sees_all
-        if sees_all:
-            moved, log_q, walking = _moved_levels(rng, eta, angle, walking_share(levels))
-        else:
-            moved, log_q, walking = _turned_levels(rng, eta, angle)
+        often = self.decisions.level_walks(factor, levels)
+        moved, log_q, walking = _moved_levels(rng, eta, angle, often)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
         self.decisions.refresh(rng, before)
         points, readings = (point, proposed), (before, after)
         psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
-        if sees_all:  # rows and surrogate decide at once
-            moving, undecided = np.isfinite(psi), psi
-        else:  # a batch is for the levels that the surrogate lets move
-            moving, undecided = -rng.standard_exponential(psi.size) < psi, np.zeros(psi.size)
+        # By all rows of a level rows and surrogate decide at once; a batch is for the levels that
+        # the surrogate lets move.
+        at_once = walking | self.decisions.sees_all
+        moving = np.isfinite(psi) & (at_once | (-rng.standard_exponential(psi.size) < psi))
+        undecided = np.where(at_once, psi, 0.0)
         if not moving.all():
             stays = levels.latent[~moving]
             proposed[stays] = point[stays]
@@ -986,22 +1004,15 @@ def moved_alone(
     return moved, log_q + math.log((1 - hyper_walk_share(z_then)) / (1 - share)), False
 
 
-def _turned_levels(
-    rng: np.random.Generator, eta: np.ndarray, angle: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turn all levels by an angle; their normal densities are all that a proposal depends on."""
-    return _rotated(rng, eta, angle)[0], np.zeros(len(eta)), np.zeros(len(eta), dtype=np.bool_)
-
-
 def _moved_levels(
-    rng: np.random.Generator, eta: np.ndarray, angle: float, walk: float
+    rng: np.random.Generator, eta: np.ndarray, angle: float, often: LevelWalks
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Turn the levels by an angle, but for some that walk in arsinh η, which reaches heavy tails.
 
     Also return the log ratios of the densities of both proposals, beside those of normal densities
     where levels are turned, and which levels walk: of those near the mode a share.
     """
-    share, moved = level_walk_shares(eta, walk), _turned_levels(rng, eta, angle)[0]
+    share, moved = level_walk_shares(eta, often), _rotated(rng, eta, angle)[0]
     walking = np.flatnonzero(rng.random(share.size) < share)
     start, shape = eta[walking], (walking.size, eta.shape[1])
     lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
@@ -1009,7 +1020,7 @@ def _moved_levels(
     too_far = np.abs(walked).max(axis=1, initial=0.0) > FARTHEST_WALK
     walked[too_far] = np.arcsinh(start[too_far])
     moved[walking] = np.sinh(walked)
-    there = level_walk_shares(moved, walk)
+    there = level_walk_shares(moved, often)
     log_q = np.log((1 - there) / (1 - share))
     end, of_types = moved[walking], np.log(there[walking] / share[walking])
     log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
@@ -1025,15 +1036,10 @@ def log_stretch(eta: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 * np.log1p(eta**2).sum(axis=1))
 
 
-def walking_share(levels: Levels) -> float:
-    """Return the share of the levels that walk in a sweep, of those near the mode."""
-    return LEVELS_WALK if levels.prior is None else LEVELS_WALK_OUT
-
-
-def level_walk_shares(eta: np.ndarray, walk: float) -> np.ndarray:
+def level_walk_shares(eta: np.ndarray, often: LevelWalks) -> np.ndarray:
     """Return how likely each level walks."""
-    settings = walk, UNUSUAL_LEVEL, FARTHEST_LEVEL
-    return np.asarray(walk_share_beyond(beyond_usual(eta), *settings))
+    share, unusual = often
+    return np.asarray(walk_share_beyond(beyond_usual(eta), share, unusual, FARTHEST_LEVEL))
 
 
 def beyond_usual(eta: np.ndarray) -> np.ndarray:

@@ -269,7 +269,7 @@ def walk_along_axis(
 
 
 @register_jitable
-def walk_share_beyond(beyond: Any, random_walk: float, unusual: float, farthest: float) -> Any:
+def walk_share_beyond(beyond: Any, random_walk: Any, unusual: float, farthest: float) -> Any:
     """Return w of points that are so far beyond the usual distance, a number or an array."""
     unlikely = np.minimum(np.maximum(beyond - unusual, 0.0), farthest)
     return 1.0 - (1.0 - random_walk) * np.exp(-unlikely)

@@ -24,20 +24,20 @@ from scipy import sparse
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.arrow import Arrow, multiply_blocks
-from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.field import LatentField, Levels
 from pymc_minibatch.latent.layout import ArrowLayout
 from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     Decisions,
     LatentMoves,
     LevelMoves,
+    LevelWalks,
     Move,
     MoveCounts,
     Tuning,
     hyper_walk_share,
     level_walk_shares,
     log_stretch,
-    walking_share,
 )
 from pymc_minibatch.latent.surrogate import Reading
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -233,9 +233,8 @@ class MovesOfEffects(Look):
             lengths.append(np.einsum("gq,gq->g", away, multiply_blocks(blocks, away)))
             etas.append(np.einsum("gqr,gq->gr", cholesky, away))
         turned = 0.5 * (lengths[1] - lengths[0])
-        if not self.moves.decisions.sees_all:
-            return turned
-        before, after = (level_walk_shares(eta, walking_share(levels)) for eta in etas)
+        often = self.moves.decisions.level_walks(moves.factor, levels)
+        before, after = (level_walk_shares(eta, often) for eta in etas)
         turned = turned + np.log((1.0 - after) / (1.0 - before))
         stretched = log_stretch(etas[1]) - log_stretch(etas[0])
         return np.where(moves.walks, np.log(after / before) + stretched, turned)
@@ -315,6 +314,10 @@ class Listener[D: Decisions](Decisions):
     ) -> np.ndarray:
         """Decide as these."""
         return self.decisions.on_levels(rng, moves, counts)
+
+    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+        """Return how often levels walk by these."""
+        return self.decisions.level_walks(factor, levels)
 
     def of_rows(self, move: Move) -> float:
         """Return what these do."""

@@ -24,6 +24,7 @@ from pymc_minibatch.latent.moves import (
     ANGLES,
     LatentMoves,
     LevelMoves,
+    LevelWalks,
     Move,
     MoveCounts,
     Walks,
@@ -383,13 +384,12 @@ def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
             np.testing.assert_array_equal(decisions.on_levels(rng, moves, MoveCounts()), odd)
 
 
-def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_that_walk_stay_where_they_are_likely() -> None:
     """Normal levels remain so, however much how likely they walk depends on where they are."""
-    monkeypatch.setattr(moves_module, "UNUSUAL_LEVEL", 0.0)
     rng = np.random.default_rng(40)
     eta = rng.standard_normal((100_000, 2))
     for _ in range(4):
-        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2, 0.3)
+        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2, LevelWalks(0.3, 0.0))
         accepted = -rng.standard_exponential(len(eta)) < log_q
         assert 0.3 < accepted.mean() < 0.95
         eta = np.where(accepted[:, None], moved, eta)
@@ -397,30 +397,30 @@ def test_levels_that_walk_stay_where_they_are_likely(monkeypatch: pytest.MonkeyP
     assert kstest(eta[:, 0], "norm").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("by_batch", [True, False])
-def test_levels_that_batches_decide_on_do_not_walk(
-    by_batch: bool, whole: WholeSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They would go where no row was sized for: a batch does not see how wrong the surrogate is."""
-    test = Penalty() if by_batch else None
-    moves = make_latent_sampler(whole.tall, test, 1.0).moves if by_batch else whole.moves
+def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> None:
+    """A batch would not see how wrong the surrogate is where no row was sized for."""
+    sampler = make_latent_sampler(whole.tall, Penalty(), 1.0)
+    moves, surrogate = sampler.moves, sampler.reference.surrogate
     assert isinstance(moves, LatentMoves)
-    assert moves.decisions.sees_all != by_batch
-    walked: list[int] = []
-
-    def recorded(
-        rng: np.random.Generator, eta: np.ndarray, angle: float, walk: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert 0.0 < walk < 1.0
-        walked.append(len(eta))
-        return eta, np.zeros(len(eta)), np.ones(len(eta), dtype=np.bool_)
-
-    monkeypatch.setattr(moves_module, "_moved_levels", recorded)
-    turns = whole.initial_state().turns
-    for factor in range(len(moves.field.levels)):
-        rng, point = np.random.default_rng(2), start(whole, 3)
-        moves.move_levels(rng, point, False, factor, turns[2 + factor], MoveCounts())
-    assert len(walked) == (0 if by_batch else len(moves.field.levels))
+    before, there, rng = start(sampler, 3), start(sampler, 23), np.random.default_rng(5)
+    for factor, levels in enumerate(moves.field.levels):
+        after, reading = before.copy(), surrogate.read(before)
+        after[levels.latent] = there[levels.latent]
+        n = len(levels.latent)
+        everyone = LevelMoves(
+            (reading, surrogate.read_levels(after, reading, levels)),
+            factor,
+            moving=np.ones(n, dtype=np.bool_),
+            undecided=np.zeros(n),
+            points=(before, after),
+            walks=np.ones(n, dtype=np.bool_),
+        )
+        of_rows, odd = moves.decisions.of_rows_by_level(everyone), np.arange(n) % 2 == 1
+        almost_sure = np.where(odd, 40.0, -40.0) - of_rows
+        decided = moves.decisions.on_levels(
+            rng, everyone._replace(undecided=almost_sure), MoveCounts()
+        )
+        np.testing.assert_array_equal(decided, odd)
 
 
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ scales by quadrature; and two yeses or noes for each group, with effects, mean a
 out by quadrature. Groups of all sizes decide in blocks, where a batch must not be led astray.
 """
 
+from typing import Any
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -14,7 +16,8 @@ from scipy.special import expit
 
 import pymc_minibatch as pmb
 from benchmarks.many_groups import slopes
-from pymc_minibatch.latent import moves
+from pymc_minibatch.latent.minibatch import MinibatchDecisions
+from pymc_minibatch.latent.moves import LevelMoves, LevelWalks
 
 N_GROUPS, N_ROWS = 4000, 3
 """Groups, and rows of each: at the mode of all effects log s is 19 standard deviations too low."""
@@ -131,12 +134,14 @@ def assert_moments(
 
 
 @pytest.mark.slow
-def test_levels_in_blocks_stay_where_the_posterior_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_far_out_stay_where_the_posterior_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard normal effects of 500 groups, of which one in 10^4 runs has one beyond 6.5.
 
-    With long walks blocks accept some at 10 and more, as batches miss the few rows that object.
+    Levels that walk decide by all of their rows. If blocks decided on long walks they would accept
+    some at 10 and more, as batches miss the few rows that object.
     """
-    monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
+    often = LevelWalks(0.5, 1.5)
+    monkeypatch.setattr(MinibatchDecisions, "level_walks", lambda *_: often)
     with slopes(50_000):
         step = pmb.MinibatchMH(acceptance="penalty")
         idata = pm.sample(
@@ -150,20 +155,22 @@ def test_levels_in_blocks_stay_where_the_posterior_is(monkeypatch: pytest.Monkey
 def test_levels_that_batches_let_go_are_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same with walks where batches decide: effects stay, or the run says which went where."""
-    turned = moves._turned_levels
+    """If blocks decide on walks, effects stay, or the run says which went where."""
+    often = LevelWalks(0.5, 1.5)
+    decide = MinibatchDecisions.on_levels
 
-    def walked(
-        rng: np.random.Generator, eta: np.ndarray, angle: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        with monkeypatch.context() as within:
-            within.setattr(moves, "_turned_levels", turned)
-            return moves._moved_levels(rng, eta, angle, 0.5)
+    def in_blocks(
+        decisions: MinibatchDecisions, rng: Any, moves: LevelMoves, counts: Any
+    ) -> np.ndarray:
+        lets = moves.moving & (-rng.standard_exponential(moves.moving.size) < moves.log_ratios)
+        return decide(
+            decisions, rng, moves._replace(moving=lets, walks=np.zeros_like(lets)), counts
+        )
 
-    monkeypatch.setattr(moves, "LEVELS_WALK", 0.5)
-    monkeypatch.setattr(moves, "_turned_levels", walked)
+    monkeypatch.setattr(MinibatchDecisions, "level_walks", lambda *_: often)
+    monkeypatch.setattr(MinibatchDecisions, "on_levels", in_blocks)
     with slopes(50_000):
-        step = pmb.MinibatchMH(acceptance="penalty")
+        step = pmb.MinibatchMH(acceptance="penalty", witness=False)
         idata = pm.sample(300, tune=200, chains=1, step=step, random_seed=1, progressbar=False)
     told = "of z is where its own rows are less likely than the batches" in caplog.text
     assert told or float(np.abs(idata.posterior["z"].values).max()) < 6.5
