@@ -611,13 +611,11 @@ class TallStep(BlockedStep, metaclass=StepKind):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain: the cached properties."""
-        left = ("_BlockedStep__newargs", "made_with")
+        left = ("_BlockedStep__newargs", "_draws", "made_with")
         kept = {
             name: value
             for name, value in self.__dict__.items()
             if name not in left and not isinstance(getattr(type(self), name, None), cached_property)
-            if name not in ("_BlockedStep__newargs", "_draws")
-            and not isinstance(getattr(type(self), name, None), cached_property)
         }
         return kept | {"made_with": None}
 

@@ -136,7 +136,7 @@ def test_remainders_compiled_wrongly_are_refused(monkeypatch):
         return compile_numba(inputs, [graph * (1 + 1e-7) for graph in outputs])
 
     tall = pmb.TallModel(model)
-    monkeypatch.setattr(taylor, "compile_numba", wrong)
+    monkeypatch.setattr(taylor, "for_few_rows", wrong)
     with pytest.raises(NotTallError, match="compiled wrongly"):
         taylor.compile_remainder(tall, 2)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def sampled(model, step, **options):
 def same(found, expected):
     for group in ("posterior", "sample_stats"):
         a, b = (tree[group].to_dataset() for tree in (found, expected))
-        assert list(a.data_vars) == list(b.data_vars)
+        assert set(a.data_vars) == set(b.data_vars)
         for name in set(b.data_vars) - UNLIKE:
             np.testing.assert_array_equal(a[name].values, b[name].values, err_msg=name)
 
@@ -101,28 +102,44 @@ def test_a_finished_run_is_read_and_extended(made, tmp_path):
 
 
 SCRIPT = """
-import sys
+import pickle, sys
 sys.path.insert(0, {tests!r})
 import pymc_minibatch as pmb
 from pymc_minibatch import run
-from test_stored_runs import MODELS, sampled
+from test_stored_runs import MODELS, QUIET, sampled
 run.MOST_DRAWS = 3
 model = MODELS[{kind!r}]()
-sampled(model, pmb.MinibatchMH(model=model), store={path!r}, cores=2)
+step = pmb.MinibatchMH(model=model)
+if {what!r} == "resumed":
+    found = pmb.resume({path!r}, model, step=step, **QUIET)
+else:
+    found = sampled(model, step, store={path!r}, cores=2)
+with open({path!r} + "-{what}", "wb") as file:
+    pickle.dump(found, file)
 """
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not(made, tmp_path):
-    model, step, expected = made
+def in_a_process(what, kind, path):
+    given = {"what": what, "kind": kind, "path": os.fspath(path)}
+    script = SCRIPT.format(tests=os.path.dirname(__file__), **given)
+    return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_killed_run_goes_on_as_if_it_had_not(kind, tmp_path):
+    assert in_a_process("whole", kind, tmp_path / "whole").wait() == 0
     path = tmp_path / "run"
-    kind = "plain" if "beta" in model.named_vars else "effects"
-    script = SCRIPT.format(tests=os.path.dirname(__file__), kind=kind, path=os.fspath(path))
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(list(path.glob("chain-*/[0-9]*.npz"))) < 45:
+    killed = in_a_process("killed", kind, path)
+    while killed.poll() is None and len(list(path.glob("chain-*/[0-9]*.npz"))) < 45:
         time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    same(pmb.resume(path, model, step=step, **QUIET), expected)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "run-killed").exists()
+    assert in_a_process("resumed", kind, path).wait() == 0
+    found, expected = (
+        pickle.loads((tmp_path / name).read_bytes()) for name in ("run-resumed", "whole-whole")
+    )
+    same(found, expected)
 
 
 def test_a_run_is_not_continued_on_other_rows_or_by_another_step(tmp_path):
