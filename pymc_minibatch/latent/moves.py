@@ -21,7 +21,8 @@ decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), a
 (:mod:`.whole`), or the bright rows of Firefly Monte Carlo (:mod:`.firefly`). Where it is the
 posterior itself, nothing is left to decide (:mod:`.exact`). Where batches decide, levels, of which
 each could move by itself, decide under the surrogate first, and those that move are a proposal to
-the rows (delayed acceptance). Elsewhere they decide by both at once, and may walk.
+the rows (delayed acceptance). Elsewhere, and if they walk, they decide by both at once, by all of
+their rows.
 
 References
 ----------
