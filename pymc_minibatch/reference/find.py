@@ -526,21 +526,15 @@ def search(
         ) from error
     rng = np.random.default_rng(random_seed)
     sample = _sample(tall, SUBSAMPLE, rng)
-    # The jitter leaves saddle points, on which symmetric models start.
     density.take_units(initial, sample)
-    initial = initial + SMALL * density.units * rng.standard_normal(initial.size)
-    density.look_for_kinks(initial, sample)
-    theta = density.maximise(initial, sample)
-    if not density.kinked:
-        density.look_for_kinks(theta, sample)
-    more = _sample(tall, ROWS_EACH * theta.size, rng, sample)
     try:
-        theta, precision = density.polish(theta, sample, more)
-    except np.linalg.LinAlgError as error:
-        raise NoReferenceError(
-            f"the log-density has no finite curvature where its mode seems to be ({error}): it may "
-            "have a wall there, or no mode"
-        ) from error
+        theta, precision = _climb(density, initial, sample, rng)
+    except NoReferenceError:
+        if np.all(density.units == 1.0):
+            raise
+        # Few rows that tell far more than others make units too short to arrive.
+        density.units = np.ones(initial.size)
+        theta, precision = _climb(density, initial, sample, rng)
     theta = np.where(tall.layout.is_continuous, theta, held)
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
@@ -654,6 +648,32 @@ def _sample(
     if tall.partitions is None:
         return tall.batch(np.sort(rng.choice(tall.n_rows, size, replace=False)))
     return tall.batch(np.sort(tall.random_rows(rng, size)))
+
+
+def _climb(
+    density: "_Density", initial: np.ndarray, sample: _Rows | None, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a mode, and the precision there.
+
+    Raises
+    ------
+    NoReferenceError
+        If none is found.
+    """
+    # The jitter leaves saddle points, on which symmetric models start.
+    start = initial + SMALL * density.units * rng.standard_normal(initial.size)
+    density.look_for_kinks(start, sample)
+    theta = density.maximise(start, sample)
+    if not density.kinked:
+        density.look_for_kinks(theta, sample)
+    more = _sample(density.tall, ROWS_EACH * theta.size, rng, sample)
+    try:
+        return density.polish(theta, sample, more)
+    except np.linalg.LinAlgError as error:
+        raise NoReferenceError(
+            f"the log-density has no finite curvature where its mode seems to be ({error}): it may "
+            "have a wall there, or no mode"
+        ) from error
 
 
 def _has_other_mode(
