@@ -144,11 +144,19 @@ class Check:
         """Whether the draws can be used."""
         surely = max(shift.surely for shift in self.shifts)
         slow = max(shift.slowness for shift in self.shifts)
-        noise = max(shift.error for shift in self.shifts)
+        noise = max(max(shift.error, shift.scale_error) for shift in self.shifts)
         if surely > WRONG or self._scale > WRONG_SCALE or slow > STUCK or self.pareto_k > BAD_K:
             return "do not use"
         unsure = slow > SLOW or noise > MOST_NOISE or self.pareto_k > GOOD_K or self.n_modes > 1
-        return "check" if unsure or not self.is_settled else "use"
+        return "check" if unsure or self._may_be_wrong or not self.is_settled else "use"
+
+    @property
+    def _may_be_wrong(self) -> bool:
+        """Whether an error from which draws are not to be used is within a standard error."""
+        return any(
+            s.size + s.error > WRONG or abs(s.scale) + s.scale_error > WRONG_SCALE
+            for s in self.shifts
+        )
 
     @property
     def reason(self) -> str:

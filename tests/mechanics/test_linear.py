@@ -200,5 +200,5 @@ def test_moves_of_linear_models_have_the_posterior_of_the_others(
         first, second = (np.ascontiguousarray(d[:, :, j]) for d in draws)
         for method, of in (("mean", np.mean), ("sd", np.std)):
             errors = [float(az.mcse(d, method=method)) for d in (first, second)]
-            assert max(errors) < 0.1 * second.std()
+            assert max(errors) < 0.2 * second.std()
             assert abs(of(first) - of(second)) < 4.5 * np.hypot(*errors), (j, method)

@@ -214,7 +214,7 @@ def test_the_joint_density_shows_levels_that_decide_without_bright_rows(
         return moving
 
     monkeypatch.setattr(FireflyDecisions, "on_levels", all_move)
-    found = standardised(changes_by_bright_rows("noncentred", N_TRUTHS // 3))
+    found = standardised(changes_by_bright_rows("noncentred", N_TRUTHS))
     assert max(abs(z) for quantity, z in found.items() if "swept" in quantity) > 6
 
 
