@@ -25,7 +25,7 @@ from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import find_field
 from pymc_minibatch.latent.firefly import bounded
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.sampler import LatentSampler, Located
+from pymc_minibatch.latent.sampler import LatentModel, LatentSampler
 from pymc_minibatch.latent.search import search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -109,19 +109,21 @@ class Calibration:
         values = y.astype(old.values.dtype)
         self.tall.row_inputs["y"] = make_input("y", old.leaf, old.axis, values)
 
-    def located(self) -> Located:
+    def latent_model(self) -> LatentModel:
         """Find the mode with the present data."""
         reference = search(self.tall, self.field, self.rows, self.factors)
-        return Located(self.rows, self.factors, reference)
+        return LatentModel(self.rows, self.factors, reference)
 
     def fit(self, y: np.ndarray) -> LatentSampler:
         """Set up on other data."""
         self.put(y)
-        located = self.located()
+        latent_model = self.latent_model()
         if self.bounded_rows is not None:
-            return bounded(self.tall, self.bounded_rows, located)
-        rows, factors, reference, _ = located
-        sampler = MinibatchSampler(self.tall, Located(rows, factors, reference), None, 1.0, True)
+            return bounded(self.tall, self.bounded_rows, latent_model)
+        rows, factors, reference, _ = latent_model
+        sampler = MinibatchSampler(
+            self.tall, LatentModel(rows, factors, reference), None, 1.0, True
+        )
         if self.kernels is None:
             self.kernels = sampler._kernels
         sampler._kernels = self.kernels

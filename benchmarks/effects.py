@@ -152,8 +152,8 @@ def whitened(basis: Any, spread: Any, weight: np.ndarray) -> Any:
     columns = np.column_stack([np.ones(len(weight)), basis.eval()])
     known, rest = columns[:, : KNOWN + 1], columns[:, KNOWN + 1 :]
     precision = (known.T * weight) @ known + np.eye(KNOWN + 1)
-    onto = np.linalg.inv(np.linalg.cholesky(precision)).T
-    both = onto @ pm.Flat("whitened", shape=KNOWN + 1)
+    projector = np.linalg.inv(np.linalg.cholesky(precision)).T
+    both = projector @ pm.Flat("whitened", shape=KNOWN + 1)
     mu, first = pm.Deterministic("mu", both[0]), both[1:]
     pm.Potential("prior_of_mu", pm.logp(pm.Normal.dist(0, 1), mu))
     pm.Potential("prior", pm.logp(pm.Normal.dist(0, spread[:KNOWN]), first).sum())

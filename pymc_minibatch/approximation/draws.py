@@ -36,7 +36,7 @@ from scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.latent.layout import Parts
+from pymc_minibatch.latent.layout import BorderAndBlocks
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeDecisions
@@ -214,7 +214,7 @@ class FieldApproximation:
         terms = basis[fitted][known]
         return np.asarray(basis @ np.linalg.lstsq(terms, added[known], rcond=None)[0])
 
-    def _averaged(self, w: np.ndarray, noise: Sequence[Parts]) -> float:
+    def _averaged(self, w: np.ndarray, noise: Sequence[BorderAndBlocks]) -> float:
         """Return the log-density of w to the second cumulant over points of the field."""
         given = self.surrogate.factored_later(self.tails.to_hyper(w))
         if not given.is_proper:

@@ -11,13 +11,13 @@ from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
 from pymc_minibatch.bounds.laplace import approximate, climb
 from pymc_minibatch.bounds.likelihood import Likelihood, recognise
-from pymc_minibatch.bounds.loose import (
+from pymc_minibatch.bounds.normal import Normal
+from pymc_minibatch.bounds.pinned import (
     curvature_of_posterior,
-    loose_rows,
     posterior_root,
+    rows_to_pin,
     warn_of_narrow_bounds,
 )
-from pymc_minibatch.bounds.normal import Normal
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.student_t import StudentT
 from pymc_minibatch.bounds.target import FireflyTarget
@@ -25,7 +25,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Settled", "recognised", "settle"]
+__all__ = ["ChosenBound", "recognised", "settle"]
 
 BOUNDS: dict[str, QuadraticBound] = {
     bound.family: bound for bound in (JaakkolaJordan(), Bohning(), StudentT(), Normal())
@@ -38,7 +38,7 @@ NEAR = 0.5
 
 
 @dataclass(frozen=True)
-class Settled:
+class ChosenBound:
     """Numbers that a chain samples with.
 
     Attributes
@@ -55,7 +55,9 @@ class Settled:
     approximation: tuple[np.ndarray, np.ndarray, np.ndarray]
     tolerance: float
 
-    def moved(self, target: FireflyTarget, flat: np.ndarray, elsewhere: np.ndarray) -> "Settled":
+    def moved(
+        self, target: FireflyTarget, flat: np.ndarray, elsewhere: np.ndarray
+    ) -> "ChosenBound":
         """Collapse the bounds anew where other steps have moved what they depend on."""
         reference = self.constants[0].copy()
         if np.array_equal(reference[elsewhere], flat[elsewhere]):
@@ -71,7 +73,7 @@ def settle(
     tuned: bool,
     reference: Reference | None,
     uses_gradient: bool = True,
-) -> tuple[FireflyTarget, QuadraticBound | Bound, Settled]:
+) -> tuple[FireflyTarget, QuadraticBound | Bound, ChosenBound]:
     """Put bounds below the likelihood, collapse them and verify what can be.
 
     Raises
@@ -103,17 +105,17 @@ def settle(
             constants = target.constants(touches)
             approximation = approximate(target, constants)
         curvature = curvature_of_posterior(target, constants, approximation)
-        target.always = loose_rows(target, constants, approximation, curvature)
-        if target.always.size:
+        target.pinned = rows_to_pin(target, constants, approximation, curvature)
+        if target.pinned.size:
             constants = target.constants(touches)
             approximation = approximate(target, constants)
         warn_of_narrow_bounds(target, approximation[1], curvature)
-    settled = Settled(constants, approximation, target.tolerance(touches))
-    points = _trial_points(settled, active, start)
+    chosen_bound = ChosenBound(constants, approximation, target.tolerance(touches))
+    points = _trial_points(chosen_bound, active, start)
     target.check_bound(touches, points)
     if isinstance(target, CollapsedTarget):
         target.check_likelihood(touches, points)
-    return target, chosen, settled
+    return target, chosen, chosen_bound
 
 
 def recognised(
@@ -164,13 +166,15 @@ def _at_mode(target: CollapsedTarget, point: np.ndarray) -> np.ndarray:
     return point
 
 
-def _trial_points(settled: Settled, active: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+def _trial_points(
+    chosen_bound: ChosenBound, active: np.ndarray, start: np.ndarray
+) -> list[np.ndarray]:
     """Return points about the mode, near and far, and the start."""
     rng = np.random.default_rng(20140406)
-    center, root, _ = settled.approximation
+    center, root, _ = chosen_bound.approximation
     points = [start]
     for spread in (0.3, 1.0, 3.0, 10.0):
-        point = settled.constants[0].copy()
+        point = chosen_bound.constants[0].copy()
         point[active] = center + spread * root @ rng.standard_normal(center.size)
         points.append(point)
     return points

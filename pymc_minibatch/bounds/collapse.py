@@ -227,18 +227,20 @@ class CollapsedTarget(FireflyTarget):
         for spread in (0.1, 1.0, 10.0):
             base = self.tall.start + spread * rng.standard_normal(self.tall.layout.size)
             names = sorted({self.tall.layout.name_of(int(i)) for i in self.moving})
-            bent = [n for n in names if self._is_bent(base, batch, spread, rng, {n})]
-            if not bent and self._is_bent(base, batch, spread, rng, set(names)):
-                bent = names
-            if bent:
+            nonquadratic = [
+                n for n in names if self._is_nonquadratic(base, batch, spread, rng, {n})
+            ]
+            if not nonquadratic and self._is_nonquadratic(base, batch, spread, rng, set(names)):
+                nonquadratic = names
+            if nonquadratic:
                 raise NoBoundError(
                     f"The predictor of {self.tall.row_names[0]} is not affine in "
-                    f"{', '.join(bent)}, so that quadratic bounds do not collapse. Use "
+                    f"{', '.join(nonquadratic)}, so that quadratic bounds do not collapse. Use "
                     "MinibatchMH, which samples the model as it is, or leave such variables to "
                     "another step by naming the others in FlyMC(vars=[...])."
                 )
 
-    def _is_bent(
+    def _is_nonquadratic(
         self,
         base: np.ndarray,
         batch: Sequence[np.ndarray],

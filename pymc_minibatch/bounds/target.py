@@ -120,13 +120,13 @@ class FireflyTarget(ABC):
         Row data that a bound reads in addition to those of the model.
     entering : ndarray of int
         The positions that the likelihood depends on.
-    always : ndarray of int
+    pinned : ndarray of int
         Rows that are read with the base instead of being bright or dark: their gaps are added to
         it, so that of their bounds nothing is left.
     """
 
     tall: TallModel
-    always: np.ndarray = np.empty(0, np.int64)
+    pinned: np.ndarray = np.empty(0, np.int64)
     active: np.ndarray
     uses_gradient: bool
     extra: tuple[RowInput, ...] = ()
@@ -157,7 +157,7 @@ class FireflyTarget(ABC):
         parts = self.compiled_base.jitted(point, constants[0])
         collapsed = constants[: self._n_collapsed(constants)]
         value, gradient = self.assemble(point, parts, collapsed)
-        if self.always.size:
+        if self.pinned.size:
             rows = self.compiled_always.jitted(point, constants[0], *constants[len(collapsed) :])
             return float(value + rows[0]), gradient + rows[1]
         return float(value), gradient
@@ -169,8 +169,8 @@ class FireflyTarget(ABC):
 
         The reference point comes first. Where `rows` are given, the sums are estimated from these.
         """
-        always = self.batch(self.always) if self.always.size else []
-        return *self.collapsed(reference, rows), *always
+        pinned = self.batch(self.pinned) if self.pinned.size else []
+        return *self.collapsed(reference, rows), *pinned
 
     @abstractmethod
     def collapsed(
@@ -179,7 +179,7 @@ class FireflyTarget(ABC):
         """Collapse the bounds in one pass; the reference point comes first."""
 
     def _n_collapsed(self, constants: tuple[np.ndarray, ...]) -> int:
-        return len(constants) - (len(self.data) if self.always.size else 0)
+        return len(constants) - (len(self.data) if self.pinned.size else 0)
 
     @made_once
     def compiled_base(self) -> CompiledFunction:
@@ -215,7 +215,7 @@ class FireflyTarget(ABC):
     def _jitted_base(self, constants: tuple[np.ndarray, ...]) -> Callable[..., float]:
         parts, assemble = self.compiled_base, njit(self.assemble)
         keys = [parts.cache_key, self.assemble.__name__]
-        if not self.always.size:
+        if not self.pinned.size:
             return jit_kept(make_base(parts.jitted, assemble), keys)
         rows, n_collapsed = self.compiled_always, self._n_collapsed(constants)
         base = make_base_with_rows(parts.jitted, assemble, rows.jitted, n_collapsed)

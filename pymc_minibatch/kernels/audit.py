@@ -11,7 +11,7 @@ from pymc_minibatch.acceptance.growing import moments
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.metropolis import put
 from pymc_minibatch.kernels.rows import Drawing, make_readers
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import ProposalContext
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["make_proposing", "make_repeating"]
@@ -34,7 +34,7 @@ def make_proposing(propose: Callable[..., float]) -> Callable[..., float]:
     ) -> float:
         theta, candidate = point[active], np.empty(active.size)
         scratch = point.copy()
-        log_q = propose(rng, theta, candidate, state, Place(guide, scratch, active))
+        log_q = propose(rng, theta, candidate, state, ProposalContext(guide, scratch, active))
         put(candidate, active, proposed)
         return log_q
 

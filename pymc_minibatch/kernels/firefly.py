@@ -26,7 +26,14 @@ from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_scalar
 from pymc_minibatch.kernels.rows import CHUNK_ROWS, make_take
 from pymc_minibatch.reference.density import Density
-from pymc_minibatch.updates.update import ALWAYS, Context, Fireflies, State, Whitening, log_odds
+from pymc_minibatch.updates.update import (
+    PINNED,
+    BrightnessState,
+    Context,
+    State,
+    Whitening,
+    log_odds,
+)
 
 __all__ = [
     "ALL",
@@ -94,7 +101,7 @@ class Work(NamedTuple):
     z_cost : float
         Rows that an implicit update evaluates for each one that the updates of θ evaluate, towards
         which q is tuned; 0 where q is fixed.
-    relight : bool
+    redraw_z : bool
         Whether to draw all of z first, in a pass over all rows.
     tuning : bool
         Whether to tune.
@@ -105,7 +112,7 @@ class Work(NamedTuple):
     z_update: int
     n_explicit: int
     z_cost: float
-    relight: bool
+    redraw_z: bool
     tuning: bool
 
 
@@ -140,16 +147,18 @@ def make_iterations(
     @jit_part
     def evaluate(at: State, context: Context) -> float:
         """Fill in log-density given z and gradient; the bright rows' log odds are the proposed."""
-        density, flies, counts = context.density, context.flies, context.counts
+        density, brightness, counts = context.density, context.brightness, context.counts
         at.log_density[0] = -np.inf
         total = call_scalar(density.base, (at.point, density.constants, at.gradient))
         counts[4] += 1
         if not np.isfinite(total):
             return -np.inf
         first_batch, tolerance = context.batch, context.tolerance
-        total += read_bright(at.point, at.gradient, density, flies, first_batch, tolerance, counts)
+        total += read_bright(
+            at.point, at.gradient, density, brightness, first_batch, tolerance, counts
+        )
         if uses_gradient:
-            counts[1] += flies.n_bright[0]
+            counts[1] += brightness.n_bright[0]
         if np.isfinite(total):
             at.log_density[0] = total
         return at.log_density[0]
@@ -162,7 +171,7 @@ def make_iterations(
         rng: np.random.Generator,
         point: np.ndarray,
         density: Density,
-        flies: Fireflies,
+        brightness: BrightnessState,
         whitening: Whitening,
         tuning: Tuning,
         work: Work,
@@ -175,18 +184,18 @@ def make_iterations(
         n_bright: Any = np.int64(0)
         for i in range(work.n_iterations + 1):
             # The first round, before the iterations, is for those rows that have no state yet.
-            if i == 0 and not work.relight:
+            if i == 0 and not work.redraw_z:
                 continue
             how = work.z_update if i > 0 else ALL
             q = tuning.q[0]
-            update_z(rng, point, density, flies, how, work.n_explicit, q, tolerance, counts)
+            update_z(rng, point, density, brightness, how, work.n_explicit, q, tolerance, counts)
             if i == 0:
                 if q < 0.0:
-                    tuning.q[0] = first_q(flies.n_bright[0], flies.state.size)
+                    tuning.q[0] = first_q(brightness.n_bright[0], brightness.state.size)
                 continue
             before_updates = counts[0]
-            batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
-            context = Context(density, flies, batch, tolerance, counts)
+            batch = take(density.data, brightness.bright[: min(CHUNK_ROWS, brightness.n_bright[0])])
+            context = Context(density, brightness, batch, tolerance, counts)
             if uses_gradient:
                 evaluate(current, context)
             else:
@@ -194,7 +203,9 @@ def make_iterations(
                     density.base, (point, density.constants, current.gradient)
                 )
                 counts[4] += 1
-                current.log_density[0] = log_density + flies.log_odds[: flies.n_bright[0]].sum()
+                current.log_density[0] = (
+                    log_density + brightness.log_odds[: brightness.n_bright[0]].sum()
+                )
             for _ in range(work.n_updates):
                 answer_signals()
                 step = np.exp(tuning.log_step[0])
@@ -206,9 +217,9 @@ def make_iterations(
                     log_step = tuning.log_step[0] + gain * (signal - target_signal)
                     log_step = max(log_step, LOG_SHORTEST)
                     tuning.log_step[0] = min(log_step, np.log(longest_step))
-            n_bright += flies.n_bright[0]
+            n_bright += brightness.n_bright[0]
             if work.tuning:
-                tune_q(tuning, counts[0] - before_updates, work.z_cost, flies.state.size)
+                tune_q(tuning, counts[0] - before_updates, work.z_cost, brightness.state.size)
             if counts[2] >= 0:
                 break
         return accept, n_bright
@@ -232,16 +243,16 @@ def make_bright_reader(ndims: Sequence[int]) -> Callable[..., float]:
         point: np.ndarray,
         gradient: np.ndarray,
         density: Density,
-        flies: Fireflies,
+        brightness: BrightnessState,
         batch: Any,
         tolerance: float,
         counts: np.ndarray,
     ) -> float:
-        n_bright, total = flies.n_bright[0], 0.0
+        n_bright, total = brightness.n_bright[0], 0.0
         for first in range(0, n_bright, CHUNK_ROWS):
             answer_signals()
             last = min(first + CHUNK_ROWS, n_bright)
-            rows, out = flies.bright[first:last], flies.proposed[first:last]
+            rows, out = brightness.bright[first:last], brightness.proposed[first:last]
             chunk = batch if first == 0 else take(density.data, rows)
             gaps = call_array(density.row, (point, density.constants, chunk, gradient))
             to_log_odds(gaps, rows, tolerance, counts, out)
@@ -267,7 +278,7 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
         rng: np.random.Generator,
         point: np.ndarray,
         density: Density,
-        flies: Fireflies,
+        brightness: BrightnessState,
         how: int,
         n_picked: int,
         q: float,
@@ -276,8 +287,8 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
     ) -> None:
         """Update which rows are bright, a chunk of the rows concerned at a time."""
         if how == ALL:  # the log odds of bright rows are those of another point
-            darken_all(flies)
-        n_before, log_q = flies.n_bright[0], np.log(q)
+            darken_all(brightness)
+        n_before, log_q = brightness.n_bright[0], np.log(q)
         out, rows = np.empty(CHUNK_ROWS), np.empty(CHUNK_ROWS, np.int64)
         unused = np.empty(point.size)
         n_done: Any = np.int64(0)
@@ -285,9 +296,9 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
         while True:
             answer_signals()
             if how == IMPLICIT:
-                n, last = jump_through_dark_rows(rng, q, last, flies.state, rows)
+                n, last = jump_through_dark_rows(rng, q, last, brightness.state, rows)
             else:
-                n = pick_rows(rng, how, n_done, n_picked, flies.state.size, rows)
+                n = pick_rows(rng, how, n_done, n_picked, brightness.state.size, rows)
             if n == 0:
                 break
             n_done += n
@@ -295,12 +306,12 @@ def make_z_update(ndims: Sequence[int]) -> Callable[..., None]:
             gaps = call_array(density.row, (point, density.constants, batch, unused))
             to_log_odds(gaps, rows[:n], tolerance, counts, out)
             if how == IMPLICIT:
-                accept_brightening(rng, log_q, rows[:n], out, flies)
+                accept_brightening(rng, log_q, rows[:n], out, brightness)
             else:
-                draw_anew(rng, rows[:n], out, flies)
+                draw_anew(rng, rows[:n], out, brightness)
         if how == IMPLICIT:
-            propose_darkening(rng, log_q, n_before, flies)
-        forget_leaving(flies)
+            propose_darkening(rng, log_q, n_before, brightness)
+        forget_leaving(brightness)
 
     return update_z
 
@@ -320,22 +331,22 @@ def make_look(ndims: Sequence[int]) -> Callable[..., None]:
     def look(
         point: np.ndarray,
         density: Density,
-        flies: Fireflies,
-        always: np.ndarray,
+        brightness: BrightnessState,
+        pinned: np.ndarray,
         gaps: np.ndarray,
         tolerance: float,
         counts: np.ndarray,
     ) -> None:
         unused = np.empty(0)
-        batch = take(density.data, flies.bright[: min(CHUNK_ROWS, flies.n_bright[0])])
-        read_bright(point, unused, density, flies, batch, tolerance, counts)
-        for first in range(0, always.size, CHUNK_ROWS):
-            rows = always[first : first + CHUNK_ROWS]
+        batch = take(density.data, brightness.bright[: min(CHUNK_ROWS, brightness.n_bright[0])])
+        read_bright(point, unused, density, brightness, batch, tolerance, counts)
+        for first in range(0, pinned.size, CHUNK_ROWS):
+            rows = pinned[first : first + CHUNK_ROWS]
             chunk = take(density.data, rows)
             gaps[first : first + rows.size] = call_array(
                 density.row, (point, density.constants, chunk, unused)
             )
-        counts[0] += always.size
+        counts[0] += pinned.size
 
     return look
 
@@ -397,77 +408,83 @@ def pick_rows(
 
 @register_jitable
 def accept_brightening(
-    rng: np.random.Generator, log_q: float, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
+    rng: np.random.Generator,
+    log_q: float,
+    rows: np.ndarray,
+    odds: np.ndarray,
+    brightness: BrightnessState,
 ) -> None:
     """Turn proposed rows bright with probability min(1, L̃/q)."""
     for i in range(rows.size):
         if np.log(rng.random()) < odds[i] - log_q:
-            brighten(flies, rows[i], odds[i])
+            brighten(brightness, rows[i], odds[i])
 
 
 @register_jitable
-def propose_darkening(rng: np.random.Generator, log_q: float, n: int, flies: Fireflies) -> None:
+def propose_darkening(
+    rng: np.random.Generator, log_q: float, n: int, brightness: BrightnessState
+) -> None:
     """Turn the first bright rows dark with probability min(1, q/L̃)."""
     for i in range(n):
-        if np.log(rng.random()) < log_q - flies.log_odds[i]:
-            flies.state[flies.bright[i]] = LEAVING
+        if np.log(rng.random()) < log_q - brightness.log_odds[i]:
+            brightness.state[brightness.bright[i]] = LEAVING
 
 
 @register_jitable
 def draw_anew(
-    rng: np.random.Generator, rows: np.ndarray, odds: np.ndarray, flies: Fireflies
+    rng: np.random.Generator, rows: np.ndarray, odds: np.ndarray, brightness: BrightnessState
 ) -> None:
     """Draw rows bright with odds L̃."""
     for i in range(rows.size):
         row = rows[i]
-        if flies.state[row] == ALWAYS:
+        if brightness.state[row] == PINNED:
             continue
         if rng.random() * (1.0 + np.exp(-odds[i])) < 1.0:
-            if flies.state[row] == DARK:
-                brighten(flies, row, odds[i])
+            if brightness.state[row] == DARK:
+                brighten(brightness, row, odds[i])
             else:
-                flies.state[row] = BRIGHT
-        elif flies.state[row] == BRIGHT:
-            flies.state[row] = LEAVING
+                brightness.state[row] = BRIGHT
+        elif brightness.state[row] == BRIGHT:
+            brightness.state[row] = LEAVING
 
 
 @register_jitable
-def brighten(flies: Fireflies, row: int, log_odds: float) -> None:
+def brighten(brightness: BrightnessState, row: int, log_odds: float) -> None:
     """Put a dark row on the list."""
-    i = flies.n_bright[0]
-    flies.state[row] = BRIGHT
-    flies.bright[i] = row
-    flies.log_odds[i] = log_odds
-    flies.n_bright[0] = i + 1
+    i = brightness.n_bright[0]
+    brightness.state[row] = BRIGHT
+    brightness.bright[i] = row
+    brightness.log_odds[i] = log_odds
+    brightness.n_bright[0] = i + 1
 
 
 @register_jitable
-def forget_leaving(flies: Fireflies) -> None:
+def forget_leaving(brightness: BrightnessState) -> None:
     """Take the rows that have turned dark off the list."""
     kept = np.int64(0)
-    for i in range(flies.n_bright[0]):
-        row = flies.bright[i]
-        if flies.state[row] == LEAVING:
-            flies.state[row] = DARK
+    for i in range(brightness.n_bright[0]):
+        row = brightness.bright[i]
+        if brightness.state[row] == LEAVING:
+            brightness.state[row] = DARK
         else:
-            flies.bright[kept] = row
-            flies.log_odds[kept] = flies.log_odds[i]
+            brightness.bright[kept] = row
+            brightness.log_odds[kept] = brightness.log_odds[i]
             kept += 1
-    flies.n_bright[0] = kept
+    brightness.n_bright[0] = kept
 
 
 @register_jitable
-def darken_all(flies: Fireflies) -> None:
+def darken_all(brightness: BrightnessState) -> None:
     """Empty the list."""
-    for i in range(flies.n_bright[0]):
-        flies.state[flies.bright[i]] = DARK
-    flies.n_bright[0] = 0
+    for i in range(brightness.n_bright[0]):
+        brightness.state[brightness.bright[i]] = DARK
+    brightness.n_bright[0] = 0
 
 
-def restore(flies: Fireflies, bright: np.ndarray, log_odds: np.ndarray) -> None:
+def restore(brightness: BrightnessState, bright: np.ndarray, log_odds: np.ndarray) -> None:
     """Make these rows the bright ones."""
-    darken_all(flies)
-    flies.state[bright] = BRIGHT
-    flies.bright[: bright.size] = bright
-    flies.log_odds[: bright.size] = log_odds
-    flies.n_bright[0] = bright.size
+    darken_all(brightness)
+    brightness.state[bright] = BRIGHT
+    brightness.bright[: bright.size] = bright
+    brightness.log_odds[: bright.size] = log_odds
+    brightness.n_bright[0] = bright.size

@@ -14,7 +14,7 @@ from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.jit.triangular import overwrite
 from pymc_minibatch.kernels.rows import Drawing, make_readers
-from pymc_minibatch.proposals.proposal import Place, Proposal
+from pymc_minibatch.proposals.proposal import Proposal, ProposalContext
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Totals", "compile_transitions", "of_one_draw", "summed"]
@@ -109,7 +109,7 @@ def make_transitions(
         for i in range(active.size):
             theta[i] = point[active[i]]
         log_base = call_scalar(density.base, (point, density.constants))
-        place = Place(guide, proposed, active)
+        place = ProposalContext(guide, proposed, active)
         for draw in range(points.shape[0]):
             n_accepted = n_decisions = n_grown = n_evaluated = batch_rows = 0
             log_ratio_var = test_error = 0.0

@@ -280,7 +280,7 @@ def draw_from_none(
 
 
 @register_jitable
-def always(table: Any) -> bool:
+def pinned(table: Any) -> bool:
     """Rows are drawn uniformly."""
     return True
 
@@ -298,7 +298,7 @@ def without_sizes(table: SizeTable) -> bool:
 
 
 WAYS_TO_DRAW: dict[Drawing, tuple[Callable[..., bool], Callable[..., bool]]] = {
-    False: (draw_from_none, always),
+    False: (draw_from_none, pinned),
     True: (draw_from_table, without_sizes),
     "residents": (draw_residents, never),
     "groups": (draw_from_groups, never),

@@ -12,11 +12,11 @@ import numpy as np
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.kernels.sweep import Grouping
-from pymc_minibatch.latent.arrow import solve_blocks_transposed
+from pymc_minibatch.latent.arrowhead import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
-from pymc_minibatch.latent.field import Levels
+from pymc_minibatch.latent.field import GroupEffects
 from pymc_minibatch.latent.moves import LevelWalks
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -36,7 +36,7 @@ LEAST_WALKS, MOST_WALKS, SLIGHT, WALKS_A_NAT = 0.002, 0.5, 0.3, 0.5
 """How often levels walk in a sweep, and how much more often for each nat by which their
 density exceeds the Gaussian's out there by more than is slight. All of their rows decide then."""
 
-UNUSUAL = 2.5
+ATYPICAL = 2.5
 """Standard deviations beyond the usual distance from which on all levels do so more often."""
 
 TRIALS = 3
@@ -48,7 +48,7 @@ def choose_blocks(
     surrogate: Surrogate,
     hyper: np.ndarray,
     factor: Factor,
-    levels: Levels,
+    levels: GroupEffects,
     rows: RowFunctions,
     temperature: float,
     table: GroupTable,
@@ -64,8 +64,8 @@ def choose_blocks(
         mean_given, cholesky = surrogate.given_others(given, point, before, levels)
         noise = solve_blocks_transposed(cholesky, rng.standard_normal(levels.latent.shape))
         proposed[levels.latent] = mean_given + noise
-        readings = before, surrogate.read_levels(proposed, before, levels)
-        ratios = _changes(surrogate, rows, levels, readings)
+        predictors = before, surrogate.read_levels(proposed, before, levels)
+        ratios = _changes(surrogate, rows, levels, predictors)
         sums = np.bincount(factor.row_levels, ratios, minlength=factor.n_levels)
         squares += (sums / temperature) ** 2
         spreads += np.bincount(factor.row_levels, np.abs(ratios), minlength=factor.n_levels)
@@ -78,7 +78,7 @@ def choose_walks(
     surrogate: Surrogate,
     hyper: np.ndarray,
     factor: Factor,
-    levels: Levels,
+    levels: GroupEffects,
     rows: RowFunctions,
     temperature: float,
 ) -> LevelWalks:
@@ -90,8 +90,8 @@ def choose_walks(
     rng = np.random.default_rng(4)
     given = surrogate.conditional(hyper)
     point = given.frame.origin.copy()
-    reading = surrogate.read(point)
-    mean, cholesky = surrogate.given_others(given, point, reading, levels)
+    predictor = surrogate.read(point)
+    mean, cholesky = surrogate.given_others(given, point, predictor, levels)
     point[levels.latent] = mean
     before = surrogate.read(point)
     directions = rng.standard_normal(levels.latent.shape)
@@ -100,24 +100,24 @@ def choose_walks(
     for away in (AWAY, -AWAY):
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, away * directions)
-        readings = before, surrogate.read_levels(proposed, before, levels)
-        of_rows = _changes(surrogate, rows, levels, readings)
+        predictors = before, surrogate.read_levels(proposed, before, levels)
+        of_rows = _changes(surrogate, rows, levels, predictors)
         ratio = np.bincount(factor.row_levels, of_rows, minlength=factor.n_levels) / temperature
-        ratio += surrogate.level_ratios(given, (point, proposed), readings, levels)
+        ratio += surrogate.level_ratios(given, (point, proposed), predictors, levels)
         heavier = np.maximum(heavier, np.nan_to_num(ratio, nan=0.0, posinf=0.0))
     share = WALKS_A_NAT * (heavier - SLIGHT)
-    return LevelWalks(np.clip(share, LEAST_WALKS, MOST_WALKS), UNUSUAL)
+    return LevelWalks(np.clip(share, LEAST_WALKS, MOST_WALKS), ATYPICAL)
 
 
 def _changes(
     surrogate: Surrogate,
     rows: RowFunctions,
-    levels: Levels,
-    readings: tuple[Reading, Reading],
+    levels: GroupEffects,
+    predictors: tuple[PredictorState, PredictorState],
 ) -> np.ndarray:
     """Return how the remainder of each row changes, shape (N,)."""
     at, cubic = surrogate.expansion.at, surrogate.cubic(levels.rows)
-    first, second = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
+    first, second = (surrogate.seen_by_rows(predictor, cubic) for predictor in predictors)
 
     def change(*batch: np.ndarray) -> np.ndarray:
         here, there = rows.remainders(first, second, at, batch)

@@ -9,7 +9,7 @@ from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.modes import ModeSampler, find_modes
-from pymc_minibatch.latent.sampler import LatentSampler, Located, Sums, locate, without
+from pymc_minibatch.latent.sampler import LatentModel, LatentSampler, Sums, locate, without
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -47,36 +47,38 @@ def make_latent_sampler(
     is_free = acceptance is None and by_size and batch_size is None
     must = isinstance(acceptance, Exact)
     sums: Sums = "must" if must else "may" if is_free and may_sum else "no"
-    located = locate(tall, temperature, sums=sums, effects=effects)
+    latent_model = locate(tall, temperature, sums=sums, effects=effects)
     assert acceptance is None or isinstance(acceptance, CorrectedBarker | Exact | Penalty)
 
-    def make(about: Located) -> LatentSampler:
+    def make(about: LatentModel) -> LatentSampler:
         if about.reference.is_exact:
             return ExactSampler(tall, about.reference)
         assert not isinstance(acceptance, Exact)
         by_batches = MinibatchSampler(tall, about, acceptance, temperature, by_size, batch_size)
-        if is_free and (extreme := by_batches.extreme_rows()).size:
-            return WholeSampler(tall, _without_if_possible(tall, about, extreme), temperature)
+        if is_free and (pinned := by_batches.rows_to_pin()).size:
+            return WholeSampler(tall, _without_if_possible(tall, about, pinned), temperature)
         if is_free and by_batches.rows_of_a_move > most_read(about.rows) * tall.n_rows:
             return WholeSampler(tall, about, temperature)
         return by_batches
 
     with one_blas_thread():
-        modes = find_modes(tall, located)
-        samplers = [make(located._replace(reference=mode)) for mode in modes]
+        modes = find_modes(tall, latent_model)
+        samplers = [make(latent_model._replace(reference=mode)) for mode in modes]
     if len({type(sampler) for sampler in samplers}) > 1:  # all rows decide everywhere
         samplers = [
-            WholeSampler(tall, located._replace(reference=mode), temperature) for mode in modes
+            WholeSampler(tall, latent_model._replace(reference=mode), temperature) for mode in modes
         ]
     return samplers[0] if len(samplers) == 1 else ModeSampler(samplers)
 
 
-def _without_if_possible(tall: TallModel, located: Located, extreme: np.ndarray) -> Located:
+def _without_if_possible(
+    tall: TallModel, latent_model: LatentModel, pinned: np.ndarray
+) -> LatentModel:
     """Expand all rows but a few, unless the others do not determine the model."""
     try:
-        return without(tall, located, extreme)
+        return without(tall, latent_model, pinned)
     except NoFieldError:
-        return located
+        return latent_model
 
 
 def most_read(rows: RowFunctions) -> float:

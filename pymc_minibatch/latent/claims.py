@@ -181,18 +181,20 @@ def are_gaussian(
     rng = np.random.default_rng(20090402)
     for point in probes.points:
         step = _steps_of_levels(rng, product, point, probes.spread, levels)
-        slope, bend = gradient(point), product(point, step)
+        slope, curvature_product = gradient(point), product(point, step)
         for length in (sign * length for length in LENGTHS for sign in (1.0, -1.0)):
             moved = point + length * step
-            found, expected = gradient(moved)[levels], (slope + length * bend)[levels]
-            allowed = np.maximum(rounding(gradient, moved)[levels], np.abs(bend[levels]) * RTOL)
+            found, expected = gradient(moved)[levels], (slope + length * curvature_product)[levels]
+            allowed = np.maximum(
+                rounding(gradient, moved)[levels], np.abs(curvature_product[levels]) * RTOL
+            )
             if compare(found, expected, rtol=RTOL, allowed=allowed) is not None:
                 return False
         along = quadratic(
             lambda s, point=point, step=step: prior(point + s * step),  # type: ignore[misc]
             lengths=VALUES_AT,
             slope=float(slope @ step),
-            curvature=float(bend @ step),
+            curvature=float(curvature_product @ step),
             rtol=RTOL_OF_SUM,
         )
         if along is not None:

@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.arrow import multiply_blocks
+from pymc_minibatch.latent.arrowhead import multiply_blocks
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
@@ -79,9 +79,9 @@ class Cubic:
     quartic: np.ndarray
     reach: np.ndarray
 
-    def coordinates(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
+    def coordinates(self, delta: np.ndarray, curved: np.ndarray) -> np.ndarray:
         """Return u_g, shape (G, q + m), given δ and Kδ of shape (P,)."""
-        of_scalars, read = delta[self.scalars], bent[self.entries]
+        of_scalars, read = delta[self.scalars], curved[self.entries]
         return clipped(self.inverse, self.coupling, self.reach, of_scalars, read)
 
     def distances(self, u: np.ndarray) -> np.ndarray:
@@ -105,11 +105,11 @@ class Cubic:
         those of the scalars.
         """
         width = self.entries.shape[1]
-        bend = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
+        curved = 0.5 * np.einsum("gijk,gj,gk->gi", self.tensor, u, u)
         own = u[:, :width]
-        bend[:, :width] += np.einsum("gijkl,gj,gk,gl->gi", self.quartic, own, own, own) / 6.0
-        of_groups = multiply_blocks(self.inverse, bend[:, :width].copy())
-        of_scalars = bend[:, width:].sum(axis=0)
+        curved[:, :width] += np.einsum("gijkl,gj,gk,gl->gi", self.quartic, own, own, own) / 6.0
+        of_groups = multiply_blocks(self.inverse, curved[:, :width].copy())
+        of_scalars = curved[:, width:].sum(axis=0)
         return of_groups, of_scalars - np.einsum("gqm,gq->m", self.coupling, of_groups)
 
 

@@ -19,10 +19,10 @@ from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
-from pymc_minibatch.latent.arrow import Arrow, Matrix, compact
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact
+from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.reference.remainders import second_order
-from pymc_minibatch.reference.rows import Reads, RowFunctions
+from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 
 __all__ = ["Expansion", "expand", "semidefinite"]
 
@@ -43,15 +43,15 @@ class Expansion:
         The sum of all rows.
     slope : ndarray, shape (P,)
         G.
-    curvature : Arrow
+    curvature : ArrowheadMatrix
         −H, in the layout of φ.
-    tilt : ndarray, shape (P,)
+    mean_correction : ndarray, shape (P,)
         The slope, on average over the posterior, of all that is not of second order. Proposals are
         centered with it.
-    rest : ndarray, shape (P,)
+    smoothing_correction : ndarray, shape (P,)
         The part of it that is not of third or fourth order either; the surrogate density has it,
         and decisions subtract it again.
-    raised : ndarray, shape (G, q', q')
+    psd_shift : ndarray, shape (G, q', q')
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.
     common : callable, optional
@@ -64,10 +64,10 @@ class Expansion:
     at: np.ndarray
     value: float
     slope: np.ndarray
-    curvature: Arrow
-    tilt: np.ndarray
-    rest: np.ndarray
-    raised: np.ndarray
+    curvature: ArrowheadMatrix
+    mean_correction: np.ndarray
+    smoothing_correction: np.ndarray
+    psd_shift: np.ndarray
     common: Callable[[np.ndarray], tuple[float, float]] | None = None
     is_exact: bool = False
 
@@ -80,7 +80,7 @@ def expand(
     rows: RowFunctions,
     data: tuple[np.ndarray, ...],
     phi: np.ndarray,
-    layout: ArrowLayout,
+    layout: ArrowheadLayout,
     temperature: float,
     *,
     concave: bool = False,
@@ -139,9 +139,9 @@ def expand(
     t, none = temperature, np.zeros(phi.size)
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
     cross = total.cross(place[reads.dense]) / t
-    curvature = Arrow(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
-    raised = semidefinite(blocks) - blocks
-    return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, raised)
+    curvature = ArrowheadMatrix(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
+    psd_shift = semidefinite(blocks) - blocks
+    return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
 
 
 @dataclass
@@ -164,7 +164,7 @@ class _Sums:
     blocks: np.ndarray
 
     @classmethod
-    def zeros(cls, layout: ArrowLayout, reads: Reads) -> "_Sums":
+    def zeros(cls, layout: ArrowheadLayout, reads: DesignTerms) -> "_Sums":
         n_dense, (n_groups, width) = layout.dense.size, layout.groups.shape
         return cls(
             0.0,
@@ -182,8 +182,8 @@ class _Sums:
         """Join both parts; `places` are those of the columns in the dense part."""
         n_columns = places.size
         shape = n_columns, self.dense.shape[0]
-        onto = sparse.csr_array((np.ones(n_columns), (np.arange(n_columns), places)), shape)
-        return compact(sparse.csr_array(self.columns) @ onto + self.meetings)
+        projector = sparse.csr_array((np.ones(n_columns), (np.arange(n_columns), places)), shape)
+        return compact(sparse.csr_array(self.columns) @ projector + self.meetings)
 
 
 def _meetings(
@@ -209,8 +209,8 @@ def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
         for j in range(k):
             whole[:, i, j] = _full(second, i, j)
     values, vectors = np.linalg.eigh(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
-    bent = np.einsum("bij,bj,bkj->ikb", vectors, -np.abs(values), vectors)
-    return [bent[i, j] for i in range(k) for j in range(i + 1)]
+    concave_part = np.einsum("bij,bj,bkj->ikb", vectors, -np.abs(values), vectors)
+    return [concave_part[i, j] for i in range(k) for j in range(i + 1)]
 
 
 def semidefinite(blocks: np.ndarray) -> np.ndarray:
@@ -231,7 +231,7 @@ def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:
 
 
 def _add_dense(
-    reads: Reads,
+    reads: DesignTerms,
     columns: np.ndarray,
     first: list[np.ndarray],
     second: list[np.ndarray],

@@ -37,8 +37,8 @@ from scipy import sparse
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.jit.made_once import made_once
-from pymc_minibatch.latent.arrow import (
-    Arrow,
+from pymc_minibatch.latent.arrowhead import (
+    ArrowheadMatrix,
     Matrix,
     by_columns,
     compact,
@@ -59,19 +59,19 @@ from pymc_minibatch.latent.claims import (
     spread_of,
 )
 from pymc_minibatch.latent.coordinates import Coordinates, find_coordinates
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.potentials import parts_of_total
 from pymc_minibatch.tall.structure import RowStructure
 from pymc_minibatch.tall.verify import compare
 
 __all__ = [
-    "Joined",
+    "GroupEffects",
     "LatentField",
-    "LatentMap",
     "LevelPrior",
-    "Levels",
     "NoFieldError",
+    "ProjectedCurvature",
+    "Projector",
     "find_field",
     "has_effects",
 ]
@@ -210,18 +210,18 @@ class Derivatives:
 
 
 @dataclass(frozen=True)
-class Joined:
+class ProjectedCurvature:
     """What the dense part of z sees of a curvature K.
 
     Attributes
     ----------
-    curvature : Arrow
+    curvature : ArrowheadMatrix
         K.
     by : ndarray or sparse array, shape (P_dense, p)
         A_dd.
     """
 
-    curvature: Arrow
+    curvature: ArrowheadMatrix
     by: Matrix
 
     @cached_property
@@ -236,7 +236,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class LatentMap:
+class Projector:
     """A(h) in the layouts of φ (rows) and z (columns).
 
     Attributes
@@ -253,7 +253,7 @@ class LatentMap:
     cross: Matrix
     blocks: np.ndarray
 
-    def pull_back_dense(self, joined: Joined, blocks: np.ndarray) -> Matrix:
+    def pull_back_dense(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
         """Return the dense part of ``Aᵀ K A``.
 
         Given is what the dense part of A makes of K, and K's blocks.
@@ -268,7 +268,7 @@ class LatentMap:
         """Return the groups' blocks of ``Aᵀ K A``."""
         return multiply_matrices(self._transposed_blocks, multiply_matrices(blocks, self.blocks))
 
-    def pull_back_cross(self, joined: Joined, blocks: np.ndarray) -> Matrix:
+    def pull_back_cross(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
         """Return what ``Aᵀ K A`` has between groups and the dense part."""
         through, c = joined.through, self.cross
         if not is_empty(c):
@@ -313,9 +313,9 @@ class MapEntries:
     blocks: np.ndarray
 
     @cached_property
-    def whole(self) -> LatentMap:
+    def whole(self) -> Projector:
         """A(h)."""
-        return LatentMap(*self.columns.of(self.entries), self.blocks)
+        return Projector(*self.columns.of(self.entries), self.blocks)
 
     def scales_of(self, other: "MapEntries") -> np.ndarray:
         """Return how much larger each column by the dense part is in another map."""
@@ -545,7 +545,7 @@ def _colored(pattern: sparse.csc_array) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Levels:
+class GroupEffects:
     """The effects of a grouping factor whose levels are independent given everything else.
 
     Attributes
@@ -656,7 +656,7 @@ class LevelPrior:
         return found
 
 
-class Held(NamedTuple):
+class CenteredPoint(NamedTuple):
     """A point with other hyperparameters, at which rows read the same.
 
     Attributes
@@ -685,13 +685,13 @@ class LatentField:
     ----------
     hyper : ndarray of int64
         Positions of the hyperparameters h in the flat point.
-    latent : ArrowLayout
+    latent : ArrowheadLayout
         Positions of the latent variables z.
-    rows : ArrowLayout
+    rows : ArrowheadLayout
         Where the dense part and the groups lie in φ.
     derivatives
         Compiled functions.
-    levels : sequence of Levels
+    levels : sequence of GroupEffects
         The grouping factors that can be swept; the first has the groups of the layouts, if there
         are any.
     scalars : ndarray of int64
@@ -709,9 +709,9 @@ class LatentField:
         self,
         derivatives: Derivatives,
         hyper: np.ndarray,
-        latent: ArrowLayout,
-        rows: ArrowLayout,
-        levels: Sequence[Levels],
+        latent: ArrowheadLayout,
+        rows: ArrowheadLayout,
+        levels: Sequence[GroupEffects],
         points: Sequence[np.ndarray],
         scalars: np.ndarray = NOTHING,
     ) -> None:
@@ -741,7 +741,7 @@ class LatentField:
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
         self._fixed_map = group_map[0] if _alike(group_map, self._noise_of_map) else None
         self._fixed_prior = group_prior[0] if _alike(group_prior, self._noise_of_prior) else None
-        self._precision: tuple[bytes, Arrow] | None = None
+        self._precision: tuple[bytes, ArrowheadMatrix] | None = None
         self._maps: dict[bytes, MapEntries] = {}
         # Given h effects that are not centred have priors of their own.
         self.hyper_in_prior = not all(
@@ -770,7 +770,7 @@ class LatentField:
         ]
         return _alike(entries, noise) and _alike(blocks, self._noise_of_prior)
 
-    def map_at(self, point: np.ndarray) -> LatentMap:
+    def projector_at(self, point: np.ndarray) -> Projector:
         """Return A(h) at the hyperparameters of a point, the last ones from memory."""
         return self._entries_at(point).whole
 
@@ -786,7 +786,7 @@ class LatentField:
             self._maps[key] = MapEntries(self._map, self._map.entries(point), blocks)
         return self._maps[key]
 
-    def prior_precision_at(self, point: np.ndarray) -> Arrow:
+    def prior_precision_at(self, point: np.ndarray) -> ArrowheadMatrix:
         """Return P, minus the Hessian of the log prior by z, at a point, the last from memory."""
         key = b""
         if self._prior.changing or self._fixed_prior is None:
@@ -798,14 +798,14 @@ class LatentField:
             self._precision = key, self._prior_precision(point)
         return self._precision[1]
 
-    def _prior_precision(self, point: np.ndarray) -> Arrow:
+    def _prior_precision(self, point: np.ndarray) -> ArrowheadMatrix:
         blocks = self._fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         dense, cross = self._prior.at(point)
-        return Arrow(compact(-(dense + dense.T) / 2), -cross, -blocks)
+        return ArrowheadMatrix(compact(-(dense + dense.T) / 2), -cross, -blocks)
 
-    def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "Held | None":
+    def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "CenteredPoint | None":
         """Change h and z so that rows read the same φ, but for scalars that h determines.
 
         Parameters
@@ -817,7 +817,7 @@ class LatentField:
 
         Returns
         -------
-        Held or None
+        CenteredPoint or None
             The new point; None where no z does that, as far as scales of the dense part and the
             blocks of groups go.
         """
@@ -844,23 +844,23 @@ class LatentField:
             terms = self._terms_of(moved, there)
             if not np.all(away[doubtful] <= HELD * terms[doubtful]):
                 return None
-        return Held(moved, of_dense, of_groups)
+        return CenteredPoint(moved, of_dense, of_groups)
 
     def _terms_of(self, point: np.ndarray, entries: MapEntries) -> np.ndarray:
         """Return the sum of the sizes of the terms of each entry of φ.
 
         Where they cancel, the entry itself is small, and does not say what rounding does to it.
         """
-        onto, (dense, groups) = entries.whole, self.latent.split(np.abs(point))
+        projector, (dense, groups) = entries.whole, self.latent.split(np.abs(point))
         without = point.copy()
         without[self.latent.dense], without[self.latent.groups] = 0.0, 0.0
         terms = np.abs(self.derivatives.phi(without))
-        of_groups = multiply_blocks(np.abs(onto.blocks), groups)
-        if not is_empty(onto.cross):
-            of_groups += (abs(onto.cross) @ dense).reshape(of_groups.shape)
+        of_groups = multiply_blocks(np.abs(projector.blocks), groups)
+        if not is_empty(projector.cross):
+            of_groups += (abs(projector.cross) @ dense).reshape(of_groups.shape)
         self.rows.put(
             terms,
-            terms[self.rows.dense] + abs(onto.dense) @ dense,
+            terms[self.rows.dense] + abs(projector.dense) @ dense,
             terms[self.rows.groups] + of_groups,
         )
         return terms
@@ -877,7 +877,7 @@ class LatentField:
             lost beside the large.
         """
         rng, derivatives = np.random.default_rng(20090404), self.derivatives
-        onto, precision = self.map_at(point), self.prior_precision_at(point)
+        projector, precision = self.projector_at(point), self.prior_precision_at(point)
         of_map, of_prior = np.zeros(self.spread_of_phi.size), np.zeros(point.size)
         z = np.concatenate([self.latent.dense, self.latent.groups.ravel()])
         read = np.concatenate([self.rows.dense, self.rows.groups.ravel()])
@@ -885,7 +885,7 @@ class LatentField:
             seed = np.zeros(point.size)
             seed[own] = self.spread[own] * rng.standard_normal(own.size)
             dense, groups = self.latent.split(seed)
-            self.rows.put(of_map, *onto.times(dense, groups))
+            self.rows.put(of_map, *projector.times(dense, groups))
             self.latent.put(of_prior, *precision.product(dense, groups))
             noise = 10.0 * ROUNDING * self.spread_of_phi, 10.0 * ROUNDING / self.spread
             of_phi, curved = derivatives.push(point, seed), -derivatives.prior_product(point, seed)
@@ -963,7 +963,7 @@ def find_field(
     if hyper.size > MOST_SCALES:
         raise too_many
     n_phi = derivatives.phi(points[0]).size
-    swept: list[Levels] = []
+    swept: list[GroupEffects] = []
     names: list[dict[str, np.ndarray]] = []
     for groups in sorted(factors, key=lambda g: -g.shape[0]):
         found = _grouped(tall, derivatives, probes, rng, latent_names, groups)
@@ -971,17 +971,17 @@ def find_field(
             continue
         prior = _level_prior(tall, derivatives, probes, *found)
         if prior is not NotImplemented:
-            swept.append(Levels(found[1], groups, prior))
+            swept.append(GroupEffects(found[1], groups, prior))
             names.append(found[0])
     if swept:  # the factor with most levels is eliminated
         dense = _joined(slices, [n for n in latent_names if n not in names[0]])
-        latent = ArrowLayout(dense, swept[0].latent)
+        latent = ArrowheadLayout(dense, swept[0].latent)
         rest = np.setdiff1d(np.arange(n_phi), np.append(swept[0].rows, scalars))
-        rows = ArrowLayout(rest, swept[0].rows)
+        rows = ArrowheadLayout(rest, swept[0].rows)
     else:
         none = np.empty((0, 1), dtype=np.int64)
-        latent = ArrowLayout(_joined(slices, latent_names), none)
-        rows = ArrowLayout(np.setdiff1d(np.arange(n_phi), scalars), none)
+        latent = ArrowheadLayout(_joined(slices, latent_names), none)
+        rows = ArrowheadLayout(np.setdiff1d(np.arange(n_phi), scalars), none)
     if latent.dense.size > MOST_DENSE:
         raise NoFieldError(
             f"{latent.dense.size} variables beside those of the largest factor are too many."

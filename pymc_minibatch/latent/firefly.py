@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from pymc_minibatch.bounds.choose import recognised
-from pymc_minibatch.bounds.loose import looser_than_most
+from pymc_minibatch.bounds.pinned import looser_than_most
 from pymc_minibatch.bounds.quadratic import QuadraticBound
 from pymc_minibatch.bounds.rows import BoundedRows
 from pymc_minibatch.jit.compiled import jit_kept
@@ -44,18 +44,18 @@ from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts, Sweeping
 from pymc_minibatch.latent.sampler import (
+    LatentModel,
     LatentSampler,
     LatentState,
-    Located,
     locate,
     structure_with_effects,
 )
 from pymc_minibatch.latent.search import LatentReference
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.updates.update import Fireflies, new_fireflies
+from pymc_minibatch.updates.update import BrightnessState, new_brightness
 
 __all__ = ["FireflySampler", "bounded", "make_firefly_sampler"]
 
@@ -95,7 +95,7 @@ class FireflyDecisions(Decisions):
     ----------
     density
         The gaps of rows by their number.
-    always : ndarray of int64
+    pinned : ndarray of int64
         Rows that are always read; their gaps count in place of log L̃.
     row_levels : sequence of ndarray, shape (N,)
         For each grouping factor that is swept the level of each row.
@@ -108,7 +108,7 @@ class FireflyDecisions(Decisions):
     ----------
     q : float
         The probability to propose that a dark row turns bright.
-    flies : Fireflies
+    brightness : BrightnessState
         The bright rows, with log L̃ at the current point.
     gaps : ndarray
         The gaps there of the rows that are always read.
@@ -120,7 +120,7 @@ class FireflyDecisions(Decisions):
     def __init__(
         self,
         density: Density,
-        always: np.ndarray,
+        pinned: np.ndarray,
         row_levels: Sequence[np.ndarray],
         tolerance: float,
         rows: BoundedRows,
@@ -128,35 +128,40 @@ class FireflyDecisions(Decisions):
         data: tuple[np.ndarray, ...],
     ) -> None:
         self.rows, self.at, self.data = rows, at, data
-        self.density, self.always, self.row_levels = density, always, row_levels
+        self.density, self.pinned, self.row_levels = density, pinned, row_levels
         self.tolerance, self.q = tolerance, 0.5
-        self.flies: Fireflies = new_fireflies(density.data[0].size, always)
-        self.gaps, self._proposed = np.zeros(always.size), np.zeros(always.size)
+        self.brightness: BrightnessState = new_brightness(density.data[0].size, pinned)
+        self.gaps, self._proposed = np.zeros(pinned.size), np.zeros(pinned.size)
         self.counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
         self._look, self._update_z = kernels()
 
     @property
     def bright(self) -> np.ndarray:
         """The numbers of the bright rows."""
-        return self.flies.bright[: self.flies.n_bright[0]]
+        return self.brightness.bright[: self.brightness.n_bright[0]]
 
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+    def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:
         """Let some rows turn bright and dark."""
-        self._turn(rng, reading.phi, IMPLICIT, self.q)
+        self._turn(rng, predictor.phi, IMPLICIT, self.q)
 
-    def relight(self, rng: np.random.Generator, phi: np.ndarray) -> None:
+    def redraw_z(self, rng: np.random.Generator, phi: np.ndarray) -> None:
         """Draw anew which rows are bright."""
         self._turn(rng, phi, ALL, 1.0)
         self._read(phi)
         self.gaps[:] = self._proposed
 
     def _turn(self, rng: np.random.Generator, phi: np.ndarray, how: int, q: float) -> None:
-        density, flies, tolerance, counts = self.density, self.flies, self.tolerance, self.counts
-        self._update_z(rng, phi, density, flies, how, 0, q, tolerance, counts)
+        density, brightness, tolerance, counts = (
+            self.density,
+            self.brightness,
+            self.tolerance,
+            self.counts,
+        )
+        self._update_z(rng, phi, density, brightness, how, 0, q, tolerance, counts)
 
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by all bright rows, given the log ratio of prior and bounds."""
-        change = self._changes(move.readings, counts)
+        change = self._changes(move.predictors, counts)
         accepted = bool(-rng.standard_exponential() < move.log_ratio + change.sum())
         if accepted:
             self._keep(np.ones(change.size, dtype=np.bool_))
@@ -166,9 +171,9 @@ class FireflyDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own bright rows."""
-        readings, factor, moving, undecided = moves[:4]
-        change = self._changes(readings, counts)
-        levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
+        predictors, factor, moving, undecided = moves[:4]
+        change = self._changes(predictors, counts)
+        levels = self.row_levels[factor][np.concatenate([self.bright, self.pinned])]
         totals = undecided + np.bincount(levels, change, minlength=moving.size)
         accepted = moving & (-rng.standard_exponential(moving.size) < totals)
         self._keep(accepted[levels])
@@ -179,16 +184,16 @@ class FireflyDecisions(Decisions):
 
         With z summed out, Bₙ + (Lₙ − Bₙ) = Lₙ is left of a row.
         """
-        return float(self._gaps(move.readings).sum())
+        return float(self._gaps(move.predictors).sum())
 
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what the gaps of all rows of each level add."""
-        changes = self._gaps(moves.readings)
+        changes = self._gaps(moves.predictors)
         return np.bincount(self.row_levels[moves.factor], changes, minlength=moves.moving.size)
 
-    def _gaps(self, readings: tuple[Reading, Reading]) -> np.ndarray:
+    def _gaps(self, predictors: tuple[PredictorState, PredictorState]) -> np.ndarray:
         """Return how the gap of each row changes, shape (N,)."""
-        first, second = (reading.phi for reading in readings)
+        first, second = (predictor.phi for predictor in predictors)
 
         def change(*batch: np.ndarray) -> np.ndarray:
             before, after = self.rows.remainders(first, second, self.at, batch)
@@ -196,26 +201,36 @@ class FireflyDecisions(Decisions):
 
         return np.concatenate([part for _, part in over_chunks(change, self.data)])
 
-    def _changes(self, readings: tuple[Reading, Reading], counts: MoveCounts) -> np.ndarray:
+    def _changes(
+        self, predictors: tuple[PredictorState, PredictorState], counts: MoveCounts
+    ) -> np.ndarray:
         """Return how log L̃ of bright rows changes, and then the gaps of those always read."""
         before = self.counts[0]
-        self._read(readings[1].phi)
+        self._read(predictors[1].phi)
         counts.n_evaluated += int(self.counts[0] - before)
         counts.impossible_row = max(counts.impossible_row, int(self.counts[2]))
-        n_bright, flies = self.flies.n_bright[0], self.flies
-        of_bright = flies.proposed[:n_bright] - flies.log_odds[:n_bright]
+        n_bright, brightness = self.brightness.n_bright[0], self.brightness
+        of_bright = brightness.proposed[:n_bright] - brightness.log_odds[:n_bright]
         return np.concatenate([of_bright, self._proposed - self.gaps])
 
     def _read(self, phi: np.ndarray) -> None:
         self._look(
-            phi, self.density, self.flies, self.always, self._proposed, self.tolerance, self.counts
+            phi,
+            self.density,
+            self.brightness,
+            self.pinned,
+            self._proposed,
+            self.tolerance,
+            self.counts,
         )
 
     def _keep(self, moved: np.ndarray) -> None:
         """Take what was read at the proposed point for the rows that have moved there."""
-        n_bright = self.flies.n_bright[0]
+        n_bright = self.brightness.n_bright[0]
         np.copyto(
-            self.flies.log_odds[:n_bright], self.flies.proposed[:n_bright], where=moved[:n_bright]
+            self.brightness.log_odds[:n_bright],
+            self.brightness.proposed[:n_bright],
+            where=moved[:n_bright],
         )
         np.copyto(self.gaps, self._proposed, where=moved[n_bright:])
 
@@ -233,7 +248,7 @@ class FireflySampler(LatentSampler):
         Gaps of rows.
     factors
         The grouping factors.
-    always
+    pinned
         Rows that are always read.
     tolerance
         Negative gaps up to this size are rounding errors.
@@ -250,17 +265,17 @@ class FireflySampler(LatentSampler):
         reference: LatentReference,
         rows: BoundedRows,
         factors: Sequence[Factor],
-        always: np.ndarray,
+        pinned: np.ndarray,
         tolerance: float,
         q: float | None = None,
     ) -> None:
         super().__init__(tall, reference)
-        self.rows, self.always, self.tolerance, self.q = rows, always, tolerance, q
+        self.rows, self.pinned, self.tolerance, self.q = rows, pinned, tolerance, q
         self.row_levels = self.levels_of_rows(factors)
-        self.light = self.unlit()
-        self._lit_at: np.ndarray | None = None
+        self.z_tuning = self.new_z_tuning()
+        self._z_drawn_at: np.ndarray | None = None
 
-    def unlit(self) -> Tuning:
+    def new_z_tuning(self) -> Tuning:
         """Return what tuning changes of the updates of z, before they start."""
         q = -1.0 if self.q is None else self.q
         return Tuning(np.zeros(1), np.zeros(1), np.array([q]), np.zeros(1))
@@ -273,7 +288,7 @@ class FireflySampler(LatentSampler):
     def _decisions(self) -> FireflyDecisions:
         return FireflyDecisions(
             self._gathering.gaps,
-            self.always,
+            self.pinned,
             self.row_levels,
             self.tolerance,
             rows=self.rows,
@@ -293,24 +308,24 @@ class FireflySampler(LatentSampler):
 
         Empty before the start.
         """
-        if self._lit_at is None:
+        if self._z_drawn_at is None:
             return ()
         lit, touches = self._decisions, self.reference.surrogate.expansion.at
-        odds = lit.flies.log_odds[: lit.bright.size]
-        found = lit.bright, odds, lit.gaps, self._lit_at, touches
+        odds = lit.brightness.log_odds[: lit.bright.size]
+        found = lit.bright, odds, lit.gaps, self._z_drawn_at, touches
         return tuple(values.copy() for values in found)
 
     @fireflies.setter
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
-        self._lit_at = None
+        self._z_drawn_at = None
         if not stored:
             if "_decisions" in self.__dict__:
-                restore(self._decisions.flies, np.empty(0, np.int64), np.empty(0))
+                restore(self._decisions.brightness, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, gaps, lit_at, touches = stored
         if np.allclose(touches, self.reference.surrogate.expansion.at, rtol=1e-6, atol=1e-8):
-            self._lit_at, self._decisions.gaps[:] = lit_at, gaps
-            restore(self._decisions.flies, bright, log_odds)
+            self._z_drawn_at, self._decisions.gaps[:] = lit_at, gaps
+            restore(self._decisions.brightness, bright, log_odds)
 
     def draw(
         self,
@@ -325,18 +340,18 @@ class FireflySampler(LatentSampler):
         Where the point is not that of the last draw, which rows are bright is drawn anew.
         """
         before = self._decisions.counts[0]
-        if self._lit_at is None or not np.array_equal(self._lit_at, point):
-            self._relight(rng, point)
+        if self._z_drawn_at is None or not np.array_equal(self._z_drawn_at, point):
+            self._redraw_z(rng, point)
         counts = super().draw(rng, point, n_rounds, tuning, state)
         counts.n_evaluated = int(self._decisions.counts[0] - before)
-        self._lit_at = point.copy()
+        self._z_drawn_at = point.copy()
         return counts
 
-    def _relight(self, rng: np.random.Generator, point: np.ndarray) -> None:
-        lit, q = self._decisions, self.light.q
+    def _redraw_z(self, rng: np.random.Generator, point: np.ndarray) -> None:
+        lit, q = self._decisions, self.z_tuning.q
         lit.counts[2] = -1
         phi = self.reference.surrogate.phi(self._coordinates.from_model(point))
-        lit.relight(rng, phi)
+        lit.redraw_z(rng, phi)
         if q[0] < 0.0:
             q[0] = first_q(lit.bright.size, self.tall.n_rows)
 
@@ -349,20 +364,20 @@ class FireflySampler(LatentSampler):
         counts: MoveCounts,
     ) -> None:
         """Make all moves; tune q."""
-        lit, light, evaluated = self._decisions, self.light, counts.n_evaluated
-        lit.q = float(light.q[0])
+        lit, z_tuning, evaluated = self._decisions, self.z_tuning, counts.n_evaluated
+        lit.q = float(z_tuning.q[0])
         super()._round(rng, inside, tuning, state, counts)
         counts.n_bright += lit.bright.size
         if tuning:
-            light.n_corrections[0] += 1
+            z_tuning.n_corrections[0] += 1
             n_updates = 1 + self.sweeping.times * len(self.field.levels)
             z_cost = Z_COST / n_updates if self.q is None else 0.0
-            tune_q(light, counts.n_evaluated - evaluated, z_cost, self.tall.n_rows)
+            tune_q(z_tuning, counts.n_evaluated - evaluated, z_cost, self.tall.n_rows)
 
     def compile(self) -> None:
         """Compile all moves, by one round that is thrown away."""
         super().compile()
-        self._lit_at, self.light = None, self.unlit()
+        self._z_drawn_at, self.z_tuning = None, self.new_z_tuning()
 
 
 def make_firefly_sampler(
@@ -385,7 +400,7 @@ def make_firefly_sampler(
 
 
 def bounded(
-    tall: TallModel, rows: BoundedRows, located: Located, q: float | None = None
+    tall: TallModel, rows: BoundedRows, latent_model: LatentModel, q: float | None = None
 ) -> FireflySampler:
     """Put bounds below the rows of a model whose mode is known.
 
@@ -394,18 +409,18 @@ def bounded(
     NoBoundError, BoundError
         If they are found not to be bounds, or of another likelihood.
     """
-    found, field = located.reference.surrogate, located.reference.surrogate.field
+    found, field = latent_model.reference.surrogate, latent_model.reference.surrogate.field
     at = found.expansion.at
     with one_blas_thread():
         bounds = expand(rows, tall.data, at, field.rows, 1.0)
         surrogate = Surrogate(tall, field, bounds, found.center)
         start = found.phi(field.derivatives.coordinates.from_model(tall.start))
-        readings = [found.phi(point) for point in _points(located.reference)]
-        rows.check(tall, at, [start, *readings, *(at + FAR * (phi - at) for phi in readings)])
-        always = looser_than_most(_mean_gaps(tall, rows, at, readings), LOOSE)
-        reference = replace(located.reference, surrogate=surrogate)
+        predictors = [found.phi(point) for point in _points(latent_model.reference)]
+        rows.check(tall, at, [start, *predictors, *(at + FAR * (phi - at) for phi in predictors)])
+        pinned = looser_than_most(_mean_gaps(tall, rows, at, predictors), LOOSE)
+        reference = replace(latent_model.reference, surrogate=surrogate)
         tolerance = rows.tolerance(at, tall)
-        return FireflySampler(tall, reference, rows, located.factors, always, tolerance, q)
+        return FireflySampler(tall, reference, rows, latent_model.factors, pinned, tolerance, q)
 
 
 def _points(reference: LatentReference) -> Iterator[np.ndarray]:
@@ -418,12 +433,12 @@ def _points(reference: LatentReference) -> Iterator[np.ndarray]:
 
 
 def _mean_gaps(
-    tall: TallModel, rows: BoundedRows, at: np.ndarray, readings: Sequence[np.ndarray]
+    tall: TallModel, rows: BoundedRows, at: np.ndarray, predictors: Sequence[np.ndarray]
 ) -> np.ndarray:
     """Average the gap of each row over some φ, in one pass."""
 
     def mean(*batch: np.ndarray) -> np.ndarray:
-        pairs = zip(readings[::2], readings[1::2], strict=True)
+        pairs = zip(predictors[::2], predictors[1::2], strict=True)
         return np.mean([rows.remainders(*pair, at, batch) for pair in pairs], axis=(0, 1))
 
     return np.concatenate([part for _, part in over_chunks(mean, tall.data, "Sizing the gaps")])

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ArrowLayout", "Parts"]
+__all__ = ["ArrowheadLayout", "BorderAndBlocks"]
 
-Parts = tuple[np.ndarray, np.ndarray]
+BorderAndBlocks = tuple[np.ndarray, np.ndarray]
 """The dense part of a vector, (p,), and its groups, (G, q)."""
 
 
 @dataclass(frozen=True)
-class ArrowLayout:
+class ArrowheadLayout:
     """Positions of a dense part and of groups in a flat vector.
 
     Attributes
@@ -25,7 +25,7 @@ class ArrowLayout:
     dense: np.ndarray
     groups: np.ndarray
 
-    def split(self, flat: np.ndarray) -> Parts:
+    def split(self, flat: np.ndarray) -> BorderAndBlocks:
         """Return the dense part and the groups of a vector."""
         return flat[self.dense], flat[self.groups]
 
@@ -33,6 +33,6 @@ class ArrowLayout:
         """Write both parts into a vector."""
         flat[self.dense], flat[self.groups] = dense, groups
 
-    def noise(self, rng: np.random.Generator) -> Parts:
+    def noise(self, rng: np.random.Generator) -> BorderAndBlocks:
         """Draw a standard normal vector."""
         return rng.standard_normal(self.dense.shape), rng.standard_normal(self.groups.shape)

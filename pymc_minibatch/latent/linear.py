@@ -30,17 +30,17 @@ import numpy as np
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.arrow import (
-    Arrow,
-    ArrowFactor,
+from pymc_minibatch.latent.arrowhead import (
+    ArrowheadFactor,
+    ArrowheadMatrix,
     is_empty,
     solve_blocks_transposed,
 )
 from pymc_minibatch.latent.field import LatentField
-from pymc_minibatch.latent.layout import Parts
-from pymc_minibatch.latent.moves import MoveCounts, Tuning, Usual, Walks, moved_alone
+from pymc_minibatch.latent.layout import BorderAndBlocks
+from pymc_minibatch.latent.moves import FactorBank, MoveCounts, Tuning, Walks, moved_alone
+from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
-from pymc_minibatch.latent.tails import Tails
 from pymc_minibatch.tall.verify import compare
 
 __all__ = ["LinearModel", "LinearMove", "LinearMoves", "Scales", "find_linear"]
@@ -49,10 +49,10 @@ CHECKED, TOLERANCE = (1e-3, 1e-2, 0.1, 1.0, 3.0), 1e-9
 """How far from the mode the form of the posterior is verified, in standard deviations of each
 variable a priori, and relative errors."""
 
-N_USUAL, MOST_ENTRIES = 16, 4e7
+BANK_SIZE, MOST_ENTRIES = 16, 4e7
 """Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
 
-HELD_IN_A_ROW = 2
+CENTERED_IN_A_ROW = 2
 """Moves of a hyperparameter with φ held, in a round; one of those that also move with a factor."""
 
 CARRIED_IN_A_ROW, DENSE_IN_A_ROW = 2, 2
@@ -83,14 +83,14 @@ class Scales(NamedTuple):
     level: float
 
 
-class Place(NamedTuple):
+class LinearState(NamedTuple):
     """Where a chain is.
 
     Attributes
     ----------
     hyper, scales
         h and what it says.
-    phi, bent : ndarray, shape (n,)
+    phi, curved : ndarray, shape (n,)
         φ and Kδ.
     of_rows : float
         Q.
@@ -99,7 +99,7 @@ class Place(NamedTuple):
     hyper: np.ndarray
     scales: Scales
     phi: np.ndarray
-    bent: np.ndarray
+    curved: np.ndarray
     of_rows: float
 
 
@@ -130,7 +130,7 @@ class IntegratedLevels(NamedTuple):
     log_density: float
 
 
-class UsualFrame(NamedTuple):
+class BankFrame(NamedTuple):
     """The posterior of φ given a usual h.
 
     Attributes
@@ -147,7 +147,7 @@ class UsualFrame(NamedTuple):
 
     scales: Scales
     mode: np.ndarray
-    factor: ArrowFactor
+    factor: ArrowheadFactor
     log_total: float
 
 
@@ -175,7 +175,7 @@ class LinearModel:
         rows, expansion = self.field.rows, surrogate.expansion
         self.entries = np.concatenate([rows.dense, rows.groups.ravel()])
         self.at = expansion.at[self.entries]
-        self.slope = (expansion.slope + expansion.rest)[self.entries]
+        self.slope = (expansion.slope + expansion.smoothing_correction)[self.entries]
         self.n_dense = rows.dense.size
         self.place = np.full(expansion.at.size, -1)
         self.place[self.entries] = np.arange(self.entries.size)
@@ -209,22 +209,22 @@ class LinearModel:
         level = derivatives.prior(point) + of_scalars - log_volume
         return Scales(scale, offset, of_phi, mean_of_phi, factor, level)
 
-    def bend(self, delta: np.ndarray) -> np.ndarray:
+    def curvature_product(self, delta: np.ndarray) -> np.ndarray:
         """Return Kδ."""
         return _joined(self.surrogate.expansion.curvature.product(*self.parts(delta)))
 
-    def parts(self, vector: np.ndarray) -> Parts:
+    def parts(self, vector: np.ndarray) -> BorderAndBlocks:
         """Return the dense part of a vector and its groups."""
         groups = self.field.rows.groups
         return vector[: self.n_dense], vector[self.n_dense :].reshape(groups.shape)
 
-    def here(self, hyper: np.ndarray, scales: Scales, phi: np.ndarray) -> Place:
+    def here(self, hyper: np.ndarray, scales: Scales, phi: np.ndarray) -> LinearState:
         """Return what is known of a place."""
         delta = phi - self.at
-        bent = self.bend(delta)
-        return Place(hyper, scales, phi, bent, float((self.slope - 0.5 * bent) @ delta))
+        curved = self.curvature_product(delta)
+        return LinearState(hyper, scales, phi, curved, float((self.slope - 0.5 * curved) @ delta))
 
-    def frame(self, hyper: np.ndarray) -> UsualFrame:
+    def frame(self, hyper: np.ndarray) -> BankFrame:
         """Factor the precision of φ given h.
 
         Raises
@@ -237,16 +237,18 @@ class LinearModel:
         blocks = scales.factor * curvature.blocks + groups[:, :, None] * np.eye(groups.shape[1])
         whole = curvature.dense
         diagonal = sparse.diags_array(dense) if sparse.issparse(whole) else np.diag(dense)
-        precision = Arrow(scales.factor * whole + diagonal, scales.factor * curvature.cross, blocks)
+        precision = ArrowheadMatrix(
+            scales.factor * whole + diagonal, scales.factor * curvature.cross, blocks
+        )
         factor = precision.factor()
         pull = scales.factor * self.slope - scales.precision * (self.at - scales.mean)
         step = factor.solve(*self.parts(pull))
         top = self.here(hyper, scales, self.at + _joined(step))
         peak = log_density(scales, top.phi, top.of_rows)
-        return UsualFrame(scales, top.phi, factor, peak - factor.log_determinant())
+        return BankFrame(scales, top.phi, factor, peak - factor.log_determinant())
 
 
-def _joined(parts: Parts) -> np.ndarray:
+def _joined(parts: BorderAndBlocks) -> np.ndarray:
     return np.concatenate([part.ravel() for part in parts])
 
 
@@ -285,11 +287,11 @@ def integrate(
     halfway, cholesky, added = np.empty((n_groups, width)), np.zeros(blocks.shape), 0.0
     for g in range(n_groups):
         for i in range(width):
-            here, bent = entries[g, i], 0.0
+            here, curved = entries[g, i], 0.0
             for j in range(width):
-                bent += blocks[g, i, j] * (mean[entries[g, j]] - phi[entries[g, j]])
-            added += factor * (mean[here] - phi[here]) * (slope[here] - 0.5 * bent)
-            total = factor * (slope[here] - bent)
+                curved += blocks[g, i, j] * (mean[entries[g, j]] - phi[entries[g, j]])
+            added += factor * (mean[here] - phi[here]) * (slope[here] - 0.5 * curved)
+            total = factor * (slope[here] - curved)
             for j in range(i + 1):
                 entry = factor * blocks[g, i, j] + (precision[here] if i == j else 0.0)
                 for k in range(j):
@@ -330,15 +332,15 @@ def find_linear(surrogate: Surrogate) -> LinearModel | None:
     for radius in CHECKED:
         away = radius * field.spread * rng.standard_normal(surrogate.center.size)
         point = surrogate.center + away
-        reading, scales = surrogate.read(point), model.scales(point[field.hyper])
+        predictor, scales = surrogate.read(point), model.scales(point[field.hyper])
         phi = scales.offset + scales.scale * point[effects]
         terms = np.abs(scales.offset) + np.abs(scales.scale * point[effects])
-        if compare(phi, reading.phi[model.entries], allowed=TOLERANCE * terms) is not None:
+        if compare(phi, predictor.phi[model.entries], allowed=TOLERANCE * terms) is not None:
             return None
         here = model.here(point[field.hyper], scales, phi)
         jacobian = float(np.log(np.abs(scales.scale)).sum())
         modelled = log_density(scales, phi, here.of_rows) + jacobian
-        seen.append((surrogate.log_density(point, reading), modelled, scales.precision.min()))
+        seen.append((surrogate.log_density(point, predictor), modelled, scales.precision.min()))
     truth, modelled, least = np.array(seen).T
     wrong, size = np.abs(np.diff(truth - modelled)), np.abs(truth) + np.abs(modelled)
     is_linear = np.all(wrong <= TOLERANCE * (size[1:] + size[:-1])) and np.all(least > 0)
@@ -347,14 +349,16 @@ def find_linear(surrogate: Surrogate) -> LinearModel | None:
 
 def _matched(field: LatentField, center: np.ndarray) -> np.ndarray | None:
     """Return the position of the effect that each entry of φ reads; None if it reads others."""
-    onto = field.map_at(center)
-    dense = sparse.csr_array(onto.dense)
+    projector = field.projector_at(center)
+    dense = sparse.csr_array(projector.dense)
     dense.eliminate_zeros()
-    is_square = dense.shape[0] == dense.shape[1] and onto.blocks.shape[1] == onto.blocks.shape[2]
+    is_square = (
+        dense.shape[0] == dense.shape[1] and projector.blocks.shape[1] == projector.blocks.shape[2]
+    )
     if not is_square or np.any(np.diff(dense.indptr) != 1):
         return None
-    off = onto.blocks * (1.0 - np.eye(onto.blocks.shape[1]))
-    crossed = not is_empty(onto.cross) and np.any(sparse.csr_array(onto.cross).data)
+    off = projector.blocks * (1.0 - np.eye(projector.blocks.shape[1]))
+    crossed = not is_empty(projector.cross) and np.any(sparse.csr_array(projector.cross).data)
     if crossed or np.any(off) or np.unique(dense.indices).size < dense.shape[0]:
         return None
     return np.concatenate([field.latent.dense[dense.indices], field.latent.groups.ravel()])
@@ -366,10 +370,10 @@ class LinearMove(NamedTuple):
     Attributes
     ----------
     kind : str
-        "held", "carried" or "dense".
+        "centered", "collapsed" or "dense".
     log_ratio : float
         Its log ratio, with what is integrated out left out.
-    here, there : Place
+    here, there : LinearState
         Before and after it. What is integrated out is the same at both, and means nothing.
     given, given_then : IntegratedLevels or None
         The levels that are integrated out, given all else at either end.
@@ -379,20 +383,20 @@ class LinearMove(NamedTuple):
         Whether it walks by itself, and is not drawn from what is known of it.
     is_symmetric : bool
         Whether all its moves are steps of a walk.
-    frames : tuple of UsualFrame
+    frames : tuple of BankFrame
         By which the dense part was, and would be, proposed.
     """
 
     kind: str
     log_ratio: float
-    here: Place
-    there: Place
+    here: LinearState
+    there: LinearState
     given: IntegratedLevels | None = None
     given_then: IntegratedLevels | None = None
     axis: int = -1
     walks: bool = False
     is_symmetric: bool = False
-    frames: tuple[UsualFrame, ...] = ()
+    frames: tuple[BankFrame, ...] = ()
 
 
 class LinearMoves:
@@ -402,30 +406,30 @@ class LinearMoves:
     ----------
     model
         Its posterior.
-    carried
+    collapsed
         Hyperparameters with the factors whose levels follow them, by number.
     tails
         Coordinates of the hyperparameters.
     """
 
     def __init__(
-        self, model: LinearModel, carried: Sequence[tuple[int, int]], tails: Tails
+        self, model: LinearModel, collapsed: Sequence[tuple[int, int]], tails: SkewTransform
     ) -> None:
-        self.model, self.carried = model, carried
-        n_usual = int(min(N_USUAL, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
-        self.usual = Usual(model.frame, tails, n_usual)
+        self.model, self.collapsed = model, collapsed
+        bank_size = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
+        self.bank = FactorBank(model.frame, tails, bank_size)
         rows, curvature = model.field.rows, model.surrogate.expansion.curvature
         self.groups = model.place[rows.groups], curvature.blocks
         self.factors = [
             (model.place[levels.rows], curvature.blocks_of(rows, levels.rows))
             for levels in model.field.levels
         ]
-        self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in carried])
+        self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in collapsed])
         self.listen: Callable[[LinearMove], None] | None = None
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
-        self.usual.forget()
+        self.bank.forget()
 
     def draw(
         self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
@@ -433,33 +437,33 @@ class LinearMoves:
         """Move a point in place by one round of all kinds of moves."""
         tuning, hyper_scale, walks = settings.is_on, settings.hyper_scale, settings.walks
         model, hyper = self.model, point[self.model.field.hyper]
-        scales, n_carried = model.scales(hyper), len(self.carried)
+        scales, n_collapsed = model.scales(hyper), len(self.collapsed)
         here = model.here(hyper, scales, scales.offset + scales.scale * point[model.effects])
-        held = walks.part(n_carried, walks.log_length.size)
-        here = self._move_held(rng, here, tuning, hyper_scale, held)
-        for i in rng.permutation(n_carried):
-            here = self._move_carried(rng, here, tuning, int(i), hyper_scale, walks, counts)
+        centered = walks.part(n_collapsed, walks.log_length.size)
+        here = self._move_centered(rng, here, tuning, hyper_scale, centered)
+        for i in rng.permutation(n_collapsed):
+            here = self._move_collapsed(rng, here, tuning, int(i), hyper_scale, walks, counts)
         here, phi = self._move_dense(rng, here, hyper_scale, walks, counts)
-        n_drawn = n_carried + 1
+        n_drawn = n_collapsed + 1
         counts.sweeps += n_drawn
         counts.accepted["groups"] += [1.0] * n_drawn
         point[model.field.hyper] = here.hyper
         point[model.effects] = (phi - here.scales.offset) / here.scales.scale
 
-    def _move_held(
+    def _move_centered(
         self,
         rng: np.random.Generator,
-        here: Place,
+        here: LinearState,
         tuning: bool,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
-    ) -> Place:
+    ) -> LinearState:
         """Move each hyperparameter, φ held.
 
         Those that move with a factor too walk, since φ leaves them little room.
         """
         order = rng.permutation(here.hyper.size)
-        for i in np.repeat(order, np.where(self.walking[order], 1, HELD_IN_A_ROW)):
+        for i in np.repeat(order, np.where(self.walking[order], 1, CENTERED_IN_A_ROW)):
             if self.walking[i]:
                 hyper, log_q, walk = here.hyper.copy(), 0.0, True
                 hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
@@ -475,7 +479,7 @@ class LinearMoves:
                 is_symmetric = bool(self.walking[i])
                 self.listen(
                     LinearMove(
-                        "held",
+                        "centered",
                         log_ratio,
                         here,
                         there,
@@ -491,7 +495,7 @@ class LinearMoves:
         return here
 
     def _given_others(
-        self, here: Place, scales: Scales, factor: tuple[np.ndarray, np.ndarray]
+        self, here: LinearState, scales: Scales, factor: tuple[np.ndarray, np.ndarray]
     ) -> IntegratedLevels:
         """Return the levels of a factor given all else, at some h.
 
@@ -502,7 +506,7 @@ class LinearMoves:
         halfway, cholesky, added = integrate(
             entries,
             blocks,
-            self.model.slope - here.bent,
+            self.model.slope - here.curved,
             here.phi.copy(),
             scales.factor,
             scales.precision,
@@ -511,7 +515,9 @@ class LinearMoves:
         log_marginal = scales.level + scales.factor * here.of_rows + added
         return IntegratedLevels(entries, scales.mean[entries], halfway, cholesky, log_marginal)
 
-    def _drawn(self, rng: np.random.Generator, here: Place, levels: IntegratedLevels) -> np.ndarray:
+    def _drawn(
+        self, rng: np.random.Generator, here: LinearState, levels: IntegratedLevels
+    ) -> np.ndarray:
         """Return φ with the levels of a factor drawn given all else."""
         phi = here.phi.copy()
         noise = rng.standard_normal(levels.halfway.shape)
@@ -519,18 +525,18 @@ class LinearMoves:
         phi[levels.entries] = levels.mean + away
         return phi
 
-    def _move_carried(
+    def _move_collapsed(
         self,
         rng: np.random.Generator,
-        here: Place,
+        here: LinearState,
         tuning: bool,
         i: int,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
-    ) -> Place:
+    ) -> LinearState:
         """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
-        axis, k = self.carried[i]
+        axis, k = self.collapsed[i]
         factor = self.factors[k]
         given = self._given_others(here, here.scales, factor)
         for _ in range(CARRIED_IN_A_ROW):
@@ -544,7 +550,14 @@ class LinearMoves:
                 there = here._replace(hyper=hyper, scales=then)
                 self.listen(
                     LinearMove(
-                        "carried", log_ratio, here, there, given, given_then, axis=axis, walks=walk
+                        "collapsed",
+                        log_ratio,
+                        here,
+                        there,
+                        given,
+                        given_then,
+                        axis=axis,
+                        walks=walk,
                     )
                 )
             accepted = bool(-rng.standard_exponential() < log_ratio)
@@ -558,27 +571,27 @@ class LinearMoves:
     def _move_dense(
         self,
         rng: np.random.Generator,
-        here: Place,
+        here: LinearState,
         hyper_scale: tuple[np.ndarray, np.ndarray],
         walks: Walks,
         counts: MoveCounts,
-    ) -> tuple[Place, np.ndarray]:
+    ) -> tuple[LinearState, np.ndarray]:
         """Move the dense part, every other time with a hyperparameter, the groups integrated out.
 
         The dense part is drawn whatever it was. So what decides is how much more likely each place
         is than its proposal. Return the last place, and its φ with the groups drawn anew.
         """
         model, dense = self.model, slice(self.model.n_dense)
-        frame = last = self.usual.nearest(here.hyper, hyper_scale)
+        frame = last = self.bank.nearest(here.hyper, hyper_scale)
         given, weight = self._weighed(here, frame)
         for n in range(DENSE_IN_A_ROW):
             hyper, scales, log_q, axis, walk = here.hyper, here.scales, 0.0, -1, True
-            if n % 2 and self.carried:
-                i = int(rng.integers(len(self.carried)))
-                axis, log_length = self.carried[i][0], walks.log_length[i]
+            if n % 2 and self.collapsed:
+                i = int(rng.integers(len(self.collapsed)))
+                axis, log_length = self.collapsed[i][0], walks.log_length[i]
                 hyper, log_q, walk = moved_alone(rng, hyper, axis, hyper_scale, log_length)
                 scales = model.scales(hyper)
-            frame = self.usual.nearest(hyper, hyper_scale)
+            frame = self.bank.nearest(hyper, hyper_scale)
             phi = here.phi.copy()
             away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
             phi[dense] = frame.mode[dense] + away
@@ -606,7 +619,7 @@ class LinearMoves:
                 here, given, weight, last = there, given_then, weight_then, frame
         return here, self._drawn(rng, here, given)
 
-    def _weighed(self, here: Place, frame: UsualFrame) -> tuple[IntegratedLevels, float]:
+    def _weighed(self, here: LinearState, frame: BankFrame) -> tuple[IntegratedLevels, float]:
         """Return the groups given the rest, and the log density of that less the proposal's."""
         given, proposed = (
             self._given_others(here, scales, self.groups) for scales in (here.scales, frame.scales)

@@ -20,7 +20,7 @@ from pymc_minibatch.latent.blocks import choose_blocks, choose_walks
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.factors import Factor
-from pymc_minibatch.latent.field import Levels
+from pymc_minibatch.latent.field import GroupEffects
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.moves import (
     DECIDED,
@@ -32,10 +32,10 @@ from pymc_minibatch.latent.moves import (
     factoring_share,
     overhead,
 )
-from pymc_minibatch.latent.overlooked import Lookout, Overlooked
-from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
+from pymc_minibatch.latent.sampler import LatentModel, LatentSampler, LatentState
 from pymc_minibatch.latent.search import LatentReference
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
+from pymc_minibatch.latent.weight_check import Contradiction, WeightCheck
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import RowFunctions
@@ -148,7 +148,7 @@ class MinibatchDecisions(Decisions):
         self.group_parameters, self.blocks = group_parameters, blocks
         self.walks = walks
 
-    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+    def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often each level walks."""
         return self.walks[factor]
 
@@ -195,12 +195,14 @@ class MinibatchDecisions(Decisions):
 
     def _deciding(self, move: Move) -> tuple[Callable[..., tuple[Any, ...]], float]:
         """Return the test of a move, ``(rng, psi, parameters)``, and ψ."""
-        before, after = readings = move.readings
-        psi = move.log_ratio - float(self.surrogate.expansion.rest @ (after.phi - before.phi))
+        before, after = predictors = move.predictors
+        psi = move.log_ratio - float(
+            self.surrogate.expansion.smoothing_correction @ (after.phi - before.phi)
+        )
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
         if isinstance(self.rows.table, GroupTable):
-            self._weigh(self.rows.table, cubic, readings)
-        seen = [self.surrogate.seen_by_rows(reading, cubic) for reading in readings]
+            self._weigh(self.rows.table, cubic, predictors)
+        seen = [self.surrogate.seen_by_rows(predictor, cubic) for predictor in predictors]
 
         def decide(
             rng: np.random.Generator, psi: float, parameters: tuple[Any, ...]
@@ -215,7 +217,9 @@ class MinibatchDecisions(Decisions):
     def changes_of(self, move: Move, numbers: np.ndarray) -> np.ndarray:
         """Return how the remainders of some rows change, by their numbers, not divided by T."""
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        first, second = (self.surrogate.seen_by_rows(reading, cubic) for reading in move.readings)
+        first, second = (
+            self.surrogate.seen_by_rows(predictor, cubic) for predictor in move.predictors
+        )
         at, batch = self.surrogate.expansion.at, tuple(values[numbers] for values in self.data)
         before, after = self.functions.remainders(first, second, at, batch)
         return after - before
@@ -228,9 +232,9 @@ class MinibatchDecisions(Decisions):
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
         walked = self._walked(rng, moves, counts)
         cubic = self.surrogate.cubic(levels.rows)
-        readings = moves.readings[0], self._without(walks, moves, levels)
-        self._weigh(blocks.table, cubic, readings)
-        before, after = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
+        predictors = moves.predictors[0], self._without(walks, moves, levels)
+        self._weigh(blocks.table, cubic, predictors)
+        before, after = (self.surrogate.seen_by_rows(predictor, cubic) for predictor in predictors)
         decided = np.zeros(blocks.first.size - 1, dtype=np.bool_)
         outcome = self.sweep(
             rng, before, after, blocks, self.density, self.group_parameters, decided
@@ -255,7 +259,7 @@ class MinibatchDecisions(Decisions):
         within = np.arange(level.size) - first[level]
         rows = table.rows[table.starts[chosen][level] + within]
         cubic = self.surrogate.cubic(self.surrogate.field.levels[moves.factor].rows)
-        first, second = (self.surrogate.seen_by_rows(each, cubic) for each in moves.readings)
+        first, second = (self.surrogate.seen_by_rows(each, cubic) for each in moves.predictors)
         batch = [values[rows] for values in self.data]
         at = self.surrogate.expansion.at
         before, after = self.functions.remainders(first, second, at, batch)
@@ -265,32 +269,36 @@ class MinibatchDecisions(Decisions):
         decided[chosen] = -rng.standard_exponential(chosen.size) < moves.undecided[chosen] + of_rows
         return decided
 
-    def _without(self, walks: np.ndarray, moves: LevelMoves, levels: Levels) -> Reading:
+    def _without(
+        self, walks: np.ndarray, moves: LevelMoves, levels: GroupEffects
+    ) -> PredictorState:
         """Return what rows read after the moves of the levels that do not walk."""
         if not walks.any():
-            return moves.readings[1]
+            return moves.predictors[1]
         proposed, stays = moves.points[1].copy(), levels.latent[walks]
         proposed[stays] = moves.points[0][stays]
-        return self.surrogate.read_levels(proposed, moves.readings[0], levels)
+        return self.surrogate.read_levels(proposed, moves.predictors[0], levels)
 
     def of_rows(self, move: Move) -> float:
         """Return what the remainders of all rows add to the log ratio under the surrogate."""
-        before, after = move.readings
+        before, after = move.predictors
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
-        of_rest = float(self.surrogate.expansion.rest @ (after.phi - before.phi))
-        return float(self._remainders(move.readings, cubic).sum()) - of_rest
+        of_rest = float(self.surrogate.expansion.smoothing_correction @ (after.phi - before.phi))
+        return float(self._remainders(move.predictors, cubic).sum()) - of_rest
 
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what the remainders of all rows of each level add to its log ratio."""
         levels, blocks = self.surrogate.field.levels[moves.factor], self.blocks[moves.factor]
-        changes = self._remainders(moves.readings, self.surrogate.cubic(levels.rows))
+        changes = self._remainders(moves.predictors, self.surrogate.cubic(levels.rows))
         table = blocks.table
         level = np.repeat(np.arange(moves.moving.size), np.diff(table.starts))
         return np.bincount(level, changes[table.rows], minlength=moves.moving.size)
 
-    def _remainders(self, readings: tuple[Reading, Reading], cubic: Cubic | None) -> np.ndarray:
+    def _remainders(
+        self, predictors: tuple[PredictorState, PredictorState], cubic: Cubic | None
+    ) -> np.ndarray:
         """Return how the remainder of each row changes, divided by T, shape (N,)."""
-        first, second = (self.surrogate.seen_by_rows(reading, cubic) for reading in readings)
+        first, second = (self.surrogate.seen_by_rows(predictor, cubic) for predictor in predictors)
         at = self.surrogate.expansion.at
 
         def change(*batch: np.ndarray) -> np.ndarray:
@@ -301,11 +309,14 @@ class MinibatchDecisions(Decisions):
         return np.concatenate([part for _, part in parts]) / self.temperature
 
     def _weigh(
-        self, table: GroupTable, cubic: Cubic | None, readings: tuple[Reading, Reading]
+        self,
+        table: GroupTable,
+        cubic: Cubic | None,
+        predictors: tuple[PredictorState, PredictorState],
     ) -> None:
         """Let rows of groups that are far out at one of two points be drawn more often."""
         if cubic is not None:
-            coordinates = (self.surrogate.coordinates(cubic, reading) for reading in readings)
+            coordinates = (self.surrogate.coordinates(cubic, predictor) for predictor in predictors)
             weigh(table, *(cubic.distances(u) for u in coordinates))
 
 
@@ -316,7 +327,7 @@ class MinibatchSampler(LatentSampler):
     ----------
     tall
         The model.
-    located
+    latent_model
         Where it is, and what its rows read.
     acceptance
         The test; None for the penalty test at the noise with which moves are cheapest.
@@ -340,13 +351,13 @@ class MinibatchSampler(LatentSampler):
     def __init__(
         self,
         tall: TallModel,
-        located: Located,
+        latent_model: LatentModel,
         acceptance: CorrectedBarker | Penalty | None,
         temperature: float,
         by_size: bool,
         batch_size: int | None = None,
     ) -> None:
-        rows, factors, reference, _ = located
+        rows, factors, reference, _ = latent_model
         super().__init__(tall, reference)
         self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
         surrogate, hyper = reference.surrogate, reference.hyper
@@ -364,7 +375,7 @@ class MinibatchSampler(LatentSampler):
             self.table = RowSizes.of(sizes.rows).table
         self._ranges = sizes.rows - sizes.rows.min()
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
-        share = factoring_share(self.field, self.carried, self.work)
+        share = factoring_share(self.field, self.collapsed, self.work)
         self.fixed = overhead(self.field, share * self.work)
         if not by_size:
             self.table = ()
@@ -380,7 +391,7 @@ class MinibatchSampler(LatentSampler):
                 choose_walks(surrogate, hyper, factor, levels, rows, temperature)
             )
 
-    def extreme_rows(self) -> np.ndarray:
+    def rows_to_pin(self) -> np.ndarray:
         """Return the numbers of rows that no expansion describes, if they are few."""
         rows = np.flatnonzero(self._ranges > EXTREME * self.temperature)
         few = rows.size <= min(MOST_EXTREME, MOST_SHARE * self.tall.n_rows)
@@ -435,16 +446,16 @@ class MinibatchSampler(LatentSampler):
         super().forget()
         clear(self._decisions.rows)
 
-    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+    def contradicted(self, point: np.ndarray) -> Contradiction | None:
         """Return a level that batches have let go where its own rows object, if one is found."""
-        return self.lookout.look(self._coordinates.from_model(point))
+        return self.weight_check.look(self._coordinates.from_model(point))
 
     @property
-    def lookout(self) -> Lookout:
+    def weight_check(self) -> WeightCheck:
         """What is read to find it."""
         tables = [grouping.table for grouping in self.blocks]
         surrogate = self.reference.surrogate
-        return Lookout(surrogate, self.rows, self.tall.data, tables, self.temperature)
+        return WeightCheck(surrogate, self.rows, self.tall.data, tables, self.temperature)
 
     def _described(self, factor: int) -> str:
         """Say how many levels a factor has, and blocks."""
@@ -528,10 +539,10 @@ def _sizes(
         for sign in (1.0, -1.0):
             given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
             noise = sign * width * dense, sign * width * groups
-            reading = surrogate.read(given.frame.color(noise))
-            pair.append(surrogate.seen_by_rows(reading, cubic))
+            predictor = surrogate.read(given.frame.color(noise))
+            pair.append(surrogate.seen_by_rows(predictor, cubic))
             if cubic is not None:
-                distances.append(cubic.distances(surrogate.coordinates(cubic, reading)))
+                distances.append(cubic.distances(surrogate.coordinates(cubic, predictor)))
         seen.append(pair)
 
     _ = rows.row, rows.derivatives, rows.local_inputs  # before threads ask for them
@@ -540,7 +551,7 @@ def _sizes(
         at = surrogate.expansion.at
         values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        near = [reading[: at.size] for pair in seen[:READ_PAIRS] for reading in pair]
+        near = [predictor[: at.size] for pair in seen[:READ_PAIRS] for predictor in pair]
         wall = _walls(rows, at, near, width, batch)
         return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0), wall
 

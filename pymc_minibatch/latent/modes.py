@@ -31,9 +31,9 @@ import pymc as pm
 
 from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.moves import MoveCounts
-from pymc_minibatch.latent.overlooked import Overlooked
-from pymc_minibatch.latent.sampler import LatentSampler, LatentState, Located
+from pymc_minibatch.latent.sampler import LatentModel, LatentSampler, LatentState
 from pymc_minibatch.latent.search import FewRows, LatentReference, search
+from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
 
@@ -63,17 +63,17 @@ JUMP_ROWS = 100_000
 """With so many rows half of the draws try a jump, which reads all of them; with more, fewer."""
 
 
-def find_modes(tall: TallModel, located: Located) -> list[LatentReference]:
+def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReference]:
     """Return the modes of a model with effects, the one that is known first.
 
     Parameters
     ----------
     tall
         The model.
-    located
+    latent_model
         What is known of it.
     """
-    rows, factors, known, parabolic = located
+    rows, factors, known, parabolic = latent_model
     field = known.surrogate.field
     if rows.kinked:
         return [known]
@@ -187,12 +187,12 @@ def _is_same(mode: LatentReference, point: np.ndarray) -> bool:
     away = np.linalg.solve(mode.hyper_cholesky, point[field.hyper] - mode.hyper)
     if np.abs(away).max(initial=0.0) > APART:
         return False
-    held = point.copy()
-    held[field.hyper] = mode.hyper
+    centered = point.copy()
+    centered[field.hyper] = mode.hyper
     given = surrogate.factored_later(mode.hyper)
     if not given.is_proper:
         return False
-    dense, groups = given.frame.whiten(held)
+    dense, groups = given.frame.whiten(centered)
     if np.abs(dense).max(initial=0.0) > APART:
         return False
     return not groups.size or float(np.mean(groups**2)) < APART**2
@@ -211,7 +211,7 @@ class ModeSampler(LatentSampler):
         self.samplers = list(samplers)
         first = self.samplers[0]
         self.tall, self.reference, self.tails = first.tall, first.reference, first.tails
-        self.work, self.carried = first.work, first.carried
+        self.work, self.collapsed = first.work, first.collapsed
         self.evaluations, self.by_batches = first.evaluations, first.by_batches
         self.share = 0.5 * min(1.0, JUMP_ROWS / self.tall.n_rows)
 
@@ -326,9 +326,9 @@ class ModeSampler(LatentSampler):
         for sampler in self.samplers:
             sampler.compile()
 
-    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+    def contradicted(self, point: np.ndarray) -> Contradiction | None:
         """Return a level that is where its own rows object, which only batches can overlook."""
-        return self.samplers[self._nearest(point)].overlooked(point)
+        return self.samplers[self._nearest(point)].contradicted(point)
 
     def scale(self, state: Any) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""

@@ -14,7 +14,7 @@ following it, and the dense part moves in the coordinates of a usual h: which pr
 worse, and is decided all the same.
 
 All h move together in coordinates w in which their tails are nearly those of a Gaussian
-(:mod:`.tails`).
+(:mod:`.skew_transform`).
 
 The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
 decides: a minibatch test that estimates their remainders (:mod:`.minibatch`), all rows
@@ -40,39 +40,39 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
-from pymc_minibatch.latent.arrow import (
+from pymc_minibatch.latent.arrowhead import (
     inner_products,
     log_diagonal,
     multiply_transposed,
     solve_blocks_transposed,
 )
-from pymc_minibatch.latent.field import Held, LatentField, Levels
-from pymc_minibatch.latent.surrogate import Conditional, Reading, Surrogate
-from pymc_minibatch.latent.tails import Tails
+from pymc_minibatch.latent.field import CenteredPoint, GroupEffects, LatentField
+from pymc_minibatch.latent.skew_transform import SkewTransform
+from pymc_minibatch.latent.surrogate import Conditional, PredictorState, Surrogate
 from pymc_minibatch.proposals.guided import walk_share, walk_share_beyond
 
 __all__ = [
-    "ANGLES",
+    "BLOCKS_ACCEPTED",
     "COSTLY",
     "DECIDED",
     "FACTORING_SHARE",
     "MOST_AT_ONCE",
-    "MOST_PARTS",
-    "PARTS_ACCEPTED",
+    "MOST_BLOCKS",
+    "PCN_ANGLES",
     "Decisions",
+    "FactorBank",
     "LatentMoves",
     "LevelMoves",
     "LevelWalks",
     "Move",
     "MoveCounts",
-    "Parts",
+    "RandomBlocks",
+    "StepSizes",
     "Sweeping",
     "Tuning",
-    "Turns",
-    "Usual",
     "Walks",
-    "beyond_usual",
-    "carried_with",
+    "beyond_typical",
+    "collapsed_pairs",
     "factoring_share",
     "level_walk_shares",
     "log_stretch",
@@ -84,10 +84,10 @@ __all__ = [
 KINDS = ("hyper", "dense", "groups")
 """Kinds of moves: of hyperparameters, of the dense part of the field, of its groups."""
 
-DECIDED = ("hyper", "carried", "dense")
+DECIDED = ("hyper", "collapsed", "dense")
 """Kinds of moves on which all rows decide."""
 
-ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
+PCN_ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
 beyond, which makes up for moves that are rejected (over-relaxation)."""
 
@@ -103,7 +103,7 @@ Far out it is larger: others seldom leave a heavy tail, such as that of the loga
 that may be zero.
 """
 
-UNUSUAL, FARTHEST = 1.0, 5.0
+ATYPICAL, FARTHEST = 1.0, 5.0
 """So far beyond the usual distance it begins to grow; after so many more standard deviations it
 stays the same."""
 
@@ -127,10 +127,10 @@ COSTLY = 400**3 / 6
 DENSE_MOVES = 2
 """Moves of the dense part in a round: these factor nothing."""
 
-LARGE, MOST_PARTS = 50, 16
+LARGE, MOST_BLOCKS = 50, 16
 """A larger dense part moves in parts, if it has to; how many of these in a round."""
 
-PARTS_ACCEPTED = 0.65
+BLOCKS_ACCEPTED = 0.65
 """Share of moves of such parts that are accepted; with less, chains would stay in tails."""
 
 FACTORING_SHARE = 0.02
@@ -146,19 +146,19 @@ SAME = 1e-5
 MOST_AT_ONCE = 10
 """Hyperparameters that move together."""
 
-HELD_MOVES = 5
+CENTERED_MOVES = 5
 """Moves of single hyperparameters with the effects held, in a round."""
 
 REMEMBERED = 2
 """Conditional densities of the field: here and at the point proposed."""
 
-N_USUAL = 4
+BANK_SIZE = 4
 """Hyperparameters for which the dense part is factored, where it is not for all."""
 
-HELD_IN_A_ROW = 3
+CENTERED_IN_A_ROW = 3
 """Moves of each hyperparameter with the effects held, in a round where others are rare."""
 
-CARRIED_MOVES = 3
+COLLAPSED_MOVES = 3
 """Moves of single hyperparameters that one factor follows, in a round."""
 
 ONE_AT_A_TIME = 0.44
@@ -168,7 +168,7 @@ ONE_AT_A_TIME = 0.44
 NOWHERE = np.empty(0)
 
 
-class Turns(NamedTuple):
+class StepSizes(NamedTuple):
     """The angle of a kind of move, and what is known of those tried.
 
     Attributes
@@ -214,7 +214,7 @@ class Walks(NamedTuple):
         return Walks(self.log_length[first:end], self.n_moves[first:end])
 
 
-class Parts(NamedTuple):
+class RandomBlocks(NamedTuple):
     """How a large dense part is split at random, each part moving by itself.
 
     Attributes
@@ -231,12 +231,12 @@ class Parts(NamedTuple):
     def split(self, rng: np.random.Generator, size: int) -> list[np.ndarray]:
         """Return the positions of each part; some of the parts where these are many."""
         number = round(math.exp(self.log_number[0]))
-        return np.array_split(rng.permutation(size), number)[:MOST_PARTS]
+        return np.array_split(rng.permutation(size), number)[:MOST_BLOCKS]
 
     def tune(self, accepted: bool, size: int) -> None:
         """Change the number so that moves are accepted often enough, up to one part for each."""
         self.n_moves[0] += 1
-        change = (PARTS_ACCEPTED - accepted) / self.n_moves[0] ** 0.6
+        change = (BLOCKS_ACCEPTED - accepted) / self.n_moves[0] ** 0.6
         self.log_number[0] = min(max(self.log_number[0] + change, 0.0), math.log(size))
 
 
@@ -247,24 +247,24 @@ class Tuning(NamedTuple):
     ----------
     is_on : bool
         Whether they do.
-    turns : sequence of Turns
+    step_sizes : sequence of StepSizes
         Lengths of moves of h, of the dense part, and of the levels of each factor.
     hyper_scale : (ndarray, ndarray), shapes (H,) and (H, H)
         Mean and a factor of the covariance of h, in coordinates w.
     walks : Walks
         Walks of hyperparameters that levels follow, then of all.
-    parts : Parts
+    parts : RandomBlocks
         How a large dense part is split.
     """
 
     is_on: bool
-    turns: Sequence[Turns]
+    step_sizes: Sequence[StepSizes]
     hyper_scale: tuple[np.ndarray, np.ndarray]
     walks: Walks
-    parts: Parts
+    parts: RandomBlocks
 
 
-class Usual[T]:
+class FactorBank[T]:
     """What is made for a few usual hyperparameters, from memory.
 
     Parameters
@@ -277,7 +277,7 @@ class Usual[T]:
         How many.
     """
 
-    def __init__(self, make: Callable[[np.ndarray], T], tails: Tails, number: int) -> None:
+    def __init__(self, make: Callable[[np.ndarray], T], tails: SkewTransform, number: int) -> None:
         self.make, self.tails, self.number = make, tails, number
         self._known: tuple[bytes, np.ndarray, list[T]] | None = None
 
@@ -300,7 +300,7 @@ class Usual[T]:
         return made[int(np.argmin(np.sum((away - z) ** 2, axis=1)))]
 
 
-def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
+def collapsed_pairs(surrogate: Surrogate) -> list[tuple[int, int]] | None:
     """List hyperparameters with the factors whose levels follow them.
 
     Returns
@@ -315,10 +315,10 @@ def carried_with(surrogate: Surrogate) -> list[tuple[int, int]] | None:
     for axis in range(field.hyper.size):
         hyper = point[field.hyper]
         hyper[axis] += NEARBY
-        held = field.with_effects_held(point, hyper)
-        if held is None:
+        centered = field.with_effects_held(point, hyper)
+        if centered is None:
             return None
-        same = _same(held.point, point) & _same(gradient(held.point), gradient(point))
+        same = _same(centered.point, point) & _same(gradient(centered.point), gradient(point))
         pairs += [
             (axis, k) for k, levels in enumerate(field.levels) if not same[levels.latent].all()
         ]
@@ -331,10 +331,10 @@ def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def factoring_share(
-    field: LatentField, carried: Sequence[tuple[int, int]] | None, work: float
+    field: LatentField, collapsed: Sequence[tuple[int, int]] | None, work: float
 ) -> float:
     """Return the share of rounds in which h moves with η held."""
-    if carried is None:
+    if collapsed is None:
         return 1.0
     unswept = field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
     return FACTORING_SHARE if unswept <= LARGE else max(FACTORING_SHARE, COSTLY / work)
@@ -345,44 +345,44 @@ def overhead(field: LatentField, work: float) -> float:
     return OVERHEAD + PER_MULTIPLICATION * work + field.latent.groups.shape[0]
 
 
-def record(rng: np.random.Generator, turns: Turns, jump: float, cost: float) -> None:
+def record(rng: np.random.Generator, step_sizes: StepSizes, jump: float, cost: float) -> None:
     """Credit a jump to its setting, and choose the next one."""
-    turns.gains[:] *= MEMORY
-    turns.costs[:] *= MEMORY
-    turns.gains[turns.current[0]] += jump
-    turns.costs[turns.current[0]] += cost
-    untried = np.flatnonzero(turns.costs == 0)
+    step_sizes.gains[:] *= MEMORY
+    step_sizes.costs[:] *= MEMORY
+    step_sizes.gains[step_sizes.current[0]] += jump
+    step_sizes.costs[step_sizes.current[0]] += cost
+    untried = np.flatnonzero(step_sizes.costs == 0)
     if rng.random() < EXPLORE:
-        turns.current[0] = rng.integers(ANGLES.size)
+        step_sizes.current[0] = rng.integers(PCN_ANGLES.size)
     elif untried.size:
-        turns.current[0] = untried[0]
+        step_sizes.current[0] = untried[0]
     else:
-        take_best(turns)
+        take_best(step_sizes)
 
 
-def take_best(turns: Turns) -> None:
+def take_best(step_sizes: StepSizes) -> None:
     """Take the setting with the largest jumps for their cost."""
-    tried = turns.costs > 0
+    tried = step_sizes.costs > 0
     if tried.any():
-        rates = np.where(tried, turns.gains / np.where(tried, turns.costs, 1.0), -1.0)
-        turns.current[0] = int(np.argmax(rates))
+        rates = np.where(tried, step_sizes.gains / np.where(tried, step_sizes.costs, 1.0), -1.0)
+        step_sizes.current[0] = int(np.argmax(rates))
 
 
-class Place(NamedTuple):
+class ChainState(NamedTuple):
     """A point.
 
     Attributes
     ----------
     key : bytes
         By which it is recognised.
-    reading : Reading
+    predictor : PredictorState
         What rows read there.
     log_density : float
         log π̃.
     """
 
     key: bytes
-    reading: Reading
+    predictor: PredictorState
     log_density: float
 
 
@@ -430,7 +430,7 @@ class Move(NamedTuple):
     ----------
     log_ratio : float
         Its log ratio under the surrogate.
-    readings : (Reading, Reading)
+    predictors : (PredictorState, PredictorState)
         What rows read before and after it.
     kind : str
         One of DECIDED.
@@ -441,13 +441,13 @@ class Move(NamedTuple):
     walks : bool
         Whether it is a step of a random walk in h.
     pair : int
-        Which hyperparameter and factor move, if it is carried.
+        Which hyperparameter and factor move, if it is collapsed.
     given : Conditional or None
         The Gaussian in whose coordinates the dense part moves.
     """
 
     log_ratio: float
-    readings: tuple[Reading, Reading]
+    predictors: tuple[PredictorState, PredictorState]
     kind: str
     tuning: bool
     points: tuple[np.ndarray, np.ndarray] = (NOWHERE, NOWHERE)
@@ -485,7 +485,7 @@ class LevelMoves(NamedTuple):
 
     Attributes
     ----------
-    readings : (Reading, Reading)
+    predictors : (PredictorState, PredictorState)
         What rows read before and after all of them.
     factor : int
         Which one.
@@ -501,7 +501,7 @@ class LevelMoves(NamedTuple):
         Which of them are steps of a random walk.
     """
 
-    readings: tuple[Reading, Reading]
+    predictors: tuple[PredictorState, PredictorState]
     factor: int
     moving: np.ndarray
     undecided: np.ndarray
@@ -522,7 +522,7 @@ class Decisions(ABC):
 
     sees_all = True
 
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:  # noqa: B027
+    def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:  # noqa: B027
         """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
 
     @abstractmethod
@@ -535,7 +535,7 @@ class Decisions(ABC):
     ) -> np.ndarray:
         """Decide on each of the levels; those that do not move are rejected."""
 
-    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+    def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often levels of a factor walk."""
         return LEVELS_WALK if levels.prior is None else LEVELS_WALK_OUT
 
@@ -567,8 +567,8 @@ class LatentMoves:
         How factors are swept.
     work
         Multiplications that the factorization of the dense part takes.
-    carried
-        What :func:`carried_with` says, where h is costly.
+    collapsed
+        What :func:`collapsed_pairs` says, where h is costly.
     tails
         Coordinates w in which all hyperparameters move together.
     """
@@ -579,17 +579,17 @@ class LatentMoves:
         decisions: Decisions,
         sweeping: Sweeping,
         work: float,
-        carried: Sequence[tuple[int, int]] | None,
-        tails: Tails,
+        collapsed: Sequence[tuple[int, int]] | None,
+        tails: SkewTransform,
     ) -> None:
         self.surrogate, self.field, self.decisions = surrogate, surrogate.field, decisions
         self.sweeping = sweeping
         self.known: dict[bytes, Conditional] = {}
-        self.usual = Usual(surrogate.factored_later, tails, N_USUAL)
-        self.here: Place | None = None
+        self.bank = FactorBank(surrogate.factored_later, tails, BANK_SIZE)
+        self.here: ChainState | None = None
         self.costly, self.tails = work > COSTLY, tails
-        self.fixed_factor, self.carried = carried is not None, carried or ()
-        self.factoring_share = factoring_share(self.field, carried, work)
+        self.fixed_factor, self.collapsed = collapsed is not None, collapsed or ()
+        self.factoring_share = factoring_share(self.field, collapsed, work)
         self.overhead = overhead(self.field, work)
 
     def conditional(self, hyper: np.ndarray) -> Conditional:
@@ -604,36 +604,38 @@ class LatentMoves:
     def forget(self) -> None:
         """Forget all that is kept in memory."""
         self.known, self.here = {}, None
-        self.usual.forget()
+        self.bank.forget()
 
     def draw(
         self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
-        tuning, turns, hyper_scale, walks, parts = settings
+        tuning, step_sizes, hyper_scale, walks, parts = settings
         n_hyper, n_dense = self.field.hyper.size, self.field.latent.dense.size
-        self.decisions.refresh(rng, self.at(point).reading)
+        self.decisions.refresh(rng, self.at(point).predictor)
         for _ in range(self._hyper_moves(rng) if n_hyper else 0):
-            self.move_hyper(rng, point, tuning, turns[0], hyper_scale, counts)
-        n_carried = len(self.carried)
-        held = walks.part(n_carried, walks.log_length.size)
-        for i in self._held_moves(rng, held.log_length.size):
-            self.move_held(rng, point, tuning, int(i), hyper_scale[1], held)
-        for i in rng.permutation(n_carried)[:CARRIED_MOVES]:
-            self.move_carried(rng, point, tuning, int(i), hyper_scale, walks, counts)
+            self.move_noncentered(rng, point, tuning, step_sizes[0], hyper_scale, counts)
+        n_collapsed = len(self.collapsed)
+        centered = walks.part(n_collapsed, walks.log_length.size)
+        for i in self._held_moves(rng, centered.log_length.size):
+            self.move_centered(rng, point, tuning, int(i), hyper_scale[1], centered)
+        for i in rng.permutation(n_collapsed)[:COLLAPSED_MOVES]:
+            self.move_collapsed(rng, point, tuning, int(i), hyper_scale, walks, counts)
         for some in self._parts(rng, n_dense, parts):
             if counts.impossible_row < 0:
-                self.move_dense(rng, point, tuning, hyper_scale, turns[1], parts, some, counts)
+                self.move_dense(rng, point, tuning, hyper_scale, step_sizes[1], parts, some, counts)
         for factor in self._sweeps():
             if counts.impossible_row < 0:
-                self.move_levels(rng, point, tuning, factor, turns[2 + factor], counts)
+                self.move_levels(rng, point, tuning, factor, step_sizes[2 + factor], counts)
 
     def _hyper_moves(self, rng: np.random.Generator) -> int:
         if self.fixed_factor:
             return int(rng.random() < self.factoring_share)
         return 1 if self.costly else HYPER_MOVES
 
-    def _parts(self, rng: np.random.Generator, n_dense: int, parts: Parts) -> Sequence[np.ndarray]:
+    def _parts(
+        self, rng: np.random.Generator, n_dense: int, parts: RandomBlocks
+    ) -> Sequence[np.ndarray]:
         """Choose which coordinates of the dense part move together, for each of its moves."""
         split = parts.split(rng, n_dense) if n_dense > LARGE else [np.arange(n_dense)]
         return split if len(split) > 1 else split * (DENSE_MOVES if n_dense else 0)
@@ -642,9 +644,9 @@ class LatentMoves:
         """Choose the directions in which h moves with the effects held."""
         every = rng.permutation(n_directions)
         if self.fixed_factor:
-            return np.repeat(every, HELD_IN_A_ROW)
+            return np.repeat(every, CENTERED_IN_A_ROW)
         n_hyper = self.field.hyper.size
-        return every[: 0 if self.costly else max(HELD_MOVES, n_hyper // 2)]
+        return every[: 0 if self.costly else max(CENTERED_MOVES, n_hyper // 2)]
 
     def _sweeps(self) -> list[int]:
         """List the factors to sweep, by number: where h is costly, the first twice.
@@ -658,19 +660,19 @@ class LatentMoves:
         """Return a point with another h, where there is one, at which rows read the same."""
         if np.array_equal(point[self.field.hyper], hyper):
             return point
-        held = self.field.with_effects_held(point, hyper)
-        return None if held is None else held.point
+        centered = self.field.with_effects_held(point, hyper)
+        return None if centered is None else centered.point
 
-    def at(self, point: np.ndarray) -> Place:
+    def at(self, point: np.ndarray) -> ChainState:
         """Return what is known of a point, the last one from memory."""
         key = point.tobytes()
         if self.here is None or self.here.key != key:
             self.here = self._looked_at(point)
         return self.here
 
-    def _looked_at(self, point: np.ndarray) -> Place:
-        reading = self.surrogate.read(point)
-        return Place(point.tobytes(), reading, self.surrogate.log_density(point, reading))
+    def _looked_at(self, point: np.ndarray) -> ChainState:
+        predictor = self.surrogate.read(point)
+        return ChainState(point.tobytes(), predictor, self.surrogate.log_density(point, predictor))
 
     def _tested(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide on a move, if it is possible under the surrogate."""
@@ -680,7 +682,7 @@ class LatentMoves:
         self,
         rng: np.random.Generator,
         move: Move,
-        after: Place,
+        after: ChainState,
         counts: MoveCounts,
     ) -> bool:
         """Make a move if it is accepted, after which the point is known."""
@@ -690,12 +692,12 @@ class LatentMoves:
             self.here = after
         return accepted
 
-    def move_hyper(
+    def move_noncentered(
         self,
         rng: np.random.Generator,
         point: np.ndarray,
         tuning: bool,
-        turns: Turns,
+        step_sizes: StepSizes,
         scale: tuple[np.ndarray, np.ndarray],
         counts: MoveCounts,
     ) -> None:
@@ -704,7 +706,7 @@ class LatentMoves:
         hyper, evaluated = point[self.field.hyper], counts.n_evaluated
         given, w = self.conditional(hyper), self.tails.from_hyper(hyper)
         z = dtrtrs(cholesky, w - mean, lower=1)[0] if w.size else w
-        moved, log_q, walks = _moved_hyper(rng, z, ANGLES[turns.current[0]])
+        moved, log_q, walks = _moved_hyper(rng, z, PCN_ANGLES[step_sizes.current[0]])
         w_then = mean + cholesky @ moved
         then, accepted = self.conditional(self.tails.to_hyper(w_then)), False
         if given.is_proper and then.is_proper:
@@ -721,7 +723,7 @@ class LatentMoves:
             )
             move = Move(
                 log_ratio,
-                (before.reading, after.reading),
+                (before.predictor, after.predictor),
                 "hyper",
                 tuning,
                 points=(point, proposed),
@@ -731,9 +733,9 @@ class LatentMoves:
         counts.accepted["hyper"].append(float(accepted))
         if tuning and not walks:
             cost = self.overhead + counts.n_evaluated - evaluated
-            record(rng, turns, accepted * float(np.sum((moved - z) ** 2)), cost)
+            record(rng, step_sizes, accepted * float(np.sum((moved - z) ** 2)), cost)
 
-    def move_held(
+    def move_centered(
         self,
         rng: np.random.Generator,
         point: np.ndarray,
@@ -750,27 +752,27 @@ class LatentMoves:
         else:
             hyper += step * cholesky[:, i - hyper.size]
         level = -rng.standard_exponential()
-        held = self.field.with_effects_held(point, hyper)
+        centered = self.field.with_effects_held(point, hyper)
         log_ratio = -np.inf
-        if held is not None:
+        if centered is not None:
             prior = self.field.derivatives.prior
-            log_ratio = prior(held.point) - prior(point) + held.log_jacobian()
+            log_ratio = prior(centered.point) - prior(point) + centered.log_jacobian()
             if self.field.scalars.size:
-                log_ratio += self._of_scalars(point, held.point)
-            if self.decisions.on_prior(level, log_ratio, (point, held.point)):
-                point[:] = held.point
+                log_ratio += self._of_scalars(point, centered.point)
+            if self.decisions.on_prior(level, log_ratio, (point, centered.point)):
+                point[:] = centered.point
         if tuning:
             walks.learn(i, log_ratio)
 
     def _of_scalars(self, point: np.ndarray, proposed: np.ndarray) -> float:
         """Return how the log-likelihood changes where scalars are all that changes of φ."""
-        before, phi = self.at(point).reading, self.surrogate.phi
+        before, phi = self.at(point).predictor, self.surrogate.phi
         after = before.phi.copy()
         after[self.field.scalars] = phi(proposed)[self.field.scalars]
         log_likelihood = self.surrogate.log_likelihood
         return log_likelihood(before._replace(phi=after)) - log_likelihood(before)
 
-    def move_carried(
+    def move_collapsed(
         self,
         rng: np.random.Generator,
         point: np.ndarray,
@@ -785,7 +787,7 @@ class LatentMoves:
         The levels of the factor keep their places in the Gaussian that all else leaves them. The
         hyperparameter is drawn from what is known of it, or walks.
         """
-        axis, k = self.carried[i]
+        axis, k = self.collapsed[i]
         hyper, log_q, walk = moved_alone(
             rng, point[self.field.hyper], axis, scale, walks.log_length[i]
         )
@@ -796,8 +798,8 @@ class LatentMoves:
             log_ratio = after.log_density - before.log_density + log_jacobian + log_q
             move = Move(
                 log_ratio,
-                (before.reading, after.reading),
-                "carried",
+                (before.predictor, after.predictor),
+                "collapsed",
                 tuning,
                 points=(point, proposed),
                 walks=walk,
@@ -809,34 +811,34 @@ class LatentMoves:
             walks.tune(i, float(accepted))
 
     def followed(
-        self, point: np.ndarray, hyper: np.ndarray, levels: Levels
+        self, point: np.ndarray, hyper: np.ndarray, levels: GroupEffects
     ) -> tuple[np.ndarray, float]:
         """Return a point with another h that some levels follow, and log |∂z'/∂z|.
 
         Where that is not finite, there is no such point.
         """
-        held = self.field.with_effects_held(point, hyper)
-        if held is None:
+        centered = self.field.with_effects_held(point, hyper)
+        if centered is None:
             return point, -np.inf
         given, then = self.conditional(point[self.field.hyper]), self.conditional(hyper)
-        reading, given_others = self.at(point).reading, self.surrogate.given_others
+        predictor, given_others = self.at(point).predictor, self.surrogate.given_others
         try:
-            mean, cholesky = given_others(given, point, reading, levels)
-            mean_then, cholesky_then = given_others(then, held.point, reading, levels)
+            mean, cholesky = given_others(given, point, predictor, levels)
+            mean_then, cholesky_then = given_others(then, centered.point, predictor, levels)
         except np.linalg.LinAlgError:
             return point, -np.inf
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        held.point[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
+        centered.point[levels.latent] = mean_then + solve_blocks_transposed(cholesky_then, eta)
         of_levels = log_diagonal(cholesky) - log_diagonal(cholesky_then)
-        return held.point, of_levels + self._of_others(held, levels)
+        return centered.point, of_levels + self._of_others(centered, levels)
 
-    def _of_others(self, held: Held, levels: Levels) -> float:
+    def _of_others(self, centered: CenteredPoint, levels: GroupEffects) -> float:
         """Return log |∂z'/∂z| of all but some levels."""
         layout = self.field.latent
         if levels.latent is layout.groups:
-            return float(held.of_dense.sum())
-        others = np.delete(held.of_dense, np.searchsorted(layout.dense, levels.latent.ravel()))
-        return float(others.sum()) + held.of_groups
+            return float(centered.of_dense.sum())
+        others = np.delete(centered.of_dense, np.searchsorted(layout.dense, levels.latent.ravel()))
+        return float(others.sum()) + centered.of_groups
 
     def move_dense(
         self,
@@ -844,8 +846,8 @@ class LatentMoves:
         point: np.ndarray,
         tuning: bool,
         scale: tuple[np.ndarray, np.ndarray],
-        turns: Turns,
-        parts: Parts,
+        step_sizes: StepSizes,
+        parts: RandomBlocks,
         some: np.ndarray,
         counts: MoveCounts,
     ) -> None:
@@ -855,12 +857,12 @@ class LatentMoves:
         rows read held.
         """
         hyper = point[self.field.hyper]
-        given = self.usual.nearest(hyper, scale) if self.fixed_factor else self.conditional(hyper)
+        given = self.bank.nearest(hyper, scale) if self.fixed_factor else self.conditional(hyper)
         start = self._held(point, given.here[self.field.hyper])
         if start is None or not given.is_proper:
             return
         eta, groups = given.frame.whiten(start)
-        angle, is_set = _angle(rng, turns)
+        angle, is_set = _angle(rng, step_sizes)
         moved = eta.copy()
         moved[some], log_q = _rotated(rng, eta[some], angle)
         proposed = self._held(given.frame.color((moved, groups)), hyper)
@@ -870,7 +872,7 @@ class LatentMoves:
         log_ratio, evaluated = after.log_density - before.log_density + log_q, counts.n_evaluated
         move = Move(
             log_ratio,
-            (before.reading, after.reading),
+            (before.predictor, after.predictor),
             "dense",
             tuning,
             points=(point, proposed),
@@ -882,7 +884,7 @@ class LatentMoves:
             parts.tune(accepted, eta.size)
         elif tuning and is_set:
             cost = self.overhead + counts.n_evaluated - evaluated
-            record(rng, turns, accepted * float(np.sum((moved - eta) ** 2)), cost)
+            record(rng, step_sizes, accepted * float(np.sum((moved - eta) ** 2)), cost)
 
     def move_levels(
         self,
@@ -890,7 +892,7 @@ class LatentMoves:
         point: np.ndarray,
         tuning: bool,
         factor: int,
-        turns: Turns,
+        step_sizes: StepSizes,
         counts: MoveCounts,
     ) -> None:
         """Move the effects of all levels of a factor, given all else.
@@ -899,21 +901,21 @@ class LatentMoves:
         a proposal to the rows.
         """
         levels = self.field.levels[factor]
-        given, before = self.conditional(point[self.field.hyper]), self.at(point).reading
+        given, before = self.conditional(point[self.field.hyper]), self.at(point).predictor
         try:
             mean, cholesky = self.surrogate.given_others(given, point, before, levels)
         except np.linalg.LinAlgError:
             return
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        angle, is_set = _angle(rng, turns, self.sweeping)
+        angle, is_set = _angle(rng, step_sizes, self.sweeping)
         often = self.decisions.level_walks(factor, levels)
         moved, log_q, walking = _moved_levels(rng, eta, angle, often)
         proposed = point.copy()
         proposed[levels.latent] = mean + solve_blocks_transposed(cholesky, moved)
         after = self.surrogate.read_levels(proposed, before, levels)
         self.decisions.refresh(rng, before)
-        points, readings = (point, proposed), (before, after)
-        psi = log_q + self.surrogate.level_ratios(given, points, readings, levels)
+        points, predictors = (point, proposed), (before, after)
+        psi = log_q + self.surrogate.level_ratios(given, points, predictors, levels)
         # By all rows of a level rows and surrogate decide at once; a batch is for the levels that
         # the surrogate lets move.
         at_once = walking | self.decisions.sees_all
@@ -942,24 +944,24 @@ class LatentMoves:
         if tuning and is_set:
             turned = accepted & ~walking
             jump = float(inner_products(moved - eta, moved - eta) @ turned)
-            record(rng, turns, jump, OVERHEAD + accepted.size + read)
+            record(rng, step_sizes, jump, OVERHEAD + accepted.size + read)
 
 
 def hyper_walk_share(z: np.ndarray) -> float:
     """Return how likely a random walk is chosen at a whitened h."""
-    return walk_share(z, WALK, UNUSUAL, FARTHEST)
+    return walk_share(z, WALK, ATYPICAL, FARTHEST)
 
 
 def _angle(
-    rng: np.random.Generator, turns: Turns, sweeping: Sweeping = ONE_SWEEP
+    rng: np.random.Generator, step_sizes: StepSizes, sweeping: Sweeping = ONE_SWEEP
 ) -> tuple[float, bool]:
     """Return the angle in use, or now and then a shorter one, which leaves heavy tails sooner.
 
     Also return whether it is the one in use.
     """
     shorter = rng.random() < sweeping.shorter
-    setting = turns.current[0] + (rng.integers(1, 7) if shorter else 0)
-    angle = float(ANGLES[min(setting, ANGLES.size - 1)])
+    setting = step_sizes.current[0] + (rng.integers(1, 7) if shorter else 0)
+    angle = float(PCN_ANGLES[min(setting, PCN_ANGLES.size - 1)])
     if shorter and sweeping.mirrors and rng.random() < 0.5:
         angle = math.pi - angle
     return angle, not shorter
@@ -1040,10 +1042,10 @@ def log_stretch(eta: np.ndarray) -> np.ndarray:
 def level_walk_shares(eta: np.ndarray, often: LevelWalks) -> np.ndarray:
     """Return how likely each level walks."""
     share, unusual = often
-    return np.asarray(walk_share_beyond(beyond_usual(eta), share, unusual, FARTHEST_LEVEL))
+    return np.asarray(walk_share_beyond(beyond_typical(eta), share, unusual, FARTHEST_LEVEL))
 
 
-def beyond_usual(eta: np.ndarray) -> np.ndarray:
+def beyond_typical(eta: np.ndarray) -> np.ndarray:
     """Return how far levels are beyond the usual distance √q."""
     distances: np.ndarray = np.sqrt(inner_products(eta, eta))
     return distances - math.sqrt(eta.shape[1])

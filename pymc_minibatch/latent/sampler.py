@@ -14,41 +14,41 @@ import numpy as np
 
 from pymc_minibatch.acceptance.growing import FirstBatch
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.latent.averages import find_averages, rows_have_kinks
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, find_field, has_effects
 from pymc_minibatch.latent.linear import LinearMoves, find_linear
 from pymc_minibatch.latent.moves import (
-    ANGLES,
     COSTLY,
     DECIDED,
     MOST_AT_ONCE,
+    PCN_ANGLES,
     Decisions,
     LatentMoves,
     MoveCounts,
-    Parts,
+    RandomBlocks,
+    StepSizes,
     Sweeping,
     Tuning,
-    Turns,
     Walks,
-    carried_with,
+    collapsed_pairs,
     take_best,
 )
-from pymc_minibatch.latent.overlooked import Overlooked
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
+from pymc_minibatch.latent.smoothing import find_smoothing, rows_have_kinks
 from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
-from pymc_minibatch.latent.tails import Tails, find_tails
+from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = [
+    "LatentModel",
     "LatentSampler",
     "LatentState",
-    "Located",
     "Sums",
     "locate",
     "structure_with_effects",
@@ -82,7 +82,7 @@ class LatentState(NamedTuple):
     gains, costs : ndarray, shape (2 + F, K)
         What is known of all lengths.
     mean, cholesky : ndarray, shapes (H,) and (H, H)
-        Where h is thought to be, in coordinates w (:mod:`.tails`).
+        Where h is thought to be, in coordinates w (:mod:`.skew_transform`).
     log_length, n_moves : ndarray, shape (C + H,), or (C + 2H,) where there are many
         Walks in one dimension of h: of C that levels follow, then of all.
     log_parts, part_moves : ndarray, shape (1,)
@@ -112,17 +112,17 @@ class LatentState(NamedTuple):
     moments: np.ndarray
 
     @property
-    def turns(self) -> list[Turns]:
+    def step_sizes(self) -> list[StepSizes]:
         """The lengths of moves of h, of the dense part, and of each factor, as views."""
         return [
-            Turns(self.current[k : k + 1], self.gains[k], self.costs[k])
+            StepSizes(self.current[k : k + 1], self.gains[k], self.costs[k])
             for k in range(self.current.size)
         ]
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> RandomBlocks:
         """How a large dense part is split, as views."""
-        return Parts(self.log_parts, self.part_moves)
+        return RandomBlocks(self.log_parts, self.part_moves)
 
     @property
     def decisions(self) -> dict[str, DecisionState]:
@@ -165,8 +165,8 @@ class LatentSampler(ABC):
         self.tall, self.reference = tall, reference
         surrogate = reference.surrogate
         self.work = surrogate.conditional(reference.hyper).factor.schur.work
-        self.carried = carried_with(surrogate) if self.costly else None
-        hyper, self.tails = reference.hyper, Tails.none(reference.hyper)
+        self.collapsed = collapsed_pairs(surrogate) if self.costly else None
+        hyper, self.tails = reference.hyper, SkewTransform.none(reference.hyper)
         if hyper.size <= MOST_AT_ONCE and not self.costly:
             self.tails = find_tails(surrogate.log_marginal, hyper, reference.hyper_cholesky)
 
@@ -200,15 +200,15 @@ class LatentSampler(ABC):
         lengths = np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2)
         if size > MOST_AT_ONCE:
             lengths = np.concatenate([lengths, np.full(size, math.log(0.5))])
-        if self.carried:
-            of_pairs = [lengths[axis] for axis, _ in self.carried]
+        if self.collapsed:
+            of_pairs = [lengths[axis] for axis, _ in self.collapsed]
             lengths = np.concatenate([of_pairs, lengths])
         seen = np.zeros(2 + size + size**2)
         seen[1] = WINDOW
         return LatentState(
             np.zeros(n_kinds, dtype=np.int64),
-            np.zeros((n_kinds, ANGLES.size)),
-            np.zeros((n_kinds, ANGLES.size)),
+            np.zeros((n_kinds, PCN_ANGLES.size)),
+            np.zeros((n_kinds, PCN_ANGLES.size)),
             self.reference.hyper.copy(),
             self.reference.hyper_cholesky.copy(),
             lengths,
@@ -223,11 +223,13 @@ class LatentSampler(ABC):
     def moves(self) -> LatentMoves | LinearMoves:
         """The moves of a scan."""
         surrogate, decisions = self.reference.surrogate, self._decisions
-        if self.carried is not None:
+        if self.collapsed is not None:
             linear = find_linear(surrogate)
             if linear is not None:
-                return LinearMoves(linear, self.carried, self.tails)
-        return LatentMoves(surrogate, decisions, self.sweeping, self.work, self.carried, self.tails)
+                return LinearMoves(linear, self.collapsed, self.tails)
+        return LatentMoves(
+            surrogate, decisions, self.sweeping, self.work, self.collapsed, self.tails
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
@@ -273,7 +275,7 @@ class LatentSampler(ABC):
         """Return what moves are made with."""
         return Tuning(
             tuning,
-            state.turns,
+            state.step_sizes,
             (state.mean, state.cholesky),
             Walks(state.log_length, state.n_moves),
             state.parts,
@@ -307,18 +309,18 @@ class LatentSampler(ABC):
         """Forget what moves keep in memory, which an interrupt may leave half written."""
         self.moves.forget()
 
-    def overlooked(self, point: np.ndarray) -> Overlooked | None:
+    def contradicted(self, point: np.ndarray) -> Contradiction | None:
         """Return a level that is where its own rows object, which only batches can overlook."""
         return None
 
     def scale(self, state: LatentState) -> float:
         """Return the sine of the angle of the moves of the dense part, for the sample stats."""
-        return float(np.sin(ANGLES[state.current[1]]))
+        return float(np.sin(PCN_ANGLES[state.current[1]]))
 
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
-        for turns in state.turns:
-            take_best(turns)
+        for step_sizes in state.step_sizes:
+            take_best(step_sizes)
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off.
@@ -410,7 +412,7 @@ def no_batches() -> tuple[np.ndarray, ...]:
     return numbers, np.empty((0, 2)), numbers.copy(), np.empty((0, 3))
 
 
-class Located(NamedTuple):
+class LatentModel(NamedTuple):
     """What is known of a model with effects before it is settled how moves are decided.
 
     Attributes
@@ -431,21 +433,21 @@ class Located(NamedTuple):
     parabolic: ParabolicRows | None = None
 
 
-def without(tall: TallModel, located: Located, left_out: np.ndarray) -> Located:
+def without(tall: TallModel, latent_model: LatentModel, left_out: np.ndarray) -> LatentModel:
     """Find again where a model is, by an expansion of all but a few rows."""
-    rows, factors, reference, _ = located
+    rows, factors, reference, _ = latent_model
     field = reference.surrogate.field
     with one_blas_thread():
         start = field.derivatives.coordinates.to_model(reference.surrogate.center)
         found = search(
             tall, field, rows, factors, reference.temperature, start=start, left_out=left_out
         )
-    return located._replace(reference=found)
+    return latent_model._replace(reference=found)
 
 
 def locate(
     tall: TallModel, temperature: float, *, sums: Sums = "no", effects: bool = True
-) -> Located:
+) -> LatentModel:
     """Find the latent field of a model and where it is.
 
     The reference is exact where sums say everything of the rows, if they may. Models without
@@ -474,7 +476,7 @@ def _located(
     structure: RowStructure,
     temperature: float,
     parabolic: ParabolicRows | None,
-) -> Located:
+) -> LatentModel:
     rows = RowFunctions(structure)
     # Threads of BLAS cost more than they save on matrices of this size.
     with one_blas_thread():
@@ -484,13 +486,13 @@ def _located(
         field = find_field(tall, structure, entries, scalars)
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):
-            rows.averages = find_averages(rows, start, tall.data, np.zeros(start.size))
+            rows.smoothing = find_smoothing(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature, parabolic=parabolic)
         claim = reference.surrogate.violation(reference.hyper, reference.hyper_cholesky)
         if claim is not None:
             raise NoFieldError(f"{claim}, out in the posterior.")
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
-    return Located(rows, factors, reference, parabolic)
+    return LatentModel(rows, factors, reference, parabolic)
 
 
 def structure_with_effects(tall: TallModel) -> RowStructure:

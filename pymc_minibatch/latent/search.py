@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import minimize
 
-from pymc_minibatch.latent.averages import find_averages
 from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField, NoFieldError
 from pymc_minibatch.latent.kinks import find_kinks
+from pymc_minibatch.latent.smoothing import find_smoothing
 from pymc_minibatch.latent.sums import ParabolicRows, agree_with_rows, expand_exactly
 from pymc_minibatch.latent.surrogate import Conditional, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -143,7 +143,7 @@ class _Search:
         """Fit the intervals over which rows with kinks are averaged to a point."""
         if self.rows.kinked:
             phi = self.field.derivatives.phi(point)
-            self.rows.averages = find_averages(self.rows, phi, data, self.counts)
+            self.rows.smoothing = find_smoothing(self.rows, phi, data, self.counts)
 
     def sum_exactly(self, point: np.ndarray, parabolic: ParabolicRows) -> Surrogate:
         """Sum all rows about a point, once and for all."""
@@ -335,8 +335,10 @@ class _Search:
         except np.linalg.LinAlgError:  # no density there
             return surrogate, cholesky
         there = self.expand(present.center, self.data)
-        tilt = present.expansion.slope - there.expansion.slope
-        return self._with_tilt(there, tilt, np.zeros(tilt.size)), cholesky
+        mean_correction = present.expansion.slope - there.expansion.slope
+        return self._with_mean_correction(
+            there, mean_correction, np.zeros(mean_correction.size)
+        ), cholesky
 
     def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray) -> Surrogate:
         """Average rows and climb in turns, until h, of known standard deviations, is still."""
@@ -390,7 +392,7 @@ class _Search:
             at=(one.at + other.at) / 2,
             slope=(one.slope + other.slope) / 2,
             curvature=curvature,
-            raised=semidefinite(curvature.blocks) - curvature.blocks,
+            psd_shift=semidefinite(curvature.blocks) - curvature.blocks,
         )
         about = Surrogate(self.tall, self.field, averaged, surrogate.center)
         prior, given = (
@@ -415,13 +417,15 @@ class _Search:
         mode = surrogate
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
-        tilted, away = self._tilted_with_higher_orders(surrogate, factors)
+        corrected, away = self._tilted_with_higher_orders(surrogate, factors)
         if away > FAR and not hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
-            tilted, away = self._tilted_with_higher_orders(surrogate, factors)
+            corrected, away = self._tilted_with_higher_orders(surrogate, factors)
         if self._is_worse(surrogate, mode):
             surrogate, cholesky, away = mode, _cholesky(mode, hyper), math.inf
-        return (tilted if away < TOO_FAR else self.with_higher_orders(surrogate, factors)), cholesky
+        return (
+            corrected if away < TOO_FAR else self.with_higher_orders(surrogate, factors)
+        ), cholesky
 
     def _is_worse(self, surrogate: Surrogate, mode: Surrogate) -> bool:
         """Whether averages have led to where the Laplace marginal says nobody is."""
@@ -437,11 +441,11 @@ class _Search:
         self, surrogate: Surrogate, factors: Sequence[Factor]
     ) -> tuple[Surrogate, float]:
         """Also return how far the mean of the dense part is from where rows are expanded."""
-        tilted = self.tilted(self.with_higher_orders(surrogate, factors))
-        mean = tilted.conditional(tilted.center[self.field.hyper])
-        return tilted, self._farthest(tilted, mean)
+        corrected = self.corrected(self.with_higher_orders(surrogate, factors))
+        mean = corrected.conditional(corrected.center[self.field.hyper])
+        return corrected, self._farthest(corrected, mean)
 
-    def tilted(self, surrogate: Surrogate) -> Surrogate:
+    def corrected(self, surrogate: Surrogate) -> Surrogate:
         """Find the slope of what is not of second order, averaged over the field given h.
 
         It moves the field over which it is averaged, hence some turns where none is known yet.
@@ -449,18 +453,29 @@ class _Search:
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
-        about, none = surrogate.expansion.tilt, np.zeros(surrogate.expansion.at.size)
+        about, none = surrogate.expansion.mean_correction, np.zeros(surrogate.expansion.at.size)
         for _ in range(0 if about.any() else TILT_TURNS):
-            about = self._slope_of_higher_orders(self._with_tilt(surrogate, about, none))
-        guess = self._with_tilt(surrogate, about, none)
-        tilt, rest = self._slope_of_higher_orders(guess), self._slope_of_rest(guess)
-        if not np.isfinite(rest + tilt).all():
+            about = self._slope_of_higher_orders(self._with_mean_correction(surrogate, about, none))
+        guess = self._with_mean_correction(surrogate, about, none)
+        mean_correction, smoothing_correction = (
+            self._slope_of_higher_orders(guess),
+            self._slope_of_rest(guess),
+        )
+        if not np.isfinite(smoothing_correction + mean_correction).all():
             return surrogate
-        return self._with_tilt(surrogate, tilt + rest, rest)
+        return self._with_mean_correction(
+            surrogate, mean_correction + smoothing_correction, smoothing_correction
+        )
 
-    def _with_tilt(self, surrogate: Surrogate, tilt: np.ndarray, rest: np.ndarray) -> Surrogate:
-        tilted = replace(surrogate.expansion, tilt=tilt, rest=rest)
-        return Surrogate(self.tall, self.field, tilted, surrogate.center, surrogate.cubics)
+    def _with_mean_correction(
+        self, surrogate: Surrogate, mean_correction: np.ndarray, smoothing_correction: np.ndarray
+    ) -> Surrogate:
+        corrected = replace(
+            surrogate.expansion,
+            mean_correction=mean_correction,
+            smoothing_correction=smoothing_correction,
+        )
+        return Surrogate(self.tall, self.field, corrected, surrogate.center, surrogate.cubics)
 
     def _points(self, surrogate: Surrogate, n_pairs: int) -> Iterator[np.ndarray]:
         """Draw opposite points of the field given h."""
@@ -477,7 +492,9 @@ class _Search:
         slopes = []
         for point in self._points(surrogate, CUBIC_PAIRS):
             delta = self.field.derivatives.phi(point) - surrogate.expansion.at
-            slopes.append(surrogate.slope_of_higher_orders(delta, surrogate.bend(delta)))
+            slopes.append(
+                surrogate.slope_of_higher_orders(delta, surrogate.curvature_product(delta))
+            )
         return np.mean(slopes, axis=0)
 
     def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
@@ -486,12 +503,12 @@ class _Search:
         for point in self._points(surrogate, TILT_PAIRS):
             there = self.expand(point, self.data).expansion
             delta = there.at - expansion.at
-            bent = surrogate.bend(delta)
-            higher = surrogate.slope_of_higher_orders(delta, bent)
-            slopes.append((there.slope - expansion.slope + bent - higher)[own])
-        rest = np.zeros(expansion.at.size)
-        rest[own] = np.mean(slopes, axis=0)
-        return rest
+            curved = surrogate.curvature_product(delta)
+            higher = surrogate.slope_of_higher_orders(delta, curved)
+            slopes.append((there.slope - expansion.slope + curved - higher)[own])
+        smoothing_correction = np.zeros(expansion.at.size)
+        smoothing_correction[own] = np.mean(slopes, axis=0)
+        return smoothing_correction
 
     def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
         """Add third and fourth order by each grouping factor."""
@@ -621,9 +638,9 @@ class FewRows:
         """Whether the field is concave at a point."""
         surrogate = self._run.expand(point, self._data)
         curvature = surrogate.expansion.curvature
-        raised = surrogate.expansion.raised.any() or not np.isfinite(curvature.blocks).all()
+        psd_shift = surrogate.expansion.psd_shift.any() or not np.isfinite(curvature.blocks).all()
         given = surrogate.factored_later(point[self._run.field.hyper])
-        return not raised and given.is_proper
+        return not psd_shift and given.is_proper
 
     def mode(self, start: np.ndarray) -> np.ndarray:
         """Return a mode that a search from a point ends in.
@@ -646,7 +663,7 @@ def _moved(surrogate: Surrogate, point: np.ndarray) -> Surrogate:
     """Return the same expansion about another point."""
     expansion = surrogate.expansion
     phi = surrogate.phi(point)
-    slope = expansion.slope - surrogate.bend(phi - expansion.at)
+    slope = expansion.slope - surrogate.curvature_product(phi - expansion.at)
     moved = replace(expansion, at=phi, slope=slope)
     return Surrogate(surrogate.tall, surrogate.field, moved, point)
 
@@ -678,9 +695,9 @@ def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
     lengths, curvature = np.full(size, 0.1), np.zeros((size, size))
     for i in range(size):
         for _ in range(6):
-            bend = fall((i, lengths[i])) + fall((i, -lengths[i]))
-            curvature[i, i] = max(bend / lengths[i] ** 2, LEAST_CURVATURE)
-            if 0.2 < bend < 5.0 or (bend <= 0.2 and lengths[i] > 1.0):
+            curvature_product = fall((i, lengths[i])) + fall((i, -lengths[i]))
+            curvature[i, i] = max(curvature_product / lengths[i] ** 2, LEAST_CURVATURE)
+            if 0.2 < curvature_product < 5.0 or (curvature_product <= 0.2 and lengths[i] > 1.0):
                 break
             sd = 1 / math.sqrt(curvature[i, i])
             lengths[i] = min(max(sd, 0.05 * lengths[i]), 20 * lengths[i], 2.0)

@@ -28,7 +28,7 @@ import numpy as np
 
 from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.latent.expansion import Expansion, expand
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import RowFunctions
@@ -94,7 +94,7 @@ class CommonFactor:
         N, divided by T.
     squares : float
         C.
-    top, bend : float
+    top, curvature : float
         f* and f'' of the row at ŝ.
     """
 
@@ -105,14 +105,14 @@ class CommonFactor:
     n_rows: float
     squares: float
     top: float
-    bend: float
+    curvature: float
 
     def __call__(self, phi: np.ndarray) -> tuple[float, float]:
         """Return ``N α + (κ − 1) C`` and κ."""
         v = self.rows.local_inputs(phi, *self.row)
         v[self.local] = self.v
-        tops, _, bends = _parabolas(self.rows, self.local, v, self.row)
-        factor, alpha = float(bends[0]) / self.bend, float(tops[0]) - self.top
+        tops, _, curvatures = _parabolas(self.rows, self.local, v, self.row)
+        factor, alpha = float(curvatures[0]) / self.curvature, float(tops[0]) - self.top
         return self.n_rows * alpha + (factor - 1.0) * self.squares, factor
 
 
@@ -145,7 +145,7 @@ def expand_exactly(
     parabolic: ParabolicRows,
     data: tuple[np.ndarray, ...],
     phi: np.ndarray,
-    layout: ArrowLayout,
+    layout: ArrowheadLayout,
     temperature: float,
 ) -> Expansion:
     """Sum all rows at φ; the expansion holds everywhere, up to a constant."""
@@ -153,13 +153,13 @@ def expand_exactly(
 
     def squares_of(*batch: np.ndarray) -> float:
         v = rows.local_inputs(phi, *batch)
-        _, tips, bends = _parabolas(rows, local, v, batch)
-        return float(np.sum(0.5 * bends * (v[local] - tips) ** 2))
+        _, tips, curvatures = _parabolas(rows, local, v, batch)
+        return float(np.sum(0.5 * curvatures * (v[local] - tips) ** 2))
 
     squares = sum(part for _, part in over_chunks(squares_of, data))
     row = tuple(np.array(values[:1]) for values in data)
     v = rows.local_inputs(phi, *row)
-    [top], _, [bend] = _parabolas(rows, local, v, row)
+    [top], _, [curvature] = _parabolas(rows, local, v, row)
     common = None
     if scalars.size:
         common = CommonFactor(
@@ -170,9 +170,9 @@ def expand_exactly(
             n_rows=len(data[0]) / temperature,
             squares=squares / temperature,
             top=float(top),
-            bend=float(bend),
+            curvature=float(curvature),
         )
-    whole = ArrowLayout(np.union1d(layout.dense, scalars), layout.groups)
+    whole = ArrowheadLayout(np.union1d(layout.dense, scalars), layout.groups)
     expansion = expand(rows, data, phi, whole, temperature)
     slope = expansion.slope.copy()
     slope[scalars] = 0.0
@@ -200,15 +200,15 @@ def agree_with_rows(
         frame = surrogate.conditional(hyper + cholesky @ away).frame
         dense, groups = frame.layout.noise(rng)
         points.append(frame.color((CHECKED_WIDTH * dense, CHECKED_WIDTH * groups)))
-    readings = [surrogate.read(point) for point in points]
+    predictors = [surrogate.read(point) for point in points]
 
     def values(*batch: np.ndarray) -> np.ndarray:
         return np.array(
-            [rows.row(rows.local_inputs(each.phi, *batch), *batch).sum() for each in readings]
+            [rows.row(rows.local_inputs(each.phi, *batch), *batch).sum() for each in predictors]
         )
 
     by_rows = sum(part for _, part in over_chunks(values, data)) / temperature
-    by_sums = np.array([surrogate.log_likelihood(each) for each in readings])
+    by_sums = np.array([surrogate.log_likelihood(each) for each in predictors])
     return bool(np.ptp(by_rows - by_sums) <= CLOSE)
 
 
@@ -217,8 +217,8 @@ def _parabolas(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return f*, v* and f'' of rows as their value and two derivatives at v have them."""
     taylor = rows.derivatives(v, *batch)
-    slope, bend = taylor[1 + local], taylor[1 + rows.n_locals + second_order(local, local)]
-    return taylor[0] - 0.5 * slope**2 / bend, v[local] - slope / bend, bend
+    slope, curvature = taylor[1 + local], taylor[1 + rows.n_locals + second_order(local, local)]
+    return taylor[0] - 0.5 * slope**2 / curvature, v[local] - slope / curvature, curvature
 
 
 def _read_twice(structure: RowStructure, entries: np.ndarray) -> bool:
@@ -270,17 +270,17 @@ class _Seen(NamedTuple):
         """Look at rows about their tips, where no digits are lost."""
         local, v = found.local, rows.local_inputs(points[0], *batch)
         _, v[local], _ = _parabolas(rows, local, v, batch)
-        tops, tips, bends = _parabolas(rows, local, v, batch)
+        tops, tips, curvatures = _parabolas(rows, local, v, batch)
         seen = []
         for distance, phi in zip(DISTANCES, points[1:], strict=True):
             v = rows.local_inputs(phi, *batch)
             v[local] = tips
-            higher, tips_then, bends_then = _parabolas(rows, local, v, batch)
-            alpha, factor, square = higher - tops, bends_then / bends, -0.5 * distance**2
-            v[local] = tips + distance / np.sqrt(-bends)  # not a number where it bends upwards
+            higher, tips_then, curvatures_then = _parabolas(rows, local, v, batch)
+            alpha, factor, square = higher - tops, curvatures_then / curvatures, -0.5 * distance**2
+            v[local] = tips + distance / np.sqrt(-curvatures)  # not a number where it bends upwards
             values = rows.row(v, *batch)[0]
             wrong = np.abs(values - higher - square * factor)
-            wrong += np.abs((tips_then - tips) * np.sqrt(-bends))
+            wrong += np.abs((tips_then - tips) * np.sqrt(-curvatures))
             seen.append((alpha, square * factor, wrong, np.abs(tops) + np.abs(values)))
         return cls(*np.array(seen).transpose(1, 0, 2))
 

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.latent.arrow import (
-    Arrow,
-    ArrowFactor,
+from pymc_minibatch.latent.arrowhead import (
+    ArrowheadFactor,
+    ArrowheadMatrix,
     Matrix,
     added,
     blocks_of_dense,
@@ -38,12 +38,12 @@ from pymc_minibatch.latent.arrow import (
 )
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import Expansion
-from pymc_minibatch.latent.field import Joined, LatentField, LatentMap, Levels
-from pymc_minibatch.latent.layout import ArrowLayout, Parts
+from pymc_minibatch.latent.field import GroupEffects, LatentField, ProjectedCurvature, Projector
+from pymc_minibatch.latent.layout import ArrowheadLayout, BorderAndBlocks
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.verify import RADII, compare, rounding
 
-__all__ = ["Conditional", "Frame", "Reading", "Surrogate"]
+__all__ = ["Conditional", "Frame", "PredictorState", "Surrogate"]
 
 NOTHING = np.empty(0)
 
@@ -57,19 +57,19 @@ class Frame:
 
     Attributes
     ----------
-    layout : ArrowLayout
+    layout : ArrowheadLayout
         Where the latent variables are in a point.
     origin : ndarray, shape (D,)
         m, with h in its place.
-    factor : ArrowFactor
+    factor : ArrowheadFactor
         L.
     """
 
-    layout: ArrowLayout
+    layout: ArrowheadLayout
     origin: np.ndarray
-    factor: ArrowFactor
+    factor: ArrowheadFactor
 
-    def color(self, eta: Parts) -> np.ndarray:
+    def color(self, eta: BorderAndBlocks) -> np.ndarray:
         """Return the point with these coordinates."""
         point = self.origin.copy()
         dense, groups = self.factor.color(*eta)
@@ -77,7 +77,7 @@ class Frame:
         self.layout.put(point, at[0] + dense, at[1] + groups)
         return point
 
-    def whiten(self, point: np.ndarray) -> Parts:
+    def whiten(self, point: np.ndarray) -> BorderAndBlocks:
         """Return the coordinates of a point."""
         return self.factor.whiten(*self.layout.split(point - self.origin))
 
@@ -90,7 +90,7 @@ class Conditional:
 
     Attributes
     ----------
-    layout : ArrowLayout
+    layout : ArrowheadLayout
         Where the latent variables are in a point.
     here : ndarray, shape (D,)
         h, and the latent variables of the center, about which all is expanded.
@@ -102,7 +102,7 @@ class Conditional:
         Of the log density at `here`, dense part and groups.
     prior_slope, prior_precision
         Of the log prior there: its slope, and minus its curvature P.
-    onto : LatentMap
+    projector : Projector
         A(h).
     phi : ndarray, shape (P,)
         φ there.
@@ -112,15 +112,15 @@ class Conditional:
         By how much the precision is raised before it is factored.
     """
 
-    layout: ArrowLayout
+    layout: ArrowheadLayout
     here: np.ndarray
     blocks: np.ndarray
     dense_later: Callable[[], Matrix]
     cross_later: Callable[[], Matrix]
-    slope: Parts
-    prior_slope: Parts
-    prior_precision: Arrow
-    onto: LatentMap
+    slope: BorderAndBlocks
+    prior_slope: BorderAndBlocks
+    prior_precision: ArrowheadMatrix
+    projector: Projector
     phi: np.ndarray
     factor_of_rows: float
     damping: float
@@ -131,12 +131,12 @@ class Conditional:
         return self.dense_later()
 
     @cached_property
-    def precision(self) -> Arrow:
+    def precision(self) -> ArrowheadMatrix:
         """Λ."""
-        return Arrow(self.dense, self.cross_later(), self.blocks)
+        return ArrowheadMatrix(self.dense, self.cross_later(), self.blocks)
 
     @cached_property
-    def factor(self) -> ArrowFactor:
+    def factor(self) -> ArrowheadFactor:
         """L(h); raises LinAlgError if the precision is not positive definite."""
         damped = self.precision.damped(self.damping) if self.damping else self.precision
         return damped.factor()
@@ -168,14 +168,14 @@ class Conditional:
         return Frame(self.layout, self.point, self.factor)
 
 
-class Reading(NamedTuple):
+class PredictorState(NamedTuple):
     """What rows read at a point, and what the surrogate says there.
 
     Attributes
     ----------
     phi : ndarray, shape (P,)
         φ.
-    bent : ndarray, shape (P,)
+    curved : ndarray, shape (P,)
         K (φ − φ̂).
     u : ndarray, shape (G, q')
         Coordinates of the first factor's higher orders, where there are any.
@@ -184,7 +184,7 @@ class Reading(NamedTuple):
     """
 
     phi: np.ndarray
-    bent: np.ndarray
+    curved: np.ndarray
     u: np.ndarray
     higher: np.ndarray
 
@@ -216,77 +216,79 @@ class Surrogate:
     ) -> None:
         self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
         self.cubics = cubics
-        self._raised = expansion.curvature.blocks + expansion.raised
-        self._joined: tuple[Matrix, Joined] | None = None
+        self._shifted = expansion.curvature.blocks + expansion.psd_shift
+        self._joined: tuple[Matrix, ProjectedCurvature] | None = None
         self.kinks: tuple[np.ndarray, np.ndarray] | None = None
 
     def phi(self, point: np.ndarray) -> np.ndarray:
         """Return φ(θ)."""
         return self.field.derivatives.phi(point)
 
-    def bend(self, delta: np.ndarray) -> np.ndarray:
+    def curvature_product(self, delta: np.ndarray) -> np.ndarray:
         """Return K δ, shape (P,)."""
-        bent = np.zeros(delta.size)
+        curved = np.zeros(delta.size)
         rows = self.field.rows
-        rows.put(bent, *self.expansion.curvature.product(*rows.split(delta)))
-        return bent
+        rows.put(curved, *self.expansion.curvature.product(*rows.split(delta)))
+        return curved
 
-    def read(self, point: np.ndarray) -> Reading:
+    def read(self, point: np.ndarray) -> PredictorState:
         """Return what rows read at a point."""
-        return self.reading(self.phi(point))
+        return self.predictor(self.phi(point))
 
-    def reading(self, phi: np.ndarray) -> Reading:
+    def predictor(self, phi: np.ndarray) -> PredictorState:
         """Return what is made of φ."""
         delta = phi - self.expansion.at
-        bent = self.bend(delta)
+        curved = self.curvature_product(delta)
         if not self.cubics:
-            return Reading(phi, bent, NOTHING, NOTHING)
-        u = self.cubics[0].coordinates(delta, bent)
-        return Reading(phi, bent, u, self.cubics[0].values(u))
+            return PredictorState(phi, curved, NOTHING, NOTHING)
+        u = self.cubics[0].coordinates(delta, curved)
+        return PredictorState(phi, curved, u, self.cubics[0].values(u))
 
-    def log_density(self, point: np.ndarray, reading: Reading) -> float:
+    def log_density(self, point: np.ndarray, predictor: PredictorState) -> float:
         """Return log π̃ at a point, given what rows read there."""
         prior = self.field.derivatives.prior(point)
         if not np.isfinite(prior):
             return -np.inf
-        return float(prior + self.log_likelihood(reading) + reading.higher.sum())
+        return float(prior + self.log_likelihood(predictor) + predictor.higher.sum())
 
-    def log_likelihood(self, reading: Reading) -> float:
+    def log_likelihood(self, predictor: PredictorState) -> float:
         """Return that to second order, up to a constant."""
         expansion = self.expansion
-        delta, (of_scalars, factor) = reading.phi - expansion.at, expansion.shared(reading.phi)
-        second_order = (expansion.slope + expansion.rest) @ delta - 0.5 * (delta @ reading.bent)
+        delta, (of_scalars, factor) = predictor.phi - expansion.at, expansion.shared(predictor.phi)
+        second_order = (expansion.slope + expansion.smoothing_correction) @ delta - 0.5 * (
+            delta @ predictor.curved
+        )
         return float(of_scalars + factor * second_order)
 
-    def slope_of_higher_orders(self, delta: np.ndarray, bent: np.ndarray) -> np.ndarray:
+    def slope_of_higher_orders(self, delta: np.ndarray, curved: np.ndarray) -> np.ndarray:
         """Return ∇C given δ and Kδ, all of shape (P,)."""
-        slope = np.zeros(bent.size)
+        slope = np.zeros(curved.size)
         for cubic in self.cubics[:1]:
-            slope[cubic.entries], of_scalars = cubic.slope(cubic.coordinates(delta, bent))
-            slope = self.bend(slope)
+            slope[cubic.entries], of_scalars = cubic.slope(cubic.coordinates(delta, curved))
+            slope = self.curvature_product(slope)
             slope[cubic.scalars] += of_scalars
         return slope
 
-    def seen_by_rows(self, reading: Reading, cubic: Cubic | None) -> np.ndarray:
+    def seen_by_rows(self, predictor: PredictorState, cubic: Cubic | None) -> np.ndarray:
         """Return what the remainders of rows take: φ, and u of a factor in its entries."""
         if cubic is None:
-            return reading.phi
-        n = reading.phi.size
+            return predictor.phi
+        n = predictor.phi.size
         seen = np.zeros(2 * n)
-        seen[:n] = reading.phi
-        cubic.put(seen[n:], self.coordinates(cubic, reading))
+        seen[:n] = predictor.phi
+        cubic.put(seen[n:], self.coordinates(cubic, predictor))
         return seen
 
-    def coordinates(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+    def coordinates(self, cubic: Cubic, predictor: PredictorState) -> np.ndarray:
         """Return u of a factor."""
         if cubic is self.cubics[0]:
-            return reading.u
-        return cubic.coordinates(reading.phi - self.expansion.at, reading.bent)
+            return predictor.u
+        return cubic.coordinates(predictor.phi - self.expansion.at, predictor.curved)
 
-    def _values(self, cubic: Cubic, reading: Reading) -> np.ndarray:
+    def _values(self, cubic: Cubic, predictor: PredictorState) -> np.ndarray:
         if cubic is self.cubics[0]:
-            return reading.higher
-        return cubic.values(self.coordinates(cubic, reading))
+            return predictor.higher
+        return cubic.values(self.coordinates(cubic, predictor))
 
     def conditional(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the Gaussian of the latent field given hyperparameters.
@@ -313,65 +315,73 @@ class Surrogate:
         field, curvature = self.field, self.expansion.curvature
         here = self.center.copy()
         here[field.hyper] = hyper
-        onto = field.map_at(here)
+        projector = field.projector_at(here)
         prior_precision = field.prior_precision_at(here)
-        joined, phi = self._joined_by(onto), self.phi(here)
+        joined, phi = self._projected_curvature_of(projector), self.phi(here)
         _, factor = self.expansion.shared(phi)
 
         def dense_later() -> Matrix:
-            of_rows = _scaled(factor, onto.pull_back_dense(joined, self._raised))
+            of_rows = _scaled(factor, projector.pull_back_dense(joined, self._shifted))
             dense = prior_precision.dense + of_rows
             return dense if self.kinks is None else dense + self.kinks[1]
 
         def cross_later() -> Matrix:
-            of_rows = _scaled(factor, onto.pull_back_cross(joined, self._raised))
+            of_rows = _scaled(factor, projector.pull_back_cross(joined, self._shifted))
             return added(prior_precision.cross, of_rows)
 
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
-        slope = field.rows.split(self.expansion.slope + self.expansion.tilt)
-        bent = curvature.product(*field.rows.split(phi - self.expansion.at))
-        of_rows = onto.transposed(factor * (slope[0] - bent[0]), factor * (slope[1] - bent[1]))
+        slope = field.rows.split(self.expansion.slope + self.expansion.mean_correction)
+        curved = curvature.product(*field.rows.split(phi - self.expansion.at))
+        of_rows = projector.transposed(
+            factor * (slope[0] - curved[0]), factor * (slope[1] - curved[1])
+        )
         of_dense = of_prior[0] if self.kinks is None else of_prior[0] + self.kinks[0]
         return Conditional(
             field.latent,
             here,
-            blocks=prior_precision.blocks + _scaled(factor, onto.pull_back_blocks(self._raised)),
+            blocks=prior_precision.blocks
+            + _scaled(factor, projector.pull_back_blocks(self._shifted)),
             dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_dense + of_rows[0], of_prior[1] + of_rows[1]),
             prior_slope=of_prior,
             prior_precision=prior_precision,
-            onto=onto,
+            projector=projector,
             phi=phi,
             factor_of_rows=factor,
             damping=damping,
         )
 
-    def _joined_by(self, onto: LatentMap) -> Joined:
+    def _projected_curvature_of(self, projector: Projector) -> ProjectedCurvature:
         """Return the curvature by the dense part, from memory where A does not change there."""
-        if self._joined is None or self._joined[0] is not onto.dense:
-            self._joined = onto.dense, Joined(self.expansion.curvature, onto.dense)
+        if self._joined is None or self._joined[0] is not projector.dense:
+            self._joined = (
+                projector.dense,
+                ProjectedCurvature(self.expansion.curvature, projector.dense),
+            )
         return self._joined[1]
 
-    def slope_at(self, given: Conditional, point: np.ndarray, reading: Reading) -> Parts:
+    def slope_at(
+        self, given: Conditional, point: np.ndarray, predictor: PredictorState
+    ) -> BorderAndBlocks:
         """Return the slope of the Gaussian at a point with its h, dense part and groups.
 
         What rows read there gives it without a product with the precision.
         """
         expansion, rows = self.expansion, self.field.rows
-        dense, groups = rows.split(expansion.slope + expansion.tilt - reading.bent)
-        groups -= multiply_blocks(expansion.raised, (reading.phi - given.phi)[rows.groups])
+        dense, groups = rows.split(expansion.slope + expansion.mean_correction - predictor.curved)
+        groups -= multiply_blocks(expansion.psd_shift, (predictor.phi - given.phi)[rows.groups])
         by = given.factor_of_rows
-        of_rows = given.onto.transposed(by * dense, by * groups)
+        of_rows = given.projector.transposed(by * dense, by * groups)
         away = self.field.latent.split(point - given.here)
-        bent = given.prior_precision.product(*away)
+        curved = given.prior_precision.product(*away)
         return (
-            of_rows[0] + given.prior_slope[0] - bent[0],
-            of_rows[1] + given.prior_slope[1] - bent[1],
+            of_rows[0] + given.prior_slope[0] - curved[0],
+            of_rows[1] + given.prior_slope[1] - curved[1],
         )
 
     def given_others(
-        self, given: Conditional, point: np.ndarray, reading: Reading, levels: Levels
+        self, given: Conditional, point: np.ndarray, predictor: PredictorState, levels: GroupEffects
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (G, q) and Cholesky factors (G, q, q) of levels given all other variables.
 
@@ -385,32 +395,34 @@ class Surrogate:
         blocks = given.blocks if own else blocks_of_dense(given.dense, layout, levels.latent)
         cholesky = factored_blocks(blocks)
         pull = np.zeros(point.size)
-        self.field.latent.put(pull, *self.slope_at(given, point, reading))
+        self.field.latent.put(pull, *self.slope_at(given, point, predictor))
         halfway = solve_blocks(cholesky, pull[levels.latent][:, :, None])[:, :, 0]
         return point[levels.latent] + solve_blocks_transposed(cholesky, halfway), cholesky
 
-    def read_levels(self, point: np.ndarray, before: Reading, levels: Levels) -> Reading:
+    def read_levels(
+        self, point: np.ndarray, before: PredictorState, levels: GroupEffects
+    ) -> PredictorState:
         """Return what rows read after a move of the levels of a factor alone.
 
         Of what is bent there is only what these levels need: no row reads two of them, so that
         each is bent by itself.
         """
-        phi, bent, cubic = self.phi(point), before.bent, self.cubic(levels.rows)
+        phi, curved, cubic = self.phi(point), before.curved, self.cubic(levels.rows)
         if cubic is None:
             return before._replace(phi=phi)
-        bent = bent.copy()
-        bent[levels.rows] += multiply_blocks(cubic.blocks, (phi - before.phi)[levels.rows])
+        curved = curved.copy()
+        curved[levels.rows] += multiply_blocks(cubic.blocks, (phi - before.phi)[levels.rows])
         if cubic is not self.cubics[0]:
-            return before._replace(phi=phi, bent=bent)
-        u = cubic.coordinates(phi - self.expansion.at, bent)
-        return Reading(phi, bent, u, cubic.values(u))
+            return before._replace(phi=phi, curved=curved)
+        u = cubic.coordinates(phi - self.expansion.at, curved)
+        return PredictorState(phi, curved, u, cubic.values(u))
 
     def level_ratios(
         self,
         given: Conditional,
         points: tuple[np.ndarray, np.ndarray],
-        readings: tuple[Reading, Reading],
-        levels: Levels,
+        predictors: tuple[PredictorState, PredictorState],
+        levels: GroupEffects,
     ) -> np.ndarray:
         """Return the log ratio of each level beside its remainders, from a point to another.
 
@@ -418,9 +430,9 @@ class Surrogate:
         is the higher orders, priors beyond their second order about the center, and what was added
         to slope and curvature.
         """
-        before, after = readings
+        before, after = predictors
         ratios = -inner_products(
-            self.expansion.tilt[levels.rows], (after.phi - before.phi)[levels.rows]
+            self.expansion.mean_correction[levels.rows], (after.phi - before.phi)[levels.rows]
         )
         cubic = self.cubic(levels.rows)
         if cubic is not None:
@@ -428,19 +440,23 @@ class Surrogate:
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.phi)[levels.rows]
-                ratios += sign * inner_products(away, multiply_blocks(self.expansion.raised, away))
+                ratios += sign * inner_products(
+                    away, multiply_blocks(self.expansion.psd_shift, away)
+                )
         if levels.prior is not None:
             here, there = map(self.field.derivatives.coordinates.to_model, points)
             ratios += levels.prior.logp(there) - levels.prior.logp(here)
             ratios -= self._quadratic_prior(given, *points, levels)
         return ratios
 
-    def change_of_levels(self, readings: tuple[Reading, Reading], levels: Levels) -> np.ndarray:
+    def change_of_levels(
+        self, predictors: tuple[PredictorState, PredictorState], levels: GroupEffects
+    ) -> np.ndarray:
         """Return how the log-likelihood changes for each level of a factor that moves alone."""
         assert not self.expansion.is_exact  # there all levels move that may
-        before, after = readings
+        before, after = predictors
         delta = (after.phi - before.phi)[levels.rows]
-        slope = (self.expansion.slope - before.bent)[levels.rows]
+        slope = (self.expansion.slope - before.curved)[levels.rows]
         blocks = self.expansion.curvature.blocks_of(self.field.rows, levels.rows)
         change = inner_products(delta, slope - 0.5 * multiply_blocks(blocks, delta))
         cubic = self.cubic(levels.rows)
@@ -472,7 +488,7 @@ class Surrogate:
             point = given.frame.color((dense, groups))
             parts = given.layout.split(point - given.here)
             moved = np.zeros(given.phi.size)
-            self.field.rows.put(moved, *given.onto.times(*parts))
+            self.field.rows.put(moved, *given.projector.times(*parts))
             phi = derivatives.phi(point)
             size = np.abs(phi) + np.abs(given.phi) + np.abs(moved)
             allowed = RTOL_OF_PHI * size + rounding(derivatives.phi, point, phi)
@@ -483,37 +499,37 @@ class Surrogate:
         return None
 
     def _has_gaussian_levels(
-        self, given: Conditional, point: np.ndarray, away: Parts, radius: float
+        self, given: Conditional, point: np.ndarray, away: BorderAndBlocks, radius: float
     ) -> bool:
         """Whether slopes of the prior are those at h and P, for levels claimed to be normal."""
         levels = [each.latent.ravel() for each in self.field.levels if each.prior is None]
         if not levels:
             return True
         own, gradient = np.concatenate(levels), self.field.derivatives.prior_gradient
-        slope, bent, diagonal = np.zeros((3, point.size))
+        slope, curved, diagonal = np.zeros((3, point.size))
         self.field.latent.put(slope, *given.prior_slope)
-        self.field.latent.put(bent, *given.prior_precision.product(*away))
+        self.field.latent.put(curved, *given.prior_precision.product(*away))
         blocks = np.einsum("gii->gi", given.prior_precision.blocks)
         self.field.latent.put(diagonal, given.prior_precision.dense.diagonal(), blocks)
         found = gradient(point)
         size = np.abs(found) + np.abs(slope) + radius * np.sqrt(np.abs(diagonal))
         allowed = RTOL_OF_PRIOR * size + rounding(gradient, point, found)
-        return compare(found[own], (slope - bent)[own], allowed=allowed[own]) is None
+        return compare(found[own], (slope - curved)[own], allowed=allowed[own]) is None
 
     def _quadratic_prior(
-        self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: Levels
+        self, given: Conditional, point: np.ndarray, proposed: np.ndarray, levels: GroupEffects
     ) -> np.ndarray:
         """Return how the second-order prior of each level changes."""
         slope = np.zeros(point.size)
         self.field.latent.put(slope, *given.prior_slope)
         slope -= self._times(given.prior_precision, point - self.center)
         delta = (proposed - point)[levels.latent]
-        bent = multiply_blocks(
+        curved = multiply_blocks(
             given.prior_precision.blocks_of(self.field.latent, levels.latent), delta
         )
-        return inner_products(delta, slope[levels.latent] - 0.5 * bent)
+        return inner_products(delta, slope[levels.latent] - 0.5 * curved)
 
-    def _times(self, matrix: Arrow, vector: np.ndarray) -> np.ndarray:
+    def _times(self, matrix: ArrowheadMatrix, vector: np.ndarray) -> np.ndarray:
         """Multiply the latent part of a flat vector."""
         product = np.zeros(vector.size)
         self.field.latent.put(product, *matrix.product(*self.field.latent.split(vector)))

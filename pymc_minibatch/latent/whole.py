@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
-from pymc_minibatch.latent.sampler import LatentSampler, Located
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.sampler import LatentModel, LatentSampler
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
@@ -56,7 +56,7 @@ class WholeDecisions(Decisions):
 
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
-        before, after = self._values(move.readings, counts)
+        before, after = self._values(move.predictors, counts)
         change = self._beside_surrogate(move, before, after)
         counts.decisions += 1
         counts.batch_rows += after.size
@@ -66,28 +66,28 @@ class WholeDecisions(Decisions):
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
     ) -> np.ndarray:
         """Let each level decide by its own rows."""
-        readings, factor, moving, undecided = moves[:4]
-        before, after = self._values(readings, counts)
+        predictors, factor, moving, undecided = moves[:4]
+        before, after = self._values(predictors, counts)
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
         change = undecided + self._beside_surrogate_by_level(moves, before, after)
         decided = moving & (-rng.standard_exponential(moving.size) < change)
-        phi, entries = readings[0].phi.copy(), levels.rows[decided]
-        phi[entries] = readings[1].phi[entries]
+        phi, entries = predictors[0].phi.copy(), levels.rows[decided]
+        phi[entries] = predictors[1].phi[entries]
         self._remember(phi, np.where(decided[of_rows], after, before))
         return decided
 
     def of_rows(self, move: Move) -> float:
         """Return what all rows add to the log ratio of a move under the surrogate."""
-        before, after = (self.of_all(reading.phi) for reading in move.readings)
+        before, after = (self.of_all(predictor.phi) for predictor in move.predictors)
         return self._beside_surrogate(move, before, after)
 
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what all rows of each level add to its log ratio."""
-        before, after = (self.of_all(reading.phi) for reading in moves.readings)
+        before, after = (self.of_all(predictor.phi) for predictor in moves.predictors)
         return self._beside_surrogate_by_level(moves, before, after)
 
     def _beside_surrogate(self, move: Move, before: np.ndarray, after: np.ndarray) -> float:
-        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.readings]
+        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.predictors]
         return float(np.sum(after - before)) - float(guess[1] - guess[0])
 
     def _beside_surrogate_by_level(
@@ -96,17 +96,17 @@ class WholeDecisions(Decisions):
         of_rows = self.row_levels[moves.factor]
         levels = self.surrogate.field.levels[moves.factor]
         change = np.bincount(of_rows, after - before, minlength=moves.moving.size)
-        return change - self.surrogate.change_of_levels(moves.readings, levels)
+        return change - self.surrogate.change_of_levels(moves.predictors, levels)
 
     def _values(
-        self, readings: tuple[Reading, Reading], counts: MoveCounts
+        self, predictors: tuple[PredictorState, PredictorState], counts: MoveCounts
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-likelihoods of all rows at both points."""
         is_first = counts.n_evaluated == 0
-        before = self._at(readings[0].phi, counts)
+        before = self._at(predictors[0].phi, counts)
         if is_first:  # known, unless a chain is resumed here; so its counts are those of the first
             counts.n_evaluated = 0
-        after = self._at(readings[1].phi, counts)
+        after = self._at(predictors[1].phi, counts)
         impossible = np.flatnonzero(~np.isfinite(before))
         if impossible.size:
             counts.impossible_row = int(impossible[0])
@@ -147,7 +147,7 @@ class WholeSampler(LatentSampler):
     ----------
     tall
         The model.
-    located
+    latent_model
         Where it is, and what its rows read.
     temperature
         Of the target.
@@ -156,8 +156,8 @@ class WholeSampler(LatentSampler):
     evaluations = 1, 0
     presumes = "rows are independent, and read predictors that are affine in effects"
 
-    def __init__(self, tall: TallModel, located: Located, temperature: float) -> None:
-        rows, factors, reference, _ = located
+    def __init__(self, tall: TallModel, latent_model: LatentModel, temperature: float) -> None:
+        rows, factors, reference, _ = latent_model
         super().__init__(tall, reference)
         self.rows, self.temperature = rows, temperature
         self.row_levels = self.levels_of_rows(factors)

@@ -2,7 +2,7 @@
 
 With the mode θ̂ and L Lᵀ = C the covariance of the approximation, moves are made in the
 coordinates z = L⁻¹(θ − θ̂), in which the approximation is a standard normal. Their settings are
-tuned towards the longest squared jumps for the rows read (:mod:`.arms`).
+tuned towards the longest squared jumps for the rows read (:mod:`.bandit`).
 
 The tails of the target may be heavier than the Gaussian's, and a chain would stay in them for long.
 So a share w(z) of the moves is a random walk with steps of varying length, which needs no
@@ -31,8 +31,8 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.triangular import overwrite, squared_norm
-from pymc_minibatch.proposals.arms import Arms, keep_best, make_arms, record
-from pymc_minibatch.proposals.proposal import Approximation, Place
+from pymc_minibatch.proposals.bandit import StepBandit, keep_best, make_bandit, record
+from pymc_minibatch.proposals.proposal import Approximation, ProposalContext
 
 __all__ = ["Guide", "Guided", "colored", "walk_share", "walk_share_beyond", "whitened"]
 
@@ -124,7 +124,7 @@ class Guided(ABC):
 
     def initial_state(
         self, dim: int, default_variance: float, approximation: Approximation | None = None
-    ) -> Arms:
+    ) -> StepBandit:
         """Return the state before tuning."""
         if approximation is None:
             raise ValueError(
@@ -132,7 +132,7 @@ class Guided(ABC):
                 "control_variate at 'auto', pass reference=pmb.find_reference(), or use "
                 "RandomWalk()."
             )
-        return make_arms(self.settings)
+        return make_bandit(self.settings)
 
     def guide(
         self, approximation: Approximation | None, prior_gradient: int = 0
@@ -158,14 +158,14 @@ class Guided(ABC):
         """What the jitted functions depend on."""
         return (type(self).__name__, self.random_walk)
 
-    def scale(self, state: Arms) -> float:
+    def scale(self, state: StepBandit) -> float:
         """Return the sine of the angle of a move, √(1 − ρ²), for the sample stats."""
         return math.sin(state.settings[state.current[0], 1])
 
-    def end_draw(self, state: Arms) -> None:  # noqa: B027 - empty on purpose
+    def end_draw(self, state: StepBandit) -> None:  # noqa: B027 - empty on purpose
         """Nothing is left to do between draws."""
 
-    def end_tuning(self, state: Arms) -> None:
+    def end_tuning(self, state: StepBandit) -> None:
         """Take the setting that did best."""
         keep_best(state)
 
@@ -178,8 +178,8 @@ class Guided(ABC):
             rng: np.random.Generator,
             theta: np.ndarray,
             candidate: np.ndarray,
-            state: Arms,
-            place: Place,
+            state: StepBandit,
+            place: ProposalContext,
         ) -> float:
             z, moved = np.empty(theta.size), np.empty(theta.size)
             whitened(theta, place.guide, z)
@@ -207,7 +207,7 @@ class Guided(ABC):
             theta: np.ndarray,
             accepted: bool,
             cost: float,
-            state: Arms,
+            state: StepBandit,
         ) -> None:
             gradients = state.settings[state.current[0], 0]
             gradient_rows = 5.0 + theta.size**2 / 100.0

@@ -23,7 +23,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.proposals.guided import Guided
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import ProposalContext
 
 __all__ = ["Laplace"]
 
@@ -65,7 +65,7 @@ def rotate(
     rng: np.random.Generator,
     z: np.ndarray,
     setting: np.ndarray,
-    place: Place,
+    place: ProposalContext,
     scratch: np.ndarray,
 ) -> float:
     """Overwrite z by ``cos(φ) z + sin(φ) ξ``; return the log ratio of the proposal densities."""

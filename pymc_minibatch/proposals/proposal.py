@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_minibatch.reference.control_variate import ControlVariate
 
-__all__ = ["Approximation", "Place", "Proposal", "approximate"]
+__all__ = ["Approximation", "Proposal", "ProposalContext", "approximate"]
 
 
 class Approximation(NamedTuple):
@@ -55,7 +55,7 @@ def approximate(
     )
 
 
-class Place(NamedTuple):
+class ProposalContext(NamedTuple):
     """Where a move is made.
 
     Attributes

@@ -21,7 +21,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import add_noise, overwrite
-from pymc_minibatch.proposals.proposal import Approximation, Place
+from pymc_minibatch.proposals.proposal import Approximation, ProposalContext
 
 __all__ = ["RandomWalk", "RandomWalkState"]
 
@@ -200,7 +200,7 @@ def propose(
     theta: np.ndarray,
     candidate: np.ndarray,
     state: RandomWalkState,
-    place: Place,
+    place: ProposalContext,
 ) -> float:
     """Write a candidate; return log q(theta | candidate) - log q(candidate | theta), here 0."""
     overwrite(candidate, theta)
@@ -214,7 +214,7 @@ def propose_independent(
     theta: np.ndarray,
     candidate: np.ndarray,
     state: FixedSteps,
-    place: Place,
+    place: ProposalContext,
 ) -> float:
     """Write a candidate whose parameters move by themselves; return as :func:`propose`."""
     for i in range(theta.size):

@@ -27,7 +27,7 @@ from numba.extending import register_jitable
 
 from pymc_minibatch.jit.pointers import call_array
 from pymc_minibatch.proposals.guided import Guided, colored
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import ProposalContext
 
 __all__ = ["SurrogateHamiltonian"]
 
@@ -75,7 +75,7 @@ def trajectory(
     rng: np.random.Generator,
     z: np.ndarray,
     setting: np.ndarray,
-    place: Place,
+    place: ProposalContext,
     scratch: np.ndarray,
 ) -> float:
     """Move along ``setting[0] - 1`` steps of length ``setting[1]`` in all."""
@@ -98,7 +98,7 @@ def trajectory(
 
 
 @register_jitable
-def kick(h: float, z: np.ndarray, p: np.ndarray, theta: np.ndarray, place: Place) -> None:
+def kick(h: float, z: np.ndarray, p: np.ndarray, theta: np.ndarray, place: ProposalContext) -> None:
     """Add ``h ∇u(z)`` to p, where ``∇u = Lᵀ ∇θ + z``."""
     guide = place.guide
     colored(z, guide, theta)

@@ -6,11 +6,11 @@ import numpy as np
 
 from pymc_minibatch.reference.find import Reference
 
-__all__ = ["Always", "ControlVariate"]
+__all__ = ["ControlVariate", "PinnedRows"]
 
 
-class Always(NamedTuple):
-    """Rows that are read at every decision, and left out of the expansion; see :mod:`.always`.
+class PinnedRows(NamedTuple):
+    """Rows that are read at every decision, and left out of the expansion; see :mod:`.pinned`.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class ControlVariate(NamedTuple):
         starts alone.
     temperature : float
         T; the likelihood counts with power 1/T.
-    always : Always, optional
+    pinned : PinnedRows, optional
         Rows of which nothing is taken off, since they are read at every decision; then `reference`
         is an expansion of the others. None, the default, where there are none.
     """
@@ -48,22 +48,22 @@ class ControlVariate(NamedTuple):
     reference: Reference
     order: int
     temperature: float
-    always: Always | None = None
+    pinned: PinnedRows | None = None
 
     @property
     def gaussian(self) -> Reference:
         """The reference with the Gaussian approximation of the posterior."""
-        return self.reference if self.always is None else self.always.moves
+        return self.reference if self.pinned is None else self.pinned.moves
 
     @property
     def whole(self) -> Reference:
         """The expansion of all rows."""
-        return self.reference if self.always is None else self.always.whole
+        return self.reference if self.pinned is None else self.pinned.whole
 
     @property
     def always_read(self) -> np.ndarray:
         """The numbers of the rows that are read at every decision."""
-        return np.empty(0, dtype=np.int64) if self.always is None else self.always.rows
+        return np.empty(0, dtype=np.int64) if self.pinned is None else self.pinned.rows
 
     def left_to_batches(self, rows: np.ndarray) -> np.ndarray:
         """Return those of some rows that are not read at every decision."""
@@ -74,10 +74,10 @@ class ControlVariate(NamedTuple):
 
         Nothing where all of them are.
         """
-        if self.always is None:
+        if self.pinned is None:
             return ()
         left = np.ones(self.reference.n_rows, dtype=np.bool_)
-        left[self.always.rows] = False
+        left[self.pinned.rows] = False
         return (left,)
 
     @property

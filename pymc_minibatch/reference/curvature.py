@@ -24,7 +24,7 @@ from pytensor.graph.replace import vectorize_graph
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.reference.remainders import second_order
-from pymc_minibatch.reference.rows import Reads, RowFunctions
+from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Curvature", "is_dense"]
@@ -100,7 +100,7 @@ def _slopes(
     local_inputs: Evaluator,
     first: Evaluator,
     arrays: Evaluator,
-    reads: Reads,
+    reads: DesignTerms,
     phi: np.ndarray,
     *batch: np.ndarray,
 ) -> tuple[float, np.ndarray]:
@@ -116,7 +116,7 @@ def _values(
     local_inputs: Evaluator,
     row: Evaluator,
     arrays: Evaluator,
-    reads: Reads,
+    reads: DesignTerms,
     phis: np.ndarray,
     *batch: np.ndarray,
 ) -> tuple[np.ndarray]:
@@ -133,7 +133,7 @@ def _sums(
     local_inputs: Evaluator,
     derivatives: Evaluator,
     arrays: Evaluator,
-    reads: Reads,
+    reads: DesignTerms,
     phi: np.ndarray,
     *batch: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -151,7 +151,9 @@ def _sums(
     return slope, hessian
 
 
-def _jacobians(arrays: Sequence[np.ndarray], reads: Reads) -> list[tuple[np.ndarray, np.ndarray]]:
+def _jacobians(
+    arrays: Sequence[np.ndarray], reads: DesignTerms
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each local input the entries of φ that it reads, and by which columns."""
     columns, entries, weights = arrays
     each = np.arange(len(entries))

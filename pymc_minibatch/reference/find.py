@@ -290,8 +290,8 @@ class Reference:
         gradient, hessian = row_derivatives(tall).gradient_hessian(self.flat, tall.data)
         scale = np.sqrt(np.abs(np.diag(self.hessian))) + np.finfo(float).tiny
         off = np.abs(gradient - self.gradient) / scale
-        bent = np.abs(hessian - self.hessian) / np.outer(scale, scale)
-        return bool(off.max() < SAME_SUMS and bent.max() < SAME_SUMS)
+        curvature_change = np.abs(hessian - self.hessian) / np.outer(scale, scale)
+        return bool(off.max() < SAME_SUMS and curvature_change.max() < SAME_SUMS)
 
     def other_prior(self, tall: TallModel) -> str | None:
         """Say how the prior of a model differs from that of the reference.
@@ -309,13 +309,15 @@ class Reference:
         hessian = prior.hessian(self.flat)
         precision = self.precision_at(self.temperature)
         scale = np.sqrt(np.abs(np.diag(precision)))
-        bent = np.abs(hessian - self.prior_hessian) / np.outer(scale, scale)
+        curvature_change = np.abs(hessian - self.prior_hessian) / np.outer(scale, scale)
         slope = np.asarray(prior.slope_at(self.flat)()[1]) + self.gradient / self.temperature
         expected = self.center - self.flat  # a Newton step where rows were added
         off = np.linalg.solve(precision, slope) - expected
         limit = KINKED_LENGTH if self.has_kinks else 2 * TOLERANCE
         length = math.sqrt(max(off @ precision @ off, 0.0))
-        return bool(bent.max() < SAME_SUMS and length < limit * math.sqrt(self.flat.size))
+        return bool(
+            curvature_change.max() < SAME_SUMS and length < limit * math.sqrt(self.flat.size)
+        )
 
     def agrees_on_rows(self, tall: TallModel) -> bool:
         """Whether some rows have the log-likelihoods that they had."""

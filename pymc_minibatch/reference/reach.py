@@ -25,7 +25,7 @@ from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.derivatives import row_derivatives
 from pymc_minibatch.reference.remainders import second_order
-from pymc_minibatch.reference.rows import Reads, RowFunctions
+from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 
@@ -69,7 +69,7 @@ class RowReach:
     arrays: Evaluator
     derivatives: Evaluator
     row: Evaluator
-    reads: Reads
+    reads: DesignTerms
     at: np.ndarray
     center: np.ndarray
     root: np.ndarray
@@ -134,7 +134,7 @@ class RowReach:
 def row_reach(tall: TallModel, control: ControlVariate) -> RowReach | None:
     """Return what looks at rows by what they read; None if they read too much, or not linearly."""
     structure = None if tall.layout.discrete else tall.structure
-    if structure is None or any(structure.bent) or len(structure.locals) > MOST_NUMBERS:
+    if structure is None or any(structure.nonlinear) or len(structure.locals) > MOST_NUMBERS:
         return None
     if tall.partitions is not None and any(term.index is not None for term in structure.terms):
         return None  # what indices read was looked at in a sample only

@@ -26,8 +26,8 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph
 
 __all__ = [
-    "Averages",
     "RowConstants",
+    "SmoothingWidths",
     "higher_orders",
     "remainders",
     "remainders_of_one",
@@ -38,7 +38,7 @@ DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
 """Step of differences, relative to a local input, which counts as this large at least."""
 
 
-class Averages(NamedTuple):
+class SmoothingWidths(NamedTuple):
     """Half-widths of intervals, ``scale * (least + |J entries|)`` for each local input.
 
     Attributes
@@ -56,7 +56,7 @@ class Averages(NamedTuple):
     least: float
 
     @classmethod
-    def none(cls) -> "Averages":
+    def none(cls) -> "SmoothingWidths":
         """Leave rows as they are."""
         return cls(np.empty(0), np.empty(0), 0.0)
 
@@ -78,7 +78,7 @@ class RowConstants(NamedTuple):
         Local inputs i ≥ j and l by which fourth derivatives are taken, by the last one twice.
     arrangements : ndarray, shape (s,)
         A 24th of the number of ways to order each.
-    averages : Averages
+    smoothing : SmoothingWidths
         The intervals over which rows with kinks are averaged.
     """
 
@@ -88,7 +88,7 @@ class RowConstants(NamedTuple):
     orderings: np.ndarray
     quads: np.ndarray
     arrangements: np.ndarray
-    averages: Averages
+    smoothing: SmoothingWidths
 
 
 @register_jitable(inline="always")
@@ -211,18 +211,18 @@ def write_remainders(
 @register_jitable
 def with_widths(v: np.ndarray, constants: RowConstants, batch: Any) -> np.ndarray:
     """Put half-widths below v, where there are any."""
-    k, averages = v.shape[0], constants.averages
-    if averages.scale.size == 0:
+    k, smoothing = v.shape[0], constants.smoothing
+    if smoothing.scale.size == 0:
         return v
     of_inputs = constants.addresses[0]
-    read = call_graph(of_inputs, (averages.entries, *batch))[0]
-    offset = call_graph(of_inputs, (np.zeros(averages.entries.size), *batch))[0]
+    read = call_graph(of_inputs, (smoothing.entries, *batch))[0]
+    offset = call_graph(of_inputs, (np.zeros(smoothing.entries.size), *batch))[0]
     both = np.empty((2 * k, v.shape[1]))
     both[:k] = v
     for i in range(k):
         for b in range(v.shape[1]):
             away = abs(read[i, b] - offset[i, b])
-            both[k + i, b] = averages.scale[i] * (averages.least + away)
+            both[k + i, b] = smoothing.scale[i] * (smoothing.least + away)
     return both
 
 

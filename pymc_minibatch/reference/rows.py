@@ -34,21 +34,21 @@ from pymc_minibatch.jit.kept import Graph, kept_rewrite
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.pointers import address_of_graph
 from pymc_minibatch.reference.remainders import (
-    Averages,
     RowConstants,
+    SmoothingWidths,
     higher_orders,
     remainders,
 )
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Reads", "RowFunctions", "simplified"]
+__all__ = ["DesignTerms", "RowFunctions", "simplified"]
 
 MOST_TRIPLES = 60
 """Rows that would need more third derivatives than this do with fewer, or with none."""
 
 
 @dataclass(frozen=True)
-class Reads:
+class DesignTerms:
     """Which entries of φ local inputs read.
 
     Attributes
@@ -90,12 +90,12 @@ class RowFunctions:
     ----------
     n_locals : int
         Number of local inputs, k.
-    averages : Averages
+    smoothing : SmoothingWidths
         Half-widths h of intervals, where rows have kinks.
     """
 
     def __init__(self, structure: RowStructure, build: Callable[..., Any] = compile_numba) -> None:
-        self.structure, self.build, self.averages = structure, build, Averages.none()
+        self.structure, self.build, self.smoothing = structure, build, SmoothingWidths.none()
         self.n_locals = len(structure.locals)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,10 +106,10 @@ class RowFunctions:
     @property
     def kinked(self) -> bool:
         """Whether derivatives are averages about kinks."""
-        return self.averages.scale.size > 0
+        return self.smoothing.scale.size > 0
 
     @made_once
-    def reads(self) -> Reads:
+    def reads(self) -> DesignTerms:
         """Which local inputs read what."""
         terms = self.structure.terms
         dense = [t for t in terms if t.columns is not None]
@@ -125,7 +125,7 @@ class RowFunctions:
             alone = []
         none = np.empty(0, np.int64)
         starts = np.cumsum([0, *sizes])
-        return Reads(
+        return DesignTerms(
             dense=np.concatenate([none, *(np.arange(t.block.start, t.block.stop) for t in dense)]),
             dense_local=np.repeat(
                 np.array([t.local for t in dense], np.int64), np.array(sizes, np.int64)
@@ -225,7 +225,7 @@ class RowFunctions:
 
     def half_widths(self, *batch: np.ndarray) -> np.ndarray:
         """Return h of some rows, shape (k, b)."""
-        scale, entries, least = self.averages
+        scale, entries, least = self.smoothing
         read = self.local_inputs(entries, *batch) - self.local_inputs(0 * entries, *batch)
         return np.asarray(scale[:, None] * (least + np.abs(read)))
 
@@ -254,7 +254,7 @@ class RowFunctions:
             np.array([_n_orders(triple) / 6 for triple in self.triples]),
             quads,
             np.array([_n_orders((*quad, quad[2])) / 24 for quad in self.quads]),
-            self.averages,
+            self.smoothing,
         )
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:

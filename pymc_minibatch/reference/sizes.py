@@ -7,7 +7,7 @@ category, an outlying predictor), uniform batches miss them, and cannot know tha
 Rows that read few numbers are looked at at their own scale (:mod:`.reach`), others at points that
 all of them share. The size of a row is a mean over the posterior. But a row that may change a
 decision at four or six standard deviations, as one does that is flat at first and has a wall
-behind, has the size of what it does there: it is read at every decision (:mod:`.always`), or if
+behind, has the size of what it does there: it is read at every decision (:mod:`.pinned`), or if
 there are too many of these, often.
 """
 

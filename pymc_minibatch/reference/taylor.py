@@ -12,7 +12,7 @@ The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the
 derivatives along θ̂ + εδ; nothing of size N × D is ever made. Where a row reads few numbers v that
 are affine in φ(θ), they are derivatives by these.
 
-Where a few rows are read at every decision (:mod:`.always`), they are part of the base with their
+Where a few rows are read at every decision (:mod:`.pinned`), they are part of the base with their
 log-likelihood, and what batches and sums find for them is 0.
 """
 
@@ -76,7 +76,7 @@ def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
     if control is None or control.order == 0:
         rows = tall.compiled_row_logp
         constants: tuple[np.ndarray, ...] = ()
-    elif control.always is not None:
+    elif control.pinned is not None:
         return _target_with_rows(tall, control)
     else:
         rows = compile_remainder(tall, control.order)
@@ -210,7 +210,7 @@ def row_term(tall: TallModel, reference: Reference, order: int) -> Callable[...,
 def term_of_batches(tall: TallModel, control: ControlVariate) -> Callable[..., np.ndarray]:
     """Return the same for a control variate; the batch ends with the columns that it adds."""
     term = row_term(tall, control.reference, control.order)
-    return term if control.always is None else partial(_if_left, term)
+    return term if control.pinned is None else partial(_if_left, term)
 
 
 def _if_left(
@@ -328,10 +328,12 @@ def _along_blocks(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> 
         replaced = dict(zip(structure.locals, inputs, strict=True))
         return graph_replace([row], replaced, strict=False)[0]
 
-    bent = {term.local for term in structure.terms if structure.bent[structure.part_of(term)]}
+    nonlinear = {
+        term.local for term in structure.terms if structure.nonlinear[structure.part_of(term)]
+    }
     first, last = inputs(reference), inputs(point)
     way = [
-        there if local in bent else start + epsilon * (end - start)
+        there if local in nonlinear else start + epsilon * (end - start)
         for local, (start, end, there) in enumerate(
             zip(first, last, inputs(reference + epsilon * (point - reference)), strict=True)
         )

@@ -695,9 +695,9 @@ def expansion(control: ControlVariate | None) -> str:
     if control is None or not control.order:
         return "none"
     passes = f"found in {control.whole.passes:.1f} passes"
-    if control.always is None:
+    if control.pinned is None:
         return f"order {control.order}, about a mode {passes}"
-    n = control.always.rows.size
+    n = control.pinned.rows.size
     return f"order {control.order}, of all but {n} row{'s' * (n > 1)}, from a mode {passes}"
 
 

@@ -31,8 +31,8 @@ from pymc_minibatch.proposals import (
 )
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.always import extreme_rows, may_be_extreme, read_always
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.pinned import may_be_extreme, read_always, rows_to_pin
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.weighted import SizedRows
@@ -42,8 +42,8 @@ __all__ = [
     "DEFAULT_BATCH",
     "PROPOSALS",
     "TESTS",
-    "Deciding",
     "RowChoice",
+    "TestPlan",
     "least_uniform_batch",
     "named",
     "settle",
@@ -145,7 +145,7 @@ def steps_of_draw(acceptance: Acceptance, proposal: Proposal, dim: int, rows: fl
 
 
 @dataclass(frozen=True)
-class Deciding:
+class TestPlan:
     """What was settled.
 
     Attributes
@@ -181,7 +181,7 @@ class Deciding:
     rows_read: float = 0.0
     sized: SizedRows | None = None
     control: ControlVariate | None = None
-    extreme: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    pinned: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def settle(
@@ -189,7 +189,7 @@ def settle(
     control: ControlVariate | None,
     acceptance: Acceptance | Literal["auto"],
     rows: RowChoice,
-) -> Deciding:
+) -> TestPlan:
     """Choose what the user has left open, and prepare it.
 
     Where rows are extreme they are left out of the control variate, to be read at every decision,
@@ -202,9 +202,9 @@ def settle(
     """
     settled = _settle(tall, control, acceptance, rows)
     for _ in range(ROUNDS):
-        if control is None or not settled.extreme.size:
+        if control is None or not settled.pinned.size:
             break
-        left = read_always(tall, control, settled.extreme)
+        left = read_always(tall, control, settled.pinned)
         if left is None:
             break
         control, settled = left, _settle(tall, left, acceptance, rows)
@@ -218,7 +218,7 @@ def _settle(
     control: ControlVariate | None,
     acceptance: Acceptance | Literal["auto"],
     rows: RowChoice,
-) -> Deciding:
+) -> TestPlan:
     reason = "acceptance as asked for"
     if isinstance(acceptance, Exact):
         return _exact(tall, control, acceptance, rows)
@@ -233,7 +233,7 @@ def _settle(
         _check_can_draw_by_size(test, control)
     may = rows != "uniform" and test.draws_by_size
     if control is None or not (may or test.first_batch == "tuned"):
-        return Deciding(test, "uniform", f"{reason}; rows uniformly")
+        return TestPlan(test, "uniform", f"{reason}; rows uniformly")
     sizes, unevenness = row_sizes(tall, control)
     in_memory = None if isinstance(sizes, SizedRows) else sizes
     worth = unevenness.by_size < WORTH * unevenness.uniform or (
@@ -250,7 +250,7 @@ def _settle(
         f"{reason}; rows {how}: s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
         f"{unevenness.uniform:,.3g} uniformly"
     )
-    return Deciding(
+    return TestPlan(
         test,
         "size" if by_size else "uniform",
         reason,
@@ -258,7 +258,7 @@ def _settle(
         rows_read=variance,
         row_sizes=RowSizes.of(in_memory) if by_size and in_memory is not None else None,
         sized=sizes if isinstance(sizes, SizedRows) else None,
-        extreme=_extreme_rows(tall, control, sizes),
+        pinned=_extreme_rows(tall, control, sizes),
     )
 
 
@@ -268,7 +268,7 @@ def _extreme_rows(
     """Find rows to be read always; of those in partitions none is."""
     if isinstance(sizes, SizedRows):
         return np.empty(0, dtype=np.int64)
-    return extreme_rows(tall, control, sizes)
+    return rows_to_pin(tall, control, sizes)
 
 
 def _open_tests(control: ControlVariate | None) -> tuple[Acceptance, ...]:
@@ -283,7 +283,7 @@ def _exact(
     control: ControlVariate | None,
     acceptance: Exact,
     rows: RowChoice,
-) -> Deciding:
+) -> TestPlan:
     if rows == "uniform":
         raise ValueError("Exact draws rows by the size of their bounds: leave rows out.")
     if control is None or control.order != 2:
@@ -343,28 +343,28 @@ def _with_bounds(
     bounds: RemainderBounds,
     acceptance: Exact,
     reason: str,
-) -> Deciding:
+) -> TestPlan:
     settled = _by_bounds(control.reference, bounds, acceptance, reason)
     if isinstance(bounds.sizes, SizedRows) or not may_be_extreme(control, bounds.sizes):
         return settled
-    return replace(settled, extreme=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
+    return replace(settled, pinned=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
 
 
 def _by_bounds(
     reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
-) -> Deciding:
+) -> TestPlan:
     if isinstance(bounds.sizes, SizedRows):
         sized = bounds.sizes
         ball = Ball(reference.flat, bounds.whiten, bounds.radius, sized.total)
         if not sized.total:  # no row is read
             sized = SizedRows.alike(sized.partitions)
         found = bounds.expected_rows
-        return Deciding(acceptance, "size", reason, None, ball, None, found, sized)
+        return TestPlan(acceptance, "size", reason, None, ball, None, found, sized)
     none_needed = not bounds.sizes.any()
     sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
     total = 0.0 if none_needed else sizes.total
     ball = Ball(reference.flat, bounds.whiten, bounds.radius, total)
-    return Deciding(acceptance, "size", reason, sizes, ball, None, bounds.expected_rows)
+    return TestPlan(acceptance, "size", reason, sizes, ball, None, bounds.expected_rows)
 
 
 def _check_can_draw_by_size(acceptance: Acceptance, control: ControlVariate | None) -> None:

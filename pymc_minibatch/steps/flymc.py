@@ -41,7 +41,7 @@ from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
-from pymc_minibatch.updates.update import Fireflies, Update, Whitening, new_fireflies
+from pymc_minibatch.updates.update import BrightnessState, Update, Whitening, new_brightness
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness.choose import moves_of
 from pymc_minibatch.witness.densities import BoundedDensity, Brightness
@@ -289,7 +289,7 @@ class FlyMC(TallStep):
         may_sweep: bool,
     ) -> None:
         """Settle how the model is sampled."""
-        self._lit_at: np.ndarray | None = None
+        self._z_drawn_at: np.ndarray | None = None
         self.latent = self._latent_sampler(bound) if may_sweep else None
         if self.latent is None:
             self._set_up_plainly(bound, reference)
@@ -375,12 +375,12 @@ class FlyMC(TallStep):
         )
 
     @cached_property
-    def _flies(self) -> Fireflies:
-        return new_fireflies(self.n_rows, self.target.always)
+    def _brightness(self) -> BrightnessState:
+        return new_brightness(self.n_rows, self.target.pinned)
 
     def _reset_tuning(self) -> None:
         if self.latent is not None:
-            self.tuning, self.moves = self.latent.unlit(), self.latent.initial_state()
+            self.tuning, self.moves = self.latent.new_z_tuning(), self.latent.initial_state()
             return
         first_step = self._update.first_step(self._active.size)
         q = -1.0 if self.fixed_q is None else self.fixed_q
@@ -393,7 +393,7 @@ class FlyMC(TallStep):
             self.latent.compile()
             return
         flat = self.tall.start.copy()
-        self._run(flat, 0, relight=False)
+        self._run(flat, 0, redraw_z=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep which rows are bright, and leave out the work space."""
@@ -407,7 +407,7 @@ class FlyMC(TallStep):
     def _facts(self) -> dict[str, str]:
         return {
             "bound": repr(self.bound),
-            "always read": f"{self._always.size:,} rows with loose bounds",
+            "always read": f"{self._pinned.size:,} rows with loose bounds",
             "updates of θ": self._moved(),
             "updates of z": self.z_update,
             "draw": f"{self.steps_per_draw} iterations",
@@ -419,9 +419,9 @@ class FlyMC(TallStep):
         return f"{self.kernel}, {self.theta_updates} for each of z"
 
     @property
-    def _always(self) -> np.ndarray:
+    def _pinned(self) -> np.ndarray:
         """Rows that are read always."""
-        return self.target.always if self.latent is None else self.latent.always
+        return self.target.pinned if self.latent is None else self.latent.pinned
 
     # --- Sampling -----------------------------------------------------------------------------
 
@@ -430,13 +430,13 @@ class FlyMC(TallStep):
         """The bright rows, their log odds, and where they were drawn; empty before the start."""
         if self.latent is not None:
             return self.latent.fireflies
-        if self._lit_at is None:
+        if self._z_drawn_at is None:
             return ()
-        n_bright = self._flies.n_bright[0]
+        n_bright = self._brightness.n_bright[0]
         return (
-            self._flies.bright[:n_bright].copy(),
-            self._flies.log_odds[:n_bright].copy(),
-            self._lit_at.copy(),
+            self._brightness.bright[:n_bright].copy(),
+            self._brightness.log_odds[:n_bright].copy(),
+            self._z_drawn_at.copy(),
             self._settled.constants[0].copy(),
         )
 
@@ -446,15 +446,15 @@ class FlyMC(TallStep):
             self.latent.fireflies = stored
             return
         if not stored:
-            self._lit_at = None
-            if "_flies" in self.__dict__:
-                restore(self._flies, np.empty(0, np.int64), np.empty(0))
+            self._z_drawn_at = None
+            if "_brightness" in self.__dict__:
+                restore(self._brightness, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, lit_at, reference = stored
-        restore(self._flies, bright, log_odds)
+        restore(self._brightness, bright, log_odds)
         self._settled = self._settled.moved(self.target, reference, self._elsewhere)
         touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=0.0)
-        self._lit_at = lit_at if touches_here else None
+        self._z_drawn_at = lit_at if touches_here else None
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which draws anew which rows are bright."""
@@ -490,17 +490,17 @@ class FlyMC(TallStep):
         if self.latent is not None:
             return self._draw_by_sweeps(self.latent, flat)
         here = flat[self.target.entering]
-        relight = self._lit_at is None or not np.array_equal(here, self._lit_at)
-        if relight:
+        redraw_z = self._z_drawn_at is None or not np.array_equal(here, self._z_drawn_at)
+        if redraw_z:
             self._settled = self._settled.moved(self.target, flat, self._elsewhere)
-        accept, n_bright, counts = self._run(flat, self.steps_per_draw, relight)
+        accept, n_bright, counts = self._run(flat, self.steps_per_draw, redraw_z)
         if counts[2] >= 0:
             raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
-        self._lit_at = flat[self.target.entering]
+        self._z_drawn_at = flat[self.target.entering]
         return self._stats(accept, n_bright, counts)
 
     def _draw_by_sweeps(self, latent: FireflySampler, flat: np.ndarray) -> dict[str, Any]:
-        latent.light = self.tuning
+        latent.z_tuning = self.tuning
         n_rounds = 1 if self.tune and self.steps_are_free else self.steps_per_draw
         counts = latent.draw(self.rng, flat, n_rounds, self.tune, self.moves)
         if latent.violation[0] >= 0:
@@ -508,7 +508,7 @@ class FlyMC(TallStep):
         return {
             "n_likelihood": counts.n_evaluated,
             "n_gradient": 0,
-            "n_bright": counts.n_bright / n_rounds + latent.always.size,
+            "n_bright": counts.n_bright / n_rounds + latent.pinned.size,
             "q": float(self.tuning.q[0]),
             "scale": latent.scale(self.moves),
             **stats_of_effects(counts),
@@ -522,21 +522,21 @@ class FlyMC(TallStep):
     def _look_at_target(self) -> Look:
         constants, target = self._settled.constants, self.target
         lit = None
-        if self._lit_at is not None:
-            n_bright = self._flies.n_bright[0]
+        if self._z_drawn_at is not None:
+            n_bright = self._brightness.n_bright[0]
             lit = Brightness(
-                self._flies.bright[:n_bright].copy(),
-                self._flies.log_odds[:n_bright].copy(),
+                self._brightness.bright[:n_bright].copy(),
+                self._brightness.log_odds[:n_bright].copy(),
                 lambda point, rows: target.gaps(point, constants[0], rows),
                 entering=target.entering,
-                at=self._lit_at,
+                at=self._z_drawn_at,
             )
         return BoundedDensity(
             self._model_density,
             lambda point: target.base(point, constants)[0],
             lambda point, *batch: target.compiled_gap(point, constants[0], *batch),
             data=target.data,
-            always=target.always,
+            pinned=target.pinned,
             root=self._whitening.root,
             active=self._active,
             tolerance=self._settled.tolerance,
@@ -545,7 +545,7 @@ class FlyMC(TallStep):
         )
 
     def _run(
-        self, flat: np.ndarray, n_iterations: int, relight: bool
+        self, flat: np.ndarray, n_iterations: int, redraw_z: bool
     ) -> tuple[float, int, np.ndarray]:
         counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
         tunes_q = self.fixed_q is None and self.z_update == "implicit"
@@ -555,14 +555,14 @@ class FlyMC(TallStep):
             IMPLICIT if self.z_update == "implicit" else EXPLICIT,
             int(np.ceil(self.fraction * self.n_rows)),
             self._update.z_cost if tunes_q else 0.0,
-            relight,
+            redraw_z,
             self.tune,
         )
         accept, n_bright = self._kernel(
             self.rng,
             flat,
             Density(self.target.data, self._settled.constants, *self._addresses),
-            self._flies,
+            self._brightness,
             self._whitening,
             self.tuning,
             work,
@@ -572,7 +572,7 @@ class FlyMC(TallStep):
         return accept, n_bright, counts
 
     def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
-        n_always = self.target.always.size
+        n_always = self.target.pinned.size
         read_with_base = n_always * int(counts[4])
         return {
             "acceptance_rate": accept / (self.steps_per_draw * self.theta_updates),

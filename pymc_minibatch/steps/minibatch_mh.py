@@ -43,8 +43,8 @@ from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.modes import ModeSampler
-from pymc_minibatch.latent.overlooked import LOOK_EVERY
 from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
@@ -1011,16 +1011,16 @@ class MinibatchMH(TallStep):
         assert self.latent is not None
         if self._level_is_found or self.n_draws % LOOK_EVERY:
             return None
-        overlooked = self.latent.overlooked(flat)
-        if overlooked is None:
+        contradicted = self.latent.contradicted(flat)
+        if contradicted is None:
             return None
         self._level_is_found = True
-        name = self.tall.layout.name_of(overlooked.position)
-        element = overlooked.position - self.tall.layout.slices[name].start
+        name = self.tall.layout.name_of(contradicted.position)
+        element = contradicted.position - self.tall.layout.slices[name].start
         return (
             f"Element {element} of {name} is where its own rows are less likely than the batches "
-            f"that let it go there have seen, by {overlooked.nats:,.0f} nats. Draws of it, and of "
-            "all that depends on it, are wrong. Please report this model."
+            f"that let it go there have seen, by {contradicted.nats:,.0f} nats. Draws of it, and "
+            "of all that depends on it, are wrong. Please report this model."
         )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
@@ -1182,11 +1182,11 @@ class MinibatchMH(TallStep):
     def _stats(self, totals: Totals) -> dict[str, Any]:
         """Return the stats of a draw, or of many."""
         n_decisions = np.maximum(totals.n_decisions, 1)
-        always = 0 if self.control is None else self.control.always_read.size
+        pinned = 0 if self.control is None else self.control.always_read.size
         return {
             "acceptance_rate": totals.n_accepted / self._made,
             # Rows that are read always, at the first point and at each proposal.
-            "n_likelihood": 2 * totals.n_evaluated + always * (self._made + 1),
+            "n_likelihood": 2 * totals.n_evaluated + pinned * (self._made + 1),
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,

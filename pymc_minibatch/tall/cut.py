@@ -384,8 +384,8 @@ class RowGraph:
                 break
             found.append(inner.owner)
             inner = above[0]
-        bent = [n for n in found if not isinstance(n.op.scalar_op, ps.Add | ps.Mul | ps.Sub)]
-        return found if bent else []
+        nonlinear = [n for n in found if not isinstance(n.op.scalar_op, ps.Add | ps.Mul | ps.Sub)]
+        return found if nonlinear else []
 
     @property
     def n_batch(self) -> Any:

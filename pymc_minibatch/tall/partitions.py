@@ -125,7 +125,7 @@ class Partitions:
             found = run(noting, parts, given, None, title, self.scheduler)
             seen, results = [some for (some,), _ in found], [result for _, result in found]
         else:
-            joined = _Joined(combine)
+            joined = _JoinedParts(combine)
             seen, results = run(noting, parts, given, joined, title, self.scheduler)
         for part, some in zip(numbers, seen, strict=True):
             self.seen[part] = some
@@ -302,7 +302,7 @@ class _Noting:
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _JoinedParts:
     """Combines what two functions that note rows have given."""
 
     combine: Callable[[Any, Any], Any]

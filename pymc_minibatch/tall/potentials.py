@@ -42,7 +42,7 @@ N_POINTS = 2
 DOUBLE, SINGLE = 1e-12, 1e-5
 """Rounding of a sum relative to that of the absolute values of its terms, by their type."""
 
-type Reads = Callable[[Variable], bool]
+type ReadsRows = Callable[[Variable], bool]
 
 
 def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
@@ -163,7 +163,7 @@ def _points(model: Model) -> list[list[np.ndarray]]:
     return [list(layout.unflatten(point).values()) for point in points]
 
 
-def parts_of_total(total: Any, reads: Reads | None = None) -> list[TensorVariable]:
+def parts_of_total(total: Any, reads: ReadsRows | None = None) -> list[TensorVariable]:
     """Undo the sums with which a graph ends: return arrays whose entries add up to it.
 
     A sum may have been negated, scaled, or added to others. What is no sum, or reads data only, is
@@ -187,7 +187,7 @@ def _is_one_number(graph: Any) -> bool:
     return all(graph.type.broadcastable)
 
 
-def _entries(array: Any, reads: Reads) -> list[TensorVariable]:
+def _entries(array: Any, reads: ReadsRows) -> list[TensorVariable]:
     """Return arrays with the entries of one that was put together from others."""
     op = array.owner.op if array.owner else None
     if isinstance(op, MakeVector):
@@ -208,7 +208,7 @@ def _reads_rows(graph: Variable) -> bool:
     return max(sizes, default=0) > 1 and not _reads_data_only(graph)
 
 
-def _of_shaped(matrix: Any, total: Any, reads: Reads) -> list[Any]:
+def _of_shaped(matrix: Any, total: Any, reads: ReadsRows) -> list[Any]:
     """Return the terms of a product of two vectors, which is one of matrices to PyTensor."""
     while matrix.owner is not None and isinstance(matrix.owner.op, DimShuffle):
         [matrix] = matrix.owner.inputs
@@ -218,7 +218,7 @@ def _of_shaped(matrix: Any, total: Any, reads: Reads) -> list[Any]:
     return [pt.squeeze(row, 0) * pt.squeeze(column, 1)]
 
 
-def _of_elementwise(op: Elemwise, inputs: Sequence[Any], total: Any, reads: Reads) -> list[Any]:
+def _of_elementwise(op: Elemwise, inputs: Sequence[Any], total: Any, reads: ReadsRows) -> list[Any]:
     """Return what an operation on totals makes of their parts, if it is linear in these."""
     kind = type(op.scalar_op)
     if kind in (ps.Add, ps.Sub, ps.Neg):

@@ -160,7 +160,7 @@ class RowStructure:
         return bisect_right(starts, term.block.start) - 1
 
     @cached_property
-    def bent(self) -> list[bool]:
+    def nonlinear(self) -> list[bool]:
         """For each block of φ, whether it is no affine function of the parameters.
 
         Along a line its derivative would not depend on where it is taken.

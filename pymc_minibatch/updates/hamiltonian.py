@@ -90,12 +90,12 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
         accepted = rng.random() < probability
         if accepted:
-            accept(current, proposed, context.flies)
+            accept(current, proposed, context.brightness)
         if rng.random() < 0.5:
             put_whitened(-whitened(current.point, whitening), whitening, proposed.point)
             log_ratio = evaluate(proposed, context) - current.log_density[0]
             if np.log(rng.random()) < log_ratio:
-                accept(current, proposed, context.flies)
+                accept(current, proposed, context.brightness)
         return accepted, probability * (1.0 - n_turned / n_steps)
 
     return hamiltonian

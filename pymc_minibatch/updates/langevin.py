@@ -51,7 +51,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
         accepted = rng.random() < probability
         if accepted:
-            accept(current, proposed, context.flies)
+            accept(current, proposed, context.brightness)
         return accepted, probability
 
     return langevin

@@ -45,7 +45,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         probability = np.exp(min(0.0, log_ratio))
         accepted = rng.random() < probability
         if accepted:
-            accept(current, proposed, context.flies)
+            accept(current, proposed, context.brightness)
         return accepted, probability
 
     return metropolis

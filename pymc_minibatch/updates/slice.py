@@ -87,7 +87,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
                 right = t
             if right - left < 1e-12 * step:
                 return False, 0.0
-        accept(current, proposed, context.flies)
+        accept(current, proposed, context.brightness)
         return True, (1.0 + grown) / (2.0 + grown + shrunk)
 
     return slice_along_line

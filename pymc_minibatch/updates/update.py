@@ -10,22 +10,22 @@ from numba.extending import register_jitable
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
-    "ALWAYS",
+    "PINNED",
+    "BrightnessState",
     "Context",
-    "Fireflies",
     "State",
     "Update",
     "Whitening",
     "accept",
     "log_odds",
-    "new_fireflies",
+    "new_brightness",
 ]
 
-ALWAYS = 3
+PINNED = 3
 """The state of a row that is read with the base, and neither bright nor dark."""
 
 
-class Fireflies(NamedTuple):
+class BrightnessState(NamedTuple):
     """Which rows are bright.
 
     The arrays of length N other than `state` are written only as far as there are bright rows;
@@ -91,7 +91,7 @@ class Context(NamedTuple):
     """What the density given z is evaluated on; updates pass it on."""
 
     density: Density
-    flies: Fireflies
+    brightness: BrightnessState
     batch: Any
     tolerance: float
     counts: np.ndarray
@@ -125,11 +125,11 @@ class Update:
     z_cost: float
 
 
-def new_fireflies(n_rows: int, always: np.ndarray) -> Fireflies:
+def new_brightness(n_rows: int, pinned: np.ndarray) -> BrightnessState:
     """All rows dark, but those that are always read."""
     state = np.zeros(n_rows, np.uint8)
-    state[always] = ALWAYS
-    return Fireflies(
+    state[pinned] = PINNED
+    return BrightnessState(
         state,
         np.empty(n_rows, np.int64),
         np.empty(n_rows),
@@ -147,12 +147,12 @@ def log_odds(gap: float) -> float:
 
 
 @register_jitable
-def accept(current: State, proposed: State, flies: Fireflies) -> None:
+def accept(current: State, proposed: State, brightness: BrightnessState) -> None:
     """Move to the point evaluated last, with its gradient, log-density and log odds."""
     current.point[:], current.gradient[:] = proposed.point, proposed.gradient
     current.log_density[0] = proposed.log_density[0]
-    for i in range(flies.n_bright[0]):
-        flies.log_odds[i] = flies.proposed[i]
+    for i in range(brightness.n_bright[0]):
+        brightness.log_odds[i] = brightness.proposed[i]
 
 
 @register_jitable

@@ -53,7 +53,7 @@ LEAST_EXPECTED = 30.0
 RANGES = 64
 """Strata by number of the row."""
 
-MOST_PARTS = 512
+MOST_BLOCKS = 512
 """Groups that are strata by themselves; of more, some together are one."""
 
 SAME, SAME_TERMS, ROUNDED = 1e-6, 1e-3, 1e-12
@@ -139,7 +139,7 @@ def _of_groups(table: GroupTable) -> Probabilities:
     group = np.repeat(np.arange(counts.size), counts)
     p, parts = np.empty(group.size), np.empty(group.size, dtype=np.int64)
     p[table.rows] = sizes * table.factors[group] / table.shares[-1]
-    parts[table.rows] = group * min(counts.size, MOST_PARTS) // counts.size
+    parts[table.rows] = group * min(counts.size, MOST_BLOCKS) // counts.size
     return Probabilities(p, parts)
 
 
@@ -210,8 +210,8 @@ def _of_terms(
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.ones(batch.drawn.size) if p is None else 1.0 / (n_rows * p[batch.drawn])
             right = batch.changes * weights
-            usual = np.sqrt(np.sum(right[np.isfinite(right)] ** 2) / right.size)
-            allowed = SAME_TERMS * (np.abs(right) + usual) + ROUNDED * weights
+            bank = np.sqrt(np.sum(right[np.isfinite(right)] ** 2) / right.size)
+            allowed = SAME_TERMS * (np.abs(right) + bank) + ROUNDED * weights
             excess = np.abs(batch.terms - right) / allowed
         excess[(batch.terms == right) | ~np.isfinite(batch.changes)] = 0.0
         i = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))

@@ -94,7 +94,7 @@ class BoundedDensity(Look):
         ``(point, *batch) -> (b,)``.
     data
         What gaps read.
-    always : ndarray of int64
+    pinned : ndarray of int64
         Rows that are always read.
     root : ndarray, shape (A, A)
         A root of the covariance of the variables that move.
@@ -115,7 +115,7 @@ class BoundedDensity(Look):
         base: Callable[[np.ndarray], float],
         gaps: Callable[..., np.ndarray],
         data: tuple[np.ndarray, ...],
-        always: np.ndarray,
+        pinned: np.ndarray,
         root: np.ndarray,
         active: np.ndarray,
         tolerance: float,
@@ -124,7 +124,7 @@ class BoundedDensity(Look):
     ) -> None:
         self.others = others
         self.density, self.base, self.gaps, self.data = density, base, gaps, data
-        self.always, self.root, self.active = always, root, active
+        self.pinned, self.root, self.active = pinned, root, active
         self.tolerance, self.brightness = tolerance, brightness
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
@@ -166,7 +166,7 @@ class BoundedDensity(Look):
 
         def look(first: int, *batch: np.ndarray) -> tuple[float, float]:
             gaps = self.gaps(point, *batch)
-            own = self.always[(self.always >= first) & (self.always < first + gaps.size)] - first
+            own = self.pinned[(self.pinned >= first) & (self.pinned < first + gaps.size)] - first
             return float(gaps.sum() - gaps[own].sum()), float(gaps.min())
 
         parts = [part for _, part in over_chunks(look, self.data, numbered=True)]

@@ -23,9 +23,9 @@ from scipy import sparse
 
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
-from pymc_minibatch.latent.arrow import Arrow, multiply_blocks
-from pymc_minibatch.latent.field import LatentField, Levels
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, multiply_blocks
+from pymc_minibatch.latent.field import GroupEffects, LatentField
+from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     Decisions,
@@ -39,7 +39,7 @@ from pymc_minibatch.latent.moves import (
     level_walk_shares,
     log_stretch,
 )
-from pymc_minibatch.latent.surrogate import Reading
+from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
     MOST_ROWS,
@@ -72,8 +72,8 @@ WALKS, TURNS = "a random walk", "autoregressive"
 
 NAMES = {
     "hyper": "hyperparameters, effects following",
-    "carried": "a hyperparameter, one factor following",
-    "held": "a hyperparameter, predictors held",
+    "collapsed": "a hyperparameter, one factor following",
+    "centered": "a hyperparameter, predictors held",
     "dense": "coefficients, effects following",
     "levels": "levels of a factor",
 }
@@ -152,15 +152,15 @@ class MovesOfEffects(Look):
     def of_move(self, move: Move, of_rows: float) -> Comparison:
         """Compare a move of h or of the dense part."""
         here, there = (point.copy() for point in move.points)
-        log_q = {"hyper": self._hyper, "carried": self._carried, "dense": self._dense}
+        log_q = {"hyper": self._hyper, "collapsed": self._collapsed, "dense": self._dense}
         expected = log_q[move.kind](move, here, there)
         return self._comparison(move.kind, (here, there), move.log_ratio + of_rows, expected)
 
-    def of_held(self, log_ratio: float, points: tuple[np.ndarray, np.ndarray]) -> Comparison:
+    def of_centered(self, log_ratio: float, points: tuple[np.ndarray, np.ndarray]) -> Comparison:
         """Compare a move of h with what rows read held."""
         here, there = (point.copy() for point in points)
         log_q = self._volume(lambda z: self._held(z, there), here)
-        return self._comparison("held", (here, there), log_ratio, log_q)
+        return self._comparison("centered", (here, there), log_ratio, log_q)
 
     def _hyper(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
         """Return the log ratio of proposal densities where h moves and η stays."""
@@ -194,9 +194,9 @@ class MovesOfEffects(Look):
             self.lost += lost
         return 0.5 * (lengths[1] - lengths[0])
 
-    def _carried(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+    def _collapsed(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where one hyperparameter moves and the levels of a factor follow."""
-        axis, k = self.moves.carried[move.pair]
+        axis, k = self.moves.collapsed[move.pair]
         mean, cholesky = self.settings.hyper_scale
         sd = math.sqrt(float(cholesky[axis] @ cholesky[axis]))
         at = slice(axis, axis + 1)
@@ -226,7 +226,7 @@ class MovesOfEffects(Look):
         """Return the log ratio of proposal densities of each level."""
         surrogate, levels = self.moves.surrogate, self.field.levels[moves.factor]
         given = surrogate.factored_later(here[self.field.hyper])
-        mean, cholesky = surrogate.given_others(given, here, moves.readings[0], levels)
+        mean, cholesky = surrogate.given_others(given, here, moves.predictors[0], levels)
         blocks = cholesky @ cholesky.transpose(0, 2, 1)
         etas, lengths = [], []
         for point in (here, there):
@@ -259,7 +259,7 @@ class MovesOfEffects(Look):
             move=NAMES[kind],
             names=layout.names_of(changed),
             rests_on=self.rests_on
-            if kind != "held"
+            if kind != "centered"
             else "predictors are the same where effects are held, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
@@ -287,10 +287,10 @@ class MovesOfEffects(Look):
         hyper = other[self.field.hyper]
         if np.array_equal(point[self.field.hyper], hyper):
             return point
-        held = self.field.with_effects_held(point, hyper)
-        if held is None:
+        centered = self.field.with_effects_held(point, hyper)
+        if centered is None:
             raise NotComparedError
-        return held.point
+        return centered.point
 
     def _volume(self, follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray) -> float:
         """Return log |∂z'/∂z| of effects that follow h."""
@@ -303,7 +303,7 @@ class Listener[D: Decisions](Decisions):
     def __init__(self, decisions: D) -> None:
         self.decisions, self.sees_all = decisions, decisions.sees_all
 
-    def refresh(self, rng: np.random.Generator, reading: Reading) -> None:
+    def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:
         """Draw nothing: the chain's own bright rows stay as they are."""
 
     def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
@@ -316,7 +316,7 @@ class Listener[D: Decisions](Decisions):
         """Decide as these."""
         return self.decisions.on_levels(rng, moves, counts)
 
-    def level_walks(self, factor: int, levels: Levels) -> LevelWalks:
+    def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often levels walk by these."""
         return self.decisions.level_walks(factor, levels)
 
@@ -350,7 +350,7 @@ class _Comparing(Listener[Decisions]):
         self, level: float, log_ratio: float, points: tuple[np.ndarray, np.ndarray]
     ) -> bool:
         """Decide by the prior."""
-        self._compare("held", lambda: self.owner.of_held(log_ratio, points))
+        self._compare("centered", lambda: self.owner.of_centered(log_ratio, points))
         return level < log_ratio
 
     def on_levels(
@@ -431,7 +431,9 @@ def _mixture(
     return 0.5 * float(moved @ moved - z @ z) + math.log((1.0 - share_then) / (1.0 - share))
 
 
-def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+def _quadratic_form(
+    matrix: ArrowheadMatrix, vector: tuple[np.ndarray, np.ndarray]
+) -> tuple[float, float]:
     """Return xᵀΛx, and how far rounding may have put it off."""
     dense, groups = matrix.product(*vector)
     value = float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
@@ -440,7 +442,7 @@ def _quadratic_form(matrix: Arrow, vector: tuple[np.ndarray, np.ndarray]) -> tup
     return value, LOST * size
 
 
-def log_determinant(matrix: Arrow) -> tuple[float, float]:
+def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
     """Return log |Λ|, the groups eliminated first, and how far rounding may have put it off.
 
     What is left of the diagonal of the dense part may be a small share of it.
@@ -464,7 +466,7 @@ def _whole(matrix: Any) -> np.ndarray:
 
 
 def log_determinant_of_map(
-    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, layout: ArrowLayout
+    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, layout: ArrowheadLayout
 ) -> float:
     """Return log |∂z'/∂z| of an affine map of the latent variables, by differences.
 
@@ -520,12 +522,12 @@ def _of_dense(
     return float(np.linalg.slogdet(np.array(columns))[1])
 
 
-def _sizes(here: np.ndarray, layout: ArrowLayout) -> tuple[np.ndarray, np.ndarray]:
+def _sizes(here: np.ndarray, layout: ArrowheadLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return by how much to move each latent variable: about as much as it is."""
     dense, groups = layout.split(here)
     return _size_of(dense), _size_of(groups)
 
 
 def _size_of(part: np.ndarray) -> np.ndarray:
-    usual = np.abs(part).mean() if part.size else 0.0
-    return np.maximum(np.abs(part), usual or 1.0)
+    bank = np.abs(part).mean() if part.size else 0.0
+    return np.maximum(np.abs(part), bank or 1.0)

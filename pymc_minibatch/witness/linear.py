@@ -13,11 +13,11 @@ import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.linear import (
+    BankFrame,
     IntegratedLevels,
     LinearMove,
     LinearMoves,
-    Place,
-    UsualFrame,
+    LinearState,
 )
 from pymc_minibatch.latent.moves import MoveCounts, Tuning, hyper_walk_share
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -27,8 +27,8 @@ from pymc_minibatch.witness.witness import Look
 __all__ = ["MovesOfLinearModels"]
 
 NAMES = {
-    "held": "a hyperparameter, predictors held",
-    "carried": "a hyperparameter, one factor integrated out",
+    "centered": "a hyperparameter, predictors held",
+    "collapsed": "a hyperparameter, one factor integrated out",
     "dense": "coefficients and the smaller factors, the largest integrated out",
 }
 
@@ -88,7 +88,7 @@ class MovesOfLinearModels(Look):
             rounding=rounding(self.density.tall.n_rows, [before, after, expected]),
         )
 
-    def _redrawn(self, rng: np.random.Generator, move: LinearMove) -> Place:
+    def _redrawn(self, rng: np.random.Generator, move: LinearMove) -> LinearState:
         """Return the end of a move with the levels drawn that it integrates out."""
         given = move.given_then
         if given is None:
@@ -101,14 +101,14 @@ class MovesOfLinearModels(Look):
         phi[given.entries] = given.mean + away[:, :, 0]
         return move.there._replace(phi=phi)
 
-    def _point(self, place: Place) -> np.ndarray:
+    def _point(self, place: LinearState) -> np.ndarray:
         """Return the point of the model at a place."""
         point = self.model.surrogate.center.copy()
         point[self.model.field.hyper] = place.hyper
         point[self.model.effects] = (place.phi - place.scales.offset) / place.scales.scale
         return self.model.field.derivatives.coordinates.to_model(point)
 
-    def _log_density(self, place: Place) -> float:
+    def _log_density(self, place: LinearState) -> float:
         """Return log p(h, φ), from the model's density of h and z."""
         return self.density(self._point(place)) - float(np.log(np.abs(place.scales.scale)).sum())
 
@@ -128,14 +128,14 @@ class MovesOfLinearModels(Look):
         turned = 0.5 * float(moved @ moved - z @ z)
         return turned + math.log((1.0 - after) / (1.0 - before))
 
-    def _of_frame(self, place: Place, frame: UsualFrame) -> float:
+    def _of_frame(self, place: LinearState, frame: BankFrame) -> float:
         """Return the log density with which the dense part of a place is proposed."""
         dense, groups = self.model.parts(place.phi - frame.mode)
         eta, _ = frame.factor.whiten(dense, np.zeros_like(groups))
         return frame.factor.schur.log_determinant() - 0.5 * float(eta @ eta)
 
 
-def _of_levels(place: Place, given: IntegratedLevels) -> float:
+def _of_levels(place: LinearState, given: IntegratedLevels) -> float:
     """Return the log density of levels given all else, up to a constant."""
     away = place.phi[given.entries] - given.mean
     eta = np.einsum("gqr,gq->gr", given.cholesky, away) - given.halfway

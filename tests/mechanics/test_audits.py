@@ -10,7 +10,7 @@ from witnessed import STEPS, grouped
 
 import pymc_minibatch as pmb
 from pymc_minibatch.latent import linear
-from pymc_minibatch.latent.field import Held
+from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.witness.comparison import AGREES
 
 PATHS = {
@@ -60,7 +60,7 @@ def test_right_runs_pass(name: str, run: Callable[[str], Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target", "attribute"),
-    [("all rows", Held, "log_jacobian"), ("linear", linear, "log_density")],
+    [("all rows", CenteredPoint, "log_jacobian"), ("linear", linear, "log_density")],
 )
 def test_wrong_moves_are_convicted(
     name: str,

@@ -173,10 +173,10 @@ def test_a_false_claim_is_seen_out_in_the_posterior() -> None:
     with pm.Model() as model:
         a = pm.StudentT("a", nu=3, mu=0, sigma=pm.HalfNormal("sd"), shape=G)
         pm.Normal("y", a[GROUP], 1.0, observed=Y + np.linspace(-1, 1, G)[GROUP])
-    located = locate(TallModel(model), 1.0)
-    surrogate, root = located.reference.surrogate, located.reference.hyper_cholesky
-    assert surrogate.violation(located.reference.hyper, root) is None
+    latent_model = locate(TallModel(model), 1.0)
+    surrogate, root = latent_model.reference.surrogate, latent_model.reference.hyper_cholesky
+    assert surrogate.violation(latent_model.reference.hyper, root) is None
     surrogate.field.levels = [replace(levels, prior=None) for levels in surrogate.field.levels]
-    claim = surrogate.violation(located.reference.hyper, root)
+    claim = surrogate.violation(latent_model.reference.hyper, root)
     assert claim is not None
     assert "Gaussian" in claim

@@ -10,8 +10,8 @@ from scipy.special import expit
 from scipy.stats import truncnorm
 
 import pymc_minibatch as pmb
-from pymc_minibatch.reference.always import extreme_rows, slice_draws
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.pinned import rows_to_pin, slice_draws
 from pymc_minibatch.reference.taylor import make_target
 from pymc_minibatch.steps.deciding import settle
 
@@ -114,12 +114,12 @@ def test_ordinary_and_many_rows_are_left_to_batches(walls):
     tall, reference = walls
     control = ControlVariate(reference, 2, T)
     sizes = np.full(N, 0.4 * T, np.float32)
-    assert extreme_rows(tall, control, sizes).size == 0
+    assert rows_to_pin(tall, control, sizes).size == 0
     sizes[:101] = 0.6 * T  # more than one in fifty
-    assert extreme_rows(tall, control, sizes).size == 0
+    assert rows_to_pin(tall, control, sizes).size == 0
     sizes[100] = 0.4 * T
-    assert extreme_rows(tall, control, sizes).tolist() == list(range(100))
-    assert extreme_rows(tall, ControlVariate(reference, 1, T), sizes).size == 0
+    assert rows_to_pin(tall, control, sizes).tolist() == list(range(100))
+    assert rows_to_pin(tall, ControlVariate(reference, 1, T), sizes).size == 0
 
 
 @pytest.mark.parametrize("wall", [-1.0, 1.0, 6.0])

@@ -297,12 +297,12 @@ def test_a_violation_in_a_chain_names_the_row(model: pm.Model) -> None:
         step.step(model.initial_point())
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_log_odds_are_kept_up_to_date(model: pm.Model, always: bool) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_log_odds_are_kept_up_to_date(model: pm.Model, pinned: bool) -> None:
     """After many moves they are those of the point, as are gaps of rows that are always read."""
     sampler = make_firefly_sampler(pmb.TallModel(model), "auto")
-    if always:
-        sampler.always = np.arange(0, N_ROWS, 50)
+    if pinned:
+        sampler.pinned = np.arange(0, N_ROWS, 50)
     rng, point, state = np.random.default_rng(1), sampler.tall.start.copy(), sampler.initial_state()
     point = sampler.near_mode(rng, point)
     sampler.draw(rng, point, 50, True, state)
@@ -315,7 +315,7 @@ def test_log_odds_are_kept_up_to_date(model: pm.Model, always: bool) -> None:
     gaps = sampler.rows.remainders(phi, phi, surrogate.expansion.at, sampler.tall.data)[0]
     assert lit.bright.size > 0
     assert np.unique(lit.bright).size == lit.bright.size
-    assert not np.isin(lit.bright, sampler.always).any()
-    odds = lit.flies.log_odds[: lit.bright.size]
+    assert not np.isin(lit.bright, sampler.pinned).any()
+    odds = lit.brightness.log_odds[: lit.bright.size]
     np.testing.assert_allclose(odds, np.log(np.expm1(gaps[lit.bright])), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(lit.gaps, gaps[sampler.always], rtol=1e-6, atol=1e-10)
+    np.testing.assert_allclose(lit.gaps, gaps[sampler.pinned], rtol=1e-6, atol=1e-10)

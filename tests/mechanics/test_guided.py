@@ -11,8 +11,8 @@ from scipy.stats import kstest
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, new_first_batch, tune_first_batch
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.proposals.arms import best, keep_best, make_arms, record
-from pymc_minibatch.proposals.proposal import Approximation, Place
+from pymc_minibatch.proposals.bandit import best, keep_best, make_bandit, record
+from pymc_minibatch.proposals.proposal import Approximation, ProposalContext
 
 MODE = np.array([1.0, -2.0, 0.5])
 HESSIAN = -np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]])
@@ -35,7 +35,9 @@ def place(proposal):
     approximation = Approximation(MODE, -HESSIAN + 0.2 * np.eye(3), MODE, SLOPE, HESSIAN)
     gradient = address_of(prior_gradient, MODE)
     guide = proposal.guide(approximation, gradient)
-    return Place(guide, MODE.copy(), np.arange(3)), proposal.initial_state(3, 1.0, approximation)
+    return ProposalContext(guide, MODE.copy(), np.arange(3)), proposal.initial_state(
+        3, 1.0, approximation
+    )
 
 
 @pytest.mark.parametrize("proposal", [Laplace, SurrogateLangevin, SurrogateHamiltonian])
@@ -145,24 +147,24 @@ def test_trajectories_keep_the_energy_when_steps_are_short(proposal):
 
 def test_the_best_arm_is_found():
     """The third setting jumps as far as the second at half the cost."""
-    arms = make_arms([(0, 1.0), (0, 0.5), (0, 0.2)])
+    bandit = make_bandit([(0, 1.0), (0, 0.5), (0, 0.2)])
     rng = np.random.default_rng(1)
     gain, cost = [1.0, 4.0, 4.0], [100.0, 100.0, 50.0]
     for _ in range(300):
-        arms.jump[0] = gain[arms.current[0]]
-        record(rng, True, cost[arms.current[0]], arms)
-    assert best(arms) == 2
-    keep_best(arms)
-    assert arms.current[0] == 2
+        bandit.jump[0] = gain[bandit.current[0]]
+        record(rng, True, cost[bandit.current[0]], bandit)
+    assert best(bandit) == 2
+    keep_best(bandit)
+    assert bandit.current[0] == 2
 
 
 def test_other_moves_are_not_credited():
-    arms = make_arms([(0, 1.0), (0, 0.5)])
-    arms.jump[0] = -1.0
-    record(np.random.default_rng(1), True, 10.0, arms)
-    assert not arms.costs.any()
-    keep_best(arms)
-    assert arms.current[0] == 0
+    bandit = make_bandit([(0, 1.0), (0, 0.5)])
+    bandit.jump[0] = -1.0
+    record(np.random.default_rng(1), True, 10.0, bandit)
+    assert not bandit.costs.any()
+    keep_best(bandit)
+    assert bandit.current[0] == 0
 
 
 def test_the_first_batch_goes_to_the_least_that_does():

@@ -22,38 +22,40 @@ import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.acceptance.growing import new_first_batch, upper_smoothness
 from pymc_minibatch.kernels.by_group import GroupTable
-from pymc_minibatch.latent.arrow import Arrow, compact, congruent, solve_square
-from pymc_minibatch.latent.averages import rows_have_kinks
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, congruent, solve_square
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
 from pymc_minibatch.latent.choose import make_latent_sampler, most_read
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import Joined, LatentField, NoFieldError, find_field
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.field import LatentField, NoFieldError, ProjectedCurvature, find_field
+from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
 from pymc_minibatch.latent.moves import (
+    BLOCKS_ACCEPTED,
     COSTLY,
     DECIDED,
     FACTORING_SHARE,
-    MOST_PARTS,
-    PARTS_ACCEPTED,
+    MOST_BLOCKS,
     MoveCounts,
-    Parts,
+    RandomBlocks,
     factoring_share,
 )
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
-from pymc_minibatch.latent.tails import Tails, find_tails
+from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
+from pymc_minibatch.latent.smoothing import rows_have_kinks
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
 N, G = 4000, 30
 
 
-def whole(arrow: Arrow) -> np.ndarray:
-    dense, cross = (m.toarray() if sparse.issparse(m) else m for m in (arrow.dense, arrow.cross))
-    blocks = block_diag(*arrow.blocks)[-len(cross) :] if len(cross) else np.zeros((0, 0))
+def whole(arrowhead: ArrowheadMatrix) -> np.ndarray:
+    dense, cross = (
+        m.toarray() if sparse.issparse(m) else m for m in (arrowhead.dense, arrowhead.cross)
+    )
+    blocks = block_diag(*arrowhead.blocks)[-len(cross) :] if len(cross) else np.zeros((0, 0))
     return np.block([[dense, cross.T], [cross, blocks]])
 
 
@@ -65,20 +67,22 @@ def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int, sh
     rng = np.random.default_rng(1)
     blocks = rng.normal(size=(n_groups, width, width))
     cross = rng.normal(size=(n_groups * width, p)) * (rng.random((n_groups * width, p)) < share)
-    arrow = Arrow(
+    arrowhead = ArrowheadMatrix(
         compact(20 * np.eye(p)),
         compact(cross),
         blocks @ blocks.transpose(0, 2, 1) + 3 * np.eye(width),
     )
-    assert sparse.issparse(arrow.cross) == (share < 1.0)
-    matrix, factor = whole(arrow), arrow.factor()
+    assert sparse.issparse(arrowhead.cross) == (share < 1.0)
+    matrix, factor = whole(arrowhead), arrowhead.factor()
     dense, groups = rng.normal(size=p), rng.normal(size=(n_groups, width))
     vector = np.concatenate([dense, groups.ravel()])
 
     def joined(parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         return np.concatenate([parts[0], parts[1].ravel()])
 
-    np.testing.assert_allclose(joined(arrow.product(dense, groups)), matrix @ vector, atol=1e-12)
+    np.testing.assert_allclose(
+        joined(arrowhead.product(dense, groups)), matrix @ vector, atol=1e-12
+    )
     np.testing.assert_allclose(joined(factor.solve(dense, groups)), np.linalg.solve(matrix, vector))
     np.testing.assert_allclose(joined(factor.color(*factor.whiten(dense, groups))), vector)
     whitened = joined(factor.whiten(dense, groups))
@@ -88,9 +92,9 @@ def test_arrow_is_the_matrix_it_stands_for(p: int, n_groups: int, width: int, sh
 
 def test_an_arrow_that_is_not_positive_definite_is_refused() -> None:
     with pytest.raises(np.linalg.LinAlgError, match="dense part"):
-        Arrow(np.eye(2), np.full((3, 2), 2.0), np.ones((3, 1, 1))).factor()
+        ArrowheadMatrix(np.eye(2), np.full((3, 2), 2.0), np.ones((3, 1, 1))).factor()
     with pytest.raises(np.linalg.LinAlgError, match="block of a group"):
-        Arrow(np.eye(2), np.zeros((3, 2)), -np.ones((3, 1, 1))).factor()
+        ArrowheadMatrix(np.eye(2), np.zeros((3, 2)), -np.ones((3, 1, 1))).factor()
 
 
 def test_square_systems_of_groups() -> None:
@@ -219,11 +223,13 @@ def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField)
     evaluate = pytensor.function(
         [symbolic, *structure.batch], [total, gradient, hessian], on_unused_input="ignore"
     )
-    value, slope, bend = evaluate(phi, *tall.data)
+    value, slope, curvature_product = evaluate(phi, *tall.data)
     order = np.concatenate([field.rows.dense, field.rows.groups.ravel()])
     assert found.value == pytest.approx(float(value))
     np.testing.assert_allclose(found.slope, slope, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(whole(found.curvature), -bend[np.ix_(order, order)], atol=1e-6)
+    np.testing.assert_allclose(
+        whole(found.curvature), -curvature_product[np.ix_(order, order)], atol=1e-6
+    )
 
 
 def test_remainders_are_of_third_order(tall: TallModel) -> None:
@@ -233,8 +239,8 @@ def test_remainders_are_of_third_order(tall: TallModel) -> None:
     at = rng.normal(0, 0.3, 2 * G + 4)
     remainders = RowFunctions(structure).remainders
     direction = rng.normal(size=at.size)
-    readings = at + 1e-3 * direction, at + 1e-2 * direction
-    small, large = np.abs(remainders(*readings, at, tall.data)).max(axis=1)
+    predictors = at + 1e-3 * direction, at + 1e-2 * direction
+    small, large = np.abs(remainders(*predictors, at, tall.data)).max(axis=1)
     assert large / small == pytest.approx(1000.0, rel=0.1)
 
 
@@ -269,8 +275,8 @@ def test_higher_orders_by_groups(intercepts: MinibatchSampler) -> None:
     def remainder(seen: np.ndarray) -> np.ndarray:
         return intercepts.rows.remainders(seen, seen, at, tall.data)[0]
 
-    def read(h: float) -> Reading:
-        return surrogate.reading(at + h * direction)
+    def read(h: float) -> PredictorState:
+        return surrogate.predictor(at + h * direction)
 
     def left(h: float) -> float:
         seen = surrogate.seen_by_rows(read(h), cubic)
@@ -279,10 +285,10 @@ def test_higher_orders_by_groups(intercepts: MinibatchSampler) -> None:
     assert left(1e-1) / left(2e-2) == pytest.approx(5.0**5, rel=0.2)
     direction[cubic.scalars] = varied
     # The shares of all rows are what the surrogate adds.
-    reading = read(0.1)
-    seen = surrogate.seen_by_rows(reading, cubic)
-    shares = remainder(reading.phi) - remainder(seen)
-    u = cubic.coordinates(reading.phi - at, reading.bent)
+    predictor = read(0.1)
+    seen = surrogate.seen_by_rows(predictor, cubic)
+    shares = remainder(predictor.phi) - remainder(seen)
+    u = cubic.coordinates(predictor.phi - at, predictor.curved)
     assert cubic.values(u).sum() == pytest.approx(float(shares.sum()), rel=1e-9)
 
 
@@ -320,7 +326,7 @@ def test_fourth_order_where_rows_read_several_numbers(make: Callable[[], pm.Mode
     direction[cubic.entries] = np.random.default_rng(34).normal(size=cubic.entries.shape)
 
     def left(h: float) -> float:
-        seen = surrogate.seen_by_rows(surrogate.reading(at + h * direction), cubic)
+        seen = surrogate.seen_by_rows(surrogate.predictor(at + h * direction), cubic)
         return float(np.abs(sampler.rows.remainders(seen, seen, at, sampler.tall.data)[0]).max())
 
     assert left(1e-1) / left(2e-2) == pytest.approx(5.0**5, rel=0.2)
@@ -390,9 +396,9 @@ def test_slope_of_the_higher_orders(intercepts: MinibatchSampler) -> None:
     delta, step = rng.normal(0, 0.1, (2, surrogate.expansion.at.size))
 
     def value(delta: np.ndarray) -> float:
-        return cubic.values(cubic.coordinates(delta, surrogate.bend(delta))).sum()
+        return cubic.values(cubic.coordinates(delta, surrogate.curvature_product(delta))).sum()
 
-    slope = surrogate.slope_of_higher_orders(delta, surrogate.bend(delta))
+    slope = surrogate.slope_of_higher_orders(delta, surrogate.curvature_product(delta))
     difference = (value(delta + 1e-4 * step) - value(delta - 1e-4 * step)) / 2e-4
     assert slope @ step == pytest.approx(difference, rel=1e-5)
 
@@ -406,9 +412,9 @@ def test_hyperparameters_move_with_effects_held(name: str, intercepts: Minibatch
     rng = np.random.default_rng(33)
     point = tall.start + rng.normal(0, 0.3, tall.start.size)
     hyper = point[field.hyper] + rng.normal(0, 0.3, field.hyper.size)
-    held = field.with_effects_held(point, hyper)
-    assert held is not None
-    moved = held.point
+    centered = field.with_effects_held(point, hyper)
+    assert centered is not None
+    moved = centered.point
     np.testing.assert_array_equal(moved[field.hyper], hyper)
     phi = field.derivatives.phi
     np.testing.assert_allclose(phi(moved), phi(point), rtol=1e-8, atol=1e-8)
@@ -420,7 +426,7 @@ def test_hyperparameters_move_with_effects_held(name: str, intercepts: Minibatch
         there = field.with_effects_held(shifted, hyper)
         assert there is not None
         jacobian[:, j] = (there.point - moved)[latent] / 1e-3
-    assert held.log_jacobian() == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
+    assert centered.log_jacobian() == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
 
 
 def accepted_share(places: np.ndarray, log_density: np.ndarray) -> float:
@@ -454,12 +460,12 @@ def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
 
 def test_coordinates_of_hyperparameters_and_their_jacobian() -> None:
     rng = np.random.default_rng(37)
-    tails = Tails(rng.normal(size=3), rng.exponential(size=3), rng.exponential(size=3))
+    tails = SkewTransform(rng.normal(size=3), rng.exponential(size=3), rng.exponential(size=3))
     for w in tails.center + 3.0 * rng.normal(size=(20, 3)):
         np.testing.assert_allclose(tails.from_hyper(tails.to_hyper(w)), w, rtol=1e-12)
         slopes = (tails.to_hyper(w + 1e-6) - tails.to_hyper(w - 1e-6)) / 2e-6
         assert tails.log_slope(w) == pytest.approx(np.log(slopes).sum(), abs=1e-5)
-    none = Tails.none(tails.center)
+    none = SkewTransform.none(tails.center)
     np.testing.assert_allclose(none.to_hyper(tails.center + 1.5), tails.center + 1.5)
 
 
@@ -507,9 +513,9 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     moves.known[point[field.hyper].tobytes()] = improper
     scale, before = (state.mean, state.cholesky), point.copy()
     some = np.arange(field.latent.dense.size)
-    moves.move_dense(rng, point, False, scale, state.turns[1], state.parts, some, counts)
-    moves.move_levels(rng, point, False, 0, state.turns[2], counts)
-    moves.move_hyper(rng, point, False, state.turns[0], scale, counts)
+    moves.move_dense(rng, point, False, scale, state.step_sizes[1], state.parts, some, counts)
+    moves.move_levels(rng, point, False, 0, state.step_sizes[2], counts)
+    moves.move_noncentered(rng, point, False, state.step_sizes[0], scale, counts)
     np.testing.assert_array_equal(point, before)
     assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 
@@ -632,7 +638,7 @@ def test_a_matrix_that_is_only_scaled_takes_one_derivative() -> None:
         seed = np.zeros(point.size)
         seed[position] = 1.0
         expected[:, j] = field.derivatives.push(point, seed)[field.rows.dense]
-    found = field.map_at(point).dense
+    found = field.projector_at(point).dense
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
@@ -652,17 +658,17 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
         precision[:, j] = -field.derivatives.prior_product(point, seed_vector)[order]
     np.testing.assert_allclose(whole(field.prior_precision_at(point)), precision, atol=1e-8)
     width = field.latent.groups.shape[1]
-    curvature = Arrow(
+    curvature = ArrowheadMatrix(
         np.eye(field.rows.dense.size) * 2.0,
         rng.normal(size=(G * width, field.rows.dense.size)),
         np.tile(np.eye(width) * 3.0, (G, 1, 1)),
     )
-    onto = field.map_at(point)
-    joined = Joined(curvature, onto.dense)
-    pulled = Arrow(
-        onto.pull_back_dense(joined, curvature.blocks),
-        onto.pull_back_cross(joined, curvature.blocks),
-        onto.pull_back_blocks(curvature.blocks),
+    projector = field.projector_at(point)
+    joined = ProjectedCurvature(curvature, projector.dense)
+    pulled = ArrowheadMatrix(
+        projector.pull_back_dense(joined, curvature.blocks),
+        projector.pull_back_cross(joined, curvature.blocks),
+        projector.pull_back_blocks(curvature.blocks),
     )
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
@@ -707,7 +713,7 @@ def test_crossed_factors_of_many_levels() -> None:
 
 
 def test_layouts_split_and_put() -> None:
-    layout = ArrowLayout(np.array([0, 3]), np.array([[1, 4], [2, 5]]))
+    layout = ArrowheadLayout(np.array([0, 3]), np.array([[1, 4], [2, 5]]))
     flat = np.arange(6.0)
     dense, groups = layout.split(flat)
     other = np.zeros(6)
@@ -745,7 +751,9 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
     shifted[levels[0].latent] += 0.3
     again, _ = surrogate.given_others(given, shifted, surrogate.read(shifted), levels[0])
     np.testing.assert_allclose(mean, again, atol=1e-10)  # a level's own value does not matter
-    second_order = replace(surrogate.expansion, rest=surrogate.expansion.tilt)
+    second_order = replace(
+        surrogate.expansion, smoothing_correction=surrogate.expansion.mean_correction
+    )
     gaussian = Surrogate(sampler.tall, sampler.field, second_order, surrogate.center)
     densities = []
     for step in (-1e-2, 0.0, 1e-2):
@@ -754,9 +762,9 @@ def test_all_crossed_factors_are_swept(prior: dict[str, float]) -> None:
         moved[levels[0].latent[3]] += step
         densities.append(gaussian.log_density(moved, gaussian.read(moved)))
     slope = (densities[2] - densities[0]) / 2e-2
-    bend = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
-    assert abs(slope) < 1e-3 * abs(bend)
-    assert -bend == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
+    curvature_product = (densities[0] + densities[2] - 2 * densities[1]) / 1e-4
+    assert abs(slope) < 1e-3 * abs(curvature_product)
+    assert -curvature_product == pytest.approx(float(cholesky[3, 0, 0] ** 2), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -774,8 +782,8 @@ def test_what_rows_read_of_levels_that_moved(maker: Callable[[], pm.Model]) -> N
         moved = point.copy()
         moved[levels.latent[::2]] += rng.normal(0, 0.3, levels.latent[::2].shape)
         whole, found = surrogate.read(moved), surrogate.read_levels(moved, before, levels)
-        assert not np.allclose(whole.bent, before.bent)
-        seen = [surrogate.seen_by_rows(reading, cubic) for reading in (whole, found)]
+        assert not np.allclose(whole.curved, before.curved)
+        seen = [surrogate.seen_by_rows(predictor, cubic) for predictor in (whole, found)]
         np.testing.assert_allclose(*seen, rtol=1e-9, atol=1e-11)
         ratios = [
             surrogate.level_ratios(given, (point, moved), (before, after), levels)
@@ -788,12 +796,12 @@ def test_the_slope_of_the_field_from_what_rows_read() -> None:
     """It is that of the Gaussian, by its precision."""
     sampler = make_latent_sampler(TallModel(outlying_model()), Penalty(), 2.0)
     surrogate, rng = sampler.reference.surrogate, np.random.default_rng(10)
-    assert np.any(surrogate.expansion.raised > 0)
+    assert np.any(surrogate.expansion.psd_shift > 0)
     point = surrogate.center + rng.normal(0, 0.3, surrogate.center.size)
     given = surrogate.conditional(point[sampler.field.hyper])
     found = surrogate.slope_at(given, point, surrogate.read(point))
-    bent = given.precision.product(*given.layout.split(point - given.here))
-    for slope, origin, fall in zip(found, given.slope, bent, strict=True):
+    curved = given.precision.product(*given.layout.split(point - given.here))
+    for slope, origin, fall in zip(found, given.slope, curved, strict=True):
         np.testing.assert_allclose(slope, origin - fall, rtol=1e-9, atol=1e-9)
 
 
@@ -844,8 +852,8 @@ def test_surrogate_and_remainders_are_the_posterior(
     tall = TallModel(outlying_model())
     sampler = make_latent_sampler(tall, Penalty(), 2.0)
     surrogate, expansion = sampler.reference.surrogate, sampler.reference.surrogate.expansion
-    assert np.any(expansion.raised > 0)
-    assert np.any(expansion.tilt != 0)
+    assert np.any(expansion.psd_shift > 0)
+    assert np.any(expansion.mean_correction != 0)
     structure = tall.structure
     assert structure is not None
     assert len(surrogate.cubics) == (1 if most else 0)
@@ -857,16 +865,16 @@ def test_surrogate_and_remainders_are_the_posterior(
         values = tall.layout.unflatten(point)
         return tall.prior_logp(values) / 2 + tall.logp(values) / 2
 
-    def log_remainders(reading: Reading) -> np.ndarray:
-        seen = surrogate.seen_by_rows(reading, cubic)
+    def log_remainders(predictor: PredictorState) -> np.ndarray:
+        seen = surrogate.seen_by_rows(predictor, cubic)
         return remainders(seen, seen, expansion.at, tall.data)[0] / 2.0
 
     differences = []
     for _ in range(4):
         point = surrogate.center + rng.normal(0, 0.5, surrogate.center.size)
-        reading = surrogate.read(point)
-        modelled = surrogate.log_density(point, reading) + log_remainders(reading).sum()
-        modelled -= expansion.rest @ (reading.phi - expansion.at)
+        predictor = surrogate.read(point)
+        modelled = surrogate.log_density(point, predictor) + log_remainders(predictor).sum()
+        modelled -= expansion.smoothing_correction @ (predictor.phi - expansion.at)
         differences.append(log_posterior(point) - modelled)
     np.testing.assert_allclose(differences, differences[0], atol=1e-7)
 
@@ -877,9 +885,9 @@ def test_surrogate_and_remainders_are_the_posterior(
     mean, cholesky = surrogate.given_others(given, point, surrogate.read(point), levels)
     moved = point.copy()
     moved[levels.latent[7]] += 0.8
-    readings = surrogate.read(point), surrogate.read(moved)
-    ratio = surrogate.level_ratios(given, (point, moved), readings, levels)[7]
-    ratio += (log_remainders(readings[1]) - log_remainders(readings[0])).sum()
+    predictors = surrogate.read(point), surrogate.read(moved)
+    ratio = surrogate.level_ratios(given, (point, moved), predictors, levels)[7]
+    ratio += (log_remainders(predictors[1]) - log_remainders(predictors[0])).sum()
     z = (np.array([point, moved])[:, levels.latent[7, 0]] - mean[7, 0]) * cholesky[7, 0, 0]
     gaussian = 0.5 * (z[0] ** 2 - z[1] ** 2)
     assert ratio + gaussian == pytest.approx(log_posterior(moved) - log_posterior(point), abs=1e-7)
@@ -926,15 +934,15 @@ def test_averages_about_kinks_are_subtracted_from_rows() -> None:
     differences = []
     for _ in range(4):
         point = surrogate.center + rng.normal(0, 0.1, surrogate.center.size)
-        reading = surrogate.read(point)
+        predictor = surrogate.read(point)
         left, again = (
-            rows.remainders(reading.phi, reading.phi, at, tall.data)[0]
+            rows.remainders(predictor.phi, predictor.phi, at, tall.data)[0]
             for rows in (sampler.rows, shared)
         )
         assert np.array_equal(left, again)
         assert np.abs(left).max() > 1e-3
-        modelled = surrogate.log_density(point, reading) + left.sum()
-        modelled -= expansion.rest @ (reading.phi - at)
+        modelled = surrogate.log_density(point, predictor) + left.sum()
+        modelled -= expansion.smoothing_correction @ (predictor.phi - at)
         values = tall.layout.unflatten(point)
         differences.append(tall.logp(values) - modelled)
     np.testing.assert_allclose(differences, differences[0], atol=1e-6)
@@ -1087,23 +1095,25 @@ def test_stats_of_sweeps(step: pmb.MinibatchMH) -> None:
 
 def test_large_dense_parts_move_in_as_many_parts_as_are_accepted() -> None:
     rng = np.random.default_rng(4)
-    parts = Parts(np.zeros(1), np.zeros(1))
+    parts = RandomBlocks(np.zeros(1), np.zeros(1))
     assert [p.size for p in parts.split(rng, 600)] == [600]
     for _ in range(3000):  # acceptance falls with the size of what moves at once
         size = parts.split(rng, 600)[0].size
         parts.tune(bool(rng.random() < math.exp(-size / 100)), 600)
     split = parts.split(rng, 600)
-    assert split[0].size == pytest.approx(-100 * math.log(PARTS_ACCEPTED), rel=0.35)
+    assert split[0].size == pytest.approx(-100 * math.log(BLOCKS_ACCEPTED), rel=0.35)
     assert np.unique(np.concatenate(split)).size == 600
     for _ in range(10_000):
         parts.tune(False, 600)
-    assert [p.size for p in parts.split(rng, 600)] == [1] * MOST_PARTS
+    assert [p.size for p in parts.split(rng, 600)] == [1] * MOST_BLOCKS
 
 
 def test_factoring_is_rare_only_where_effects_follow_hyperparameters_in_other_ways() -> None:
     field: Any = sampler_of(shared_scale_model()).field
     assert factoring_share(field, None, 1e12) == 1.0
     assert factoring_share(field, [(0, 0)], 1e12) == FACTORING_SHARE
-    many: Any = SimpleNamespace(latent=ArrowLayout(np.arange(600), field.latent.groups), levels=[])
+    many: Any = SimpleNamespace(
+        latent=ArrowheadLayout(np.arange(600), field.latent.groups), levels=[]
+    )
     assert factoring_share(many, [(0, 0)], 2 * COSTLY) == 0.5
     assert factoring_share(many, [(0, 0)], 1e12) == FACTORING_SHARE

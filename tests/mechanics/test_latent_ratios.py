@@ -19,16 +19,16 @@ from pymc_minibatch.latent import moves as moves_module
 from pymc_minibatch.latent import sampler as sampler_module
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.field import Levels
+from pymc_minibatch.latent.field import GroupEffects
 from pymc_minibatch.latent.moves import (
-    ANGLES,
+    PCN_ANGLES,
     LatentMoves,
     LevelMoves,
     LevelWalks,
     Move,
     MoveCounts,
     Walks,
-    carried_with,
+    collapsed_pairs,
 )
 from pymc_minibatch.latent.sampler import LatentSampler, locate
 from pymc_minibatch.latent.whole import WholeSampler
@@ -81,8 +81,8 @@ def sampler(request: pytest.FixtureRequest) -> LatentSampler:
     found = make_latent_sampler(TallModel(request.param()), test, 1.0)
     assert isinstance(found, ExactSampler) == (test is None)
     # As if factoring were costly, which allows all kinds of moves.
-    found.work, found.carried = 1e12, carried_with(found.reference.surrogate)
-    assert found.carried
+    found.work, found.collapsed = 1e12, collapsed_pairs(found.reference.surrogate)
+    assert found.collapsed
     return found
 
 
@@ -147,11 +147,11 @@ def test_hyperparameters_with_the_field_following(
     sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     state = sampler.initial_state()
-    scale, turns = (state.mean, state.cholesky), state.turns[0]
-    turns.current[0] = TURN
+    scale, step_sizes = (state.mean, state.cholesky), state.step_sizes[0]
+    step_sizes.current[0] = TURN
 
     def move(rng: np.random.Generator, point: np.ndarray) -> None:
-        moves.move_hyper(rng, point, False, turns, scale, MoveCounts())
+        moves.move_noncentered(rng, point, False, step_sizes, scale, MoveCounts())
 
     found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
     tails, hypers = sampler.tails, [point[sampler.field.hyper] for point in points]
@@ -172,7 +172,7 @@ def test_hyperparameters_with_the_field_following(
 
 def log_rotation(z: np.ndarray, there: np.ndarray) -> float:
     """Return how likely a rotation goes from one point to another."""
-    angle = ANGLES[TURN]
+    angle = PCN_ANGLES[TURN]
     return -0.5 * float(np.sum((there - math.cos(angle) * z) ** 2)) / math.sin(angle) ** 2
 
 
@@ -184,11 +184,11 @@ def test_hyperparameters_with_one_factor_following(
     state = sampler.initial_state()
     walks = Walks(np.full_like(state.log_length, math.log(0.3)), state.n_moves)
     scale, sds = (state.mean, state.cholesky), np.linalg.norm(state.cholesky, axis=1)
-    assert len(moves.carried) > 1
-    for i, (axis, _) in enumerate(moves.carried):
+    assert len(moves.collapsed) > 1
+    for i, (axis, _) in enumerate(moves.collapsed):
 
         def move(rng: np.random.Generator, point: np.ndarray, i: int = i) -> None:
-            moves.move_carried(rng, point, False, i, scale, walks, MoveCounts())
+            moves.move_collapsed(rng, point, False, i, scale, walks, MoveCounts())
 
         found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
         z, there = (
@@ -215,11 +215,11 @@ def test_coefficients(
     monkeypatch.setattr(moves, "fixed_factor", costly)
     state, n_dense = sampler.initial_state(), sampler.field.latent.dense.size
     some = np.random.default_rng(seed).permutation(n_dense)[: 1 + n_dense // 2]
-    usual = moves.usual.nearest(
+    bank = moves.bank.nearest(
         start(sampler, seed + 50)[sampler.field.hyper], (state.mean, state.cholesky)
     )
-    monkeypatch.setattr(moves.usual, "nearest", lambda *_: usual)
-    monkeypatch.setattr(moves_module, "_angle", lambda *_: (ANGLES[TURN], True))
+    monkeypatch.setattr(moves.bank, "nearest", lambda *_: bank)
+    monkeypatch.setattr(moves_module, "_angle", lambda *_: (PCN_ANGLES[TURN], True))
     whitened: list[np.ndarray] = []
 
     def rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
@@ -232,12 +232,14 @@ def test_coefficients(
 
     def move(rng: np.random.Generator, point: np.ndarray) -> None:
         scale = state.mean, state.cholesky
-        moves.move_dense(rng, point, False, scale, state.turns[1], state.parts, some, MoveCounts())
+        moves.move_dense(
+            rng, point, False, scale, state.step_sizes[1], state.parts, some, MoveCounts()
+        )
 
     found, log_jacobian, *_ = added(sampler, monkeypatch, move, seed)
     eta, there = whitened[:2]
     back_and_there = log_rotation(there, eta) - log_rotation(eta, there)
-    log_jacobian -= some.size * math.log(math.cos(ANGLES[TURN]))
+    log_jacobian -= some.size * math.log(math.cos(PCN_ANGLES[TURN]))
     assert found == pytest.approx(log_jacobian + back_and_there, abs=1e-6)
 
 
@@ -253,29 +255,31 @@ def test_hyperparameters_with_effects_held(
     jacobians = []
     for i in range(field.hyper.size):
         before, step = start(sampler, seed), 0.5 * np.random.default_rng(seed).standard_normal()
-        moves.move_held(np.random.default_rng(seed), before.copy(), True, i, state.cholesky, walks)
+        moves.move_centered(
+            np.random.default_rng(seed), before.copy(), True, i, state.cholesky, walks
+        )
         hyper = before[field.hyper]
         hyper[i] += step
-        held = field.with_effects_held(before, hyper)
-        assert held is not None
-        jacobians.append(held.log_jacobian())
-        ratio = log_density(sampler, held.point) - log_density(sampler, before) + jacobians[-1]
+        centered = field.with_effects_held(before, hyper)
+        assert centered is not None
+        jacobians.append(centered.log_jacobian())
+        ratio = log_density(sampler, centered.point) - log_density(sampler, before) + jacobians[-1]
         assert rates[-1] == pytest.approx(math.exp(min(ratio, 0.0)))
     assert np.any(np.abs(jacobians) > 1e-3)
 
 
 def ratio_beside_remainders(
-    sampler: LatentSampler, levels: Levels, before: np.ndarray, after: np.ndarray
+    sampler: LatentSampler, levels: GroupEffects, before: np.ndarray, after: np.ndarray
 ) -> float:
     """Return the log ratio of the surrogate with the higher orders of a factor."""
     surrogate = sampler.reference.surrogate
     cubic, values = surrogate.cubic(levels.rows), []
     for point in (before, after):
-        reading = surrogate.read(point)
-        value = surrogate.log_density(point, reading) - reading.higher.sum()
-        value -= surrogate.expansion.rest @ reading.phi
+        predictor = surrogate.read(point)
+        value = surrogate.log_density(point, predictor) - predictor.higher.sum()
+        value -= surrogate.expansion.smoothing_correction @ predictor.phi
         if cubic is not None:
-            value += surrogate._values(cubic, reading).sum()
+            value += surrogate._values(cubic, predictor).sum()
         values.append(value)
     return float(values[1] - values[0])
 
@@ -288,7 +292,7 @@ def test_levels(
 
     It has to be that of the hyperparameters of now, where those of before are still in memory.
     """
-    turns, surrogate = sampler.initial_state().turns[2], sampler.reference.surrogate
+    step_sizes, surrogate = sampler.initial_state().step_sizes[2], sampler.reference.surrogate
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def recorded(*args: Any) -> np.ndarray:
@@ -310,7 +314,7 @@ def test_levels(
                 point.copy(),
                 False,
                 factor,
-                turns,
+                step_sizes,
                 MoveCounts(),
             )
         (mean, _), (proposed, psi) = seen[-2:]
@@ -353,10 +357,10 @@ def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
     before, after = start(whole, seed), start(whole, seed + 20)
     wanted = tempered(whole, after) - tempered(whole, before)
     log_ratio = log_density(whole, after) - log_density(whole, before)
-    readings = surrogate.read(before), surrogate.read(after)
+    predictors = surrogate.read(before), surrogate.read(after)
     for shift, decided in ((1e-6, True), (-1e-6, False)):
         rng: Any = Constant(shift - wanted)
-        found = decisions.on_all(rng, Move(log_ratio, readings, "hyper", False), MoveCounts())
+        found = decisions.on_all(rng, Move(log_ratio, predictors, "hyper", False), MoveCounts())
         assert found is decided
 
 
@@ -373,14 +377,14 @@ def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
             one[level] = there[level]
             change = tempered(whole, one) - tempered(whole, before)
             wanted.append(change - ratio_beside_remainders(whole, levels, before, one))
-        reading = surrogate.read(before)
-        readings = reading, surrogate.read_levels(after, reading, levels)
+        predictor = surrogate.read(before)
+        predictors = predictor, surrogate.read_levels(after, predictor, levels)
         odd = np.arange(len(wanted)) % 2 == 1
         undecided = np.linspace(-2.0, 3.0, odd.size)
         for moving in (np.ones_like(odd), odd):
             shift = np.where(odd, 1e-6, -1e-6)
             rng: Any = Constant(shift - np.array(wanted) - undecided)
-            moves = LevelMoves(readings, factor, moving, undecided)
+            moves = LevelMoves(predictors, factor, moving, undecided)
             np.testing.assert_array_equal(decisions.on_levels(rng, moves, MoveCounts()), odd)
 
 
@@ -404,11 +408,11 @@ def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> No
     assert isinstance(moves, LatentMoves)
     before, there, rng = start(sampler, 3), start(sampler, 23), np.random.default_rng(5)
     for factor, levels in enumerate(moves.field.levels):
-        after, reading = before.copy(), surrogate.read(before)
+        after, predictor = before.copy(), surrogate.read(before)
         after[levels.latent] = there[levels.latent]
         n = len(levels.latent)
         everyone = LevelMoves(
-            (reading, surrogate.read_levels(after, reading, levels)),
+            (predictor, surrogate.read_levels(after, predictor, levels)),
             factor,
             moving=np.ones(n, dtype=np.bool_),
             undecided=np.zeros(n),
@@ -426,13 +430,13 @@ def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> No
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is impossible where a chain is; where it might go, it does not go."""
     surrogate, decisions = whole.reference.surrogate, whole._decisions
-    readings = tuple(surrogate.read(start(whole, seed)) for seed in (0, 1))
+    predictors = tuple(surrogate.read(start(whole, seed)) for seed in (0, 1))
     bad = np.zeros(whole.tall.n_rows)
     bad[7] = np.nan
     counts, rng = MoveCounts(), np.random.default_rng(1)
     for known, there in ((bad, 0 * bad), (np.zeros(bad.size), bad)):
-        decisions._known = [(r.phi, v) for r, v in zip(readings, (known, there), strict=True)]
-        assert not decisions.on_all(rng, Move(1e9, readings, "hyper", False), counts)
+        decisions._known = [(r.phi, v) for r, v in zip(predictors, (known, there), strict=True)]
+        assert not decisions.on_all(rng, Move(1e9, predictors, "hyper", False), counts)
         assert counts.impossible_row == (7 if known is bad else -1)
         counts = MoveCounts()
     decisions._known = []

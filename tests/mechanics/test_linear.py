@@ -8,13 +8,13 @@ import pymc as pm
 import pytest
 
 from pymc_minibatch.latent import sampler as sampler_module
-from pymc_minibatch.latent.arrow import log_diagonal
+from pymc_minibatch.latent.arrowhead import log_diagonal
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.linear import LinearMoves, find_linear, log_density
-from pymc_minibatch.latent.moves import MoveCounts, carried_with
+from pymc_minibatch.latent.moves import MoveCounts, collapsed_pairs
 from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
-from pymc_minibatch.latent.tails import Tails
 from pymc_minibatch.tall import TallModel
 
 N, A, B = 150, 15, 8
@@ -53,9 +53,9 @@ def surrogate_of(model: pm.Model) -> Surrogate:
 
 def costly(sampler: LatentSampler) -> LatentSampler:
     """As if factoring were costly."""
-    sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
-    sampler.tails = Tails.none(sampler.reference.hyper)
-    assert sampler.carried
+    sampler.work, sampler.collapsed = 1e12, collapsed_pairs(sampler.reference.surrogate)
+    sampler.tails = SkewTransform.none(sampler.reference.hyper)
+    assert sampler.collapsed
     return sampler
 
 
@@ -126,7 +126,7 @@ def test_scales_next_to_zero(sampler: LatentSampler) -> None:
     assert isinstance(moves, LinearMoves)
     rng, model = np.random.default_rng(8), moves.model
     phi = model.at + rng.normal(size=model.at.size)
-    for axis, k in moves.carried:
+    for axis, k in moves.collapsed:
         found = []
         for log_scale in (-20.0, -25.0):
             hyper = sampler.reference.hyper.copy()

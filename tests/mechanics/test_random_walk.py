@@ -6,11 +6,11 @@ from numba import njit
 from scipy.stats import chi2
 
 from pymc_minibatch import RandomWalk
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import ProposalContext
 from pymc_minibatch.proposals.random_walk import FIRST_WINDOW, GAIN_RESTART
 
 RNG = np.random.default_rng(0)
-PLACE = Place((), np.empty(0), np.empty(0, dtype=np.int64))
+PLACE = ProposalContext((), np.empty(0), np.empty(0, dtype=np.int64))
 
 MATRIX = np.array([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 0.5]])
 FULL = {

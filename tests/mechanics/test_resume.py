@@ -138,7 +138,7 @@ def test_resumed_by_hand_with_effects(model_of_effects):
     """One step serves many chains, and what it remembers of one does not change another."""
     step, resumed = (MinibatchMH(model=model_of_effects, rng=seed) for seed in (1, 2))
     assert step.latent is not None
-    assert step.latent.costly == bool(step.latent.carried)
+    assert step.latent.costly == bool(step.latent.collapsed)
     point, done = model_of_effects.initial_point(), 0
     saved, points, stats = [], [], []
     for last in (1, 60, 99, 100, 105, TUNE, TUNE + 15, TUNE + DRAWS):

@@ -41,7 +41,7 @@ def test_odds_of_bright_rows_are_those_at_the_point_where_they_are_lit():
         point, _ = step.step(point)
     flat = step.tall.layout.flatten({**point, "s_log__": point["s_log__"] - 1.0})
     step._settled = step._settled.moved(step.target, flat, step._elsewhere)
-    step._run(flat, 0, relight=True)
+    step._run(flat, 0, redraw_z=True)
     bright, log_odds = step.fireflies[:2]
     assert bright.size > 10
     assert np.unique(bright).size == bright.size

@@ -15,8 +15,8 @@ from pymc_minibatch.kernels.by_size import SizeTable
 from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent import moves as latent_moves
-from pymc_minibatch.latent.field import Derivatives, Held
-from pymc_minibatch.latent.tails import Tails
+from pymc_minibatch.latent.field import CenteredPoint, Derivatives
+from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.witness import SurpriseError
 from pymc_minibatch.witness.comparison import AGREES
 
@@ -161,11 +161,11 @@ def change_expansion(name: str) -> Callable[..., None]:
 
 def stale_odds(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Odds of another point are kept."""
-    n = step._flies.n_bright[0]
-    step._flies.log_odds[:n] += 0.1
+    n = step._brightness.n_bright[0]
+    step._brightness.log_odds[:n] += 0.1
 
     def undo() -> None:
-        step._flies.log_odds[:n] -= 0.1
+        step._brightness.log_odds[:n] -= 0.1
 
     step.undo = undo
 
@@ -295,8 +295,8 @@ def scaled_prior(step: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def without_levels(function: Callable[..., Any]) -> Callable[..., Any]:
-    def mutant(self: Any, given: Any, points: Any, readings: Any, levels: Any) -> Any:
-        return function(self, given, points, readings, replace(levels, prior=None))
+    def mutant(self: Any, given: Any, points: Any, predictors: Any, levels: Any) -> Any:
+        return function(self, given, points, predictors, replace(levels, prior=None))
 
     return mutant
 
@@ -330,12 +330,20 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "all rows",
         replaced(surrogate.Conditional, "log_determinant", property_of(lambda self: 0.0)),
     ),
-    ("slope of tails left out", "all rows", replaced(Tails, "log_slope", lambda f: constant(0.0))),
+    (
+        "slope of tails left out",
+        "all rows",
+        replaced(SkewTransform, "log_slope", lambda f: constant(0.0)),
+    ),
     ("proposal of h left out", "all rows", replaced(M, "_moved_hyper", last_left_out)),
     ("proposal of h left out", "batches", replaced(M, "_moved_hyper", last_left_out)),
     ("proposal of h left out", "sums", replaced(M, "_moved_hyper", last_left_out)),
     # hyperparameters, predictors held
-    ("Jacobian left out", "all rows", replaced(Held, "log_jacobian", lambda f: constant(0.0))),
+    (
+        "Jacobian left out",
+        "all rows",
+        replaced(CenteredPoint, "log_jacobian", lambda f: constant(0.0)),
+    ),
     ("prior off by 10 %", "all rows", scaled_prior),
     ("prior off by 10 %", "sums", scaled_prior),
     ("prior off by 10 %", "batches", scaled_prior),
@@ -468,7 +476,7 @@ def test_a_chain_stops_and_its_draws_are_saved(monkeypatch: pytest.MonkeyPatch) 
         def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls[0] += 1
             if calls[0] == 150:
-                monkeypatch.setattr(Held, "log_jacobian", constant(0.0))
+                monkeypatch.setattr(CenteredPoint, "log_jacobian", constant(0.0))
             return draw(self, *args, **kwargs)
 
         monkeypatch.setattr(type(step.latent), "draw", spoilt)

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.calibration import MODELS, Calibration, ranked
 from pymc_minibatch.latent.expansion import Expansion, expand
 from pymc_minibatch.latent.firefly import FireflyDecisions, FireflySampler, bounded
-from pymc_minibatch.latent.moves import LevelMoves, MoveCounts, Walks, carried_with
+from pymc_minibatch.latent.moves import LevelMoves, MoveCounts, Walks, collapsed_pairs
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.tall import TallModel
 
@@ -34,23 +34,23 @@ def moves_of(
 ) -> dict[str, Callable[..., None]]:
     """Return what moves a point in place, by kind, untuned unless a state is given."""
     state, moves, counts = state or sampler.initial_state(), sampler.moves, MoveCounts()
-    hyper, dense, *groups = state.turns
+    hyper, dense, *groups = state.step_sizes
     walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
-    n_with_one = len(sampler.carried or ())
+    n_with_one = len(sampler.collapsed or ())
     of_all = walks.part(n_with_one, walks.log_length.size)
 
     def held(point: np.ndarray) -> None:
         for _ in range(N_HELD):
             direction = int(rng.integers(of_all.log_length.size))
-            moves.move_held(rng, point, False, direction, state.cholesky, of_all)
+            moves.move_centered(rng, point, False, direction, state.cholesky, of_all)
 
     def carried_with_one(point: np.ndarray) -> None:
         for i in np.tile(np.arange(n_with_one), N_OTHERS):
-            moves.move_carried(rng, point, False, int(i), scale, walks, counts)
+            moves.move_collapsed(rng, point, False, int(i), scale, walks, counts)
 
-    def carried(point: np.ndarray) -> None:
+    def collapsed(point: np.ndarray) -> None:
         for _ in range(N_OTHERS):
-            moves.move_hyper(rng, point, False, hyper, scale, counts)
+            moves.move_noncentered(rng, point, False, hyper, scale, counts)
 
     def coefficients(point: np.ndarray) -> None:
         n_dense = sampler.field.latent.dense.size
@@ -63,7 +63,7 @@ def moves_of(
             for factor in moves._sweeps():
                 moves.move_levels(rng, point, False, factor, groups[factor], counts)
 
-    kinds = (held, carried, carried_with_one, coefficients, swept)
+    kinds = (held, collapsed, carried_with_one, coefficients, swept)
     return {f.__name__: f for f in kinds if n_with_one or f is not carried_with_one}
 
 
@@ -80,8 +80,8 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
     for truth, y in calibration.truths(N_REPLICATIONS, seed=2):
         sampler = calibration.fit(y)
         if costly:
-            sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
-            assert sampler.carried
+            sampler.work, sampler.collapsed = 1e12, collapsed_pairs(sampler.reference.surrogate)
+            assert sampler.collapsed
         sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
         levels = sampler.field.levels
         n_swept = [levels[k].rows.shape[0] for k in sampler.moves._sweeps()]
@@ -121,7 +121,7 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
         )
         first = []
         for _ in range(1000):
-            for kind in ("carried", "coefficients", "swept"):
+            for kind in ("collapsed", "coefficients", "swept"):
                 kinds[kind](point)
             first.append(point[sampler.moves.field.hyper[0]])
         means.append(np.mean(first))
@@ -129,10 +129,10 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
     assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))
 
 
-def light(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
+def z_tuning(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
     """Draw which rows are bright; return how many are expected to be."""
     sampler.moves.forget()
-    sampler._relight(rng, point)
+    sampler._redraw_z(rng, point)
     sampler._decisions.q = 0.3
     return expected_bright(sampler, point)
 
@@ -141,7 +141,7 @@ def expected_bright(sampler: FireflySampler, point: np.ndarray) -> float:
     surrogate = sampler.reference.surrogate
     phi = surrogate.phi(sampler._coordinates.from_model(point))
     gaps = sampler.rows.remainders(phi, phi, surrogate.expansion.at, sampler.tall.data)[0]
-    return float(-np.expm1(-np.delete(gaps, sampler.always)).sum())
+    return float(-np.expm1(-np.delete(gaps, sampler.pinned)).sum())
 
 
 def looked_at(tall: TallModel, flat: np.ndarray) -> dict[str, float]:
@@ -162,17 +162,17 @@ def changes_by_bright_rows(name: str, n: int, costly: bool = False) -> dict[str,
     )
     assert calibration.bounded_rows is not None
     calibration.put(np.arange(calibration.tall.n_rows) % RARE > 0)
-    located, changes = calibration.located(), {}
+    latent_model, changes = calibration.latent_model(), {}
     for truth, y in calibration.truths(n, seed=2):
         calibration.put(y)
-        sampler = bounded(calibration.tall, calibration.bounded_rows, located)
+        sampler = bounded(calibration.tall, calibration.bounded_rows, latent_model)
         if costly:
-            sampler.work, sampler.carried = 1e12, carried_with(sampler.reference.surrogate)
-            assert sampler.carried
+            sampler.work, sampler.collapsed = 1e12, collapsed_pairs(sampler.reference.surrogate)
+            assert sampler.collapsed
         before = looked_at(calibration.tall, truth)
         for kind, move in moves_of(sampler, rng).items():
             point = truth.copy()
-            light(sampler, rng, point)
+            z_tuning(sampler, rng, point)
             move(point)
             excess = sampler._decisions.bright.size - expected_bright(sampler, point)
             changes.setdefault(f"bright rows, {kind}", []).append(excess)
@@ -209,7 +209,7 @@ def test_the_joint_density_shows_levels_that_decide_without_bright_rows(
     def all_move(self: FireflyDecisions, rng: Any, moves: LevelMoves, counts: Any) -> np.ndarray:
         readings, factor, moving = moves[:3]
         self._changes(readings, counts)
-        levels = self.row_levels[factor][np.concatenate([self.bright, self.always])]
+        levels = self.row_levels[factor][np.concatenate([self.bright, self.pinned])]
         self._keep(moving[levels])
         return moving
 

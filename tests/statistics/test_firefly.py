@@ -43,8 +43,8 @@ def replace_data(step, y, stretch=1.0):
     inputs = step.tall.row_inputs
     inputs["y_rows"] = replace(inputs["y_rows"], values=read_only(y))
     constants = [*step.target.constants(TOUCH)]
-    n_always = len(step.target.data) if step.target.always.size else 0  # their data come last
-    constants[-1 - n_always] = stretch * constants[-1 - n_always]
+    n_pinned = len(step.target.data) if step.target.pinned.size else 0  # their data come last
+    constants[-1 - n_pinned] = stretch * constants[-1 - n_pinned]
     step._settled = replace(step._settled, constants=tuple(constants))
 
 
@@ -64,7 +64,7 @@ def draw_data(beta, rng):
 
 
 def bright_probability(step, beta):
-    rows = np.setdiff1d(np.arange(N_ROWS), step.target.always)
+    rows = np.setdiff1d(np.arange(N_ROWS), step.target.pinned)
     return -np.expm1(-step.target.gaps(beta, TOUCH, rows))
 
 
@@ -98,9 +98,9 @@ def simulate_jointly(step, n_pairs, stretch=1.0):
         y = draw_data(beta, rng)
         replace_data(step, y, stretch)
         before.append(joint_quantities(beta, y))
-        step._run(beta, 20, relight=True)
+        step._run(beta, 20, redraw_z=True)
         after.append(joint_quantities(beta, y))
-        excess.append(step._flies.n_bright[0] - bright_probability(step, beta).sum())
+        excess.append(step._brightness.n_bright[0] - bright_probability(step, beta).sum())
     return np.array(before), np.array(after), np.array(excess)
 
 
@@ -127,10 +127,10 @@ def test_ranks_are_uniform():
         replace_data(step, y)
         fix_tuning(step)
         beta = np.zeros(2)
-        step._run(beta, 20, relight=True)
+        step._run(beta, 20, redraw_z=True)
         draws = []
         for _ in range(N_DRAWS):
-            step._run(beta, 12, relight=False)
+            step._run(beta, 12, redraw_z=False)
             draws.append(beta.copy())
         ranks.append((quantities(np.array(draws), y) < quantities(truth[None], y)).sum(axis=0))
     for ranks_of_one in np.transpose(ranks):
@@ -282,7 +282,7 @@ def test_a_category_with_one_outcome():
         idata = pm.sample(
             1500, tune=500, step=step, chains=2, cores=1, random_seed=1, progressbar=False
         )
-    np.testing.assert_array_equal(step.target.always, np.flatnonzero(inside))
+    np.testing.assert_array_equal(step.target.pinned, np.flatnonzero(inside))
     outside = y[~inside]
     bases, effects = np.linspace(-1.3, -0.4, 200)[:, None], np.linspace(2.0, 20.0, 2000)
     logp = (

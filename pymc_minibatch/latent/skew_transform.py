@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Tails", "find_tails"]
+__all__ = ["SkewTransform", "find_tails"]
 
 FALL = 3.0
 """By how much the log density falls where tails are measured."""
@@ -35,7 +35,7 @@ BISECTIONS = 6
 
 
 @dataclass(frozen=True)
-class Tails:
+class SkewTransform:
     """Coordinates w of h.
 
     Attributes
@@ -51,31 +51,31 @@ class Tails:
     right: np.ndarray
 
     @classmethod
-    def none(cls, center: np.ndarray) -> "Tails":
+    def none(cls, center: np.ndarray) -> "SkewTransform":
         """Return those with which w is h."""
         return cls(center, np.zeros(center.size), np.zeros(center.size))
 
     def from_hyper(self, hyper: np.ndarray) -> np.ndarray:
         """Return w."""
         away = hyper - self.center
-        return self.center + 2.0 * away / (1.0 + np.sqrt(1.0 + 2.0 * self._bend(away)))
+        return self.center + 2.0 * away / (1.0 + np.sqrt(1.0 + 2.0 * self._skewness(away)))
 
     def to_hyper(self, w: np.ndarray) -> np.ndarray:
         """Return h."""
         away = w - self.center
-        return self.center + away * (1.0 + 0.5 * self._bend(away))
+        return self.center + away * (1.0 + 0.5 * self._skewness(away))
 
     def log_slope(self, w: np.ndarray) -> float:
         """Return log |∂h/∂w|."""
-        return float(np.log1p(self._bend(w - self.center)).sum())
+        return float(np.log1p(self._skewness(w - self.center)).sum())
 
-    def _bend(self, away: np.ndarray) -> np.ndarray:
+    def _skewness(self, away: np.ndarray) -> np.ndarray:
         return np.where(away < 0.0, self.left, self.right) * np.abs(away)
 
 
 def find_tails(
     log_density: Callable[[np.ndarray], float], mode: np.ndarray, cholesky: np.ndarray
-) -> Tails:
+) -> SkewTransform:
     """Measure tails along each axis through the mode.
 
     Parameters
@@ -100,7 +100,7 @@ def find_tails(
         lengths = [_reach(rise, sign * float(own)) for sign in (-1.0, 1.0)]
         if np.isfinite(lengths).all():
             bends[:, i] = 2.0 * (np.abs(lengths) - own) / own**2
-    return Tails(mode, *bends)
+    return SkewTransform(mode, *bends)
 
 
 def _reach(rise: Callable[[float], float], start: float) -> float:

@@ -15,9 +15,9 @@ from pymc_minibatch.warn import warn
 
 __all__ = [
     "curvature_of_posterior",
-    "loose_rows",
     "looser_than_most",
     "posterior_root",
+    "rows_to_pin",
     "warn_of_narrow_bounds",
 ]
 
@@ -31,7 +31,7 @@ LOOSE = 0.01
 LOOSER_THAN_MOST = 20.0
 """A bound is loose if its row would be bright with larger odds, and so many times the median's."""
 
-MOST_LOOSE = 0.1
+MOST_PINNED = 0.1
 """A larger share of the rows is not read always: little would be left to save."""
 
 NARROW = 50.0
@@ -84,7 +84,7 @@ def posterior_root(root: np.ndarray, curvature: np.ndarray) -> np.ndarray:
     return root @ (vectors / np.sqrt(np.maximum(values, FLATTEST)))
 
 
-def loose_rows(
+def rows_to_pin(
     target: CollapsedTarget,
     constants: tuple[np.ndarray, ...],
     approximation: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -109,7 +109,7 @@ def loose_rows(
 def looser_than_most(gaps: np.ndarray, least: float = LOOSE) -> np.ndarray:
     """Return the numbers of the rows whose mean gaps over the posterior stand out, if few do."""
     loose = np.flatnonzero(gaps > max(least, LOOSER_THAN_MOST * float(np.median(gaps))))
-    return loose if loose.size <= MOST_LOOSE * gaps.size else loose[:0]
+    return loose if loose.size <= MOST_PINNED * gaps.size else loose[:0]
 
 
 def warn_of_narrow_bounds(target: CollapsedTarget, root: np.ndarray, curvature: np.ndarray) -> None:

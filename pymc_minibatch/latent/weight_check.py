@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_minibatch.kernels.by_group import GroupTable
-from pymc_minibatch.latent.arrow import multiply_transposed
-from pymc_minibatch.latent.field import Levels
-from pymc_minibatch.latent.moves import beyond_usual
-from pymc_minibatch.latent.surrogate import Reading, Surrogate
+from pymc_minibatch.latent.arrowhead import multiply_transposed
+from pymc_minibatch.latent.field import GroupEffects
+from pymc_minibatch.latent.moves import beyond_typical
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["LOOK_EVERY", "Lookout", "Overlooked"]
+__all__ = ["LOOK_EVERY", "Contradiction", "WeightCheck"]
 
 LOOK_EVERY = 10
 """Draws between two looks."""
@@ -37,7 +37,7 @@ IMPOSSIBLE = 20.0
 """So many nats beyond what the number of levels makes likely are no chance."""
 
 
-class Overlooked(NamedTuple):
+class Contradiction(NamedTuple):
     """A level that is where its rows object.
 
     Attributes
@@ -52,7 +52,7 @@ class Overlooked(NamedTuple):
     nats: float
 
 
-class Lookout(NamedTuple):
+class WeightCheck(NamedTuple):
     """What is read to find such levels.
 
     Attributes
@@ -75,44 +75,44 @@ class Lookout(NamedTuple):
     tables: Sequence[GroupTable]
     temperature: float
 
-    def look(self, point: np.ndarray) -> Overlooked | None:
+    def look(self, point: np.ndarray) -> Contradiction | None:
         """Return the level that its rows object to most at a point, if that cannot be chance."""
-        reading, found = self.surrogate.read(point), []
+        predictor, found = self.surrogate.read(point), []
         for levels, table in zip(self.surrogate.field.levels, self.tables, strict=True):
             try:
-                expected, distances = self.expected(point, reading, levels)
+                expected, distances = self.expected(point, predictor, levels)
             except np.linalg.LinAlgError:  # where no sweep is made either
                 continue
             some = farthest(distances, table)
             if some.size:
-                nats = -self.gains((expected, reading), levels, table, some)
+                nats = -self.gains((expected, predictor), levels, table, some)
                 worst = int(np.argmax(nats))
                 if nats[worst] > IMPOSSIBLE + math.log(distances.size):
                     position = int(levels.latent[some[worst], 0])
-                    found.append(Overlooked(position, float(nats[worst])))
-        return max(found, key=lambda overlooked: overlooked.nats, default=None)
+                    found.append(Contradiction(position, float(nats[worst])))
+        return max(found, key=lambda contradicted: contradicted.nats, default=None)
 
     def expected(
-        self, point: np.ndarray, reading: Reading, levels: Levels
-    ) -> tuple[Reading, np.ndarray]:
+        self, point: np.ndarray, predictor: PredictorState, levels: GroupEffects
+    ) -> tuple[PredictorState, np.ndarray]:
         """Return what rows read of the levels where all else has them, and how far they are out."""
         surrogate, there = self.surrogate, point.copy()
         given = surrogate.factored_later(point[surrogate.field.hyper])
-        mean, cholesky = surrogate.given_others(given, point, reading, levels)
+        mean, cholesky = surrogate.given_others(given, point, predictor, levels)
         there[levels.latent] = mean
         eta = multiply_transposed(cholesky, point[levels.latent] - mean)
-        return surrogate.read_levels(there, reading, levels), beyond_usual(eta)
+        return surrogate.read_levels(there, predictor, levels), beyond_typical(eta)
 
     def gains(
         self,
-        readings: tuple[Reading, Reading],
-        levels: Levels,
+        predictors: tuple[PredictorState, PredictorState],
+        levels: GroupEffects,
         table: GroupTable,
         some: np.ndarray,
     ) -> np.ndarray:
         """Return r of some levels, from one reading to another."""
         surrogate, cubic = self.surrogate, self.surrogate.cubic(levels.rows)
-        start, stop = (surrogate.seen_by_rows(reading, cubic) for reading in readings)
+        start, stop = (surrogate.seen_by_rows(predictor, cubic) for predictor in predictors)
         own = [table.rows[table.starts[g] : table.starts[g + 1]] for g in some]
         numbers = np.concatenate(own)
         batch = [np.ascontiguousarray(values[numbers]) for values in self.data]

@@ -8,9 +8,9 @@ import pytest
 from scipy.special import expit
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent import overlooked
+from pymc_minibatch.latent import weight_check as weight_check_module
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.overlooked import farthest
+from pymc_minibatch.latent.weight_check import farthest
 
 N_GROUPS, N_ROWS = 60, 20_000
 
@@ -53,21 +53,21 @@ def drawn(sampler: MinibatchSampler, n_rounds: int, seed: int) -> np.ndarray:
 
 def test_draws_raise_no_alarm(sampler: MinibatchSampler) -> None:
     """With r what rows add from where a level is expected to where it is, e^(-r) averages one."""
-    lookout, gains = sampler.lookout, []
+    weight_check, gains = sampler.weight_check, []
     rng, state = np.random.default_rng(3), sampler.initial_state()
     point = drawn(sampler, 50, 1)
     for _ in range(40):
         sampler.draw(rng, point, 2, False, state)
         inside = sampler._coordinates.from_model(point)
-        assert lookout.look(inside) is None
-        reading = lookout.surrogate.read(inside)
-        for levels, table in zip(sampler.field.levels, lookout.tables, strict=True):
-            expected, _ = lookout.expected(inside, reading, levels)
+        assert weight_check.look(inside) is None
+        predictor = weight_check.surrogate.read(inside)
+        for levels, table in zip(sampler.field.levels, weight_check.tables, strict=True):
+            expected, _ = weight_check.expected(inside, predictor, levels)
             every = np.arange(levels.latent.shape[0])
-            gains.append(lookout.gains((expected, reading), levels, table, every))
+            gains.append(weight_check.gains((expected, predictor), levels, table, every))
     ratios = np.exp(-np.concatenate(gains))
     assert 0.8 < ratios.mean() < 1.2
-    assert ratios.max() < math.exp(overlooked.IMPOSSIBLE / 4)
+    assert ratios.max() < math.exp(weight_check_module.IMPOSSIBLE / 4)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_level_where_it_cannot_be(
     away = point.copy()
     away[step.tall.layout.slices[name].start + element] += move
     step._reset_tuning()
-    step.n_draws = overlooked.LOOK_EVERY
+    step.n_draws = weight_check_module.LOOK_EVERY
     assert step._warning_of_a_level(point) is None
     warning = step._warning_of_a_level(away)
     assert warning is not None
@@ -94,15 +94,15 @@ def test_a_level_where_it_cannot_be(
 def test_gains_are_what_rows_say(sampler: MinibatchSampler) -> None:
     """The log-likelihood of the rows of a level, less what the surrogate says of them."""
     point = sampler._coordinates.from_model(drawn(sampler, 30, 4))
-    surrogate, lookout = sampler.reference.surrogate, sampler.lookout
-    levels, table = surrogate.field.levels[0], lookout.tables[0]
-    reading = surrogate.read(point)
-    readings = lookout.expected(point, reading, levels)[0], reading
+    surrogate, weight_check = sampler.reference.surrogate, sampler.weight_check
+    levels, table = surrogate.field.levels[0], weight_check.tables[0]
+    predictor = surrogate.read(point)
+    predictors = weight_check.expected(point, predictor, levels)[0], predictor
     some = np.array([40, 3, 21])
-    gains = lookout.gains(readings, levels, table, some)
-    guess = surrogate.change_of_levels(readings, levels)
+    gains = weight_check.gains(predictors, levels, table, some)
+    guess = surrogate.change_of_levels(predictors, levels)
     given, expected = surrogate.conditional(point[surrogate.field.hyper]), point.copy()
-    expected[levels.latent] = surrogate.given_others(given, point, reading, levels)[0]
+    expected[levels.latent] = surrogate.given_others(given, point, predictor, levels)[0]
     layout, to_model = sampler.tall.layout, sampler._coordinates.to_model
     for g, gain in zip(some, gains, strict=True):
         own = table.rows[table.starts[g] : table.starts[g + 1]]
@@ -117,14 +117,14 @@ def test_the_farthest_are_looked_at(
     sampler: MinibatchSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that are far out, so many that their rows are not too many, but one at least."""
-    table = sampler.lookout.tables[0]
+    table = sampler.weight_check.tables[0]
     sizes, distances = np.diff(table.starts), np.zeros(N_GROUPS)
     assert farthest(distances, table).size == 0
     distances[[5, 30, 59]] = 5.0, 7.0, 6.0
     assert list(farthest(distances, table)) == [30, 59, 5]
-    monkeypatch.setattr(overlooked, "MOST_ROWS", int(sizes[30] + sizes[59]))
+    monkeypatch.setattr(weight_check_module, "MOST_ROWS", int(sizes[30] + sizes[59]))
     assert list(farthest(distances, table)) == [30, 59]
-    monkeypatch.setattr(overlooked, "MOST_ROWS", 1)
+    monkeypatch.setattr(weight_check_module, "MOST_ROWS", 1)
     assert list(farthest(distances, table)) == [30]
 
 
@@ -133,4 +133,4 @@ def test_where_all_rows_decide_nothing_is_overlooked() -> None:
     with model():
         step = pmb.FlyMC()
     assert step.latent is not None
-    assert step.latent.overlooked(step.tall.start) is None
+    assert step.latent.contradicted(step.tall.start) is None

@@ -16,11 +16,11 @@ from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_minibatch.jit.interpreted import evaluator
-from pymc_minibatch.reference.remainders import Averages
+from pymc_minibatch.reference.remainders import SmoothingWidths
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["find_averages", "rows_have_kinks"]
+__all__ = ["find_smoothing", "rows_have_kinks"]
 
 WITH_KINKS = ps.Abs, ps.Sign, ps.Switch, ps.ScalarMaximum, ps.ScalarMinimum, ps.Clip
 
@@ -95,9 +95,9 @@ def _share_of_jumps(slope: Callable[[np.ndarray | float], np.ndarray], width: fl
     return float(jumps[finite].sum() / max(changes[:, finite].sum(), np.finfo(float).tiny))
 
 
-def find_averages(
+def find_smoothing(
     rows: RowFunctions, phi: np.ndarray, data: Sequence[np.ndarray], counts: np.ndarray
-) -> Averages:
+) -> SmoothingWidths:
     """Return the intervals of rows at φ.
 
     Parameters
@@ -110,7 +110,7 @@ def find_averages(
     least = math.sqrt(min(1.0, max(int(n_dense), 1) / n_rows))
     entries = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
     v = rows.local_inputs(phi, *batch)
-    rows.averages = Averages(np.ones(rows.n_locals), entries, least)
+    rows.smoothing = SmoothingWidths(np.ones(rows.n_locals), entries, least)
     unit, share = rows.half_widths(*batch), phi.size / n_rows
     with np.errstate(all="ignore"):
         scale = SDS * _scale(rows, v, batch)
@@ -122,7 +122,7 @@ def find_averages(
                 if np.mean(ends[0] != ends[1]) > min(LEAST_INSIDE * share, 0.5):
                     break
                 scale[i] *= 2
-    return Averages(scale, entries, least)
+    return SmoothingWidths(scale, entries, least)
 
 
 def _some(data: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-__all__ = ["Arms", "keep_best", "make_arms", "record"]
+__all__ = ["StepBandit", "keep_best", "make_bandit", "record"]
 
 EXPLORE = 0.15
 MEMORY = 0.999
 
 
-class Arms(NamedTuple):
+class StepBandit(NamedTuple):
     """The settings and what is known of them.
 
     Attributes
@@ -47,10 +47,10 @@ class Arms(NamedTuple):
     costs: np.ndarray
 
 
-def make_arms(settings: list[tuple[float, float]]) -> Arms:
+def make_bandit(settings: list[tuple[float, float]]) -> StepBandit:
     """Return the state before tuning, in which the first setting is in use."""
     size = len(settings)
-    return Arms(
+    return StepBandit(
         np.array(settings, dtype=np.float64),
         np.zeros(1, dtype=np.int64),
         np.zeros(1),
@@ -59,38 +59,38 @@ def make_arms(settings: list[tuple[float, float]]) -> Arms:
     )
 
 
-def keep_best(arms: Arms) -> None:
+def keep_best(bandit: StepBandit) -> None:
     """Take the setting that did best."""
-    if arms.costs.any():
-        arms.current[0] = best(arms)
+    if bandit.costs.any():
+        bandit.current[0] = best(bandit)
 
 
 @register_jitable
-def record(rng: np.random.Generator, accepted: bool, cost: float, arms: Arms) -> None:
+def record(rng: np.random.Generator, accepted: bool, cost: float, bandit: StepBandit) -> None:
     """Credit the last move to its setting, and choose the next one."""
-    if arms.jump[0] < 0:
+    if bandit.jump[0] < 0:
         return
-    k = arms.current[0]
-    for i in range(arms.costs.size):
-        arms.gains[i] *= MEMORY
-        arms.costs[i] *= MEMORY
-    arms.gains[k] += accepted * arms.jump[0]
-    arms.costs[k] += cost
+    k = bandit.current[0]
+    for i in range(bandit.costs.size):
+        bandit.gains[i] *= MEMORY
+        bandit.costs[i] *= MEMORY
+    bandit.gains[k] += accepted * bandit.jump[0]
+    bandit.costs[k] += cost
     if rng.random() < EXPLORE:
-        arms.current[0] = int(rng.random() * arms.costs.size)
+        bandit.current[0] = int(rng.random() * bandit.costs.size)
         return
-    arms.current[0] = best(arms)
-    for untried in range(arms.costs.size):
-        if arms.costs[untried] == 0:
-            arms.current[0] = untried
+    bandit.current[0] = best(bandit)
+    for untried in range(bandit.costs.size):
+        if bandit.costs[untried] == 0:
+            bandit.current[0] = untried
             break
 
 
 @register_jitable
-def best(arms: Arms) -> int:
+def best(bandit: StepBandit) -> int:
     """Return the setting with the largest gain for its cost."""
     found, most = 0, -1.0
-    for k in range(arms.costs.size):
-        if arms.costs[k] > 0 and arms.gains[k] / arms.costs[k] > most:
-            found, most = k, arms.gains[k] / arms.costs[k]
+    for k in range(bandit.costs.size):
+        if bandit.costs[k] > 0 and bandit.gains[k] / bandit.costs[k] > most:
+            found, most = k, bandit.gains[k] / bandit.costs[k]
     return found

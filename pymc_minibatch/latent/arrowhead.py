@@ -32,11 +32,11 @@ from pymc_minibatch.latent.cholesky import (
     factor_dense,
     factor_sparse,
 )
-from pymc_minibatch.latent.layout import ArrowLayout
+from pymc_minibatch.latent.layout import ArrowheadLayout
 
 __all__ = [
-    "Arrow",
-    "ArrowFactor",
+    "ArrowheadFactor",
+    "ArrowheadMatrix",
     "Matrix",
     "added",
     "blocks_of_dense",
@@ -57,7 +57,7 @@ SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 
 
 @dataclass(frozen=True)
-class Arrow:
+class ArrowheadMatrix:
     """A symmetric matrix with the shape of an arrow.
 
     Attributes
@@ -74,29 +74,29 @@ class Arrow:
     cross: Matrix
     blocks: np.ndarray
 
-    def __add__(self, other: "Arrow") -> "Arrow":
+    def __add__(self, other: "ArrowheadMatrix") -> "ArrowheadMatrix":
         """Add two matrices of the same shape."""
         cross = added(self.cross, other.cross)
-        return Arrow(self.dense + other.dense, cross, self.blocks + other.blocks)
+        return ArrowheadMatrix(self.dense + other.dense, cross, self.blocks + other.blocks)
 
-    def scaled(self, by: float) -> "Arrow":
+    def scaled(self, by: float) -> "ArrowheadMatrix":
         """Multiply by a number."""
-        return Arrow(by * self.dense, by * self.cross, by * self.blocks)
+        return ArrowheadMatrix(by * self.dense, by * self.cross, by * self.blocks)
 
-    def without(self, places: np.ndarray) -> "Arrow":
+    def without(self, places: np.ndarray) -> "ArrowheadMatrix":
         """Leave out rows and columns of the dense part."""
         kept = np.setdiff1d(np.arange(self.dense.shape[0]), places)
         dense = self.dense[kept][:, kept]
-        return Arrow(compact(dense), compact(self.cross[:, kept]), self.blocks)
+        return ArrowheadMatrix(compact(dense), compact(self.cross[:, kept]), self.blocks)
 
-    def blocks_of(self, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
+    def blocks_of(self, layout: ArrowheadLayout, positions: np.ndarray) -> np.ndarray:
         """Return the blocks on the diagonal, (G, q, q), of positions that lie in one part."""
         if positions is layout.groups:
             return self.blocks
         return blocks_of_dense(self.dense, layout, positions)
 
     def columns_of(
-        self, layout: ArrowLayout, positions: np.ndarray, dense: np.ndarray
+        self, layout: ArrowheadLayout, positions: np.ndarray, dense: np.ndarray
     ) -> np.ndarray:
         """Return what is between positions in one part, (G, q), and (m,) of the dense part."""
         column = np.searchsorted(layout.dense, dense)
@@ -106,10 +106,10 @@ class Arrow:
             self.dense, np.searchsorted(layout.dense, positions)[:, :, None], column[None, None]
         )
 
-    def damped(self, damping: float) -> "Arrow":
+    def damped(self, damping: float) -> "ArrowheadMatrix":
         """Raise the diagonal by a share of its absolute value."""
         diagonal = np.abs(np.einsum("gqq->gq", self.blocks))
-        return Arrow(
+        return ArrowheadMatrix(
             self.dense + damping * np.diag(np.abs(self.dense.diagonal())),
             self.cross,
             self.blocks + damping * diagonal[:, :, None] * np.eye(self.blocks.shape[1]),
@@ -125,7 +125,7 @@ class Arrow:
             of_dense += self.cross.T @ groups.ravel()
         return of_dense, of_groups
 
-    def factor(self) -> "ArrowFactor":
+    def factor(self) -> "ArrowheadFactor":
         """Factor the matrix.
 
         Raises
@@ -137,11 +137,11 @@ class Arrow:
         reduced = _solve_each(cholesky, self.cross)
         rest = _minus_gram(self.dense, reduced)
         schur = factor_sparse(rest) if sparse.issparse(rest) else factor_dense(rest)
-        return ArrowFactor(schur, reduced, cholesky)
+        return ArrowheadFactor(schur, reduced, cholesky)
 
 
 @dataclass(frozen=True)
-class ArrowFactor:
+class ArrowheadFactor:
     """The factor L of an arrow, groups before the dense part: L Lᵀ is the matrix.
 
     Attributes
@@ -190,7 +190,7 @@ def added(first: Matrix, second: Matrix) -> Matrix:
     return first if is_empty(second) else second if is_empty(first) else first + second
 
 
-def blocks_of_dense(dense: Matrix, layout: ArrowLayout, positions: np.ndarray) -> np.ndarray:
+def blocks_of_dense(dense: Matrix, layout: ArrowheadLayout, positions: np.ndarray) -> np.ndarray:
     """Return the blocks on the diagonal, (G, q, q), of positions in the dense part of an arrow."""
     place = np.searchsorted(layout.dense, positions)
     if positions.shape[1] == 1:

@@ -24,12 +24,12 @@ from dataclasses import replace
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.reference.control_variate import Always, ControlVariate
+from pymc_minibatch.reference.control_variate import ControlVariate, PinnedRows
 from pymc_minibatch.reference.find import ExpansionOfMost, Reference
 from pymc_minibatch.reference.taylor import make_target
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["extreme_rows", "may_be_extreme", "read_always", "slice_draws"]
+__all__ = ["may_be_extreme", "read_always", "rows_to_pin", "slice_draws"]
 
 EXTREME = 0.5
 """A row is extreme if its size, in nats, is larger: its remainder tells in a decision, on average
@@ -52,7 +52,7 @@ WIDER = 0.2
 of them for any D: beyond a wall the tail is that of an exponential, heavier than a Gaussian's."""
 
 
-def extreme_rows(tall: TallModel, control: ControlVariate, sizes: np.ndarray) -> np.ndarray:
+def rows_to_pin(tall: TallModel, control: ControlVariate, sizes: np.ndarray) -> np.ndarray:
     """Find the rows that had better be read always, by the sizes of all rows: their numbers.
 
     None where there are too many, or where the expansion is not one of second order.
@@ -84,7 +84,7 @@ def read_always(
     whole, temperature = control.whole, control.temperature
     expansion = ExpansionOfMost(tall, whole, rows)
     rest = expansion.about(control.reference.flat)
-    first = ControlVariate(rest, control.order, temperature, Always(rows, rest, whole))
+    first = ControlVariate(rest, control.order, temperature, PinnedRows(rows, rest, whole))
     precision = rest.precision_at(temperature)
     try:
         root = np.linalg.cholesky(precision)
@@ -104,7 +104,7 @@ def read_always(
     covariance *= (1 + WIDER / math.sqrt(mean.size)) ** 2
     rest = expansion.about(mean)
     moves = _with_gaussian(rest, expansion.prior_gradient(mean), covariance, temperature)
-    return ControlVariate(rest, control.order, temperature, Always(rows, moves, whole))
+    return ControlVariate(rest, control.order, temperature, PinnedRows(rows, moves, whole))
 
 
 def _with_gaussian(
