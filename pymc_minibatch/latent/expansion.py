@@ -30,6 +30,9 @@ CHUNK_ROWS = 2**12
 PARTS = 8
 """Parts of the data that are summed by themselves, so that sums do not depend on the cores."""
 
+ROUNDING = 1e-10
+"""Negative eigenvalues of a block with unit diagonal that sums over millions of rows may leave."""
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -214,15 +217,21 @@ def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
 
 
 def semidefinite(blocks: np.ndarray) -> np.ndarray:
-    """Return the nearest positive semidefinite blocks."""
+    """Return the nearest positive semidefinite blocks; those that are up to rounding stay."""
     if blocks.shape[1] == 1:
         return np.maximum(blocks, 0.0)
     if not np.isfinite(blocks).all():
         return blocks
-    values, vectors = np.linalg.eigh(blocks)
-    if not values.size or values.min() >= 0.0:
+    scale = np.sqrt(np.abs(np.diagonal(blocks, axis1=1, axis2=2)))
+    scale[scale == 0.0] = 1.0
+    scaled = blocks / (scale[:, :, None] * scale[:, None, :])  # whatever the units of predictors
+    (indefinite,) = np.nonzero(np.linalg.eigvalsh(scaled).min(axis=1, initial=0.0) < -ROUNDING)
+    if not indefinite.size:
         return blocks
-    return np.einsum("gij,gj,gkj->gik", vectors, np.maximum(values, 0.0), vectors)
+    values, vectors = np.linalg.eigh(blocks[indefinite])
+    raised = blocks.copy()
+    raised[indefinite] = np.einsum("gij,gj,gkj->gik", vectors, np.maximum(values, 0.0), vectors)
+    return raised
 
 
 def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:

@@ -27,7 +27,7 @@ from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor
 from pymc_minibatch.latent.choose import make_latent_sampler, most_read
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
-from pymc_minibatch.latent.expansion import expand
+from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField, NoFieldError, ProjectedCurvature, find_field
 from pymc_minibatch.latent.layout import ArrowheadLayout
@@ -815,6 +815,38 @@ def outlying_model() -> pm.Model:
         effect = pm.StudentT("effect", nu=5, mu=0, sigma=pm.HalfNormal("sd"), shape=60)
         pm.StudentT("y", nu=3, mu=pm.Normal("mu") + effect[group], sigma=0.6, observed=y)
     return model
+
+
+def test_rounding_bends_no_block_upwards() -> None:
+    """Blocks of rank one have eigenvalues of zero up to rounding, in any units."""
+    rng = np.random.default_rng(36)
+    columns = rng.normal(size=(200, 3)) * np.array([1.0, 1e6, 1e-6])
+    blocks = np.einsum("gi,gj->gij", columns, columns)
+    assert np.linalg.eigvalsh(blocks).min() < 0
+    np.testing.assert_array_equal(semidefinite(blocks), blocks)
+    bent = blocks.copy()
+    bent[7, 0, 0] -= 0.1 * bent[7, 0, 0]
+    raised = semidefinite(bent)
+    assert not np.array_equal(raised[7], bent[7])
+    np.testing.assert_array_equal(np.delete(raised, 7, axis=0), np.delete(bent, 7, axis=0))
+
+
+def test_levels_with_less_rows_than_effects_are_searched_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their curvature has no full rank, which is not to say that it bends upwards."""
+    rng = np.random.default_rng(37)
+    group, x = rng.integers(0, 400, 3000), rng.normal(size=3000)
+    with pm.Model() as model:
+        a, b = (pm.HalfNormal(f"sd_{k}") * pm.Normal(k, shape=400) for k in "ab")
+        eta = pm.Normal("mu") + a[group] + b[group] * x
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 3000))
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("pymc_minibatch.latent.modes.search", refuse)
+    make_latent_sampler(TallModel(model), None, 1.0)
 
 
 def test_precision_of_effects_with_a_common_mean() -> None:
