@@ -20,7 +20,7 @@ from pymc_minibatch.jit.interpreted import only_looking
 from pymc_minibatch.latent.field import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
-from pymc_minibatch.reference.find import SeveralModesError
+from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.common import split_for_step
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import NotTallError, TallModel

@@ -16,17 +16,15 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
+from pymc_minibatch.reference.reference import Reference
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.checksum import of_all, of_parts
-
-if TYPE_CHECKING:
-    from pymc_minibatch.reference.find import Reference
 
 __all__ = ["with_added_rows"]
 
@@ -37,8 +35,8 @@ _log = logging.getLogger("pymc.minibatch")
 
 
 def with_added_rows(
-    tall: TallModel, old: "Reference", prior: Derivatives, temperature: float, progressbar: bool
-) -> "Reference | None":
+    tall: TallModel, old: Reference, prior: Derivatives, temperature: float, progressbar: bool
+) -> Reference | None:
     """Add the sums over partitions that follow those of a reference; None where it has none.
 
     It also returns None, and says why, where all rows have to be read again.
@@ -53,8 +51,8 @@ def with_added_rows(
 
 
 def _added(
-    tall: TallModel, old: "Reference", prior: Derivatives, temperature: float, progressbar: bool
-) -> "Reference | str":
+    tall: TallModel, old: Reference, prior: Derivatives, temperature: float, progressbar: bool
+) -> Reference | str:
     """Return the reference, or why there is none."""
     partitions, n_old = tall.partitions, len(old.parts)
     assert partitions is not None

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.reference.reference import Reference
 
 __all__ = ["ControlVariate", "PinnedRows"]
 

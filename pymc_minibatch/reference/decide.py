@@ -9,14 +9,8 @@ import numpy as np
 
 from pymc_minibatch.arguments import checked_type
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.find import (
-    NoReferenceError,
-    Reference,
-    SeveralModesError,
-    discrete_in_rows,
-    fitting,
-    search,
-)
+from pymc_minibatch.reference.find import discrete_in_rows, fitting, search
+from pymc_minibatch.reference.reference import NoReferenceError, Reference, SeveralModesError
 from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn

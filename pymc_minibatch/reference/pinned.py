@@ -25,7 +25,8 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_minibatch.reference.control_variate import ControlVariate, PinnedRows
-from pymc_minibatch.reference.find import ExpansionOfMost, Reference
+from pymc_minibatch.reference.reference import Reference
+from pymc_minibatch.reference.search_density import SearchDensity
 from pymc_minibatch.reference.taylor import make_target
 from pymc_minibatch.tall import TallModel
 
@@ -157,3 +158,41 @@ def slice_draws(
         z = proposed
         draw[:] = center + root @ z
     return draws[n // 10 :]
+
+
+class ExpansionOfMost:
+    """Expansions of the log-likelihood of all but a few rows.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    whole
+        An expansion of all rows.
+    rows
+        The few.
+    """
+
+    def __init__(self, tall: TallModel, whole: Reference, rows: np.ndarray) -> None:
+        self.whole = whole
+        self._density = SearchDensity(tall, whole.temperature, False, whole.flat)
+        self._few, self._share = tall.batch(rows), rows.size / tall.n_rows
+
+    def about(self, flat: np.ndarray) -> Reference:
+        """Expand about a point, in one pass."""
+        of_all = self._density.row_derivatives(flat, None)
+        of_few = self._density.row_derivatives(flat, self._few)  # as an estimate for all
+        gradient, hessian = (a - self._share * b for a, b in zip(of_all, of_few, strict=True))
+        return replace(
+            self.whole,
+            mode=self._density.tall.layout.unflatten(flat),
+            flat=flat,
+            gradient=gradient,
+            hessian=hessian,
+            curvature=hessian,
+            prior_hessian=self._density.prior_hessian(flat),
+        )
+
+    def prior_gradient(self, flat: np.ndarray) -> np.ndarray:
+        """Gradient of the prior part."""
+        return self._density.prior_gradient(flat)

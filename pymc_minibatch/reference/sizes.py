@@ -20,8 +20,8 @@ import numpy as np
 from scipy.linalg import eigh
 
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.find import Reference
 from pymc_minibatch.reference.reach import LENGTHS, PROBABILITIES, RowReach, row_reach
+from pymc_minibatch.reference.reference import Reference
 from pymc_minibatch.reference.taylor import term_of_batches
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import in_chunks, over_chunks

@@ -32,7 +32,7 @@ from pymc_minibatch.jit.interpreted import Evaluator, for_few_rows
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.derivatives import row_derivatives
-from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.reference.reference import Reference
 from pymc_minibatch.reference.rows import simplified
 from pymc_minibatch.tall import TallModel
 

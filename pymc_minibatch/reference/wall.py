@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_minibatch.reference.find import Reference
+from pymc_minibatch.reference.reference import Reference
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["NEAR_WALL", "refuse_near_wall"]

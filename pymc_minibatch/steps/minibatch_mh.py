@@ -56,8 +56,8 @@ from pymc_minibatch.reference.decide import (
     start_near_mode,
 )
 from pymc_minibatch.reference.density import Density, make_density
-from pymc_minibatch.reference.find import SeveralModesError
 from pymc_minibatch.reference.heavy import heavy_axes
+from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.reference.taylor import (
     Target,
     compile_prior_gradient,
