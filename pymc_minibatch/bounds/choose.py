@@ -5,13 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from pymc_minibatch.bounds.bohning import Bohning
 from pymc_minibatch.bounds.bound import Bound, BroughtTarget
 from pymc_minibatch.bounds.collapse import CollapsedTarget
-from pymc_minibatch.bounds.jaakkola_jordan import JaakkolaJordan
+from pymc_minibatch.bounds.families import FAMILIES
 from pymc_minibatch.bounds.laplace import approximate, climb
-from pymc_minibatch.bounds.likelihood import Likelihood, recognise
-from pymc_minibatch.bounds.normal import Normal
+from pymc_minibatch.bounds.likelihood import Likelihood
 from pymc_minibatch.bounds.pinned import (
     curvature_of_posterior,
     posterior_root,
@@ -19,7 +17,7 @@ from pymc_minibatch.bounds.pinned import (
     warn_of_narrow_bounds,
 )
 from pymc_minibatch.bounds.quadratic import QuadraticBound
-from pymc_minibatch.bounds.student_t import StudentT
+from pymc_minibatch.bounds.recognise import recognise
 from pymc_minibatch.bounds.target import FireflyTarget
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.find import fitting
@@ -28,7 +26,7 @@ from pymc_minibatch.tall import TallModel
 __all__ = ["ChosenBound", "recognised", "settle"]
 
 BOUNDS: dict[str, QuadraticBound] = {
-    bound.family: bound for bound in (JaakkolaJordan(), Bohning(), StudentT(), Normal())
+    family.name: family.bound for family in FAMILIES if family.bound is not None
 }
 
 

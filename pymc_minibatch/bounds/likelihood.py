@@ -1,4 +1,4 @@
-"""Recognise the likelihood of a model and the predictor it depends on.
+"""The likelihood of a model and the predictor it depends on.
 
 A row of a generalised linear model depends on the parameters through a predictor ηₙ(θ), which the
 graph of the model hides behind a link: ``Bernoulli(p=sigmoid(X @ beta))``. Here the link is taken
@@ -7,7 +7,7 @@ the one recognised, is verified where a bound is put below it
 (:mod:`pymc_minibatch.bounds.collapse`).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Identity, Sub
-from pytensor.scalar.math import Sigmoid
+from pytensor.scalar.basic import Identity
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.random.basic import (
-    BernoulliRV,
-    BinomialRV,
-    CategoricalRV,
-    NormalRV,
-    StudentTRV,
-)
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
@@ -36,7 +28,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 
-__all__ = ["Likelihood", "NoBoundError", "recognise"]
+__all__ = ["ADVICE", "Likelihood", "NoBoundError", "Reader"]
 
 
 class NoBoundError(ValueError):
@@ -50,7 +42,7 @@ class Likelihood:
     Attributes
     ----------
     family : str
-        "logistic", "softmax", "student_t" or "normal".
+        The name of its :class:`.Family`.
     inputs : list of Variable
         The flat point, then one input for each array of row data.
     observed : Variable, shape (b,)
@@ -94,55 +86,7 @@ class Likelihood:
 ADVICE = "Use MinibatchMH, or bring a lower bound with pmb.Bound."
 
 
-def recognise(tall: TallModel) -> Likelihood:
-    """Find family and predictor of the observed variable.
-
-    Raises
-    ------
-    NoBoundError
-        If there are several observed variables, or theirs is not a family with a known bound, or
-        the model computes what rows read from all of them.
-    """
-    if len(tall.row_names) > 1:
-        raise NoBoundError(
-            f"The rows are those of {' + '.join(tall.row_names)} together, and bounds are known "
-            f"for one observed variable. {ADVICE}"
-        )
-    [name] = tall.row_names
-    if tall.row_potentials:
-        raise NoBoundError(f"{name} is a potential, of whose family nothing is known. {ADVICE}")
-    if tall.evaluates_data:
-        raise NoBoundError(
-            f"{name} reads what the model computes from all rows together, such as a mean. Compute "
-            f"that before building the model. {ADVICE}"
-        )
-    rv = tall.model[name]
-    op = rv.owner.op
-    for kind, build in BUILDERS.items():
-        if isinstance(op, kind):
-            value = tall.model.rvs_to_values[rv]
-            if value.ndim != 1:
-                raise NoBoundError(
-                    f"{name} has shape {tuple(value.shape.eval())}: several numbers in each row. "
-                    "Write the data in long form, one number a row, with ravel()."
-                )
-            parameters: Sequence[Variable] = op.dist_params(rv.owner)  # type: ignore[attr-defined]
-            return build(_Reader(tall, name, value), *parameters)
-    family = type(op).__name__.removesuffix("RV")
-    reason = REASONS.get(family, "none is known for it")
-    raise NoBoundError(
-        f"{name} is {family}, which has no quadratic lower bound in its predictor: {reason}. "
-        f"{ADVICE}"
-    )
-
-
-REASONS = {
-    "Poisson": "the log-likelihood y η - exp(η) falls off faster than any parabola",
-    "NegativeBinomial": "with a log link no bound is known that is tight at the mode",
-}
-
-
-class _Reader:
+class Reader:
     """Slices parameters of the observed variable to a batch of rows."""
 
     def __init__(self, tall: TallModel, name: str, value: Variable) -> None:
@@ -201,56 +145,11 @@ class _Reader:
         parameters: Mapping[str, TensorVariable] | None = None,
         scale: TensorVariable | None = None,
     ) -> Likelihood:
+        """Put what was read together."""
         observed = pt.cast(self.observed, "float64")
         return Likelihood(
             family, self.inputs, observed, predictor, parameters or {}, scale, self.depends
         )
-
-
-def _bernoulli(reader: _Reader, p: Variable) -> Likelihood:
-    eta = reader.per_row(reader.unlinked(p, Sigmoid, "the sigmoid (inverse logit)"))
-    return reader.likelihood("logistic", eta, {"trials": pt.ones_like(eta)})
-
-
-def _binomial(reader: _Reader, n: Variable, p: Variable) -> Likelihood:
-    trials = reader.rows("trials", n)
-    eta = reader.per_row(reader.unlinked(p, Sigmoid, "the sigmoid (inverse logit)"))
-    return reader.likelihood("logistic", eta, {"trials": trials})
-
-
-def _categorical(reader: _Reader, p: Variable) -> Likelihood:
-    eta = reader.unlinked(p, Softmax, "the softmax")
-    eta = pt.cast(_without_common_terms(eta if eta.ndim == 2 else eta[None, :]), "float64")
-    rows = pt.zeros((reader.observed.shape[0], 1), dtype="float64")
-    return reader.likelihood("softmax", eta + rows)
-
-
-def _student_t(reader: _Reader, nu: Variable, mu: Variable, sigma: Variable) -> Likelihood:
-    parameters = {"nu": reader.rows("nu", nu)}
-    scale = reader.rows("scale", sigma)
-    return reader.likelihood("student_t", reader.rows("predictor", mu), parameters, scale)
-
-
-def _normal(reader: _Reader, mu: Variable, sigma: Variable) -> Likelihood:
-    scale = reader.rows("scale", sigma)
-    return reader.likelihood("normal", reader.rows("predictor", mu), None, scale)
-
-
-BUILDERS: dict[type, Callable[..., Likelihood]] = {
-    BernoulliRV: _bernoulli,
-    BinomialRV: _binomial,
-    CategoricalRV: _categorical,
-    StudentTRV: _student_t,
-    NormalRV: _normal,
-}
-
-
-def _without_common_terms(eta: TensorVariable) -> TensorVariable:
-    """Drop what is added to all classes alike, such as the maximum that PyMC subtracts."""
-    op = eta.owner.op if eta.owner else None
-    if _is_elemwise(op, Sub) and eta.owner.inputs[1].type.broadcastable[-1]:
-        return _without_common_terms(eta.owner.inputs[0])
-    return eta
 
 
 def _twin(leaf: Variable, known: Collection[Variable]) -> Variable:

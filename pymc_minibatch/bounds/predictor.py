@@ -17,6 +17,8 @@ from pytensor.gradient import DisconnectedInputError, grad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scalar.basic import Add, Sub
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.jit.compiled import compile_python
@@ -132,17 +134,38 @@ def find_predictor(tall: TallModel) -> Predictor:
             f"the rows of {' + '.join(tall.row_names)} depend on {', '.join(names)} in more than "
             "one place, and not through one predictor alone (an unknown scale or dispersion, say)"
         )
+    affine: list[Variable] = []
     for eta in candidates:
-        free = pt.dvector("eta")
-        stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
-        of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
-        unit = float(np.finfo(str(eta.type.dtype)).eps)
-        predictor = Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free, unit)
-        if _is_affine(tall, predictor):
-            return predictor
-    raise NoPredictorError(
-        f"the predictor of {' + '.join(tall.row_names)} is not affine in the parameters"
-    )
+        if affine and not _is_offset(eta, affine[-1]):
+            continue
+        if _is_affine(tall, _predictor(inputs, term, eta)):
+            affine.append(eta)
+    if not affine:
+        raise NoPredictorError(
+            f"the predictor of {' + '.join(tall.row_names)} is not affine in the parameters"
+        )
+    return _predictor(inputs, term, affine[-1])
+
+
+def _predictor(inputs: Sequence[Variable], term: Variable, eta: Variable) -> Predictor:
+    """Put a number in place of a node of the graph."""
+    free = pt.dvector("eta")
+    stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
+    of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
+    unit = float(np.finfo(str(eta.type.dtype)).eps)
+    return Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free, unit)
+
+
+def _is_offset(eta: Variable, before: Variable) -> bool:
+    """Whether a node adds something to another one, such as offsets that come with the rows.
+
+    They belong to the predictor: rows are of one family with them, and each has a function of its
+    own without.
+    """
+    op = eta.owner.op if eta.owner else None
+    if not isinstance(op, Elemwise) or not isinstance(op.scalar_op, Add | Sub):
+        return False
+    return before in (eta.owner.inputs if isinstance(op.scalar_op, Add) else eta.owner.inputs[:1])
 
 
 def _entering(tall: TallModel) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from pymc_minibatch.bounds.families.family import Third
 from pymc_minibatch.bounds.predictor import (
     NoPredictorError,
     Predictor,
@@ -18,7 +19,7 @@ from pymc_minibatch.bounds.predictor import (
     linearised,
 )
 from pymc_minibatch.bounds.row_claims import RowClaims, far_points
-from pymc_minibatch.bounds.third import Third, find_third
+from pymc_minibatch.bounds.third import find_third
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.taylor import row_term
 from pymc_minibatch.tall import TallModel

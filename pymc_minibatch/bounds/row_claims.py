@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.bounds.third import Third
+from pymc_minibatch.bounds.families.family import Third
 from pymc_minibatch.jit.interpreted import Evaluator
 
 __all__ = ["RowClaims", "far_points"]

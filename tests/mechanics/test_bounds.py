@@ -13,7 +13,7 @@ from pymc_minibatch.bounds import jaakkola_jordan
 from pymc_minibatch.bounds.choose import BOUNDS, settle
 from pymc_minibatch.bounds.collapse import CollapsedTarget
 from pymc_minibatch.bounds.laplace import climb
-from pymc_minibatch.bounds.likelihood import recognise
+from pymc_minibatch.bounds.recognise import recognise
 from pymc_minibatch.jit.compiled import CompiledFunction
 from pymc_minibatch.tall import model as tall_module
 

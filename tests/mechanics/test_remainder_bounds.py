@@ -6,15 +6,11 @@ import pytest
 from scipy.special import expit
 
 import pymc_minibatch as pmb
+from pymc_minibatch.bounds.families import logistic, probit, student_t
+from pymc_minibatch.bounds.families.family import Trial
 from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor
 from pymc_minibatch.bounds.remainder import bound_remainders
-from pymc_minibatch.bounds.third import (
-    LOGISTIC_PEAK,
-    PROBIT,
-    find_third,
-    largest_logistic,
-    largest_student,
-)
+from pymc_minibatch.bounds.third import find_third
 from pymc_minibatch.reference.control_variate import ControlVariate
 
 N = 60
@@ -22,6 +18,7 @@ RNG = np.random.default_rng(1)
 X = RNG.normal(size=(N, 2))
 COUNTS, POSITIVE = RNG.poisson(1.5, N), RNG.exponential(1.0, N) + 1e-3
 BITS, GROUP = RNG.integers(0, 2, N), RNG.integers(0, 3, N)
+OFFSETS = RNG.normal(0.0, 1.5, N)
 
 
 def predictor():
@@ -41,6 +38,16 @@ FAMILIES = {
     "weibull": lambda eta: pm.Weibull("y", 1.7, pm.math.exp(eta), observed=POSITIVE),
     "student": lambda eta: pm.StudentT("y", 4, mu=eta, sigma=0.8, observed=X[:, 0]),
     "normal": lambda eta: pm.Normal("y", eta, 0.8, observed=X[:, 0]),
+    "probit, offsets": lambda eta: pm.Bernoulli(
+        "y", p=pm.math.invprobit(eta + OFFSETS), observed=BITS
+    ),
+    "logit, large offsets": lambda eta: pm.Bernoulli(
+        "y", logit_p=20 * OFFSETS + eta, observed=OFFSETS > 0
+    ),
+    "poisson, offsets": lambda eta: pm.Poisson("y", pm.math.exp(eta - OFFSETS), observed=COUNTS),
+    "student, offsets": lambda eta: pm.StudentT(
+        "y", 4, mu=eta + 5 * OFFSETS, sigma=0.8, observed=X[:, 0] + 5 * OFFSETS
+    ),
 }
 
 
@@ -61,7 +68,7 @@ def test_bounds_on_third_derivatives_are_tight(family):
             axis=0,
         )
         assert (bound >= sup * (1 - 1e-9)).all()
-        if family != "probit":
+        if "probit" not in family:
             assert (bound <= sup * 1.01 + 1e-12).all()
         assert family == "normal" or bound.max() > 0
 
@@ -70,8 +77,8 @@ def test_largest_logistic():
     u = np.linspace(-9, 9, 4001)
     h = np.abs(expit(u) * expit(-u) * (1 - 2 * expit(u)))
     assert h.max() == pytest.approx(np.sqrt(3) / 18, rel=1e-5)  # on the grid
-    assert abs(u[h.argmax()]) == pytest.approx(LOGISTIC_PEAK, abs=0.005)
-    assert largest_logistic(np.array([2.0]), np.array([3.0])) == pytest.approx(
+    assert abs(u[h.argmax()]) == pytest.approx(logistic.PEAK, abs=0.005)
+    assert logistic.largest(np.array([2.0]), np.array([3.0])) == pytest.approx(
         h[(u >= 2) & (u <= 3)].max(), rel=1e-2
     )
 
@@ -80,7 +87,7 @@ def test_largest_student():
     v = np.linspace(-6, 6, 6001)
     g = np.abs(4 * v * (v**2 - 3) / (1 + v**2) ** 3)
     for lowest, highest in ((-6, 6), (0.5, 1.6), (1.8, 5.0), (-0.1, 0.1), (-2.6, -2.2)):
-        bound = largest_student(np.array([lowest]), np.array([highest]))
+        bound = student_t.largest(np.array([lowest]), np.array([highest]))
         assert bound == pytest.approx(g[(v >= lowest) & (v <= highest)].max(), rel=2e-2)
 
 
@@ -91,7 +98,7 @@ def test_probit_constant():
     ratio = np.exp(-(u**2) / 2 - log_ndtr(u)) / np.sqrt(2 * np.pi)
     third = ratio * ((u + ratio) * (u + 2 * ratio) - 1)
     assert np.abs(third).max() < 0.2958
-    assert np.abs(third).max() + 6e-3 / 2 < PROBIT
+    assert np.abs(third).max() + 6e-3 / 2 < probit.LARGEST
 
 
 def test_group_effects_have_a_predictor():
@@ -143,6 +150,37 @@ def test_refusals_say_why(build, message):
     tall = pmb.TallModel(model)
     with pytest.raises(NoPredictorError, match=message):
         find_third(tall, find_predictor(tall), np.zeros(tall.layout.size))
+
+
+def test_a_row_of_another_family_is_named():
+    """One of many is no reason to say that no family is known."""
+
+    def logp(value, eta):
+        lower = pm.logp(pm.Poisson.dist(pm.math.exp(eta)), value)
+        return pm.math.switch(pm.math.eq(value, 7), 2 * pm.math.log1p(pm.math.exp(-eta)), lower)
+
+    counts = COUNTS.copy()
+    counts[counts == 7] = 6
+    counts[17] = 7
+    with pm.Model() as model:
+        pm.CustomDist("y", predictor(), logp=logp, observed=counts)
+    tall = pmb.TallModel(model)
+    with pytest.raises(NoPredictorError, match=r"row 17 of y is not of the family .*\(Poisson"):
+        find_third(tall, find_predictor(tall), np.zeros(tall.layout.size))
+
+
+@pytest.mark.parametrize("at", [0.0, 3.0])
+def test_derivatives_agree_up_to_their_rounding(at):
+    """log(1 − p) has a few digits where p is next to 1, which is no reason against a family."""
+    eta = np.linspace(-3.0, 3.0, N) + at
+
+    def derivatives(eta):
+        exact = -np.exp(-eta)
+        return exact + 1e-7 * np.sin(1e9 * eta) * (eta > 2), exact
+
+    trial = Trial(derivatives, eta, (), lambda: None, np.empty(0))
+    assert trial.fits(2, lambda eta: -np.exp(-eta)).all()
+    assert not trial.fits(2, lambda eta: -1.5 * np.exp(-eta)).any()
 
 
 def test_a_bound_that_is_brought_is_verified():
