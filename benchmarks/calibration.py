@@ -22,10 +22,11 @@ import pymc_minibatch as pmb
 from pymc_minibatch.bounds.choose import recognised
 from pymc_minibatch.bounds.rows import BoundedRows
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import find_field
 from pymc_minibatch.latent.firefly import bounded
+from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.minibatch import MinibatchSampler
-from pymc_minibatch.latent.sampler import LatentModel, LatentSampler
+from pymc_minibatch.latent.recognition import find_field
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.search import search
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel

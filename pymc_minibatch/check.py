@@ -17,7 +17,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_minibatch.acceptance.growing import rows_wanted
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.interpreted import only_looking
-from pymc_minibatch.latent.field import has_effects
+from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.reference import SeveralModesError

@@ -12,9 +12,9 @@ import numpy as np
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.kernels.sweep import Grouping
-from pymc_minibatch.latent.arrowhead import solve_blocks_transposed
+from pymc_minibatch.latent.batched import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
-from pymc_minibatch.latent.field import GroupEffects
+from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.moves import LevelWalks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions

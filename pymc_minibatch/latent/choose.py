@@ -6,10 +6,11 @@ from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.locate import LatentModel, Sums, locate, without
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.modes import ModeSampler, find_modes
-from pymc_minibatch.latent.sampler import LatentModel, LatentSampler, Sums, locate, without
+from pymc_minibatch.latent.no_field import NoFieldError
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel

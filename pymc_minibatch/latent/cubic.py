@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.arrowhead import multiply_blocks
+from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 

@@ -42,14 +42,9 @@ from pymc_minibatch.kernels.firefly import (
 from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
+from pymc_minibatch.latent.locate import LatentModel, locate, structure_with_effects
 from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts, Sweeping
-from pymc_minibatch.latent.sampler import (
-    LatentModel,
-    LatentSampler,
-    LatentState,
-    locate,
-    structure_with_effects,
-)
+from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.density import Density

@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_minibatch.latent.field import NoFieldError
+from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves import MoveCounts
-from pymc_minibatch.latent.sampler import LatentModel, LatentSampler, LatentState
+from pymc_minibatch.latent.no_field import NoFieldError
+from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.search import FewRows, LatentReference, search
 from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density

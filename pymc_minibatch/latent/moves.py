@@ -40,15 +40,17 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
-from pymc_minibatch.latent.arrowhead import (
+from pymc_minibatch.latent.batched import (
     inner_products,
     log_diagonal,
     multiply_transposed,
     solve_blocks_transposed,
 )
-from pymc_minibatch.latent.field import CenteredPoint, GroupEffects, LatentField
+from pymc_minibatch.latent.conditional import Conditional
+from pymc_minibatch.latent.field import CenteredPoint, LatentField
+from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.skew_transform import SkewTransform
-from pymc_minibatch.latent.surrogate import Conditional, PredictorState, Surrogate
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.proposals.guided import walk_share, walk_share_beyond
 
 __all__ = [

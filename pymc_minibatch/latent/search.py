@@ -25,14 +25,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import minimize
 
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.factors import Factor
-from pymc_minibatch.latent.field import LatentField, NoFieldError
+from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.kinks import find_kinks
+from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.smoothing import find_smoothing
 from pymc_minibatch.latent.sums import ParabolicRows, agree_with_rows, expand_exactly
-from pymc_minibatch.latent.surrogate import Conditional, Surrogate
+from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 

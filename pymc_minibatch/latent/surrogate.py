@@ -17,155 +17,35 @@ Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the paramet
 hierarchical models: partial non-centring.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.latent.arrowhead import (
-    ArrowheadFactor,
-    ArrowheadMatrix,
-    Matrix,
-    added,
-    blocks_of_dense,
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, added, blocks_of_dense
+from pymc_minibatch.latent.batched import (
     factored_blocks,
     inner_products,
     multiply_blocks,
     solve_blocks,
     solve_blocks_transposed,
 )
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.expansion import Expansion
-from pymc_minibatch.latent.field import GroupEffects, LatentField, ProjectedCurvature, Projector
-from pymc_minibatch.latent.layout import ArrowheadLayout, BorderAndBlocks
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.layout import BorderAndBlocks
+from pymc_minibatch.latent.projector import ProjectedCurvature, Projector
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.verify import RADII, compare, rounding
 
-__all__ = ["Conditional", "Frame", "PredictorState", "Surrogate"]
+__all__ = ["PredictorState", "Surrogate"]
 
 NOTHING = np.empty(0)
 
 RTOL_OF_PHI, RTOL_OF_PRIOR = 1e-8, 1e-6
 """Relative differences of φ and of slopes of the prior where claims are looked at again."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Coordinates η of the latent field: z = m + L⁻ᵀ η.
-
-    Attributes
-    ----------
-    layout : ArrowheadLayout
-        Where the latent variables are in a point.
-    origin : ndarray, shape (D,)
-        m, with h in its place.
-    factor : ArrowheadFactor
-        L.
-    """
-
-    layout: ArrowheadLayout
-    origin: np.ndarray
-    factor: ArrowheadFactor
-
-    def color(self, eta: BorderAndBlocks) -> np.ndarray:
-        """Return the point with these coordinates."""
-        point = self.origin.copy()
-        dense, groups = self.factor.color(*eta)
-        at = self.layout.split(point)
-        self.layout.put(point, at[0] + dense, at[1] + groups)
-        return point
-
-    def whiten(self, point: np.ndarray) -> BorderAndBlocks:
-        """Return the coordinates of a point."""
-        return self.factor.whiten(*self.layout.split(point - self.origin))
-
-
-@dataclass(frozen=True)
-class Conditional:
-    """The latent field given hyperparameters, as a Gaussian.
-
-    It is factored when it is first asked for what needs the factor.
-
-    Attributes
-    ----------
-    layout : ArrowheadLayout
-        Where the latent variables are in a point.
-    here : ndarray, shape (D,)
-        h, and the latent variables of the center, about which all is expanded.
-    blocks : ndarray, shape (G, q, q)
-        The groups' blocks of Λ.
-    dense_later, cross_later : callable
-        ``() -> matrix``, the rest of it: the dense part, and what joins the groups with it.
-    slope : tuple of ndarray
-        Of the log density at `here`, dense part and groups.
-    prior_slope, prior_precision
-        Of the log prior there: its slope, and minus its curvature P.
-    projector : Projector
-        A(h).
-    phi : ndarray, shape (P,)
-        φ there.
-    factor_of_rows : float
-        By what scalars that all rows share multiply what these say.
-    damping : float
-        By how much the precision is raised before it is factored.
-    """
-
-    layout: ArrowheadLayout
-    here: np.ndarray
-    blocks: np.ndarray
-    dense_later: Callable[[], Matrix]
-    cross_later: Callable[[], Matrix]
-    slope: BorderAndBlocks
-    prior_slope: BorderAndBlocks
-    prior_precision: ArrowheadMatrix
-    projector: Projector
-    phi: np.ndarray
-    factor_of_rows: float
-    damping: float
-
-    @cached_property
-    def dense(self) -> Matrix:
-        """The dense part of Λ."""
-        return self.dense_later()
-
-    @cached_property
-    def precision(self) -> ArrowheadMatrix:
-        """Λ."""
-        return ArrowheadMatrix(self.dense, self.cross_later(), self.blocks)
-
-    @cached_property
-    def factor(self) -> ArrowheadFactor:
-        """L(h); raises LinAlgError if the precision is not positive definite."""
-        damped = self.precision.damped(self.damping) if self.damping else self.precision
-        return damped.factor()
-
-    @cached_property
-    def is_proper(self) -> bool:
-        """Whether the precision is positive definite."""
-        try:
-            return np.isfinite(self.log_determinant)
-        except np.linalg.LinAlgError:
-            return False
-
-    @cached_property
-    def log_determinant(self) -> float:
-        """Half the log-determinant of the precision, log |L|."""
-        return self.factor.log_determinant()
-
-    @cached_property
-    def point(self) -> np.ndarray:
-        """The mode m(h), with h in its place, shape (D,)."""
-        point, step = self.here.copy(), self.factor.solve(*self.slope)
-        dense, groups = self.layout.split(self.here)
-        self.layout.put(point, dense + step[0], groups + step[1])
-        return point
-
-    @property
-    def frame(self) -> Frame:
-        """Coordinates in which the field is standard normal."""
-        return Frame(self.layout, self.point, self.factor)
 
 
 class PredictorState(NamedTuple):

@@ -10,8 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
+from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
-from pymc_minibatch.latent.sampler import LatentModel, LatentSampler
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel

@@ -32,8 +32,8 @@ from pymc_minibatch.kernels.firefly import (
     make_iterations,
     restore,
 )
-from pymc_minibatch.latent.field import NoFieldError
 from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
+from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density

@@ -41,8 +41,9 @@ from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.field import NoFieldError, has_effects
 from pymc_minibatch.latent.modes import ModeSampler
+from pymc_minibatch.latent.no_field import NoFieldError
+from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian

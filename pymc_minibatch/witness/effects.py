@@ -23,10 +23,12 @@ from scipy import sparse
 
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, multiply_blocks
-from pymc_minibatch.latent.field import GroupEffects, LatentField
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
+from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
+from pymc_minibatch.latent.batched import multiply_blocks
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import ArrowheadLayout
-from pymc_minibatch.latent.minibatch import MinibatchDecisions
 from pymc_minibatch.latent.moves import (
     Decisions,
     LatentMoves,

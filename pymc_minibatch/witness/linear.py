@@ -12,13 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.latent.linear import (
-    BankFrame,
-    IntegratedLevels,
-    LinearMove,
-    LinearMoves,
-    LinearState,
-)
+from pymc_minibatch.latent.linear import LinearMove, LinearMoves
+from pymc_minibatch.latent.linear_model import BankFrame, IntegratedLevels, LinearState
 from pymc_minibatch.latent.moves import MoveCounts, Tuning, hyper_walk_share
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding

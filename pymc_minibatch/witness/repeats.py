@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from pymc_minibatch.acceptance import Barker, CorrectedBarker, Penalty
-from pymc_minibatch.latent.minibatch import MinibatchDecisions
+from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.moves import Move, MoveCounts
 from pymc_minibatch.witness.effects import NAMES, Listener, MovesOfEffects
 from pymc_minibatch.witness.witness import Look

@@ -9,8 +9,9 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import LatentField, find_field
-from pymc_minibatch.latent.sampler import locate
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.locate import locate
+from pymc_minibatch.latent.recognition import find_field
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent.sampler import locate
+from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.tall import TallModel
 
 N_ROWS = 20_000

@@ -22,14 +22,15 @@ import pymc_minibatch as pmb
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.acceptance.growing import new_first_batch, upper_smoothness
 from pymc_minibatch.kernels.by_group import GroupTable
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, congruent, solve_square
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, congruent
+from pymc_minibatch.latent.batched import solve_square
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
 from pymc_minibatch.latent.choose import make_latent_sampler, most_read
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
-from pymc_minibatch.latent.field import LatentField, NoFieldError, ProjectedCurvature, find_field
+from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
 from pymc_minibatch.latent.moves import (
@@ -42,6 +43,9 @@ from pymc_minibatch.latent.moves import (
     RandomBlocks,
     factoring_share,
 )
+from pymc_minibatch.latent.no_field import NoFieldError
+from pymc_minibatch.latent.projector import ProjectedCurvature
+from pymc_minibatch.latent.recognition import find_field
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate

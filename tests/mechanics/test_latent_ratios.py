@@ -19,7 +19,8 @@ from pymc_minibatch.latent import moves as moves_module
 from pymc_minibatch.latent import sampler as sampler_module
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.field import GroupEffects
+from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.moves import (
     PCN_ANGLES,
     LatentMoves,
@@ -30,7 +31,7 @@ from pymc_minibatch.latent.moves import (
     Walks,
     collapsed_pairs,
 )
-from pymc_minibatch.latent.sampler import LatentSampler, locate
+from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
 

@@ -8,9 +8,10 @@ import pymc as pm
 import pytest
 
 from pymc_minibatch.latent import sampler as sampler_module
-from pymc_minibatch.latent.arrowhead import log_diagonal
+from pymc_minibatch.latent.batched import log_diagonal
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.linear import LinearMoves, find_linear, log_density
+from pymc_minibatch.latent.linear import LinearMoves
+from pymc_minibatch.latent.linear_model import find_linear, log_density
 from pymc_minibatch.latent.moves import MoveCounts, collapsed_pairs
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.skew_transform import SkewTransform

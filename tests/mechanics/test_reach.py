@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent.minibatch import _sizes
+from pymc_minibatch.latent.row_sizes import sizes_of_rows
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.reach import row_reach
 from pymc_minibatch.reference.sizes import row_sizes
@@ -139,6 +139,6 @@ def test_a_wall_beside_effects_is_drawn_in_every_batch():
         pm.Bernoulli("y", logit_p=eta, observed=y)
     latent = pmb.MinibatchMH(model=model).latent
     cubics = latent.reference.surrogate.cubics
-    sizes = _sizes(latent.reference, latent.rows, cubics[0] if cubics else None).rows
+    sizes = sizes_of_rows(latent.reference, latent.rows, cubics[0] if cubics else None).rows
     assert sizes[WALL] > sizes.sum() / 10
     assert np.delete(sizes, WALL).max() < 0.1

@@ -273,7 +273,7 @@ def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
         raise AssertionError("something was compiled")
 
     monkeypatch.setattr("pymc_minibatch.jit.compiled.compile_numba", refuse)
-    monkeypatch.setattr("pymc_minibatch.latent.field.compile_numba", refuse)
+    monkeypatch.setattr("pymc_minibatch.latent.derivatives.compile_numba", refuse)
     found = pmb.check(tall_model(20_000))
     assert found.supported
     assert found.method == "minibatch"

@@ -14,8 +14,8 @@ from pymc_minibatch.latent import search
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.expansion import Expansion
-from pymc_minibatch.latent.field import NoFieldError
-from pymc_minibatch.latent.sampler import locate, structure_with_effects
+from pymc_minibatch.latent.locate import locate, structure_with_effects
+from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sums import CommonFactor, expand_exactly, find_parabolic_rows
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import CHUNK_ROWS

@@ -15,7 +15,8 @@ from pymc_minibatch.kernels.by_size import SizeTable
 from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent import moves as latent_moves
-from pymc_minibatch.latent.field import CenteredPoint, Derivatives
+from pymc_minibatch.latent.derivatives import Derivatives
+from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.witness import SurpriseError
 from pymc_minibatch.witness.comparison import AGREES

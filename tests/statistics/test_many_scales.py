@@ -9,7 +9,8 @@ from scipy.special import expit
 
 import pymc_minibatch as pmb
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.field import MOST_HYPER, NoFieldError
+from pymc_minibatch.latent.no_field import NoFieldError
+from pymc_minibatch.latent.recognition import MOST_HYPER
 from pymc_minibatch.tall import TallModel
 
 Z_MAX = 4.5

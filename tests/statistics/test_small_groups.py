@@ -16,7 +16,7 @@ from scipy.special import expit
 
 import pymc_minibatch as pmb
 from benchmarks.many_groups import slopes
-from pymc_minibatch.latent.minibatch import MinibatchDecisions
+from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.moves import LevelMoves, LevelWalks
 
 N_GROUPS, N_ROWS = 4000, 3

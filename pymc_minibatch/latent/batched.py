@@ -1,0 +1,192 @@
+"""Small matrices, one for each group: factors, solutions and products of all of them at once."""
+
+import math
+
+import numpy as np
+from scipy.linalg import LinAlgError
+
+from pymc_minibatch.jit.compiled import jit_kept
+
+__all__ = [
+    "factored_blocks",
+    "inner_products",
+    "log_diagonal",
+    "multiply_blocks",
+    "multiply_matrices",
+    "multiply_transposed",
+    "solve_blocks",
+    "solve_blocks_transposed",
+]
+
+
+def factored_blocks(blocks: np.ndarray) -> np.ndarray:
+    """Return the lower factor of each block.
+
+    Raises
+    ------
+    LinAlgError
+        If one is not positive definite.
+    """
+    cholesky = np.empty_like(blocks)
+    if not factor_blocks(blocks, cholesky):
+        raise LinAlgError("The block of a group is not positive definite.")
+    return cholesky
+
+
+@jit_kept
+def factor_blocks(blocks: np.ndarray, cholesky: np.ndarray) -> bool:
+    """Write the lower factor of each block; return whether all are positive definite."""
+    n_groups, width, _ = blocks.shape
+    cholesky[:] = 0.0
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(i + 1):
+                total = blocks[g, i, j]
+                for k in range(j):
+                    total -= cholesky[g, i, k] * cholesky[g, j, k]
+                if i > j:
+                    cholesky[g, i, j] = total / cholesky[g, j, j]
+                elif total > 0.0:
+                    cholesky[g, i, i] = math.sqrt(total)
+                else:
+                    return False
+    return True
+
+
+@jit_kept
+def solve_blocks(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve ``C_g x_g = b_g`` for columns b_g, shape (G, q, n)."""
+    n_groups, width, n = right.shape
+    x = np.empty((n_groups, width, n))
+    for g in range(n_groups):
+        for i in range(width):
+            for k in range(n):
+                x[g, i, k] = right[g, i, k]
+            for j in range(i):
+                for k in range(n):
+                    x[g, i, k] -= cholesky[g, i, j] * x[g, j, k]
+            for k in range(n):
+                x[g, i, k] /= cholesky[g, i, i]
+    return x
+
+
+@jit_kept
+def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve ``C_gᵀ x_g = b_g`` for vectors b_g, shape (G, q)."""
+    n_groups, width = right.shape
+    x = np.empty((n_groups, width))
+    for g in range(n_groups):
+        for i in range(width - 1, -1, -1):
+            total = right[g, i]
+            for j in range(i + 1, width):
+                total -= cholesky[g, j, i] * x[g, j]
+            x[g, i] = total / cholesky[g, i, i]
+    return x
+
+
+@jit_kept
+def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, float]:
+    """Solve ``M_g x_g = b_g`` for vectors b_g, shape (G, q); also return Σ log |det M_g|.
+
+    Where a matrix is singular, that is −∞.
+    """
+    n_groups, width = right.shape
+    x, log_determinant = right.copy(), 0.0
+    if width == 1:
+        for g in range(n_groups):
+            if not abs(matrices[g, 0, 0]) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(matrices[g, 0, 0]))
+            x[g, 0] /= matrices[g, 0, 0]
+        return x, log_determinant
+    if width == 2:
+        for g in range(n_groups):
+            a, b, c, d = matrices[g, 0, 0], matrices[g, 0, 1], matrices[g, 1, 0], matrices[g, 1, 1]
+            determinant = a * d - b * c
+            if not abs(determinant) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(determinant))
+            x[g, 0] = (d * right[g, 0] - b * right[g, 1]) / determinant
+            x[g, 1] = (a * right[g, 1] - c * right[g, 0]) / determinant
+        return x, log_determinant
+    work = np.empty((width, width))
+    for g in range(n_groups):
+        work[:] = matrices[g]
+        for i in range(width):
+            largest = i
+            for r in range(i + 1, width):
+                if abs(work[r, i]) > abs(work[largest, i]):
+                    largest = r
+            if not abs(work[largest, i]) > 0.0:
+                return x, -np.inf
+            log_determinant += math.log(abs(work[largest, i]))
+            for c in range(width):
+                work[i, c], work[largest, c] = work[largest, c], work[i, c]
+            x[g, i], x[g, largest] = x[g, largest], x[g, i]
+            for r in range(i + 1, width):
+                factor = work[r, i] / work[i, i]
+                for c in range(i, width):
+                    work[r, c] -= factor * work[i, c]
+                x[g, r] -= factor * x[g, i]
+        for i in range(width - 1, -1, -1):
+            for c in range(i + 1, width):
+                x[g, i] -= work[i, c] * x[g, c]
+            x[g, i] /= work[i, i]
+    return x, log_determinant
+
+
+@jit_kept
+def multiply_transposed(cholesky: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return ``C_gᵀ z_g`` for vectors z_g, shape (G, q)."""
+    n_groups, width = vectors.shape
+    product = np.zeros((n_groups, width))
+    for g in range(n_groups):
+        for i in range(width):
+            for j in range(i, width):
+                product[g, i] += cholesky[g, j, i] * vectors[g, j]
+    return product
+
+
+@jit_kept
+def multiply_blocks(blocks: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return ``M_g z_g`` for vectors z_g, shape (G, q)."""
+    n_groups, width = vectors.shape
+    height = blocks.shape[1]
+    product = np.zeros((n_groups, height))
+    for g in range(n_groups):
+        for i in range(height):
+            for j in range(width):
+                product[g, i] += blocks[g, i, j] * vectors[g, j]
+    return product
+
+
+@jit_kept
+def multiply_matrices(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Multiply the matrices of each group, shapes (G, m, q) and (G, q, n)."""
+    n_groups, m, width = left.shape
+    n = right.shape[2]
+    product = np.zeros((n_groups, m, n))
+    for g in range(n_groups):
+        for i in range(m):
+            for j in range(width):
+                factor = left[g, i, j]
+                if factor != 0.0:
+                    for k in range(n):
+                        product[g, i, k] += factor * right[g, j, k]
+    return product
+
+
+def inner_products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the inner product of each group's two vectors, shape (G,)."""
+    products: np.ndarray = np.einsum("gq,gq->g", left, right)
+    return products
+
+
+@jit_kept
+def log_diagonal(cholesky: np.ndarray) -> float:
+    """Sum the logs of the diagonals of all blocks."""
+    total = 0.0
+    for g in range(cholesky.shape[0]):
+        for i in range(cholesky.shape[1]):
+            total += math.log(cholesky[g, i, i])
+    return total

@@ -1,0 +1,106 @@
+"""Functions of a point in the coordinates of the field: φ, the prior, and derivatives of both."""
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import grad, pushforward
+
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
+from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.latent.coordinates import Coordinates
+from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.structure import RowStructure
+
+__all__ = ["Derivatives"]
+
+
+class Derivatives:
+    """Functions of a point in the coordinates of the field; compiled again where they are needed.
+
+    Parameters
+    ----------
+    tall, structure
+        The model and what its rows read.
+    coordinates
+        Which variables have others in their place.
+    """
+
+    def __init__(
+        self, tall: TallModel, structure: RowStructure, coordinates: Coordinates | None = None
+    ) -> None:
+        self.tall, self.structure = tall, structure
+        self.coordinates = coordinates or Coordinates.none()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave compiled functions out."""
+        return {name: getattr(self, name) for name in ("tall", "structure", "coordinates")}
+
+    def within(self, coordinates: Coordinates) -> "Derivatives":
+        """Return the same functions in other coordinates."""
+        other = copy(self)
+        other.coordinates = coordinates
+        return other
+
+    def phi(self, point: np.ndarray) -> np.ndarray:
+        """Return φ."""
+        return self._phi(self.coordinates.to_model(point))
+
+    def push(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+        """Return ``Jφ · vector``."""
+        to_model = self.coordinates.to_model
+        return self._push(to_model(point), to_model(vector))
+
+    def prior(self, point: np.ndarray) -> float:
+        """Return the log prior."""
+        return float(self.tall.compiled_prior_logp(self.coordinates.to_model(point)))
+
+    def prior_gradient(self, point: np.ndarray) -> np.ndarray:
+        """Return the gradient of the log prior."""
+        slope = self._prior_gradient(self.coordinates.to_model(point))
+        return self.coordinates.gradient(slope)
+
+    def prior_product(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+        """Return the Hessian of the log prior times a vector."""
+        to_model = self.coordinates.to_model
+        return self.coordinates.gradient(self._prior_product(to_model(point), to_model(vector)))
+
+    def are_finite(self, point: np.ndarray) -> bool:
+        """Whether φ, the log prior and derivatives of both are finite at a point."""
+        every = np.ones(point.size)
+        with np.errstate(all="ignore"):
+            seen = (
+                self.phi(point),
+                self.push(point, every),
+                self.prior(point),
+                self.prior_gradient(point),
+                self.prior_product(point, every),
+            )
+        return all(bool(np.all(np.isfinite(each))) for each in seen)
+
+    @made_once
+    def _phi(self) -> CompiledFunction:
+        return compile_numba([self.structure.flat], [self.structure.phi])
+
+    @made_once
+    def _push(self) -> CompiledFunction:
+        vector: Any = pt.dvector("vector")
+        flat, phi = self.structure.flat, self.structure.phi
+        along: Any = pushforward(phi, flat, vector)
+        return compile_numba([flat, vector], [along])
+
+    @made_once
+    def _prior_gradient(self) -> CompiledFunction:
+        return compile_numba([self.tall.flat], [self._prior_slope])
+
+    @made_once
+    def _prior_product(self) -> CompiledFunction:
+        flat, vector = self.tall.flat, pt.dvector("vector")
+        slope = pt.sum(self._prior_slope * vector)
+        product: Any = grad(slope, flat, disconnected_inputs="ignore")
+        return compile_numba([flat, vector], [product])
+
+    @property
+    def _prior_slope(self) -> Any:
+        return grad(self.tall.prior_graph, self.tall.flat, disconnected_inputs="ignore")

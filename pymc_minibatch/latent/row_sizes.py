@@ -1,0 +1,119 @@
+"""Sampling weights of rows: how far their remainders vary over posterior points.
+
+Rows are drawn with a probability proportional to size. A row that is flat at these points, with a
+wall behind, gets a size that has it drawn about ten times in each batch.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_minibatch.latent.cubic import Cubic
+from pymc_minibatch.latent.search import LatentReference
+from pymc_minibatch.reference.remainders import second_order
+from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.tall.passes import over_chunks
+
+__all__ = ["Sizes", "sizes_of_rows"]
+
+SIZING_PAIRS = 16
+"""Opposite posterior points at which each row is looked at."""
+
+SIZING_WIDTH, KINKED_WIDTH = 1.5, 1.7
+"""How far apart they are: rows that do more farther out would be read too seldom."""
+
+READ_PAIRS = 12
+"""Of these so many tell the scale of what each row reads."""
+
+WALLS_FROM, WALLS_TO = 4.0, 7.0
+"""Standard deviations of what a row reads at which walls are looked for; these are estimates."""
+
+WALL = 4.0
+"""Nats that a row leaves of its expansion there, to be drawn about ten times in each batch."""
+
+
+class Sizes(NamedTuple):
+    """How far remainders vary over posterior points.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (N,)
+        That of each row.
+    farthest : ndarray, shape (G,)
+        How far out the levels of a factor were at these points, if it has higher orders.
+    """
+
+    rows: np.ndarray
+    farthest: np.ndarray
+
+
+def sizes_of_rows(
+    reference: LatentReference,
+    rows: RowFunctions,
+    cubic: Cubic | None,
+) -> Sizes:
+    """Look at all rows in one pass."""
+    surrogate, rng = reference.surrogate, np.random.default_rng(4)
+    seen, distances = [], [np.empty(0)] if cubic is None else []
+    width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
+    for _ in range(SIZING_PAIRS):
+        away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
+        dense, groups = surrogate.field.latent.noise(rng)
+        pair = []
+        for sign in (1.0, -1.0):
+            given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
+            noise = sign * width * dense, sign * width * groups
+            predictor = surrogate.read(given.frame.color(noise))
+            pair.append(surrogate.seen_by_rows(predictor, cubic))
+            if cubic is not None:
+                distances.append(cubic.distances(surrogate.coordinates(cubic, predictor)))
+        seen.append(pair)
+
+    _ = rows.row, rows.derivatives, rows.local_inputs  # before threads ask for them
+
+    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        at = surrogate.expansion.at
+        values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        near = [predictor[: at.size] for pair in seen[:READ_PAIRS] for predictor in pair]
+        wall = _walls(rows, at, near, width, batch)
+        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0), wall
+
+    parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
+    ranges, walls = map(np.concatenate, zip(*(part for _, part in parts), strict=True))
+    # Remainders can be small at a few points by chance: half of the draws are uniform.
+    sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
+    return Sizes(np.maximum(sizes, walls), np.max(distances, axis=0))
+
+
+def _walls(
+    rows: RowFunctions,
+    at: np.ndarray,
+    near: Sequence[np.ndarray],
+    width: float,
+    batch: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Return the sizes of rows that are flat at first and have a wall behind; 0 for others.
+
+    Each is looked at at its own scale: along axes of the covariance of what it reads, which some
+    posterior points tell, far beyond these points.
+    """
+    there = rows.local_inputs(at, *batch)
+    taylor = rows.taylor(there, *batch)
+    away = np.array([rows.local_inputs(phi, *batch) - there for phi in near]) / width
+    k, steepest = there.shape[0], np.zeros(there.shape[1])
+    with np.errstate(all="ignore"):
+        for i in range(k):
+            sd = np.sqrt((away[:, i] ** 2).mean(axis=0))
+            axis = np.nan_to_num((away * away[:, i, None]).mean(axis=0) / sd)
+            for s in (-WALLS_TO, -WALLS_FROM, WALLS_FROM, WALLS_TO):
+                delta = s * axis
+                rest = rows.row(there + delta, *batch)[0] - taylor[0]
+                for j in range(k):
+                    rest -= taylor[1 + j] * delta[j]
+                    for m in range(j + 1):
+                        share = 0.5 if j == m else 1.0
+                        rest -= share * taylor[1 + k + second_order(j, m)] * delta[j] * delta[m]
+                np.maximum(steepest, np.nan_to_num(np.abs(rest)), out=steepest)
+    return np.where(steepest > WALL, WALL, 0.0)

@@ -1,0 +1,282 @@
+"""Columns of a sparse matrix that depends on the point, by few directional derivatives.
+
+The pattern does not depend on the point. Columns that share no row are found by one directional
+derivative, those that do not change are found once, and where the point only scales columns, the
+scales follow from one derivative along a sum of them.
+
+Reference
+---------
+Curtis, Powell and Reid (1974), On the estimation of sparse Jacobian matrices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from pymc_minibatch.latent.arrowhead import Matrix, compact
+from pymc_minibatch.latent.claims import ROUNDING
+from pymc_minibatch.latent.derivatives import Derivatives
+from pymc_minibatch.latent.projector import Projector
+
+__all__ = ["RTOL", "MapEntries", "SparseJacobian"]
+
+RTOL = 1e-7
+"""Relative difference of entries that do not depend on the point."""
+
+LEAST_SINGULAR = 1e-6
+
+FULL_COLUMN = 5
+"""A column with more entries has derivatives of its own, and its row is not read again."""
+
+
+@dataclass(frozen=True)
+class MapEntries:
+    """The entries of A(h), of which matrices are made where these are asked for.
+
+    Attributes
+    ----------
+    columns : SparseJacobian
+        Where entries by the dense part of z are.
+    entries : ndarray, shape (K,)
+        Them.
+    blocks : ndarray, shape (G, q', q)
+        What each group of φ takes from its own z.
+    """
+
+    columns: "SparseJacobian"
+    entries: np.ndarray
+    blocks: np.ndarray
+
+    @cached_property
+    def whole(self) -> Projector:
+        """A(h)."""
+        return Projector(*self.columns.of(self.entries), self.blocks)
+
+    def scales_of(self, other: "MapEntries") -> np.ndarray:
+        """Return how much larger each column by the dense part is in another map."""
+        column, n = self.columns.column, self.columns.positions.size
+        own = np.bincount(column, self.entries**2, minlength=n)
+        both = np.bincount(column, self.entries * other.entries, minlength=n)
+        return np.where(own > 0.0, both / np.where(own > 0.0, own, 1.0), 1.0)
+
+
+class SparsePart:
+    """Some of the rows of a sparse matrix whose pattern is known.
+
+    Parameters
+    ----------
+    row, column : ndarray of int64, shape (K,)
+        Where its entries are, by rows.
+    shape
+        Its shape.
+    """
+
+    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> None:
+        self.row, self.column, self.shape = row, column, shape
+        self.starts = np.searchsorted(row, np.arange(shape[0] + 1))
+        self.sparse = not row.size or sparse.issparse(compact(self._as_sparse(np.ones(row.size))))
+
+    def _as_sparse(self, entries: np.ndarray) -> sparse.csr_array:
+        return sparse.csr_array((entries, self.column, self.starts), self.shape)
+
+    def of(self, entries: np.ndarray) -> Matrix:
+        """Return the matrix with these entries, compact; of none, an empty sparse one."""
+        if self.sparse:
+            return self._as_sparse(entries)
+        matrix = np.zeros(self.shape)
+        matrix[self.row, self.column] = entries
+        return matrix
+
+
+class SparseJacobian:
+    """Columns of a sparse matrix that depends on the point, by few directional derivatives.
+
+    Parameters
+    ----------
+    derivatives, name
+        What they are, and of which function.
+    points
+        Points at which they are looked at.
+    positions
+        Positions of the columns in a flat point.
+    rows
+        Positions of the rows in the derivative, for each of two parts of the matrix.
+    sizes
+        What is natural for a row, shape (rows,), and for the variable of a column, shape (D,): an
+        entry times the one is a share of the other.
+    symmetric
+        Whether the first part is symmetric. Then entries that others have in common with a column
+        of many, such as effects with their mean, are taken from that column.
+
+    Attributes
+    ----------
+    row, column : ndarray of int64, shape (K,)
+        Where entries are that may not be zero, by rows.
+    """
+
+    def __init__(
+        self,
+        derivatives: Derivatives,
+        name: str,
+        points: Sequence[np.ndarray],
+        positions: np.ndarray,
+        rows: tuple[np.ndarray, np.ndarray],
+        sizes: tuple[np.ndarray, np.ndarray],
+        symmetric: bool = False,
+    ) -> None:
+        self.derivatives, self.name = derivatives, name
+        self.positions, self.rows = positions, np.concatenate(rows)
+        self.of_rows, self.of_columns = sizes[0], sizes[1][positions]
+        self.row, self.column, seen = self._probe(points)
+        changes = np.zeros(positions.size, dtype=np.bool_)
+        self.noise = ROUNDING * self.of_rows[self.row] / self.of_columns[self.column]
+        close = RTOL * np.abs(seen).max(axis=0) + self.noise
+        moved = (np.abs(seen - seen[0]) > close).any(axis=0)
+        changes[self.column[moved]] = True
+        self.base = seen[0]
+        n, self.first = rows[0].size, int(np.searchsorted(self.row, rows[0].size))
+        own = slice(self.first), slice(self.first, None)
+        self.parts = (
+            SparsePart(self.row[own[0]], self.column[own[0]], (n, positions.size)),
+            SparsePart(self.row[own[1]] - n, self.column[own[1]], (rows[1].size, positions.size)),
+        )
+        self.moving = np.flatnonzero(changes)
+        self.changing = bool(changes.any())
+        own = changes[self.column]
+        self.mirrored, self.mirror = self._mirrored(own & symmetric)
+        shape, read = (self.rows.size, positions.size), own.copy()
+        read[self.mirrored] = False
+        pattern = sparse.csc_array((read[read], (self.row[read], self.column[read])), shape)
+        self.color = np.full(positions.size, -1)
+        self.color[changes] = _colored(pattern[:, self.moving])
+        self.unscale: np.ndarray | None = None
+        self.seed = 1.0 / self.of_columns
+        if self.color.max(initial=-1) > 0:
+            self.read, place = np.unique(self.row[own], return_inverse=True)
+            slot = np.searchsorted(self.moving, self.column[own])
+            whole = np.zeros((len(points), self.read.size, self.moving.size))
+            whole[:, place, slot] = seen[:, own]
+            self.unscale, self.seed[self.moving] = _scaled_columns(whole)
+
+    def _mirrored(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of some entries are taken from a full column, and where they are there."""
+        size = self.positions.size
+        in_square = np.flatnonzero(own & (self.row < size))
+        row, column = self.row[in_square], self.column[in_square]
+        full = np.bincount(column, minlength=size) > FULL_COLUMN
+        taken = ~full[column] & full[row]
+        keys, wanted = self.row * size + self.column, (column * size + row)[taken]
+        mirror = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        there = keys[mirror] == wanted if keys.size else np.zeros(0, dtype=np.bool_)
+        return in_square[taken][there], mirror[there]
+
+    def _probe(self, points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where entries are not zero at some of the points, by rows, and these entries."""
+        at, columns, entries = [], [], []
+        for j, position in enumerate(self.positions):
+            derivatives = []
+            for point in points:
+                seed = np.zeros(point.size)
+                seed[position] = 1.0
+                derivatives.append(self.along(point, seed))
+            column = np.array(derivatives)
+            size = np.abs(column).max(axis=0)
+            natural = self.of_rows / self.of_columns[j]
+            own = np.flatnonzero(size > ROUNDING * np.minimum(size.max(initial=0.0), natural))
+            at.append(own)
+            columns.append(np.full(own.size, j))
+            entries.append(column[:, own])
+        none = np.empty(0, dtype=np.int64)
+        row, column = np.concatenate([none, *at]), np.concatenate([none, *columns])
+        order = np.lexsort((column, row))
+        seen = np.concatenate([np.empty((len(points), 0)), *entries], axis=1)
+        return row[order], column[order], seen[:, order]
+
+    def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        """Return the derivative along a direction."""
+        return getattr(self.derivatives, self.name)(point, seed)[self.rows]
+
+    def at(self, point: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return both parts of the matrix at a point."""
+        return self.of(self.entries(point))
+
+    @cached_property
+    def _fixed(self) -> tuple[Matrix, Matrix]:
+        return self._of(self.base)
+
+    def of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return both parts of the matrix with these entries."""
+        return self._of(entries) if self.changing else self._fixed
+
+    def _of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
+        return self.parts[0].of(entries[: self.first]), self.parts[1].of(entries[self.first :])
+
+    def entries(self, point: np.ndarray) -> np.ndarray:
+        """Return the entries at a point."""
+        if not self.changing:
+            return self.base
+        entries = self.base.copy()
+        if self.unscale is not None:
+            seed, scale = np.zeros(point.size), np.ones(self.positions.size)
+            seed[self.positions[self.moving]] = self.seed[self.moving]
+            scale[self.moving] = self.unscale @ self.along(point, seed)[self.read]
+            return entries * scale[self.column]
+        of_entry = self.color[self.column]
+        for color in range(self.color.max() + 1):
+            seed = np.zeros(point.size)
+            seed[self.positions[self.color == color]] = 1.0
+            own = of_entry == color
+            entries[own] = self.along(point, seed)[self.row[own]]
+        entries[self.mirrored] = entries[self.mirror]
+        return entries
+
+
+def _scaled_columns(seen: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return what gives the scales of columns by their sum, if the point only scales columns.
+
+    Parameters
+    ----------
+    seen : ndarray, shape (points, rows, columns)
+        The matrix at some points; scales are relative to the first.
+
+    Returns
+    -------
+    unscale : ndarray or None
+        It; None if there is none.
+    weights : ndarray
+        Those of the columns in their sum, which are then alike, as are its rows.
+    """
+    first = seen[0]
+    columns = np.abs(first).max(axis=0)
+    weights = 1.0 / np.where(columns > 0.0, columns, 1.0)
+    rows = np.abs(first * weights).max(axis=1, initial=0.0)
+    alike = first * weights / np.where(rows > 0.0, rows, 1.0)[:, None]
+    squares = np.sum(alike**2, axis=0)
+    others = seen * weights / np.where(rows > 0.0, rows, 1.0)[:, None]
+    scales = np.einsum("krc,rc->kc", others, alike) / np.maximum(squares, 1e-300)
+    expected = scales[:, None, :] * alike
+    noise = ROUNDING * np.abs(scales[:, None, :])
+    if np.any(np.abs(others - expected) > RTOL * np.abs(expected) + noise):
+        return None, weights
+    singular = np.linalg.svd(alike, compute_uv=False)
+    if singular[-1] <= LEAST_SINGULAR * singular[0]:
+        return None, weights
+    return np.linalg.pinv(alike) / np.where(rows > 0.0, rows, 1.0), weights
+
+
+def _colored(pattern: sparse.csc_array) -> np.ndarray:
+    """Give columns that share a row different colors, greedily."""
+    n_rows, n_columns = pattern.shape
+    colors = np.zeros(n_columns, dtype=np.int64)
+    taken: list[np.ndarray] = []
+    for j in range(n_columns):
+        own = pattern.indices[pattern.indptr[j] : pattern.indptr[j + 1]]
+        color = next((c for c, rows in enumerate(taken) if not rows[own].any()), len(taken))
+        if color == len(taken):
+            taken.append(np.zeros(n_rows, dtype=np.bool_))
+        colors[j] = color
+        taken[color][own] = True
+    return colors
