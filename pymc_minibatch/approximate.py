@@ -23,6 +23,7 @@ from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi
 from pymc_minibatch.recorded import Values
 from pymc_minibatch.reference import NoReferenceError
+from pymc_minibatch.results import note_made_of
 from pymc_minibatch.steps import MinibatchMH
 from pymc_minibatch.steps.start import SetUp, keep
 from pymc_minibatch.tall import TallModel
@@ -154,6 +155,7 @@ def approximate(
     tree = tree_of(_values(found.points, step.tall, names), of, run.stats(found), attrs)
     if bambi is not None:
         tree = bambi.backend._clean_results(tree, omit_offsets=True, include_response_params=False)
+    note_made_of(tree, step)
     keep(tree, SetUp(set_up, found.points[:KEPT_STARTS].copy()))
     for part in (tree, tree["posterior"]):
         part.attrs["seconds"] = part.attrs["sampling_time"] = time.perf_counter() - started
@@ -230,8 +232,7 @@ class _Run:
             "log_q": found.log_q,
             "n_rows": np.full(n, step.n_rows),
             "setup_seconds": np.full(n, step.setup_seconds),
-            "stand_in": np.full(n, step.tall.is_bound),
-            "rows_checksum": np.full(n, step.rows_checksum),
+            **{name: np.full(n, value) for name, value in step.identity.items()},
         }
 
     @property

@@ -12,6 +12,7 @@ from pymc.model import Model
 from pymc.util import RandomState, get_random_generator
 
 from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.results import note_made_of
 from pymc_minibatch.tall.sources import by_value
 
 __all__ = ["sample_on"]
@@ -134,9 +135,11 @@ def _sample(job: bytes, rng: np.random.Generator, initvals: Any) -> xr.DataTree:
         model, step, kwargs = pickle.loads(job)
         options = {"progressbar": False, "compute_convergence_checks": False} | kwargs
         with model:
-            return pm.sample(
+            found = pm.sample(
                 step=step, chains=1, cores=1, random_seed=rng, initvals=initvals, **options
             )
+        note_made_of(found, step)
+        return found
 
 
 def _together(results: list[xr.DataTree]) -> xr.DataTree:

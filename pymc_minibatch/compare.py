@@ -16,6 +16,7 @@ import xarray as xr
 from scipy.special import stdtr
 
 from pymc_minibatch.results import Result, interrupted, layout_of, matched, named_results
+from pymc_minibatch.warn import warn
 
 __all__ = ["R_HAT_LIMIT", "aligned_runs", "compare", "labels", "rows_of_data", "shared_variables"]
 
@@ -166,6 +167,7 @@ def compare(
     True
     """
     results = named_results(runs, reference)
+    warn_of_other_models(results, reference)
     names = shared_variables(results, reference, var_names)
     n_rows = rows_of_data(results.values()) if n_rows is None else n_rows
     draws: dict[str, list[_Draws]] = {name: [] for name in results}
@@ -190,6 +192,17 @@ def compare(
         table.ess_per_second / table.ess_per_second[reference],
     )
     return table.infer_objects().astype({"chains": int, "draws": int, "speed_up": float})
+
+
+def warn_of_other_models(results: Mapping[str, Result], reference: str) -> None:
+    """Warn of runs of another model than that of the reference, where both are known."""
+    own = results[reference].made_of
+    for key, result in results.items():
+        if own is None or result.made_of is None or not (names := own.unlike(result.made_of)):
+            continue
+        warn(
+            f"{key!r} is of another model than that of {reference!r}: {' and '.join(names)} differ."
+        )
 
 
 def aligned_runs(

@@ -18,6 +18,7 @@ from pymc_minibatch.arguments import checked_count, checked_model, checked_type
 from pymc_minibatch.results import Layout, Result, matched
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.predictive import observed_input
+from pymc_minibatch.warn import warn
 
 __all__ = [
     "Draws",
@@ -36,6 +37,8 @@ ROW_DIM = "__obs__"
 """What Bambi calls the dimension of the rows."""
 
 OTHER_MODEL = "Pass the model that the draws are of."
+
+FOR_OTHER_ROWS = "for other rows use pmb.log_likelihood"
 
 
 class Draws:
@@ -161,11 +164,13 @@ def draws_of(
     tall: TallModel | None,
     needs_rows: bool = True,
     all_rows: bool = False,
+    same_prior: bool = True,
 ) -> tuple[TallModel, Draws]:
     """Return the split model that draws are of, and the draws of its variables.
 
     With `needs_rows` the rows of the model must not be a stand-in for those of the run; with
-    `all_rows` they must be the same.
+    `all_rows` they must be the same, and so must the likelihood and with `same_prior` the prior.
+    Otherwise a warning says what differs.
 
     Raises
     ------
@@ -192,6 +197,9 @@ def draws_of(
         )
     if all_rows:
         refuse_other_rows(result, tall)
+        refuse_other_model(result, tall, same_prior)
+    else:
+        warn_of_other_model(result, tall)
     return tall, draws
 
 
@@ -220,11 +228,15 @@ def draws_of_step(idata: Any, tall: TallModel, bambi: Any = None) -> Draws:
             "the step was made; a model that is built again is another one."
         )
     refuse_other_rows(result, tall)
+    refuse_other_model(result, tall)
     return Draws(result, tall.model, bambi)
 
 
 def refuse_other_rows(result: Result, tall: TallModel) -> None:
     """Refuse a result of other rows than those of the model.
+
+    Rows that stay in partitions are read for it once, if the run has recorded what they were. Those
+    that are worked out anew may differ by rounding, so there it is a warning.
 
     Raises
     ------
@@ -234,13 +246,49 @@ def refuse_other_rows(result: Result, tall: TallModel) -> None:
     if result.n_rows is not None and result.n_rows != tall.n_rows:
         raise ValueError(
             f"The run read {result.n_rows:,} rows and the model has {tall.n_rows:,}. Pass the "
-            "model and the data that were sampled; for other rows use pmb.log_likelihood."
+            f"model and the data that were sampled; {FOR_OTHER_ROWS}."
         )
-    if tall.partitions is None and result.rows_checksum not in (None, tall.checksum):
+    known = result.rows_checksum
+    if known is None or known >> 32 != tall.cut or known % 2**32 == tall.checksum:
+        return
+    sources = "" if result.made_of is None else result.made_of.other_sources(tall)
+    which = f" ({sources})" if sources else ""
+    if tall.partitions is not None:
+        warn(
+            f"The partitions do not have the values{which} that the run read, by their checksums. "
+            "If they are not just rounded otherwise, pass those that were sampled."
+        )
+        return
+    raise ValueError(
+        f"The run read other rows{which}: values of those of the model, or their order, are not "
+        f"what they were. Pass the model and the data that were sampled; {FOR_OTHER_ROWS}."
+    )
+
+
+def refuse_other_model(result: Result, tall: TallModel, refuse_prior: bool = True) -> None:
+    """Refuse a result of another likelihood or prior; of another prior it may be a warning.
+
+    Raises
+    ------
+    ValueError
+        Saying what differs.
+    """
+    changes = result.changes(tall)
+    if changes.likelihood or (changes.prior and refuse_prior):
         raise ValueError(
-            "The run read other rows: values of those of the model, or their order, are not what "
-            "they were. Pass the model and the data that were sampled; for other rows use "
-            "pmb.log_likelihood."
+            f"{result.what} is of another model: {changes} since the run. Pass the model that was "
+            "sampled, or sample this one."
+        )
+    warn_of_other_model(result, tall)
+
+
+def warn_of_other_model(result: Result, tall: TallModel) -> None:
+    """Warn of a result of another likelihood or prior."""
+    changes = result.changes(tall)
+    if changes.likelihood or changes.prior:
+        warn(
+            f"{changes} since the run: {result.what} holds draws of the model as it was, and the "
+            "rest is taken from the model as it is."
         )
 
 

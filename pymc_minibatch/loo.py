@@ -118,7 +118,7 @@ def loo(
     >>> found.subsample_size, found.subsampling_se < 1
     (200, True)
     """
-    tall, draws = draws_of(idata, model, data, tall, all_rows=True)
+    tall, draws = draws_of(idata, model, data, tall, all_rows=True, same_prior=False)
     _check_memory(tall)
     draws = draws.thinned(max_draws)
     _check_draws(draws)

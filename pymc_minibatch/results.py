@@ -8,15 +8,32 @@ refused.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-__all__ = ["Layout", "Result", "interrupted", "layout_of", "matched", "named_results", "shown"]
+from pymc_minibatch.tall.fingerprint import Changes, MadeOf
+
+if TYPE_CHECKING:
+    from pymc_minibatch.tall import TallModel
+
+__all__ = [
+    "Layout",
+    "Result",
+    "interrupted",
+    "layout_of",
+    "matched",
+    "named_results",
+    "note_made_of",
+    "shown",
+]
 
 SAMPLE = ("chain", "draw")
+
+MADE_OF = "made_of"
+"""The attribute of sample_stats that says what a run was made of."""
 
 GRADIENTS = ("n_steps", "tree_size", "num_steps", "num_integration_steps")
 """Names of the gradients of a trajectory: PyMC and nutpie, old PyMC, NumPyro, and BlackJAX."""
@@ -134,9 +151,40 @@ class Result:
     @property
     def rows_checksum(self) -> int | None:
         """Checksum of the rows of the run; None where it is not known."""
-        found = self.stat("rows_checksum")
-        known = None if found is None else np.unique(found[found != 0])
+        return self._recorded_once("rows_checksum")
+
+    def _recorded_once(self, name: str) -> int | None:
+        """Return the number that all draws and steps have recorded, if it is one and not 0."""
+        found = self.stat(name)
+        known = None if found is None else np.unique(found[np.isfinite(found) & (found != 0)])
         return None if known is None or known.size != 1 else int(known[0])
+
+    @cached_property
+    def made_of(self) -> MadeOf | None:
+        """What the run was made of, as its attributes say or this process knows; None if neither.
+
+        What a file says in another form than that of this version is not known.
+        """
+        text = {} if self._stats is None else self._stats.attrs
+        if isinstance(text.get(MADE_OF), str):
+            try:
+                return MadeOf.from_json(text[MADE_OF])
+            except (ValueError, TypeError, KeyError):
+                return None
+        number, checksum = self._recorded_once("model_checksum"), self.rows_checksum
+        return None if number is None else MadeOf.known(number, checksum or 0)
+
+    def changes(self, tall: "TallModel") -> Changes:
+        """Say what a model has otherwise than that of the run, apart from the rows.
+
+        Nothing is said of runs that have recorded nothing of it.
+        """
+        if self.made_of is not None:
+            return self.made_of.changes(tall)
+        number = self._recorded_once("model_checksum")
+        if number is None or self.n_rows != tall.n_rows:
+            return Changes([], [])
+        return tall.fingerprint.unlike(number)
 
     @property
     def is_stand_in(self) -> bool:
@@ -352,6 +400,14 @@ def named_results(runs: Any, reference: str | None = None) -> dict[str, Result]:
     if not runs:
         raise ValueError("runs is empty. Give at least one result.")
     return {name: Result(run, f"The run {name!r}") for name, run in runs.items()}
+
+
+def note_made_of(idata: Any, step: Any) -> None:
+    """Write what a run was made of into the attributes of its result, given its step or steps."""
+    steps = list(step) if isinstance(step, list | tuple) else getattr(step, "methods", [step])
+    known = [each.made_of for each in steps if hasattr(each, "made_of")]
+    if known and isinstance(idata, xr.DataTree) and "sample_stats" in idata.children:
+        idata["sample_stats"].attrs[MADE_OF] = known[0].to_json()
 
 
 def interrupted(result: Result) -> str:

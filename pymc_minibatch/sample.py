@@ -18,12 +18,13 @@ from pymc_minibatch.check import checked
 from pymc_minibatch.convergence import convergence
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.recorded import Values, recorded
-from pymc_minibatch.results import Result
+from pymc_minibatch.results import Result, note_made_of
 from pymc_minibatch.run import Chain, run_chains
 from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
 from pymc_minibatch.steps.common import Block, TallStep, WaitingStep
 from pymc_minibatch.store import Begun, Keeper, begin_store, identity_of, read_store
 from pymc_minibatch.tall import NotTallError
+from pymc_minibatch.tall.fingerprint import MadeOf
 from pymc_minibatch.warn import warn
 
 __all__ = ["resume", "sample"]
@@ -230,6 +231,7 @@ def _by_nuts(bambi: Any, model: Model, options: Mapping[str, Any]) -> xr.DataTre
 def _through_pymc(bambi: Any, step: Any, options: Mapping[str, Any]) -> xr.DataTree:
     """Let PyMC's loop make the draws."""
     found: xr.DataTree = (pm.sample if bambi is None else bambi.fit)(step=step, **options)
+    note_made_of(found, step)
     return found
 
 
@@ -303,6 +305,7 @@ def _in_blocks(
         discard_tuned_samples=discard_tuned_samples,
         idata_kwargs=idata_kwargs,
     )
+    note_made_of(idata, step)
     if made.interrupted:
         n_kept = idata["posterior"].sizes
         warn(
@@ -441,21 +444,29 @@ def resume(
     return idata if bambi is None else _as_bambi(bambi, idata)
 
 
-def _check_same_run(step: TallStep, known: Mapping[str, str], path: Path) -> None:
-    """Refuse to go on with another step, or on other rows.
+def _check_same_run(step: TallStep, known: Mapping[str, Any], path: Path) -> None:
+    """Refuse to go on with another step, on other rows, or with another likelihood or prior.
 
     Raises
     ------
     ValueError
         Naming what differs.
     """
-    now = identity_of(step)
-    for name, value in known.items():
-        if now.get(name) != value:
-            raise ValueError(
-                f"The run in {path} cannot be continued: {name} was {value}, and is "
-                f"{now.get(name)}. Pass the model, the data and the step of the run."
-            )
+    now, before = identity_of(step), MadeOf.from_json(known["made_of"])
+    differ = [name for name in known if name != "made_of" and now.get(name) != known[name]]
+    changes, sources = before.changes(step.tall), before.other_sources(step.tall)
+    if before.rows_checksum != step.rows_checksum and before.n_rows == step.n_rows:
+        what = f"rows were others ({sources})" if sources else "rows were others"
+    elif changes.likelihood or changes.prior:
+        what = f"{changes} since"
+    elif differ:
+        what = f"{differ[0]} was {known[differ[0]]}, and is {now.get(differ[0])}"
+    else:
+        return
+    raise ValueError(
+        f"The run in {path} cannot be continued: {what}. Pass the model, the data and the step of "
+        "the run."
+    )
 
 
 # --- Bambi ----------------------------------------------------------------------------------------

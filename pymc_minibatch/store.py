@@ -20,7 +20,7 @@ from pymc_minibatch.steps.common import Block, TallStep
 
 __all__ = ["Begun", "Keeper", "Saved", "begin_store", "identity_of", "read_store", "restore"]
 
-VERSION = 1
+VERSION = 2
 """Of the files."""
 
 RUN, START, JSON = "run.json", "start.npz", "json"
@@ -217,15 +217,14 @@ def _sync(path: Path) -> None:
 
 
 def identity_of(step: TallStep) -> dict[str, str]:
-    """Describe what has to be the same for a run to go on: the step, its settings and the rows."""
+    """Describe what has to be the same for a run to go on: step, settings, rows and model."""
     state: Any = step.sampling_state
     frozen = {
         each.name: repr(getattr(state, each.name))
         for each in fields(state)
         if each.metadata.get("frozen", False)
     }
-    checksum = getattr(step, "rows_checksum", 0)
-    return {"step": type(step).__name__, **frozen, "rows": str(checksum)}
+    return {"step": type(step).__name__, **frozen, "made_of": step.made_of.to_json()}
 
 
 def state_of(step: TallStep) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.fingerprint import SharedValues
+from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.warn import warn
@@ -65,6 +65,8 @@ class TallStepState(StepMethodState):
     last_point: np.ndarray
     n_rows: int = field(metadata={"frozen": True})
     steps_per_draw: int = field(metadata={"frozen": True})
+    rows_checksum: int = field(metadata={"frozen": True})
+    model_checksum: int = field(metadata={"frozen": True})
 
 
 class Block(NamedTuple):
@@ -156,6 +158,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         "setup_seconds": (np.float64, []),
         "stand_in": (np.bool_, []),
         "rows_checksum": (np.int64, []),
+        "model_checksum": (np.int64, []),
         "n_witnessed": (np.int64, []),
         "witness_error": (np.float64, []),
     }
@@ -216,7 +219,9 @@ class TallStep(BlockedStep, metaclass=StepKind):
         self._reset_tuning()
         _progress.info(f"{type(self).__name__}: compiling")
         self._compile()
-        self.rows_checksum = 0 if self.tall.partitions is not None else self.tall.checksum
+        self.made_of = MadeOf.of(self.tall)
+        self.rows_checksum = self.made_of.rows_checksum
+        self.model_checksum = self.made_of.model.number
         self.setup_seconds = time.perf_counter() - started
         _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
@@ -288,6 +293,15 @@ class TallStep(BlockedStep, metaclass=StepKind):
         self.tall.check_sources()
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """The stats that say what the run is made of."""
+        return {
+            "stand_in": self.tall.is_bound,
+            "rows_checksum": self.rows_checksum,
+            "model_checksum": self.model_checksum,
+        }
+
+    @property
     def reference(self) -> Reference | None:
         """The reference point, if one is known."""
         return None if self.control is None else self.control.whole
@@ -352,7 +366,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
             self._verify_split(flat)
         stats = self._or_nothing(self._witnessed, flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
-        stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
+        stats |= self.identity
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
         self.n_draws, self.last_point = self.n_draws + 1, flat
@@ -407,7 +421,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         elif "exact" in stats:
             stats["exact"] = False
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
-        stats["stand_in"], stats["rows_checksum"] = self.tall.is_bound, self.rows_checksum
+        stats |= self.identity
         self.n_draws, self.last_point = self.n_draws + len(points), points[-1].copy()
         return len(points), stats
 
@@ -599,6 +613,16 @@ class TallStep(BlockedStep, metaclass=StepKind):
 
     @sampling_state.setter
     def sampling_state(self, state: DataClassState) -> None:
+        number = getattr(state, "model_checksum", self.model_checksum)
+        if number != self.model_checksum and getattr(state, "n_rows", None) == self.n_rows:
+            before = MadeOf.known(number, getattr(state, "rows_checksum", 0))
+            fingerprint = self.made_of.model
+            changes = fingerprint.unlike(number) if before is None else before.changes(self.tall)
+            if any(changes):
+                raise ValueError(
+                    f"This step cannot continue the run: {changes} since. Make it with the model, "
+                    "the data and the settings of the run."
+                )
         try:
             WithSamplingState.sampling_state.fset(self, state)
         except (AssertionError, ValueError) as error:

@@ -106,7 +106,8 @@ class SGHMC(MomentumStep):
     - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
       ``constant_data`` of the result hold the model's stand-in for them.
     - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions.
+      where they stay in partitions and are not read for it.
+    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
     - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
     - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
 

@@ -41,7 +41,7 @@ def kept(idata: Any, model: Any) -> SetUp:
     Raises
     ------
     ValueError
-        If it has none, or it is of another model.
+        If it has none, or it is of another model or of other data.
     """
     set_up = getattr(idata, "encoding", {}).get(KEY)
     if not isinstance(set_up, SetUp) or set_up.attributes is None:
@@ -52,4 +52,9 @@ def kept(idata: Any, model: Any) -> SetUp:
         )
     if set_up.attributes["tall"].model is not model:
         raise ValueError("start is of another model. Pass what pmb.approximate(model) returned.")
+    if names := set_up.attributes["_shared_values"].changed():
+        verb = "were" if len(names) > 1 else "was"
+        raise ValueError(
+            f"{', '.join(names)} {verb} set since start was found. Call pmb.approximate again."
+        )
     return set_up

@@ -3,13 +3,18 @@
 A graph has the same number if it has the same operations on the same constants, shared values and
 variables. Rows do not count: they have a checksum of their own. Two graphs with other numbers may
 still compute the same, so a difference says where to look, and values decide.
+
+A run notes all of it, in the attributes of its result where they can be set. What ``pm.sample``
+returns has only what a step records with each draw, which is one number for the model: it says
+which part differs, and in the process of the run also what in it does.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -25,10 +30,34 @@ from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["Fingerprint", "SharedValues"]
+__all__ = ["Changes", "Fingerprint", "MadeOf", "SharedValues"]
 
 ADDRESS = " at 0x"
 """In the description of an object that is another one in each process."""
+
+
+BITS = 21
+"""Of each of the three parts of the number of a model, which is an int64 and positive."""
+
+MOST_KNOWN = 256
+"""Runs of this process of which all is known."""
+
+
+class Changes(NamedTuple):
+    """What differs between two models, in words.
+
+    Attributes
+    ----------
+    likelihood, prior : list of str
+        In the likelihood, such as ``"the constant table"``, and in the prior part.
+    """
+
+    likelihood: list[str]
+    prior: list[str]
+
+    def __str__(self) -> str:
+        names = [*self.likelihood, *self.prior]
+        return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} changed"
 
 
 @dataclass(frozen=True)
@@ -80,7 +109,27 @@ class Fingerprint:
         }
         return cls(of_rows, named, of_prior, of_each)
 
-    def differences(self, other: "Fingerprint") -> tuple[list[str], list[str]]:
+    @property
+    def number(self) -> int:
+        """All of it as a positive int64, of which parts are compared by :meth:`unlike`."""
+        return sum(_bits(part) << (BITS * i) for i, part in enumerate(self._parts))
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        return self.rows, json.dumps(dict(self.constants), sort_keys=True), self.prior
+
+    def unlike(self, number: int) -> Changes:
+        """Say in words what differs from a model of which only the number is known."""
+        rows, constants, prior = (
+            _bits(part) != (number >> (BITS * i)) % (1 << BITS)
+            for i, part in enumerate(self._parts)
+        )
+        names = list(self.constants)
+        a_constant = f"the constant {names[0]}" if len(names) == 1 else "a constant"
+        likelihood = [a_constant] if constants else ["the likelihood"] if rows else []
+        return Changes(likelihood, ["the prior"] if prior else [])
+
+    def differences(self, other: "Fingerprint") -> Changes:
         """Say in words what differs, in the likelihood and in the prior part."""
         rows: list[str] = []
         if self.rows != other.rows or self.constants != other.constants:
@@ -90,7 +139,7 @@ class Fingerprint:
         if self.prior != other.prior:
             prior = [f"the prior of {name}" for name in _differ(self.priors, other.priors)]
             prior = prior or ["the prior"]
-        return rows, prior
+        return Changes(rows, prior)
 
     def to_json(self) -> str:
         """Write it as text."""
@@ -100,6 +149,94 @@ class Fingerprint:
     def from_json(cls, text: str) -> "Fingerprint":
         """Read what :meth:`to_json` wrote."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """What a run was made of.
+
+    Attributes
+    ----------
+    n_rows, rows_checksum
+        Of the rows; the checksum is 0 where it is not known.
+    model
+        The rest of the model.
+    sources
+        Of the rows that lie in files, by name: path, bytes and time of the last change.
+    versions
+        Those of the packages that make graphs; with others, the same model has other graphs.
+    """
+
+    n_rows: int
+    rows_checksum: int
+    model: Fingerprint
+    sources: Mapping[str, str]
+    versions: str
+
+    @classmethod
+    def of(cls, tall: "TallModel") -> "MadeOf":
+        """Note what a run of a model is made of, for this process too."""
+        rows_checksum = tall.rows_checksum
+        made_of = cls(tall.n_rows, rows_checksum, tall.fingerprint, tall.sources, _versions())
+        key = made_of.model.number, rows_checksum
+        _known.pop(key, None)
+        _known[key] = made_of
+        while len(_known) > MOST_KNOWN:
+            del _known[next(iter(_known))]
+        return made_of
+
+    @staticmethod
+    def known(number: int, rows_checksum: int) -> "MadeOf | None":
+        """Return what a run of this process was made of, by what its draws have recorded."""
+        return _known.get((number, rows_checksum))
+
+    def changes(self, tall: "TallModel") -> Changes:
+        """Say what a model has otherwise, apart from the rows.
+
+        With another number of rows, or other versions, graphs differ for no reason of their own:
+        then only what has a name is compared.
+        """
+        found = self.model.differences(tall.fingerprint)
+        if self.n_rows == tall.n_rows and self.versions == _versions():
+            return found
+        constants = _differ(self.model.constants, tall.fingerprint.constants)
+        named = [f"the constant {name}" for name in constants]
+        return Changes(named, found.prior if self.versions == _versions() else [])
+
+    def unlike(self, other: "MadeOf") -> list[str]:
+        """Say in what another run was made of something else."""
+        one, two = self.rows_checksum, other.rows_checksum
+        are_others = self.n_rows != other.n_rows
+        are_others |= bool(one and two) and one >> 32 == two >> 32 and one != two
+        rows = ["the rows"] if are_others else []
+        if self.versions != other.versions:
+            return rows
+        changes = self.model.differences(other.model)
+        return [*rows, *changes.likelihood, *changes.prior]
+
+    def other_sources(self, tall: "TallModel") -> str:
+        """Say which files were written since; empty if none is known to have been."""
+        names = [n for n in self.sources if tall.sources.get(n) not in (None, self.sources[n])]
+        parts = [f"{name} was {self.sources[name]} and is {tall.sources[name]}" for name in names]
+        return "; ".join(parts)
+
+    def to_json(self) -> str:
+        """Write it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "MadeOf":
+        """Read what :meth:`to_json` wrote."""
+        parts = json.loads(text)
+        return cls(**parts | {"model": Fingerprint(**parts["model"])})
+
+
+_known: dict[tuple[int, int], MadeOf] = {}
+"""Of the runs of this process."""
+
+
+def _versions() -> str:
+    return f"pymc {version('pymc')}, pytensor {version('pytensor')}"
 
 
 class SharedValues:
@@ -144,6 +281,10 @@ def _sum_of(values: np.ndarray) -> int:
     """Take the checksum of values and shape, the same for equal numbers of other types."""
     wide = values.astype(np.float64) if values.dtype.kind in "fiub" else values
     return crc32(repr(values.shape).encode(), crc32(np.ascontiguousarray(wide)))
+
+
+def _bits(part: str) -> int:
+    return int(_digest(part), 16) % (1 << BITS)
 
 
 def _digest(*parts: str) -> str:

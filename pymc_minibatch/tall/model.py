@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytensor.tensor as pt
@@ -71,6 +72,7 @@ from pymc_minibatch.tall.sources import (
     open_sources,
 )
 from pymc_minibatch.tall.stacks import unmerge
+from pymc_minibatch.tall.stored import described_sources
 from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
 from pymc_minibatch.tall.tables import Wanted
 from pymc_minibatch.tall.twice import twice_differentiable
@@ -121,6 +123,8 @@ class TallModel:
         ``model.initial_point()`` as a flat vector, or a possible point beside one that is not.
     is_bound : bool
         Whether rows are those of `data`, so that the data in the model are a stand-in.
+    sources : dict of str to str
+        Of rows that lie in files: path, bytes and time of the last change.
 
     Raises
     ------
@@ -165,6 +169,8 @@ class TallModel:
             sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
             self._check, points = bind_sources(self, sources, data)
         self.watch.check()
+        own = {name: i.file.path for name, i in self.row_inputs.items() if i.file is not None}
+        self.sources = described_sources(own if data is None else data)
         self._points = tuple(point for point, _ in points)
         if data is not None:  # of which some rows only have been seen
             self._refuse_if(compare_orders(self.vector_row_logp, self._points[-1], self.data))
@@ -324,6 +330,20 @@ class TallModel:
         return of_parts(self.data)
 
     @property
+    def cut(self) -> int:
+        """How the rows are cut into partitions, as a number; 0 where they are not.
+
+        Rows that are cut in another way have another checksum.
+        """
+        return 0 if self.partitions is None else 1 + crc32(self.partitions.lengths) % 2**30
+
+    @property
+    def rows_checksum(self) -> int:
+        """What runs record of the rows: checksum and cut; 0 where no pass over parts was made."""
+        is_known = self.partitions is None or "part_checksums" in self.__dict__
+        return (self.cut << 32) + self.checksum if is_known else 0
+
+    @property
     def row_axes(self) -> tuple[dict[Variable, int], dict[Variable, np.dtype], int]:
         """What :func:`slice_rows` takes: axes and types of the row data, length in the model."""
         inputs = list(self.row_inputs.values())
@@ -334,7 +354,9 @@ class TallModel:
         """Return the model with its rows copied to this machine, if they are elsewhere."""
         if self.partitions is None:
             return self
-        return TallModel(self.model, data=self.partitions.copied())
+        copied = TallModel(self.model, data=self.partitions.copied())
+        copied.sources = self.sources
+        return copied
 
     def row_logp(
         self, point: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray

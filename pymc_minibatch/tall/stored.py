@@ -6,10 +6,13 @@ of it.
 """
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-__all__ = ["FileState", "is_local"]
+__all__ = ["FileState", "described_sources", "is_local"]
 
 TELLING = (
     "size",
@@ -78,6 +81,42 @@ class FileState:
         if before.get("size") != after.get("size"):
             change = f"had {before.get('size')} bytes and has {after.get('size')}"
         raise RuntimeError(_changed(path, change))
+
+
+def described_sources(data: Any) -> dict[str, str]:
+    """Describe the files of what was passed as data: path, bytes, and time of the last change."""
+    given = data if isinstance(data, Mapping) else {"data": getattr(data, "source", data)}
+    paths = {str(name): _path_of(source) for name, source in given.items()}
+    return {name: _described(path) for name, path in paths.items() if path is not None}
+
+
+def _path_of(source: Any) -> str | None:
+    if isinstance(source, str | Path):
+        return str(source) if "://" in str(source) else os.path.abspath(source)
+    name = getattr(source, "filename", None)  # of a memory map
+    return None if name is None else os.path.abspath(name)
+
+
+def _described(path: str) -> str:
+    states = list(_states(path))
+    if not states:  # a pattern, or elsewhere
+        return path
+    when = datetime.fromtimestamp(max(state.st_mtime for state in states), UTC)
+    size = sum(state.st_size for state in states)
+    return f"{path}, {size:,} bytes of {when:%Y-%m-%d %H:%M:%S.%f}"
+
+
+def _states(path: str) -> Iterator[os.stat_result]:
+    """Look at a file, or at all files of a folder."""
+    try:
+        if not os.path.isdir(path):
+            yield os.stat(path)
+            return
+        for folder, _, names in os.walk(path):
+            for name in names:
+                yield os.stat(os.path.join(folder, name))
+    except OSError:  # not there, or not for us to see
+        return
 
 
 def _changed(path: str, change: str) -> str:

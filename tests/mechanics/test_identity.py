@@ -1,14 +1,19 @@
 """What a run was made of: fingerprints of models, references of others, data that are set anew."""
 
 import pickle
+import warnings
 from dataclasses import replace
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.draws import draws_of_step
+from pymc_minibatch.results import Result
+from pymc_minibatch.tall import fingerprint
 
 N_ROWS = 400
 RNG = np.random.default_rng(1)
@@ -122,6 +127,162 @@ def test_a_reference_of_other_rows_is_where_a_search_starts(reference, caplog):
     assert "The reference is of other data" in caplog.text
     expected = pmb.find_reference(model, progressbar=False)
     np.testing.assert_allclose(found.flat, expected.flat, atol=2e-4)
+
+
+# --- Results of others ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Results of the same model: of this process, in a file of its own, and of ``pm.sample``."""
+    model = model_of()
+    step = pmb.MinibatchMH(model=model, rng=1)
+    options = {"draws": 60, "tune": 50, "chains": 2, "cores": 1, "random_seed": 1} | QUIET
+    stored = pmb.sample(model, step=step, **options)
+    with model:
+        return {"stored": stored, "of pm.sample": pm.sample(step=step, **options)}
+
+
+@pytest.fixture(params=["stored", "of pm.sample", "of another process"])
+def run(request, runs, monkeypatch):
+    """What is known of runs in this process is used for one of them only."""
+    if request.param != "of pm.sample":
+        monkeypatch.setattr(fingerprint, "_known", {})
+    return runs["stored" if request.param == "stored" else "of pm.sample"], request.param
+
+
+CHANGED = {
+    "nothing": ({}, None, None),
+    "table": ({"table": other_table}, "likelihood", "the constant table has changed"),
+    "likelihood": ({"dist": pm.Logistic}, "likelihood", "the likelihood has changed"),
+    "prior": ({"sd": 2.0}, "prior", "the prior of b has changed"),
+    "potential": ({"extra": 1.0}, "prior", "the prior of lean has changed"),
+    "rows": ({"y": Y + 1e-9}, "rows", "read other rows"),
+    "order": ({"y": Y[::-1].copy()}, "rows", "read other rows"),
+    "number": ({"y": None}, "rows", r"read 400 rows and the model has 390"),
+}
+REFUSE = {  # what else than rows they refuse
+    "loo": ("likelihood",),
+    "ksd": ("likelihood", "prior"),
+    "audit": ("likelihood", "prior"),
+    "predict": (),
+    "log_likelihood": (),
+}
+DRAWN = {
+    "loo": lambda idata, tall: pmb.loo(idata, 50, tall=tall),
+    "ksd": lambda idata, tall: pmb.ksd(idata, tall=tall, control_variate=0),
+    "audit": draws_of_step,
+    "predict": lambda idata, tall: pmb.predict(idata, tall=tall),
+    "log_likelihood": lambda idata, tall: pmb.log_likelihood(idata, [1], tall=tall),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*standard error of reading")
+@pytest.mark.filterwarnings("ignore:.*Pareto k")
+@pytest.mark.parametrize("change", CHANGED)
+def test_results_of_another_model(run, change):
+    """Each function that takes a model beside a result names what has changed, or does not mind."""
+    idata, known = run
+    options, part, words = CHANGED[change]
+    tall = pmb.TallModel(fewer_rows() if change == "number" else model_of(**options))
+    if known == "of another process" and part == "prior":
+        words = "the prior has changed"
+    for name, function in DRAWN.items():
+        minds_rows = part == "rows" and name in ("loo", "ksd", "audit")
+        if minds_rows or part in REFUSE[name]:
+            with pytest.raises(ValueError, match=words):
+                function(idata, tall)
+        elif part in ("likelihood", "prior"):
+            with pytest.warns(UserWarning, match=words):
+                function(idata, tall)
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*has changed since")
+                function(idata, tall)
+
+
+def fewer_rows():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        shift = pm.Uniform("shift", -3, 3, default_transform=None)
+        group = pm.Data("group", GROUP[:390])
+        mu = b * pm.Data("table", TABLE)[group] + shift
+        mu = pm.math.switch(pm.math.gt(group, 15), mu + 0.0, mu)
+        pm.Normal("y", mu, 1.0, observed=Y[:390])
+    return model
+
+
+def test_what_a_run_was_made_of_is_stored_with_it(runs, tmp_path):
+    """Attributes are left as they are by slices and files."""
+    pytest.importorskip("zarr", reason="zarr is an extra")
+    runs["stored"].isel(draw=slice(30, None)).to_zarr(tmp_path / "run.zarr")
+    made_of = Result(xr.open_datatree(tmp_path / "run.zarr", engine="zarr")).made_of
+    assert made_of == Result(runs["of pm.sample"]).made_of
+    assert made_of.model == pmb.TallModel(model_of()).fingerprint
+
+
+def test_files_that_were_written_again_are_named(tmp_path):
+    path, options = tmp_path / "y.npy", {"draws": 60, "tune": 50, "chains": 2, "cores": 1} | QUIET
+    np.save(path, Y)
+    model = settable()
+    idata = pmb.sample(model, data={"data": path}, method="minibatch", **options)
+    np.save(path, np.concatenate([Y[1:], Y[:1]]))
+    message = r"read other rows \(data was .*y\.npy, 3,328 bytes of .* and is .*y\.npy, 3,328 bytes"
+    with pytest.raises(ValueError, match=message):
+        pmb.loo(idata, 50, model=model, data={"data": path})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"table": other_table}, "the constant table has changed since"),
+        ({"sd": 2.0}, "the prior of b has changed since"),
+        ({"dist": pm.Logistic}, "the likelihood has changed since"),
+        ({"y": Y + 1}, "rows were others"),
+    ],
+    ids=["table", "prior", "likelihood", "rows"],
+)
+def test_a_run_is_continued_on_its_own_model_only(tmp_path, change, words):
+    options = {"cores": 1} | QUIET
+    pmb.sample(model_of(), 5, 5, 1, method="minibatch", store=tmp_path / "run", **options)
+    with pytest.raises(ValueError, match=f"cannot be continued: {words}"):
+        pmb.resume(tmp_path / "run", model_of(**change), **options)
+    assert pmb.resume(tmp_path / "run", model_of(), **options).posterior.sizes["draw"] == 5
+
+
+def test_a_state_is_taken_over_by_a_step_on_the_same_model_only(monkeypatch):
+    state = pmb.SGLD(model=model_of()).sampling_state
+    pmb.SGLD(model=model_of()).sampling_state = state
+    other = pmb.SGLD(model=model_of(sd=2.0))
+    with pytest.raises(ValueError, match="cannot continue the run: the prior of b has changed"):
+        other.sampling_state = state
+    monkeypatch.setattr(fingerprint, "_known", {})
+    with pytest.raises(ValueError, match="cannot continue the run: the prior has changed since"):
+        other.sampling_state = state
+
+
+def test_a_start_is_of_the_data_that_it_was_found_on():
+    model = settable()
+    start = pmb.approximate(model, draws=50, random_seed=1)
+    with model:
+        pm.set_data({"data": Y + 1})
+        with pytest.raises(ValueError, match="data was set since start was found"):
+            pmb.MinibatchMH(start=start)
+
+
+def test_runs_of_other_models_are_compared_with_a_warning(runs):
+    others = {"one": runs["stored"], "other": runs["of pm.sample"]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*another model")
+        pmb.compare(others, "one")
+    model = model_of(sd=0.5, table=other_table)
+    options = {"draws": 60, "tune": 50, "chains": 2, "cores": 1, "random_seed": 1} | QUIET
+    others["other"] = pmb.sample(model, method="minibatch", **options)
+    message = (
+        "'other' is of another model than that of 'one': the constant table and the prior of b"
+    )
+    with pytest.warns(UserWarning, match=message):
+        pmb.compare(others, "one")
 
 
 # --- Data that are set anew -------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_a_run_is_not_continued_on_other_rows_or_by_another_step(tmp_path):
     options = {"cores": 1} | QUIET
     pmb.sample(model, 5, 5, 1, step=step, store=tmp_path / "run", **options)
     others = plain_model(seed=9)
-    with pytest.raises(ValueError, match="cannot be continued: rows was"):
+    with pytest.raises(ValueError, match="cannot be continued: rows were others"):
         pmb.resume(tmp_path / "run", others, **QUIET)
     other_step = pmb.MinibatchMH(model=model, steps_per_draw=31)
     with pytest.raises(ValueError, match="steps_per_draw was"):
