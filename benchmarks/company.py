@@ -268,8 +268,8 @@ CASES = {
 }
 
 STEPS: dict[str, tuple[type, dict[str, Any]]] = {
-    "MinibatchMH": (pmb.MinibatchMH, {"steps_per_draw": 5}),
-    "FlyMC": (pmb.FlyMC, {"steps_per_draw": 5}),
+    "MinibatchMH": (pmb.MinibatchMH, {"steps_per_draw": 5, "witness": False}),
+    "FlyMC": (pmb.FlyMC, {"steps_per_draw": 5, "witness": False}),
     "SGFS": (pmb.SGFS, {"steps_per_draw": 20}),
     "SGLD": (pmb.SGLD, {"steps_per_draw": 20}),
     "SGHMC": (pmb.SGHMC, {"steps_per_draw": 20}),
@@ -283,7 +283,7 @@ def companion(name: str, step: str, case: Case, model: pm.Model) -> Any:
     variable = model[case.other]
     if name == "a second step":
         kind, options = STEPS[step]
-        return kind([variable], model=model, witness=False, **options)
+        return kind([variable], model=model, **options)
     if name == "Metropolis" and model.rvs_to_values[variable].dtype == "int64":
         kinds = {"z": pm.BinaryMetropolis, "k": pm.BinaryMetropolis}
         return kinds.get(case.other, pm.Metropolis)([variable], model=model)
@@ -334,7 +334,7 @@ def run(step: str, name: str, other: str, *, replications: int = 1000, draws: in
             if ours is None:
                 # Made on data, as a user does.
                 theirs = companion(other, step, case, model)
-                ours = kind([model[case.coefficient]], model=model, witness=False, **options)
+                ours = kind([model[case.coefficient]], model=model, **options)
             steps = (ours, theirs)
             ready(steps, model, rng)
             n = replications // N_DATA_SETS
