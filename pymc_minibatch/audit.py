@@ -28,7 +28,6 @@ import pandas as pd
 import xarray as xr
 from scipy.special import chdtrc, ndtr
 
-from pymc_minibatch.acceptance import Exact
 from pymc_minibatch.acceptance.decision import row_workspace
 from pymc_minibatch.draws import draws_of_step
 from pymc_minibatch.jit.cache import class_key
@@ -45,7 +44,6 @@ from pymc_minibatch.witness.repeats import (
     LOG_RATIOS,
     Repeats,
     decided_by_batches,
-    ideal,
     repeat_on_effects,
 )
 
@@ -310,7 +308,7 @@ def _plain_repeats(
     exact = _log_ratios(step, points, proposed)
     possible = np.isfinite(exact)
     moves = list(zip(points[possible], proposed[possible], exact[possible], strict=True))
-    repeat, is_exact = _repeater(step, rng), isinstance(step.acceptance, Exact)
+    repeat, is_exact = _repeater(step, rng), step.acceptance.is_exact
     make = partial(_balanced if is_exact else _repeated, step, repeat)
     if not moves:
         return []
@@ -330,7 +328,7 @@ def _repeated(
     """Compare how often a move is accepted with the probability that the test stands for."""
     targets, base = np.resize(LOG_RATIOS, n_repeats), _base(step, here, there)
     found = repeat(here, there, targets - exact, min(n_repeats, ESTIMATES))
-    probability = ideal(step.acceptance)(targets, found.sizes == step.n_rows)
+    probability = step.acceptance.ideal(targets, found.sizes == step.n_rows)
     return Repeats(
         "all at once",
         exact,
@@ -562,7 +560,7 @@ def _verdict(
     by_log_ratio = pd.DataFrame(columns=["log_ratio", "error", "standard_error"])
     if repeats:
         statistics = _statistics(repeats, moves, limit)
-        if not isinstance(getattr(step, "acceptance", None), Exact):
+        if not (isinstance(step, MinibatchMH) and step.acceptance.is_exact):
             by_log_ratio = _by_log_ratio(repeats)
         resolution = CONFIDENCE * float(statistics["standard_error"][0])
         decides_right = bool(statistics["p"].min() > 1 / FALSE_ALARMS)

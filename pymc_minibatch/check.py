@@ -268,7 +268,7 @@ def _of_all_at_once(tall: TallModel) -> _Manner:
             return _Manner(None, float(tall.n_rows), {}, reason, EFFECTS_SECONDS)
     test = settled.acceptance
     told = settled.reason[:1].upper() + settled.reason[1:]
-    if settled.ball is not None:
+    if settled.prepared is not None:
         return _Manner(True, settled.rows_read, {}, f"{reason} {told}.", PLAIN_SECONDS)
     if control is None or not control.order or not np.isfinite(settled.rows_read):
         return _Manner(False, float(tall.n_rows), {}, f"{reason} {told}.", PLAIN_SECONDS)

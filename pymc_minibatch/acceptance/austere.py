@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.design import Designs, designs, error_and_rows
 from pymc_minibatch.acceptance.sequential import build_sequential
 
@@ -34,7 +34,7 @@ THRESHOLDS = (1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.15, 0.2)
 
 
 @dataclass(frozen=True)
-class Austere:
+class Austere(Acceptance):
     """Metropolis's test by a sequential t-test, AustereMH.
 
     Parameters
@@ -82,7 +82,6 @@ class Austere:
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     thresholds: tuple[float, ...] = THRESHOLDS
     first_batch: ClassVar[FirstBatchRule] = "designed"
-    most_accepted: ClassVar[float] = 1.0
     draws_by_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -22,7 +22,13 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.corrected_barker import barker
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import (
+    BARKER,
+    Acceptance,
+    Decision,
+    FirstBatchRule,
+    Scan,
+)
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["Barker"]
@@ -38,7 +44,7 @@ NODES = 97
 
 
 @dataclass(frozen=True)
-class Barker:
+class Barker(Acceptance):
     """Barker's test with normal noise in place of logistic noise, uncorrected.
 
     Biased, and meant for comparison. :class:`CorrectedBarker` removes the error of the normal
@@ -65,6 +71,12 @@ class Barker:
     first_batch: ClassVar[FirstBatchRule] = "fixed"
     most_accepted: ClassVar[float] = 0.5
     draws_by_size: ClassVar[bool] = True
+    efficiency: ClassVar[float] = BARKER
+    steepest: ClassVar[float] = 0.25
+
+    def ideal(self, log_ratios: np.ndarray, by_all: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability of Barker's test."""
+        return 1 / (1 + np.exp(-log_ratios))
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int

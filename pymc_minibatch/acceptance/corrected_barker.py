@@ -25,14 +25,20 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.correction import LARGEST_ERROR, checked_sigma, correction
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import (
+    BARKER,
+    Acceptance,
+    Decision,
+    FirstBatchRule,
+    Scan,
+)
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["CorrectedBarker"]
 
 
 @dataclass(frozen=True)
-class CorrectedBarker:
+class CorrectedBarker(Acceptance):
     """Barker's acceptance test with the correction distribution.
 
     Parameters
@@ -72,6 +78,8 @@ class CorrectedBarker:
     first_batch: ClassVar[FirstBatchRule] = "tuned"
     most_accepted: ClassVar[float] = 0.5
     draws_by_size: ClassVar[bool] = True
+    efficiency: ClassVar[float] = BARKER
+    steepest: ClassVar[float] = 0.25
 
     def __post_init__(self) -> None:
         sigma = checked_sigma(self.sigma)
@@ -84,6 +92,10 @@ class CorrectedBarker:
                 f"sigma={self.sigma}, and below 1, or None for no limit; got {self.test_error}. "
                 "Where it is too small, take a smaller sigma or a larger limit."
             )
+
+    def ideal(self, log_ratios: np.ndarray, by_all: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability of Barker's test."""
+        return 1 / (1 + np.exp(-log_ratios))
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -100,6 +112,10 @@ class CorrectedBarker:
             smoothness=fitted.smoothness,
         )
         return limits, (self.sigma**2, fitted.atoms, fitted.cumulative)
+
+    def for_levels(self) -> tuple[Any, Any]:
+        """Decide as on all rows."""
+        return accept, barker
 
     def build(
         self,

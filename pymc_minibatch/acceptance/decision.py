@@ -7,9 +7,13 @@ import numpy as np
 from numba.extending import register_jitable
 
 __all__ = [
+    "BARKER",
+    "METROPOLIS",
     "Acceptance",
     "Decision",
     "FirstBatchRule",
+    "Prepared",
+    "RowSurvey",
     "Rows",
     "Scan",
     "batch_variance",
@@ -23,9 +27,71 @@ __all__ = [
 
 FirstBatchRule = Literal["tuned", "fixed", "designed"]
 
+METROPOLIS, BARKER = 0.6, 0.27
+"""Effective samples for each transition of a logistic regression with 10⁵ rows and 20 coefficients,
+measured with Penalty and with CorrectedBarker; the tests of all rows accept about as often."""
+
+
+class RowSurvey(Protocol):
+    """What a test may ask of the rows, before it decides on any.
+
+    Attributes
+    ----------
+    order : int
+        That of the control variate; 0 if there is none.
+    reference : ndarray, shape (D,)
+        The point about which rows are expanded, if there is a control variate.
+    uniformly : bool
+        Whether the user wants rows to be drawn uniformly.
+    """
+
+    @property
+    def uniformly(self) -> bool:
+        """See above."""
+
+    @property
+    def order(self) -> int:
+        """See above."""
+
+    @property
+    def reference(self) -> np.ndarray:
+        """See above."""
+
+    def remainder_bounds(self, third: Any = None) -> Any:
+        """Bound what rows are beyond their control variate; see :class:`.RemainderBounds`.
+
+        Raises
+        ------
+        ValueError
+            If no bound is known; it says why.
+        """
+
+
+class Prepared(NamedTuple):
+    """What a test knows of the rows.
+
+    Attributes
+    ----------
+    sizes
+        What rows are drawn by: an array, or the sizes of rows in partitions; they may be all 0.
+    parameters
+        ``(total,) -> parameters``, which the jitted test reads after those of
+        :meth:`Acceptance.parameters`; `total` is the sum of the sizes, as they are rounded for
+        drawing.
+    expected_rows : float
+        Rows of a decision about the mode, on average.
+    """
+
+    sizes: Any
+    parameters: Callable[[float], Any]
+    expected_rows: float
+
 
 class Acceptance(Protocol):
-    """An acceptance test on a batch of rows.
+    """An acceptance test on a batch of rows, and all that others know of it.
+
+    A test is a frozen dataclass that extends this class. All that is said of tests elsewhere is
+    asked of them here, so that a new one has a file of its own and needs no change elsewhere.
 
     Attributes
     ----------
@@ -37,14 +103,68 @@ class Acceptance(Protocol):
         The largest mean acceptance rate of a chain: 1 for Metropolis's test, one half for Barker's.
     draws_by_size
         Whether it holds for rows drawn by size, with replacement.
+    needs_order
+        Order of the control variate without which it cannot decide; None if it does with any.
+    steepest
+        The largest derivative of its acceptance probability by the log ratio.
+    efficiency
+        Effective samples for each transition of a chain with good proposals, between 0 and 1. By
+        default those of Metropolis's test.
+    is_exact
+        Whether the chain samples the posterior itself, whatever rows it reads. Then the test has no
+        probability that depends on the log ratio alone, but a balance: it accepts a move e^r times
+        as often as the move back.
     """
 
     first_batch: ClassVar[FirstBatchRule]
     draws_by_size: ClassVar[bool]
+    needs_order: ClassVar[int | None] = None
+    efficiency: ClassVar[float] = METROPOLIS
+    is_exact: ClassVar[bool] = False
 
     @property
     def most_accepted(self) -> float:
         """See above."""
+        return 1.0
+
+    @property
+    def steepest(self) -> float:
+        """See above."""
+        return 1.0
+
+    @property
+    def decides_levels(self) -> bool:
+        """Whether it can be asked for where a model has effects."""
+        return self.is_exact or self.for_levels() is not None
+
+    def ideal(self, log_ratios: np.ndarray, by_all: np.ndarray) -> np.ndarray:
+        """Return the acceptance probability that the test stands for.
+
+        Parameters
+        ----------
+        log_ratios : ndarray, shape (n,)
+            Log ratios by all rows.
+        by_all : ndarray of bool, shape (n,)
+            Whether all rows are read for the decision.
+        """
+        return np.minimum(1.0, np.exp(log_ratios))
+
+    def prepare(self, rows: RowSurvey) -> Prepared | None:
+        """Learn about the rows before the first decision; by default nothing.
+
+        Raises
+        ------
+        ValueError
+            If the test cannot decide on these rows; it says why.
+        """
+        return None
+
+    def for_levels(self) -> tuple[Any, Any] | None:
+        """Return how it decides on the levels of a grouping factor, None if it does not.
+
+        That is `accept` and `exact_probability` of :func:`.growing.build_growing`.
+        """
+        return None
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
@@ -53,6 +173,7 @@ class Acceptance(Protocol):
 
         ``batch_size[0]`` is the number of rows of the first batch, which tuning may change.
         """
+        raise NotImplementedError
 
     def build(
         self,
@@ -64,6 +185,7 @@ class Acceptance(Protocol):
 
         ``decide(rng, psi, current, proposed, density, rows, parameters) -> Decision``.
         """
+        raise NotImplementedError
 
 
 class Decision(NamedTuple):

@@ -51,9 +51,12 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
+    Acceptance,
     Decision,
     FirstBatchRule,
+    Prepared,
     Rows,
+    RowSurvey,
     Scan,
     decided_by_all,
     decided_by_batch,
@@ -101,7 +104,7 @@ class Ball(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Acceptance):
     """The exact test of Prado, Nemeth and Sherlock, with control variates of second order.
 
     The chain samples the posterior itself: there is no error to bound. It needs rows that depend on
@@ -135,8 +138,25 @@ class Exact:
 
     third: Any = None
     first_batch: ClassVar[FirstBatchRule] = "designed"
-    most_accepted: ClassVar[float] = 1.0
     draws_by_size: ClassVar[bool] = True
+    needs_order: ClassVar[int | None] = 2
+    is_exact: ClassVar[bool] = True
+
+    def prepare(self, rows: RowSurvey) -> Prepared:
+        """Bound the remainders of all rows."""
+        if rows.uniformly:
+            raise ValueError("Exact draws rows by the size of their bounds: leave rows out.")
+        if rows.order != self.needs_order:
+            raise ValueError(
+                "Exact needs a control variate of order 2: leave control_variate at 'auto' or set "
+                "it to 2."
+            )
+        bounds, reference = rows.remainder_bounds(self.third), rows.reference
+        return Prepared(
+            bounds.sizes,
+            lambda total: Ball(reference, bounds.whiten, bounds.radius, total),
+            bounds.expected_rows,
+        )
 
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pymc_minibatch.acceptance.decision import (
+    Acceptance,
     Decision,
     FirstBatchRule,
     Rows,
@@ -38,7 +39,7 @@ __all__ = ["Naive"]
 
 
 @dataclass(frozen=True)
-class Naive:
+class Naive(Acceptance):
     """Metropolis's test on the estimate from a batch, as if it were exact.
 
     Biased, and meant for comparison: the chain samples a wider distribution than the posterior
@@ -64,7 +65,6 @@ class Naive:
     """
 
     first_batch: ClassVar[FirstBatchRule] = "fixed"
-    most_accepted: ClassVar[float] = 1.0
     draws_by_size: ClassVar[bool] = True
 
     def parameters(

@@ -32,7 +32,7 @@ import numpy as np
 from numba.extending import register_jitable
 from scipy.special import ndtr
 
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["Penalty"]
@@ -44,7 +44,7 @@ NODES = 97
 
 
 @dataclass(frozen=True)
-class Penalty:
+class Penalty(Acceptance):
     """The penalty test of Ceperley and Dewing on a growing batch.
 
     Parameters
@@ -100,6 +100,13 @@ class Penalty:
         """2 Φ(−σ / 2), the acceptance rate of moves that change nothing."""
         return float(2 * ndtr(-self.sigma / 2))
 
+    @property
+    def steepest(self) -> float:
+        """exp(delta) Φ(σ/2 − delta/σ − σ) at its largest, 0.64 for the default."""
+        delta = np.linspace(-8.0, 2.0, 10_001)
+        slopes = np.exp(delta) * ndtr(-delta / self.sigma - self.sigma / 2)
+        return float(slopes.max())
+
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
@@ -116,11 +123,15 @@ class Penalty:
         )
         return limits, (self.sigma**2,)
 
-    def probability(self, log_ratios: np.ndarray) -> np.ndarray:
-        """Return the acceptance probability at these log ratios where no batch has any noise."""
-        y = log_ratios - self.sigma**2 / 2
-        z = y / self.sigma
-        return ndtr(z) + np.exp(log_ratios) * ndtr(-z - self.sigma)
+    def ideal(self, log_ratios: np.ndarray, by_all: np.ndarray) -> np.ndarray:
+        """Return the probability at noise sigma, or that of Metropolis's test by all rows."""
+        z = log_ratios / self.sigma - self.sigma / 2
+        by_batch = ndtr(z) + np.exp(log_ratios) * ndtr(-z - self.sigma)
+        return np.where(by_all, np.minimum(1.0, np.exp(log_ratios)), by_batch)
+
+    def for_levels(self) -> tuple[Any, Any]:
+        """Decide as on all rows."""
+        return accept, metropolis
 
     def build(
         self,

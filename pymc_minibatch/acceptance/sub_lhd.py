@@ -22,14 +22,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.decision import Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
 from pymc_minibatch.acceptance.sequential import build_sequential
 
 __all__ = ["SubLhd"]
 
 
 @dataclass(frozen=True)
-class SubLhd:
+class SubLhd(Acceptance):
     """Metropolis's test with a concentration bound, MHSubLhd.
 
     Meant for comparison: the range of the log ratios has to be known, and is found by a scan of all
@@ -70,7 +70,6 @@ class SubLhd:
     gamma: float = 2.0
     delta: float = 0.01
     first_batch: ClassVar[FirstBatchRule] = "fixed"
-    most_accepted: ClassVar[float] = 1.0
     draws_by_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.exact import ExactSampler
@@ -46,15 +45,15 @@ def make_latent_sampler(
         if the test is to be exact and sums do not say everything of the rows.
     """
     is_free = acceptance is None and by_size and batch_size is None
-    must = isinstance(acceptance, Exact)
+    must = acceptance is not None and acceptance.is_exact
     sums: Sums = "must" if must else "may" if is_free and may_sum else "no"
     latent_model = locate(tall, temperature, sums=sums, effects=effects)
-    assert acceptance is None or isinstance(acceptance, CorrectedBarker | Exact | Penalty)
+    assert acceptance is None or acceptance.decides_levels
 
     def make(about: LatentModel) -> LatentSampler:
         if about.reference.is_exact:
             return ExactSampler(tall, about.reference)
-        assert not isinstance(acceptance, Exact)
+        assert not must
         by_batches = MinibatchSampler(tall, about, acceptance, temperature, by_size, batch_size)
         if is_free and (pinned := by_batches.rows_to_pin()).size:
             return WholeSampler(tall, _without_if_possible(tall, about, pinned), temperature)

@@ -1,14 +1,14 @@
 """Moves of a latent field decided by minibatch tests, from estimates of the rows' remainders."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from pymc_minibatch.acceptance import CorrectedBarker, Penalty, corrected_barker, penalty
-from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.acceptance import Penalty
+from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable
@@ -85,7 +85,7 @@ class MinibatchSampler(LatentSampler):
         self,
         tall: TallModel,
         latent_model: LatentModel,
-        acceptance: CorrectedBarker | Penalty | None,
+        acceptance: Acceptance | None,
         temperature: float,
         by_size: bool,
         batch_size: int | None = None,
@@ -202,19 +202,19 @@ class MinibatchSampler(LatentSampler):
     def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The tests on all rows and on those of each group, which know no data."""
         test = self._tests[0]
-        module = corrected_barker if isinstance(test, CorrectedBarker) else penalty
-        exact = module.barker if module is corrected_barker else module.metropolis
+        levels = test.for_levels()
+        assert levels is not None
         key = class_key(test)
         drawing: Drawing = "groups" if isinstance(self.table, GroupTable) else bool(self.table)
         decide = jit_kept(make_decision((), test, drawing), [key, repr(drawing)])
-        return decide, jit_kept(make_sweep((), module.accept, exact), [key])
+        return decide, jit_kept(make_sweep((), *levels), [key])
 
     @property
-    def _tests(self) -> list[CorrectedBarker] | list[Penalty]:
+    def _tests(self) -> Sequence[Acceptance]:
         """The tests of which one is chosen for each kind of moves."""
         if self.acceptance is None:
             return [Penalty(sigma=sigma) for sigma in SIGMAS]
-        return [self.acceptance]  # type: ignore[return-value]
+        return [self.acceptance]
 
     @cached_property
     def _decisions(self) -> MinibatchDecisions:

@@ -2,23 +2,16 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pymc_minibatch.acceptance import (
-    Austere,
-    Barker,
-    CorrectedBarker,
-    Exact,
-    Naive,
-    Penalty,
-    SubLhd,
-)
-from pymc_minibatch.acceptance.decision import Acceptance
-from pymc_minibatch.acceptance.exact import Ball
+from pymc_minibatch import acceptance as acceptance_tests
+from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
+from pymc_minibatch.acceptance.decision import Acceptance, Prepared
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, rows_wanted
 from pymc_minibatch.bounds.predictor import NoPredictorError
 from pymc_minibatch.bounds.remainder import RemainderBounds, bound_remainders
@@ -30,7 +23,6 @@ from pymc_minibatch.proposals import (
     SurrogateLangevin,
 )
 from pymc_minibatch.proposals.proposal import Proposal
-from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.pinned import may_be_extreme, read_always, rows_to_pin
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
@@ -55,14 +47,11 @@ _log = logging.getLogger("pymc_minibatch")
 type RowChoice = Literal["auto", "size", "uniform"]
 
 TESTS: Mapping[str, Callable[[], Acceptance]] = {
-    "exact": Exact,
-    "corrected_barker": CorrectedBarker,
-    "penalty": Penalty,
-    "barker": Barker,
-    "naive": Naive,
-    "austere": Austere,
-    "sub_lhd": SubLhd,
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", test.__name__).lower(): test
+    for test in acceptance_tests.TESTS
 }
+"""By their names for the user, such as "corrected_barker"."""
+
 PROPOSALS: Mapping[str, Callable[[], Proposal]] = {
     "laplace": Laplace,
     "surrogate_hamiltonian": SurrogateHamiltonian,
@@ -82,8 +71,9 @@ OVERHEAD_ROWS, OVERHEAD_EACH = 40, 0.2
 numbers in cache, where a row takes D of them and a walk to memory. From ``benchmarks.dimensions``.
 """
 
-EFFECTIVE = {"CorrectedBarker": 0.27, "Penalty": 0.6}
-"""Effective samples for each transition of a logistic regression, measured."""
+WALK = 5
+"""Transitions of a random walk for each parameter that take it as far as one with a proposal from
+the whole posterior."""
 
 SEEN_SHARE = 0.5
 """With fewer rows that tell in a batch, it may know nothing of its error."""
@@ -139,9 +129,8 @@ def steps_of_draw(acceptance: Acceptance, proposal: Proposal, dim: int, rows: fl
     """
     if rows > MANY_ROWS:
         return 1
-    mixing = 10 * dim if isinstance(proposal, RandomWalk) else 2
-    accepts = isinstance(acceptance, Exact | Penalty | Naive)
-    return min(MOST_STEPS, mixing if accepts else 2 * mixing)
+    mixing = WALK * dim if isinstance(proposal, RandomWalk) else 1
+    return min(MOST_STEPS, mixing * math.ceil(1 / acceptance.efficiency))
 
 
 @dataclass(frozen=True)
@@ -158,8 +147,8 @@ class TestPlan:
         Why, for the user.
     row_sizes
         What rows are drawn by; None where they are drawn uniformly.
-    ball
-        The bounds of the exact test; None for others.
+    prepared
+        What the test knows of the rows, as the jitted test reads it; None if that is nothing.
     unevenness
         How uneven the rows are, where it is known.
     rows_read
@@ -176,7 +165,7 @@ class TestPlan:
     rows: str
     reason: str
     row_sizes: RowSizes | None = None
-    ball: Ball | None = None
+    prepared: Any = None
     unevenness: Unevenness | None = None
     rows_read: float = 0.0
     sized: SizedRows | None = None
@@ -219,14 +208,17 @@ def _settle(
     acceptance: Acceptance | Literal["auto"],
     rows: RowChoice,
 ) -> TestPlan:
-    reason = "acceptance as asked for"
-    if isinstance(acceptance, Exact):
-        return _exact(tall, control, acceptance, rows)
     if acceptance == "auto":
-        bounds, reason = _affordable(tall, control, rows)
-        if bounds is not None:
-            assert control is not None
-            return _with_bounds(tall, control, bounds, Exact(), reason)
+        prepared, reason = _affordable(tall, control, rows)
+        prepared_test: Acceptance = Exact()
+    else:
+        prepared, reason = _prepared(tall, control, acceptance, rows), "acceptance as asked for"
+        prepared_test = acceptance
+        if prepared is not None:
+            reason = f"about {prepared.expected_rows:,.3g} rows in a decision"
+    if prepared is not None:
+        assert control is not None
+        return _by_prepared_sizes(tall, control, prepared, prepared_test, reason)
     tests = _open_tests(control) if acceptance == "auto" else (acceptance,)
     test = tests[0]
     if rows == "size":
@@ -278,45 +270,58 @@ def _open_tests(control: ControlVariate | None) -> tuple[Acceptance, ...]:
     return CorrectedBarker(), Penalty()
 
 
-def _exact(
-    tall: TallModel,
-    control: ControlVariate | None,
-    acceptance: Exact,
-    rows: RowChoice,
-) -> TestPlan:
-    if rows == "uniform":
-        raise ValueError("Exact draws rows by the size of their bounds: leave rows out.")
-    if control is None or control.order != 2:
-        raise ValueError(
-            "Exact needs a control variate of order 2: leave control_variate at 'auto' or set it "
-            "to 2."
-        )
+@dataclass(frozen=True)
+class _Survey:
+    """What a test may ask of the rows; see :class:`.RowSurvey`."""
+
+    tall: TallModel
+    control: ControlVariate | None
+    uniformly: bool
+    most_rows: float = np.inf
+
+    @property
+    def order(self) -> int:
+        return 0 if self.control is None else self.control.order
+
+    @property
+    def reference(self) -> np.ndarray:
+        assert self.control is not None
+        return self.control.reference.flat
+
+    def remainder_bounds(self, third: Any = None) -> RemainderBounds:
+        assert self.control is not None
+        return bound_remainders(self.tall, self.control, third, self.most_rows)
+
+
+def _prepared(
+    tall: TallModel, control: ControlVariate | None, acceptance: Acceptance, rows: RowChoice
+) -> Prepared | None:
+    """Let a test that was asked for learn about the rows."""
     try:
-        bounds = bound_remainders(tall, control, acceptance.third)
+        return acceptance.prepare(_Survey(tall, control, rows == "uniform"))
     except NoPredictorError as error:
         raise NoPredictorError(
-            f"Exact cannot be used: {error}. Use CorrectedBarker() or leave acceptance out."
+            f"{type(acceptance).__name__} cannot be used: {error}. Use CorrectedBarker() or leave "
+            "acceptance out."
         ) from error
-    reason = f"about {bounds.expected_rows:,.3g} rows in a decision"
-    return _with_bounds(tall, control, bounds, acceptance, reason)
 
 
 def _affordable(
     tall: TallModel, control: ControlVariate | None, rows: RowChoice
-) -> tuple[RemainderBounds | None, str]:
-    """Return bounds with which the exact test reads few rows, or None; and why."""
+) -> tuple[Prepared | None, str]:
+    """Prepare the exact test if it reads few rows, else None; and say why."""
     if control is not None and control.reference.has_kinks:
         return None, "the rows have kinks, for which Exact has no bound"
-    if control is None or control.order != 2 or rows == "uniform":
+    if control is None or control.order != Exact.needs_order or rows == "uniform":
         return None, "Exact needs an expansion of order 2, and rows by size"
     try:
-        bounds = bound_remainders(tall, control, most_rows=FEW_ROWS)
+        prepared = Exact().prepare(_Survey(tall, control, False, most_rows=FEW_ROWS))
     except NoPredictorError as error:
         return None, str(error)
-    takes = f"Exact would take about {bounds.expected_rows:,.3g} rows in a decision"
-    if bounds.expected_rows > FEW_ROWS:
+    takes = f"Exact would take about {prepared.expected_rows:,.3g} rows in a decision"
+    if prepared.expected_rows > FEW_ROWS:
         return None, takes
-    return bounds, takes.replace("would take", "takes")
+    return prepared, takes.replace("would take", "takes")
 
 
 def _cheapest(
@@ -331,40 +336,32 @@ def _cheapest(
     for test in tests:
         limits = test.parameters(control.temperature, np.empty(1), n_rows)[0]
         wanted = rows_wanted(limits, variance, n_rows) if np.isfinite(variance) else n_rows
-        name = type(test).__name__
-        costs.append((OVERHEAD_ROWS + OVERHEAD_EACH * dim + wanted) / EFFECTIVE[name])
-        told.append(f"{name} about {wanted:,.3g}")
+        costs.append((OVERHEAD_ROWS + OVERHEAD_EACH * dim + wanted) / test.efficiency)
+        told.append(f"{type(test).__name__} about {wanted:,.3g}")
     return tests[int(np.argmin(costs))], f"{', '.join(told)} rows"
 
 
-def _with_bounds(
+def _by_prepared_sizes(
     tall: TallModel,
     control: ControlVariate,
-    bounds: RemainderBounds,
-    acceptance: Exact,
+    prepared: Prepared,
+    acceptance: Acceptance,
     reason: str,
 ) -> TestPlan:
-    settled = _by_bounds(control.reference, bounds, acceptance, reason)
-    if isinstance(bounds.sizes, SizedRows) or not may_be_extreme(control, bounds.sizes):
-        return settled
-    return replace(settled, pinned=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
-
-
-def _by_bounds(
-    reference: Reference, bounds: RemainderBounds, acceptance: Exact, reason: str
-) -> TestPlan:
-    if isinstance(bounds.sizes, SizedRows):
-        sized = bounds.sizes
-        ball = Ball(reference.flat, bounds.whiten, bounds.radius, sized.total)
-        if not sized.total:  # no row is read
-            sized = SizedRows.alike(sized.partitions)
-        found = bounds.expected_rows
-        return TestPlan(acceptance, "size", reason, None, ball, None, found, sized)
-    none_needed = not bounds.sizes.any()
-    sizes = RowSizes.of(np.ones_like(bounds.sizes) if none_needed else bounds.sizes)
-    total = 0.0 if none_needed else sizes.total
-    ball = Ball(reference.flat, bounds.whiten, bounds.radius, total)
-    return TestPlan(acceptance, "size", reason, sizes, ball, None, bounds.expected_rows)
+    """Draw rows by the sizes that a test asks for; of sizes that are all 0 no row is read."""
+    sizes = prepared.sizes
+    plan = TestPlan(acceptance, "size", reason, rows_read=prepared.expected_rows)
+    if isinstance(sizes, SizedRows):
+        known = prepared.parameters(sizes.total)
+        sized = sizes if sizes.total else SizedRows.alike(sizes.partitions)
+        return replace(plan, prepared=known, sized=sized)
+    none_needed = not sizes.any()
+    table = RowSizes.of(np.ones_like(sizes) if none_needed else sizes)
+    known = prepared.parameters(0.0 if none_needed else table.total)
+    plan = replace(plan, row_sizes=table, prepared=known)
+    if not may_be_extreme(control, sizes):
+        return plan
+    return replace(plan, pinned=_extreme_rows(tall, control, row_sizes(tall, control)[0]))
 
 
 def _check_can_draw_by_size(acceptance: Acceptance, control: ControlVariate | None) -> None:

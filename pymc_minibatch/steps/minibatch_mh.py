@@ -462,7 +462,7 @@ class MinibatchMH(TallStep):
         self.row_sizes: RowSizes | None = None
         self.sized: SizedRows | None = None
         self.residents: Residents | None = None
-        self.ball: Ball | None = None
+        self.prepared: Any = None
         self.control = None
         self.least_batch = LEAST_BATCH
         is_free = asked.reference is None and asked.proposal is None
@@ -500,7 +500,7 @@ class MinibatchMH(TallStep):
             self.claims = claims._replace(sums=False)
         elif self.latent is not None:
             self.claims = claims._replace(effects=False)
-        elif asked.is_open and isinstance(self.acceptance, Exact):
+        elif asked.is_open and self.prepared is not None:
             self.claims = claims._replace(bounds=False)
         elif asked.is_open and asked[1:4] == (None, None, "auto") and self.control_variate:
             self.claims = claims._replace(expansion=False)
@@ -521,9 +521,9 @@ class MinibatchMH(TallStep):
         """
         whole = self._active.size == self.tall.layout.size
         acceptance = None if is_open else self.acceptance
-        if not (whole and (is_open or isinstance(acceptance, CorrectedBarker | Exact | Penalty))):
+        if not (whole and (acceptance is None or acceptance.decides_levels)):
             return None
-        if not isinstance(acceptance, Exact):
+        if acceptance is None or not acceptance.is_exact:
             self._copy_for_effects()
         if self.tall.partitions is not None:
             return None
@@ -579,7 +579,7 @@ class MinibatchMH(TallStep):
         is_open, proposal, reference, control_variate, rows = asked
         if not self.claims.expansion:
             control_variate = 0
-        if isinstance(self.acceptance, Exact) and control_variate == "auto":
+        if self.acceptance.needs_order == 2 and control_variate == "auto":
             control_variate = 2
         self.control = decide_control_variate(
             self.tall, reference, control_variate, self.temperature, one_mode=one_mode
@@ -604,9 +604,9 @@ class MinibatchMH(TallStep):
             settled.rows,
             settled.control,
         )
-        self.row_sizes, self.ball = settled.row_sizes, settled.ball
+        self.row_sizes, self.prepared = settled.row_sizes, settled.prepared
         if self.ball is not None:
-            self.ball = self.ball._replace(at_once=bool(self._heavy.size))
+            self.prepared = self.ball._replace(at_once=bool(self._heavy.size))
         self.sized = settled.sized
         if self.sized is not None:
             self.residents = self._first_residents(self.sized, settled.rows_read)
@@ -642,6 +642,11 @@ class MinibatchMH(TallStep):
         if fit > NEARLY_GAUSSIAN or self._heavy.size:
             return Laplace(random_walk=share)
         return SurrogateHamiltonian(random_walk=share)
+
+    @property
+    def ball(self) -> Ball | None:
+        """The bounds of the exact test; None for others."""
+        return self.prepared if isinstance(self.prepared, Ball) else None
 
     @cached_property
     def _heavy(self) -> np.ndarray:
@@ -757,7 +762,7 @@ class MinibatchMH(TallStep):
     @cached_property
     def _parameters(self) -> tuple[Any, ...]:
         given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
-        return given if self.ball is None else (*given, self.ball)
+        return given if self.prepared is None else (*given, self.prepared)
 
     def _compile(self) -> None:
         start = self.tall.start.copy()
@@ -1138,7 +1143,7 @@ class MinibatchMH(TallStep):
         batch = tuple(values[drawn] for values in self._density.data)
         both = self._target.row(point, move.proposed, self._density.constants, batch)
         noise = np.nan, np.nan
-        if isinstance(self.acceptance, CorrectedBarker | Penalty) and n == totals.batch_rows:
+        if self.acceptance.first_batch == "tuned" and n == totals.batch_rows:
             scale = self.n_rows / self.temperature
             s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / self._rows.population)
             noise = totals.log_ratio_var, float(s2)
@@ -1204,9 +1209,11 @@ class MinibatchMH(TallStep):
         if self.residents is None or self.ball is not None:
             return 0.0
         n = max(totals.n_decisions, 1)
-        slope = 0.25 if self.acceptance.most_accepted < 1 else 1.0
         return self.residents.fixed_error(
-            totals.log_ratio_var / n, totals.batch_rows / n, slope, self.temperature
+            totals.log_ratio_var / n,
+            totals.batch_rows / n,
+            self.acceptance.steepest,
+            self.temperature,
         )
 
 

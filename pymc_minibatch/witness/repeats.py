@@ -4,18 +4,16 @@ A part ψ of the log ratio needs no rows. It is shifted so that the log ratio by
 few numbers, at which the probability of acceptance that a test stands for is known.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from pymc_minibatch.acceptance import Barker, CorrectedBarker, Penalty
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.moves import Move, MoveCounts
 from pymc_minibatch.witness.effects import NAMES, Listener, MovesOfEffects
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["LOG_RATIOS", "Repeats", "decided_by_batches", "ideal", "repeat_on_effects"]
+__all__ = ["LOG_RATIOS", "Repeats", "decided_by_batches", "repeat_on_effects"]
 
 LOG_RATIOS = (-2.0, -1.0, -0.5, -0.2, 0.2, 0.5, 1.0, 2.0)
 """Those at which decisions are repeated."""
@@ -47,20 +45,6 @@ class Repeats(NamedTuple):
     variances: np.ndarray
     targets: np.ndarray
     estimates: np.ndarray
-
-
-def ideal(acceptance: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return the probability that a test stands for, by log ratio and whether all rows are read."""
-
-    def probability(log_ratios: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        if isinstance(acceptance, CorrectedBarker | Barker):
-            return 1 / (1 + np.exp(-log_ratios))
-        of_all = np.minimum(1.0, np.exp(log_ratios))
-        if isinstance(acceptance, Penalty):
-            return np.where(whole, of_all, acceptance.probability(log_ratios))
-        return of_all
-
-    return probability
 
 
 def decided_by_batches(look: Look | None) -> TypeGuard[MovesOfEffects]:
@@ -116,7 +100,7 @@ class _Moves(Listener[MinibatchDecisions]):
         targets = np.resize(LOG_RATIOS, n_repeats)
         made = decisions.repeated(rng, move, targets - exact)
         test = decisions.tests.tests[int(decisions.states[kind].test[0])]
-        probability = ideal(test)(targets, made.sizes == len(decisions.data[0]))
+        probability = test.ideal(targets, made.sizes == len(decisions.data[0]))
         return Repeats(
             NAMES[kind],
             exact,

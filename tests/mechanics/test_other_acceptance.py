@@ -8,10 +8,22 @@ from numba import njit
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from pymc_minibatch import Austere, MinibatchMH, Naive, SubLhd
+from pymc_minibatch import (
+    Austere,
+    Barker,
+    CorrectedBarker,
+    Exact,
+    Laplace,
+    MinibatchMH,
+    Naive,
+    Penalty,
+    SubLhd,
+)
+from pymc_minibatch.acceptance import TESTS
 from pymc_minibatch.acceptance.austere import half_width
 from pymc_minibatch.acceptance.decision import Scan
 from pymc_minibatch.acceptance.design import designs, error_and_rows
+from pymc_minibatch.steps.deciding import steps_of_draw
 
 N_PATHS = 20_000
 
@@ -124,3 +136,25 @@ def test_scans_are_counted_apart(test):
     assert (stats.n_scanned == scans * 2 * 2 * 600).all()
     assert (stats.batch_size <= 600).all()
     assert (stats.n_likelihood >= 2 * 2 * stats.batch_size).all()
+
+
+@pytest.mark.parametrize("test", [kind() for kind in TESTS], ids=str)
+def test_what_a_test_says_of_itself(test):
+    """Its probability, the largest of it and the steepest slope are those of one function."""
+    grid, by_batch = np.linspace(-6.0, 6.0, 2401), np.zeros(2401, dtype=bool)
+    ideal = test.ideal(grid, by_batch)
+    assert (np.diff(ideal) >= -1e-12).all()
+    assert ideal[1200] == pytest.approx(test.most_accepted)
+    slope = np.diff(ideal).max() / (grid[1] - grid[0])
+    assert slope <= test.steepest * (1 + 1e-9)
+    assert slope > 0.98 * test.steepest
+    assert 0 < test.efficiency <= 1
+    assert (test.for_levels() is None) or test.first_batch == "tuned"
+
+
+def test_transitions_of_a_draw_follow_from_the_test():
+    """Tests that make Metropolis's decision take half as many as Barker's, whatever their class."""
+    laplace = Laplace()
+    takes = {kind: steps_of_draw(kind(), laplace, 20, 10) for kind in TESTS}
+    assert {takes[SubLhd], takes[Austere], takes[Naive], takes[Exact], takes[Penalty]} == {2}
+    assert {takes[Barker], takes[CorrectedBarker]} == {4}

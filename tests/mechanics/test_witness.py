@@ -180,7 +180,7 @@ def rows_never_drawn(step: Any, patch: pytest.MonkeyPatch) -> None:
 
 def no_row_is_read(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Bounds on third derivatives are taken for 0."""
-    patch.setattr(step, "ball", step.ball._replace(total=0.0))
+    patch.setattr(step, "prepared", step.ball._replace(total=0.0))
 
 
 def drawn_by(change: Callable[[Any], None]) -> Callable[..., None]:
