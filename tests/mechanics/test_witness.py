@@ -12,7 +12,7 @@ from witnessed import STEPS, G, grouped
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.by_size import SizeTable
-from pymc_minibatch.latent import exact, linear, minibatch, surrogate, whole
+from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent import moves as latent_moves
 from pymc_minibatch.latent.derivatives import Derivatives
@@ -245,7 +245,7 @@ def weighed(change: Callable[[Any], None]) -> Callable[..., None]:
 
         return weigh
 
-    return replaced(minibatch, "weigh", mutant)
+    return replaced(batch_decisions, "weigh", mutant)
 
 
 def factors_off(table: Any) -> None:
@@ -307,7 +307,7 @@ def property_of(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 S, M, W, L = surrogate.Surrogate, latent_moves, whole.WholeDecisions, linear.LinearMoves
-B, F = minibatch.MinibatchDecisions, latent_firefly.FireflyDecisions
+B, F = batch_decisions.MinibatchDecisions, latent_firefly.FireflyDecisions
 
 MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     # plain moves
