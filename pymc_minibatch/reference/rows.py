@@ -100,7 +100,7 @@ class RowFunctions:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out; they are rebuilt where they are needed."""
-        kept = "structure", "build", "n_locals", "averages"
+        kept = "structure", "build", "n_locals", "smoothing"
         return {name: getattr(self, name) for name in kept}
 
     @property
