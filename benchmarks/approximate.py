@@ -66,7 +66,7 @@ def observe(family: str, predictor: object, eta: np.ndarray, rng: np.random.Gene
         pm.Poisson("y", pm.math.exp(predictor), observed=rng.poisson(np.exp(eta)))
     elif family == "student":
         rows = eta + rng.standard_t(5, eta.size)
-        pm.StudentT("y", 5, predictor, pm.HalfNormal("sigma", 2), observed=rows)
+        pm.StudentT("y", nu=5, mu=predictor, sigma=pm.HalfNormal("sigma", 2), observed=rows)
     else:
         rows = eta + rng.normal(size=eta.size)
         pm.Normal("y", predictor, pm.HalfNormal("sigma", 2), observed=rows)

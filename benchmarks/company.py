@@ -34,7 +34,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from scipy.special import expit, ndtri
-from scipy.stats import chisquare, halfnorm, kstest, norm
+from scipy.stats import chisquare, kstest, norm
 from scipy.stats import t as student_t
 
 import pymc_minibatch as pmb
@@ -55,7 +55,9 @@ P_LABEL = 0.4
 CENTERS = np.array([-0.7, 0.7])
 GRID = np.linspace(-8.0, 8.0, 2001)
 """Of the coefficient."""
-SCALES = np.exp(np.linspace(np.log(0.2), np.log(5.0), 400))
+SPREAD = 0.4
+"""Standard deviation of the logarithm of the scale, under its prior: all draws are on `SCALES`."""
+SCALES = np.exp(np.linspace(np.log(0.1), np.log(10.0), 400))
 
 
 class Truth(NamedTuple):
@@ -134,17 +136,17 @@ def log_bernoulli(y: np.ndarray, eta: np.ndarray) -> np.ndarray:
 def build_scale(_: str) -> pm.Model:
     """Rows of a Student-t distribution with an unknown scale."""
     with pm.Model() as model:
-        b, s = pm.Normal("b", 0, 2), pm.HalfNormal("s", 1)
+        b, s = pm.Normal("b", 0, 2), pm.LogNormal("s", 0, SPREAD)
         pm.StudentT("y", nu=4, mu=b * X, sigma=s, observed=pm.Data("data", np.zeros(N_ROWS)))
     return model
 
 
 def solve_scale(y: np.ndarray) -> Truth:
-    """Solve it on a grid; scales are known by their logarithm, so the weights have a Jacobian."""
+    """Solve it on a grid of scales that is even in their logarithm."""
     logs = []
     for s in SCALES:
         rows = student_t.logpdf(y, 4, loc=GRID[:, None] * X, scale=s).sum(axis=1)
-        logs.append(rows + norm.logpdf(GRID, 0, 2) + halfnorm.logpdf(s) + np.log(s))
+        logs.append(rows + norm.logpdf(GRID, 0, 2) + norm.logpdf(np.log(s), 0, SPREAD))
     return truth([{"s": s} for s in SCALES], logs)
 
 
@@ -223,7 +225,7 @@ CONTINUOUS = dict.fromkeys(("Metropolis", "Slice", "NUTS", "a second step"), "an
 CASES = {
     "scale": Case(
         build_scale,
-        lambda rng: {"b": rng.normal(0, 2), "s": abs(rng.normal())},
+        lambda rng: {"b": rng.normal(0, 2), "s": rng.lognormal(0, SPREAD)},
         lambda rng, at: at["b"] * X + at["s"] * rng.standard_t(4, size=N_ROWS),
         solve_scale,
         "b",
