@@ -638,8 +638,8 @@ def _of_decisions(
 def _judged(repeats: Sequence[Repeats], limit: float, resolution: float, right: bool) -> str:
     if not right:
         return (
-            "The decisions are WRONG: the draws are not those of the posterior. Use Exact(), or the "
-            "default control variate with rows='size', and leave batch_size out; check that a "
+            "The decisions are WRONG: the draws are not those of the posterior. Use Exact(), or "
+            "the default control variate with rows='size', and leave batch_size out; check that a "
             "reference that was passed is that of these data."
         )
     if resolution <= limit:
