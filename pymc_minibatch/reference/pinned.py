@@ -27,7 +27,7 @@ from scipy.linalg import solve_triangular
 from pymc_minibatch.reference.control_variate import ControlVariate, PinnedRows
 from pymc_minibatch.reference.reference import Reference
 from pymc_minibatch.reference.search_density import SearchDensity
-from pymc_minibatch.reference.taylor import make_target
+from pymc_minibatch.reference.taylor import make_base_with_rows
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["may_be_extreme", "read_always", "rows_to_pin", "slice_draws"]
@@ -91,7 +91,7 @@ def read_always(
         root = np.linalg.cholesky(precision)
     except np.linalg.LinAlgError:
         return None
-    base, _, constants, _ = make_target(tall, first)
+    base, constants = make_base_with_rows(tall, first)
     slope = expansion.prior_gradient(rest.flat) + rest.gradient / temperature
     center = rest.flat + np.linalg.solve(precision, slope)
     draws = slice_draws(

@@ -40,6 +40,7 @@ __all__ = [
     "Target",
     "compile_prior_gradient",
     "compile_remainder",
+    "make_base_with_rows",
     "make_target",
     "row_term",
     "term_of_batches",
@@ -88,17 +89,29 @@ def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
 
 def _target_with_rows(tall: TallModel, control: ControlVariate) -> Target:
     """Split the density where some rows are read at every decision."""
-    prior, rows = tall.compiled_prior_logp, tall.compiled_row_logp
     remainder = compile_remainder(tall, control.order)
+    base, constants = make_base_with_rows(tall, control)
+    return Target(
+        base,
+        jit_kept(row_of_batches(remainder.jitted), [remainder.cache_key]),
+        constants,
+        control.columns(),
+    )
+
+
+def make_base_with_rows(
+    tall: TallModel, control: ControlVariate
+) -> tuple[Callable[..., float], tuple[Any, ...]]:
+    """Build the prior part with the rows that are always read, and its constants.
+
+    Remainders of other rows are not compiled for it.
+    """
+    prior, rows = tall.compiled_prior_logp, tall.compiled_row_logp
     surrogate = jit_kept(surrogate_base(prior.jitted), [prior.cache_key])
     base = base_with_rows(surrogate, rows.jitted)
     batch = tuple(tall.batch(control.always_read))
-    return Target(
-        jit_kept(base, [prior.cache_key, rows.cache_key]),
-        jit_kept(row_of_batches(remainder.jitted), [remainder.cache_key]),
-        (*control.constants, np.array([1 / control.temperature]), batch),
-        control.columns(),
-    )
+    constants = (*control.constants, np.array([1 / control.temperature]), batch)
+    return jit_kept(base, [prior.cache_key, rows.cache_key]), constants
 
 
 def plain_base(prior_logp: Callable[..., Any]) -> Callable[..., float]:

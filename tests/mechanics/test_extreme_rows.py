@@ -132,3 +132,17 @@ def test_slices_draw_from_a_gaussian_beyond_a_wall(wall):
     assert draws[:, 0].mean() == pytest.approx(expected.mean(), abs=0.2 * expected.std())
     assert draws[:, 0].std() == pytest.approx(expected.std(), rel=0.2)
     assert draws[:, 1].std() == pytest.approx(1, rel=0.1)
+
+
+def test_check_looks_at_rows_that_are_always_read():
+    rng = np.random.default_rng(4)
+    X = (rng.random((20_000, 4)) < 0.2).astype(float)
+    X[:, 0], X[:30, 0] = 0, 1  # a predictor that few rows have
+    y = rng.random(len(X)) < 0.3
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=4)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y.astype(int))
+    found = pmb.check(model)
+    assert found.supported
+    assert found.exact
+    assert "at every decision" in found.reasons[0]
