@@ -1,0 +1,52 @@
+"""The posteriors and the programs, by name; each is a module of its own."""
+
+import importlib
+from typing import Any
+
+__all__ = ["POSTERIORS", "PROGRAMS", "posterior_of", "program_of"]
+
+POSTERIORS = (
+    "flights_late",
+    "military_officers",
+    "doctor_visits",
+    "lecture_ratings",
+    "lecture_ratings_ordinal",
+    "film_ratings",
+    "births",
+    "home_runs",
+    "diamond_prices",
+    "drive_failures",
+    "flight_pairs",
+    "wage_slopes",
+)
+
+PROGRAMS = (
+    "minibatch",
+    "flymc",
+    "approximate",
+    "nutpie",
+    "numpyro_nuts",
+    "hmcecs",
+    "advi",
+    "pathfinder",
+    "laplace",
+    "pyinla",
+    "gpboost",
+    "pymhss",
+    "blackjax_sgld",
+    "blackjax_sghmc",
+)
+
+
+def posterior_of(name: str) -> Any:
+    """Import the module of a posterior: `TITLE`, `PACKAGES`, `table()` and `model(table, batch)`."""
+    if name not in POSTERIORS:
+        raise ValueError(f"No posterior is called {name!r}; there are {', '.join(POSTERIORS)}.")
+    return importlib.import_module(f"benchmarks.tall_posteriors.posteriors.{name}")
+
+
+def program_of(name: str) -> Any:
+    """Import the module of a program: `TITLE`, `SETTINGS`, `EXACT` and `run(job)`."""
+    if name not in PROGRAMS:
+        raise ValueError(f"No program is called {name!r}; there are {', '.join(PROGRAMS)}.")
+    return importlib.import_module(f"benchmarks.tall_posteriors.programs.{name}")

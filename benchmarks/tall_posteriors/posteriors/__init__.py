@@ -1,0 +1,1 @@
+"""The posteriors, one module each."""
