@@ -82,7 +82,9 @@ def main() -> None:
     runs.add_argument("posteriors", nargs="*", metavar="POSTERIOR", help="all if none is named")
     runs.add_argument("--program", nargs="+", metavar="NAME", choices=PROGRAMS)
     runs.add_argument("--limit", type=float, default=measure.LIMIT, help="seconds for each process")
-    runs.add_argument("--rows", type=float, help="resample so many rows, with noise if they are more")
+    runs.add_argument(
+        "--rows", type=float, help="resample so many rows, with noise if they are more"
+    )
     runs.add_argument("--results", type=Path, default=measure.RESULTS)
     runs.set_defaults(command=run)
     commands.add_parser("list", help="posteriors and programs").set_defaults(command=show)

@@ -54,9 +54,7 @@ def _summaries(draws: np.ndarray) -> dict[str, np.ndarray]:
     for q in QUANTILES:
         name = f"q{100 * q:02.0f}"
         found[name] = np.quantile(x, q, axis=(0, 1))
-        found[f"{name}_error"] = stats.mcse(
-            x, chain_axis=0, draw_axis=1, method="quantile", prob=q
-        )
+        found[f"{name}_error"] = stats.mcse(x, chain_axis=0, draw_axis=1, method="quantile", prob=q)
     return {name: np.asarray(v, dtype=float) for name, v in found.items()}
 
 

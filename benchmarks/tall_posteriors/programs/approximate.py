@@ -3,7 +3,9 @@
 from benchmarks.tall_posteriors.jobs import Job, Run, drawn
 
 TITLE = "pymc_minibatch, approximate"
-SETTINGS = "`pmb.approximate(model)` with its defaults: 1,000 draws, checked and corrected if needed."
+SETTINGS = (
+    "`pmb.approximate(model)` with its defaults: 1,000 draws, checked and corrected if needed."
+)
 EXACT = None
 PACKAGES = ("pymc-minibatch",)
 
