@@ -8,6 +8,7 @@ PYTHON =
 NAMES = python3 python3.14 python3.13 python3.12 python
 VENV = .venv
 BENCH_VENV = .venv-bench
+TALL_VENV = .venv-tall
 MODEL = logistic
 ROWS = 100000
 RUN = $(VENV)/bin/python
@@ -17,7 +18,7 @@ PYTEST = $(RUN) -m pytest -n auto --dist loadgroup
 .NOTPARALLEL:
 .PRECIOUS: $(RUN)
 .DEFAULT_GOAL = help
-.PHONY: help demo bench figure test test-all lint types docs clean
+.PHONY: help demo bench tall-posteriors figure test test-all lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,9 @@ demo: $(VENV)/.installed-examples ## run examples/quickstart.py
 # nutpie needs a newer zarr than PyMC's ZarrTrace, hence the environment of its own.
 bench: $(BENCH_VENV)/.installed ## compare with other samplers: make bench MODEL=poisson ROWS=1000000
 	@$(BENCH_VENV)/bin/python -m benchmarks --model $(MODEL) --rows $(ROWS) --output docs/benchmarks.md
+
+tall-posteriors: $(TALL_VENV)/.installed ## an environment with the programs of benchmarks/tall_posteriors
+	@$(TALL_VENV)/bin/python -m benchmarks.tall_posteriors list
 
 # Some ten minutes on an idle machine; NUTS at a million rows is left to `make bench`.
 figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw seconds against rows
@@ -89,6 +93,13 @@ $(BENCH_VENV)/.installed: pyproject.toml $(RUN)
 	  echo "creating $(BENCH_VENV) ..."; $(RUN) -m venv $(BENCH_VENV); }
 	@echo "installing pymc-minibatch[benchmarks] into $(BENCH_VENV) ..."
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[benchmarks]'
+	@touch $@
+
+$(TALL_VENV)/.installed: pyproject.toml $(RUN)
+	@test -x $(TALL_VENV)/bin/python || { \
+	  echo "creating $(TALL_VENV) ..."; $(RUN) -m venv $(TALL_VENV); }
+	@echo "installing pymc-minibatch[tall-posteriors] into $(TALL_VENV) ..."
+	@$(TALL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tall-posteriors]'
 	@touch $@
 
 # $(call install,EXTRAS): the package, editable, into a .venv that may have been made by hand.

@@ -9,37 +9,15 @@ POSTERIORS = (
     "flights_late",
     "military_officers",
     "doctor_visits",
-    "lecture_ratings",
-    "lecture_ratings_ordinal",
-    "film_ratings",
-    "births",
-    "home_runs",
     "diamond_prices",
-    "drive_failures",
-    "flight_pairs",
-    "wage_slopes",
+    "lecture_ratings",
 )
 
-PROGRAMS = (
-    "minibatch",
-    "flymc",
-    "approximate",
-    "nutpie",
-    "numpyro_nuts",
-    "hmcecs",
-    "advi",
-    "pathfinder",
-    "laplace",
-    "pyinla",
-    "gpboost",
-    "pymhss",
-    "blackjax_sgld",
-    "blackjax_sghmc",
-)
+PROGRAMS = ("minibatch", "flymc", "approximate", "nutpie", "advi", "pathfinder", "laplace")
 
 
 def posterior_of(name: str) -> Any:
-    """Import the module of a posterior: `TITLE`, `PACKAGES`, `table()` and `model(table, batch)`."""
+    """Import a posterior: `TITLE`, `PACKAGES`, `table()` and `model(table, batch)`."""
     if name not in POSTERIORS:
         raise ValueError(f"No posterior is called {name!r}; there are {', '.join(POSTERIORS)}.")
     return importlib.import_module(f"benchmarks.tall_posteriors.posteriors.{name}")

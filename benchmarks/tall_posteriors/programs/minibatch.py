@@ -1,4 +1,4 @@
-"""This package with its defaults: ``pmb.sample(model)``."""
+"""The package with its defaults: ``pmb.sample(model)``."""
 
 from typing import Any
 

@@ -1,0 +1,116 @@
+"""The page of the documentation: a table, a picture, and what cells say, from the records."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tall_posteriors.catalogue import POSTERIORS, PROGRAMS, posterior_of, program_of
+
+__all__ = ["draw", "write"]
+
+Record = dict[str, Any]
+
+HEAD = """# Tall posteriors
+
+<!-- Written by `python -m benchmarks.tall_posteriors table`. -->
+
+Posteriors on real data from packages of the index, and programs that sample or approximate
+them. A cell has the seconds from the start of Python until 400 effective draws of the worst
+parameter (bulk effective sample size, all parameters), in a second run / in a first run, which
+also compiles. An empty cell was not run; "no" was run and did not get there, and the list below
+says why.
+"""
+
+NOTES = """
+Rows of a cell are all read from disk beforehand; building the model, compiling, tuning and
+sampling count. If a run has fewer or more draws than 400 effective ones, the time of the draws
+is scaled. Approximations have no tuning and no Monte Carlo error to wait for: their cells are
+the seconds until they end, and they are wrong by an unknown amount.
+
+Run a cell with `python -m benchmarks.tall_posteriors run POSTERIOR --program NAME`. References,
+with which `worst_z` compares, are made by `python -m benchmarks.tall_posteriors reference
+POSTERIOR`; without one the errors of a record are null.
+"""
+
+
+def seconds(value: float | None) -> str:
+    """Write seconds, or a dash."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def cell(record: Record | None) -> str:
+    """Return what the table says of a record."""
+    if record is None:
+        return ""
+    if record["failed"] is not None or record["seconds_to_400_warm"] is None:
+        return "no"
+    warm, cold = record["seconds_to_400_warm"], record["seconds_to_400_cold"]
+    return f"{seconds(warm)} / {seconds(cold)}{'*' if record['busy'] else ''}"
+
+
+def write(records: Sequence[Record], page: Path) -> None:
+    """Write the page."""
+    found = {(r["posterior"], r["program"]): r for r in records if r.get("wanted_rows") is None}
+    shown = [name for name in PROGRAMS if any(program == name for _, program in found)]
+    head = ["posterior", "rows", *(program_of(name).TITLE for name in shown)]
+    lines = [_line(head), _line(["---", "---:", *["---:" for _ in shown]])]
+    for posterior in POSTERIORS:
+        row = [found.get((posterior, program)) for program in shown]
+        counts = {r["rows"] for r in row if r is not None and r["rows"] is not None}
+        title = posterior_of(posterior).TITLE
+        lines.append(
+            _line([title, *(f"{n:,}" for n in sorted(counts)[:1] or [0]), *map(cell, row)])
+        )
+    parts = [HEAD, "\n".join(lines) + "\n", _busy(found.values())]
+    parts += ["![Seconds to 400 effective draws](images/tall_posteriors.svg)\n"]
+    parts += [_details(found.values()), NOTES]
+    page.write_text("\n".join(part for part in parts if part))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _busy(records: Any) -> str:
+    if not any(r["busy"] for r in records):
+        return ""
+    return "\\* Other jobs ran on the machine: compare only within a row, and not closely.\n"
+
+
+def _details(records: Any) -> str:
+    """List what each record says beside the seconds."""
+    lines = ["| posterior | program | result | ESS, worst | peak | worst z | measured |"]
+    lines += ["| --- | --- | --- | ---: | ---: | ---: | --- |"]
+    for r in records:
+        result = r["failed"] or f"{seconds(r['seconds_to_1000_warm'])} s to 1,000, warm"
+        ess = "–" if r["effective"] is None else f"{r['effective']:,.0f}"
+        peak = "–" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 1e9:.2f} GB"
+        made = f"{r['date'][:10]}, {r['commit']}, load {r['load']}"
+        row = [r["posterior"], r["program"], result, ess, peak, seconds(r["worst_z"]), made]
+        lines.append(_line(row))
+    return "\n".join(lines) + "\n"
+
+
+def draw(records: Sequence[Record], image: Path) -> None:
+    """Draw the seconds of the second runs."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "tall posteriors"
+    figure, axes = plt.subplots(figsize=(6.5, 0.5 * len(POSTERIORS) + 1.2))
+    for k, program in enumerate(PROGRAMS):
+        points = [
+            (r["seconds_to_400_warm"], -POSTERIORS.index(r["posterior"]))
+            for r in records
+            if r["program"] == program and r["seconds_to_400_warm"] and not r.get("wanted_rows")
+        ]
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, "osD^vPX"[k], label=program_of(program).TITLE)
+    axes.set(xscale="log", xlabel="seconds to 400 effective draws, second run")
+    axes.set_yticks(
+        [-k for k in range(len(POSTERIORS))], [posterior_of(n).TITLE for n in POSTERIORS]
+    )
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
+    figure.savefig(image, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
