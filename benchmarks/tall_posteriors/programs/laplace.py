@@ -14,5 +14,5 @@ def run(job: Job) -> Run:
 
     model = job.pymc_model()
     with model:
-        idata = pmx.fit_laplace(chains=2, draws=500, random_seed=job.seed, progressbar=False)
+        idata = pmx.fit_laplace(draws=1000, random_seed=job.seed, progressbar=False)
     return Run(drawn(idata, model))
