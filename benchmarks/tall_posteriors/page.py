@@ -82,13 +82,14 @@ def _details(records: Any) -> str:
     lines = ["| posterior | program | result | ESS, worst | peak | worst z | measured |"]
     lines += ["| --- | --- | --- | ---: | ---: | ---: | --- |"]
     for r in records:
-        result = r["failed"] or f"{seconds(r['seconds_to_1000_warm'])} s to 1,000, warm"
+        drawn = f"{seconds(r['seconds_to_1000_warm'])} s to 1,000, warm"
+        result = r["failed"] or ("an approximation" if r["effective"] is None else drawn)
         ess = "–" if r["effective"] is None else f"{r['effective']:,.0f}"
         peak = "–" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 1e9:.2f} GB"
         made = f"{r['date'][:10]}, {r['commit']}, load {r['load']}"
         row = [r["posterior"], r["program"], result, ess, peak, seconds(r["worst_z"]), made]
         lines.append(_line(row))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def draw(records: Sequence[Record], image: Path) -> None:
