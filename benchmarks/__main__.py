@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import MODELS
-from benchmarks.outcome import Settings
+from benchmarks.outcome import Settings, caches_in
 from benchmarks.report import Contender, report, write_section
 
 FEW = 10
@@ -63,14 +63,7 @@ def run(
     sampler: str, settings: Settings, caches: Path, budget: float, errors: Path
 ) -> dict[str, Any] | str:
     """Run a sampler in a fresh process; return what it measured, or why there is nothing."""
-    flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={caches / 'pytensor'}"]
-    environment = os.environ | {
-        "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
-        "NUMBA_CACHE_DIR": str(caches / "numba"),
-        "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-    }
+    environment = caches_in(caches)
     output = caches / "outcome.json"
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.worker", "--sampler", sampler]

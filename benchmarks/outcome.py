@@ -1,16 +1,27 @@
 """What one sampler reports from its own process."""
 
+import os
 import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["N_CHAINS", "Clock", "Draws", "Outcome", "Settings", "peak_memory", "summarise"]
+__all__ = [
+    "N_CHAINS",
+    "Clock",
+    "Draws",
+    "Outcome",
+    "Settings",
+    "caches_in",
+    "peak_memory",
+    "summarise",
+]
 
 N_CHAINS = 2
 
@@ -114,6 +125,18 @@ class Clock:
         start = time.perf_counter()
         yield
         self._last += time.perf_counter() - start
+
+
+def caches_in(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that keeps what it compiles in a folder."""
+    flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={folder / 'pytensor'}"]
+    return os.environ | {
+        "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
+        "NUMBA_CACHE_DIR": str(folder / "numba"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
 
 
 def peak_memory() -> float:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.outcome import caches_in
+
 __all__ = ["KEYS", "LIMIT", "RESULTS", "cell", "keep", "process", "records"]
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -61,13 +63,7 @@ def process(
     save: Path | None = None,
 ) -> dict[str, Any]:
     """Run a program in a fresh process, whose compiled code is kept in the folder `caches`."""
-    flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={caches / 'pytensor'}"]
-    environment = os.environ | {
-        "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
-        "NUMBA_CACHE_DIR": str(caches / "numba"),
-        "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    environment = caches_in(caches) | {
         "JAX_ENABLE_X64": "1",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }

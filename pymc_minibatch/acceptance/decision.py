@@ -1,5 +1,6 @@
 """What every acceptance test takes and returns."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -166,6 +167,7 @@ class Acceptance(Protocol):
         """
         return None
 
+    @abstractmethod
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
@@ -173,8 +175,8 @@ class Acceptance(Protocol):
 
         ``batch_size[0]`` is the number of rows of the first batch, which tuning may change.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def build(
         self,
         draw_log_ratios: Callable[..., int],
@@ -185,7 +187,6 @@ class Acceptance(Protocol):
 
         ``decide(rng, psi, current, proposed, density, rows, parameters) -> Decision``.
         """
-        raise NotImplementedError
 
 
 class Decision(NamedTuple):

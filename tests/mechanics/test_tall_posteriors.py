@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pymc as pm
@@ -13,7 +14,7 @@ from benchmarks.tall_posteriors.catalogue import POSTERIORS, PROGRAMS, posterior
 from benchmarks.tall_posteriors.jobs import Job
 from benchmarks.tall_posteriors.tables import MissingPackageError, Table, find_package, scaled
 
-DOCS = page.Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Tiny:
