@@ -4,6 +4,7 @@ The log bounds are quadratic in a predictor that is affine in θ, so that their 
 is a number, a vector and a matrix, made once in one pass.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -169,7 +170,7 @@ class CollapsedTarget(FireflyTarget):
             _, constants, slopes, curvature = self.vector_quadratic.outputs(reference, *batch)
             jacobian = self.jacobian(reference, batch)
             sums[0] += constants.sum()
-            sums[1] += jacobian.reshape(moving, -1) @ slopes.ravel()
+            sums[1] += jacobian.reshape(moving, slopes.size) @ slopes.ravel()
             sums[2] += self.weighted_square(jacobian, curvature)
         return sums
 
@@ -182,7 +183,8 @@ class CollapsedTarget(FireflyTarget):
     def weighted_square(self, jacobian: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Sum wₙ JₙᵀAJₙ over rows."""
         mixed = (jacobian @ self.metric) * weights[:, None]
-        return mixed.reshape(len(jacobian), -1) @ jacobian.reshape(len(jacobian), -1).T
+        flat = (len(jacobian), math.prod(jacobian.shape[1:]))
+        return mixed.reshape(flat) @ jacobian.reshape(flat).T
 
     def jacobian(self, point: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
         """Jacobian of an affine predictor by finite differences, which are exact.

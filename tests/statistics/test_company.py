@@ -71,3 +71,27 @@ def test_an_indicator_chooses_the_prior(kind, options):
     )
     narrow = draws[indicators == 0]
     assert 0.7 < narrow.std() / np.sqrt(variances[0]) < 1.4
+
+
+def test_one_step_for_the_coefficients_and_one_for_the_scale():
+    """Each step sets its bounds up for what it moves: nothing of the predictor, here."""
+    rng = np.random.default_rng(3)
+    y = 1.2 * X * np.sqrt(200) + 0.7 * rng.standard_t(4, size=200)
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0, 2), pm.LogNormal("s", 0, 0.5)
+        pm.StudentT("y", nu=4, mu=b * X * np.sqrt(200), sigma=s, observed=y)
+        with pytest.warns(UserWarning, match="which other steps move"):
+            steps = [pmb.FlyMC([b]), pmb.FlyMC([s])]
+        posterior = sample(steps, draws=4000)
+    logp = model.compile_logp()
+    b_grid, log_s = np.linspace(0.7, 1.7, 81), np.linspace(-0.9, 0.2, 81)
+    density = np.array([[logp({"b": at, "s_log__": to}) for to in log_s] for at in b_grid])
+    density = np.exp(density - density.max())
+    density /= density.sum()
+    for name, at, weights in (
+        ("b", b_grid, density.sum(axis=1)),
+        ("s", np.exp(log_s), density.sum(axis=0)),
+    ):
+        mean = weights @ at
+        sd = np.sqrt(weights @ (at - mean) ** 2)
+        assert_moments(posterior[name].values.ravel(), mean, sd, 0.01)
