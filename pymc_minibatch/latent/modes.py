@@ -33,7 +33,7 @@ from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves import MoveCounts
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
-from pymc_minibatch.latent.search import FewRows, LatentReference, search
+from pymc_minibatch.latent.search import FewRows, KnownModeError, LatentReference, search
 from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
@@ -84,10 +84,14 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
     if not _may_have_several(tall, known, few, starts):
         return [known]
     found, to_model = [known], field.derivatives.coordinates.to_model
+
+    def is_known(point: np.ndarray) -> bool:
+        return any(_is_same(mode, point) for mode in found)
+
     for start in starts:
-        with suppress(NoFieldError, np.linalg.LinAlgError, FloatingPointError):
+        with suppress(NoFieldError, KnownModeError, np.linalg.LinAlgError, FloatingPointError):
             near = few.mode(start)
-            if len(found) == MOST_MODES or any(_is_same(mode, near) for mode in found):
+            if len(found) == MOST_MODES or is_known(near):
                 continue
             other = search(
                 tall,
@@ -97,8 +101,9 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
                 known.temperature,
                 start=to_model(near),
                 parabolic=parabolic,
+                is_known=is_known,
             )
-            if not any(_is_same(mode, other.surrogate.center) for mode in found):
+            if not is_known(other.surrogate.center):
                 found.append(other)
     if len(found) == 1:
         return found

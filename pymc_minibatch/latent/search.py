@@ -19,7 +19,7 @@ models, for the averages.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["FewRows", "LatentReference", "search"]
+__all__ = ["FewRows", "KnownModeError", "LatentReference", "search"]
 
 SUBSAMPLE = 20_000
 TURNS = 25
@@ -84,6 +84,10 @@ NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
 
 LEAST_CURVATURE = 0.25
 """The marginal of a hyperparameter counts as no wider than a standard deviation of 2."""
+
+
+class KnownModeError(Exception):
+    """A search has come to a mode that is known already."""
 
 
 @dataclass(frozen=True)
@@ -551,16 +555,20 @@ def search(
     start: np.ndarray | None = None,
     parabolic: ParabolicRows | None = None,
     left_out: np.ndarray = NONE_LEFT_OUT,
+    is_known: Callable[[np.ndarray], bool] | None = None,
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
     Where rows are parabolas, sums say everything of them, and take the place of all this. Rows that
-    are left out, by their numbers, have no share in the expansion.
+    are left out, by their numbers, have no share in the expansion. The search ends as soon as it is
+    about a mode that `is_known`.
 
     Raises
     ------
     NoFieldError
         If there is no such mode.
+    KnownModeError
+        If it is known.
     """
     started = time.perf_counter()
     run = _Search(tall, field, rows, factors, temperature, left_out)
@@ -580,6 +588,8 @@ def search(
                 surrogate = run.climb_field(run.expand(point, data), data)
                 for _ in range(TURNS):
                     surrogate, length, shift = run.turn(surrogate, data)
+                    if is_known is not None and data is run.data and is_known(surrogate.center):
+                        raise KnownModeError
                     if length < CLOSE and shift < CLOSE:
                         break
             except NoFieldError:

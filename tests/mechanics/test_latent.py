@@ -32,7 +32,9 @@ from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.layout import ArrowheadLayout
+from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
+from pymc_minibatch.latent.modes import find_modes
 from pymc_minibatch.latent.moves import (
     BLOCKS_ACCEPTED,
     COSTLY,
@@ -46,6 +48,7 @@ from pymc_minibatch.latent.moves import (
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
+from pymc_minibatch.latent.search import KnownModeError, LatentReference, search
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
@@ -851,6 +854,33 @@ def test_levels_with_less_rows_than_effects_are_searched_once(
 
     monkeypatch.setattr("pymc_minibatch.latent.modes.search", refuse)
     make_latent_sampler(TallModel(model), None, 1.0)
+
+
+def test_a_search_ends_about_a_mode_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows place it beside the known one, and the first turns on all rows lead there."""
+    rng = np.random.default_rng(38)
+    group = rng.integers(0, 20, 20_000)
+    with pm.Model() as model:
+        effect = pm.HalfNormal("sd") * pm.Normal("z", shape=20)
+        y = rng.normal(size=20)[group] + rng.standard_t(5, size=20_000)
+        pm.StudentT("y", nu=5, mu=pm.Normal("mu") + effect[group], sigma=1.0, observed=y)
+    tall = TallModel(model)
+    located, reasons = locate(tall, 1.0), []
+
+    def counted(*args: object, **kwargs: object) -> LatentReference:
+        try:
+            return search(*args, **kwargs)
+        except KnownModeError as error:
+            reasons.append(error)
+            raise
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("the search went on")
+
+    monkeypatch.setattr("pymc_minibatch.latent.modes.search", counted)
+    monkeypatch.setattr("pymc_minibatch.latent.search._Search.centered", refuse)
+    assert find_modes(tall, located) == [located.reference]
+    assert reasons
 
 
 def test_precision_of_effects_with_a_common_mean() -> None:
