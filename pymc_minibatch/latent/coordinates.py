@@ -98,7 +98,8 @@ def find_coordinates(
     if not chosen:
         return Coordinates.none()
     positions = np.concatenate([own for own, _ in chosen])
-    return Coordinates(positions, sparse.csr_array(sparse.block_diag([b for _, b in chosen])))
+    blocks = [sparse.coo_array(inverse) for _, inverse in chosen]
+    return Coordinates(positions, sparse.csr_array(sparse.block_diag(blocks)))
 
 
 def _sparse_inverse(

@@ -452,7 +452,8 @@ def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
     dense = _whole(matrix.dense)
     signs, logs = np.linalg.slogdet(matrix.blocks)
     if matrix.blocks.size and dense.size:
-        inverse = sparse.block_diag(list(np.linalg.inv(matrix.blocks)), format="csr")
+        inverses, each = np.linalg.inv(matrix.blocks), np.arange(len(matrix.blocks) + 1)
+        inverse = sparse.bsr_array((inverses, each[:-1], each))
         cross = sparse.csr_array(matrix.cross)
         dense = dense - _whole(cross.T @ (inverse @ cross))
     sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
