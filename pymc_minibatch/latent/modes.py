@@ -188,7 +188,10 @@ def _prior_draws(tall: TallModel, names: Sequence[str]) -> np.ndarray:
 
 
 def _is_same(mode: LatentReference, point: np.ndarray) -> bool:
-    """Whether a point is about a mode: by h and the part of the field that many rows share."""
+    """Whether a point is about a mode: by h and the part of the field that many rows share.
+
+    Means may be some standard deviations from where rows are expanded; so either is near.
+    """
     surrogate, field = mode.surrogate, mode.surrogate.field
     away = np.linalg.solve(mode.hyper_cholesky, point[field.hyper] - mode.hyper)
     if np.abs(away).max(initial=0.0) > APART:
@@ -198,7 +201,13 @@ def _is_same(mode: LatentReference, point: np.ndarray) -> bool:
     given = surrogate.factored_later(mode.hyper)
     if not given.is_proper:
         return False
-    dense, groups = given.frame.whiten(centered)
+    from_mean = given.frame.whiten(centered)
+    from_center = given.factor.whiten(*field.latent.split(centered - surrogate.center))
+    return any(_is_near(*away) for away in (from_center, from_mean))
+
+
+def _is_near(dense: np.ndarray, groups: np.ndarray) -> bool:
+    """Whether coordinates of the field are those of the same mode."""
     if np.abs(dense).max(initial=0.0) > APART:
         return False
     return not groups.size or float(np.mean(groups**2)) < APART**2

@@ -34,7 +34,7 @@ from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
-from pymc_minibatch.latent.modes import find_modes
+from pymc_minibatch.latent.modes import APART, _is_same, find_modes
 from pymc_minibatch.latent.moves import (
     BLOCKS_ACCEPTED,
     COSTLY,
@@ -881,6 +881,29 @@ def test_a_search_ends_about_a_mode_that_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pymc_minibatch.latent.search._Search.centered", refuse)
     assert find_modes(tall, located) == [located.reference]
     assert reasons
+
+
+def test_a_mode_is_about_itself_however_far_the_mean_of_the_field_is() -> None:
+    """Corrections move the mean away from where rows are expanded, to which searches lead."""
+    rng = np.random.default_rng(40)
+    group = rng.integers(0, 20, 2000)
+    with pm.Model() as model:
+        effect = pm.HalfNormal("sd") * pm.Normal("z", shape=20)
+        eta = pm.Normal("mu") + effect[group]
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 2000))
+    reference = locate(TallModel(model), 1.0).reference
+    surrogate, away = reference.surrogate, np.zeros(reference.surrogate.expansion.at.size)
+    away[surrogate.field.rows.dense] = 0.5
+    expansion = replace(surrogate.expansion, mean_correction=surrogate.curvature_product(away))
+    corrected = Surrogate(surrogate.tall, surrogate.field, expansion, surrogate.center)
+    reference = replace(reference, surrogate=corrected)
+    given = corrected.conditional(reference.hyper)
+    assert np.abs(given.frame.whiten(corrected.center)[0]).max() > 2 * APART
+    assert _is_same(reference, corrected.center)
+    assert _is_same(reference, given.point)
+    far = corrected.center.copy()
+    far[surrogate.field.latent.dense] -= 0.5
+    assert not _is_same(reference, far)
 
 
 def test_precision_of_effects_with_a_common_mean() -> None:
