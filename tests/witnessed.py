@@ -8,8 +8,7 @@ import numpy as np
 import pymc as pm
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent import moves as latent_moves
-from pymc_minibatch.latent import sampler as latent_sampler
+from pymc_minibatch.latent.moves import costs
 
 N, G = 400, 12
 
@@ -59,12 +58,12 @@ def grouped(rows_are: str = "normal", effects: str = "centred", crossed: bool = 
 
 def costly(make: Callable[[], Any]) -> Any:
     """A step that takes factoring for costly."""
-    kept = latent_sampler.COSTLY, latent_moves.COSTLY
-    latent_sampler.COSTLY = latent_moves.COSTLY = 1.0
+    kept = costs.COSTLY
+    costs.COSTLY = 1.0
     try:
         return make()
     finally:
-        latent_sampler.COSTLY, latent_moves.COSTLY = kept
+        costs.COSTLY = kept
 
 
 STEPS: dict[str, Callable[[], Any]] = {

@@ -1,6 +1,6 @@
 """Decisions on moves of effects by minibatch tests, from estimates of the rows' remainders."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,13 @@ from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.cubic import Cubic
 from pymc_minibatch.latent.deciding import DecisionState, DecisionTests
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.moves import Decisions, LevelMoves, LevelWalks, Move, MoveCounts
+from pymc_minibatch.latent.moves.decisions import (
+    Candidate,
+    Decisions,
+    LevelMoves,
+    LevelWalks,
+    MoveCounts,
+)
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.rows import RowFunctions
@@ -50,8 +56,8 @@ class MinibatchDecisions(Decisions):
         The test on the rows of each group.
     density, rows
         What both read.
-    tests, states
-        What decides on all rows, and what is tuned of it for each kind of moves.
+    tests
+        What decides on all rows.
     group_parameters
         What the test on the rows of groups reads.
     blocks
@@ -72,7 +78,6 @@ class MinibatchDecisions(Decisions):
         density: Density,
         rows: Rows,
         tests: DecisionTests,
-        states: Mapping[str, DecisionState],
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
         walks: Sequence[LevelWalks],
@@ -83,7 +88,7 @@ class MinibatchDecisions(Decisions):
         self.functions, self.data, self.temperature = functions, data, temperature
         self.surrogate, self.decide, self.sweep = surrogate, decide, sweep
         self.density, self.rows = density, rows
-        self.tests, self.states = tests, states
+        self.tests = tests
         self.group_parameters, self.blocks = group_parameters, blocks
         self.walks = walks
 
@@ -91,12 +96,12 @@ class MinibatchDecisions(Decisions):
         """Return how often each level walks."""
         return self.walks[factor]
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide, given the log ratio under the surrogate, on it and the remainders of all rows.
 
         What decides is tuned for each kind of moves.
         """
-        state = self.states[move.kind]
+        state = _test_of(move)
         outcome = self.decided(rng, move, self.tests.chosen(state))
         accepted, batch_size, n_evaluated, grown, variance, error, impossible, _ = outcome
         counts.n_evaluated += n_evaluated
@@ -110,18 +115,18 @@ class MinibatchDecisions(Decisions):
         return bool(accepted)
 
     def decided(
-        self, rng: np.random.Generator, move: Move, parameters: tuple[Any, ...]
+        self, rng: np.random.Generator, move: Candidate, parameters: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """Return what the jitted test says of a move."""
         decide, psi = self._deciding(move)
         return decide(rng, psi, parameters)
 
     def repeated(
-        self, rng: np.random.Generator, move: Move, shifts: np.ndarray
+        self, rng: np.random.Generator, move: Candidate, shifts: np.ndarray
     ) -> "RepeatedDecisions":
         """Decide again and again on a move whose log ratio is shifted, by batches as tuned."""
         decide, psi = self._deciding(move)
-        parameters = self.tests.chosen(self.states[move.kind])
+        parameters = self.tests.chosen(_test_of(move))
         accepted, sizes, estimates = np.zeros((3, shifts.size))
         scale, first = self.data[0].shape[0] / self.temperature, self.tests.first[0]
         for i, shift in enumerate(shifts.tolist()):
@@ -132,7 +137,7 @@ class MinibatchDecisions(Decisions):
         estimates -= move.log_ratio - psi
         return RepeatedDecisions(accepted, sizes, estimates)
 
-    def _deciding(self, move: Move) -> tuple[Callable[..., tuple[Any, ...]], float]:
+    def _deciding(self, move: Candidate) -> tuple[Callable[..., tuple[Any, ...]], float]:
         """Return the test of a move, ``(rng, psi, parameters)``, and ψ."""
         before, after = predictors = move.predictors
         psi = move.log_ratio - float(
@@ -153,7 +158,7 @@ class MinibatchDecisions(Decisions):
 
         return decide, psi
 
-    def changes_of(self, move: Move, numbers: np.ndarray) -> np.ndarray:
+    def changes_of(self, move: Candidate, numbers: np.ndarray) -> np.ndarray:
         """Return how the remainders of some rows change, by their numbers, not divided by T."""
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
         first, second = (
@@ -218,7 +223,7 @@ class MinibatchDecisions(Decisions):
         proposed[stays] = moves.points[0][stays]
         return self.surrogate.read_levels(proposed, moves.predictors[0], levels)
 
-    def of_rows(self, move: Move) -> float:
+    def of_rows(self, move: Candidate) -> float:
         """Return what the remainders of all rows add to the log ratio under the surrogate."""
         before, after = move.predictors
         cubic = self.surrogate.cubics[0] if self.surrogate.cubics else None
@@ -257,3 +262,9 @@ class MinibatchDecisions(Decisions):
         if cubic is not None:
             coordinates = (self.surrogate.coordinates(cubic, predictor) for predictor in predictors)
             weigh(table, *(cubic.distances(u) for u in coordinates))
+
+
+def _test_of(move: Candidate) -> DecisionState:
+    """Return what is tuned of the test that decides on a proposal."""
+    assert move.test is not None
+    return move.test

@@ -15,7 +15,7 @@ from pymc_minibatch.kernels.sweep import Grouping
 from pymc_minibatch.latent.batched import solve_blocks_transposed
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.moves import LevelWalks
+from pymc_minibatch.latent.moves.decisions import LevelWalks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks

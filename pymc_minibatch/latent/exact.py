@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
+from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler
 
 __all__ = ["ExactDecisions", "ExactSampler"]
@@ -16,7 +16,7 @@ __all__ = ["ExactDecisions", "ExactSampler"]
 class ExactDecisions(Decisions):
     """Metropolis-Hastings by the surrogate."""
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by the log ratio."""
         return bool(-rng.standard_exponential() < move.log_ratio)
 
@@ -27,7 +27,7 @@ class ExactDecisions(Decisions):
         accepted = -rng.standard_exponential(moves.moving.size) < moves.undecided
         return moves.moving & accepted
 
-    def of_rows(self, move: Move) -> float:
+    def of_rows(self, move: Candidate) -> float:
         """Return nothing: the surrogate says it."""
         return 0.0
 

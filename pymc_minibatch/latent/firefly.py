@@ -43,7 +43,8 @@ from pymc_minibatch.latent.expansion import expand
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.locate import LatentModel, locate, structure_with_effects
-from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts, Sweeping
+from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
+from pymc_minibatch.latent.moves.tuners import Sweeping
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
@@ -154,7 +155,7 @@ class FireflyDecisions(Decisions):
         )
         self._update_z(rng, phi, density, brightness, how, 0, q, tolerance, counts)
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by all bright rows, given the log ratio of prior and bounds."""
         change = self._changes(move.predictors, counts)
         accepted = bool(-rng.standard_exponential() < move.log_ratio + change.sum())
@@ -174,7 +175,7 @@ class FireflyDecisions(Decisions):
         self._keep(accepted[levels])
         return accepted
 
-    def of_rows(self, move: Move) -> float:
+    def of_rows(self, move: Candidate) -> float:
         """Return what the gaps of all rows add, whichever of them are bright.
 
         With z summed out, Bₙ + (Lₙ − Bₙ) = Lₙ is left of a row.

@@ -31,7 +31,11 @@ from pymc_minibatch.latent.linear_model import (
     integrate,
     log_density,
 )
-from pymc_minibatch.latent.moves import FactorBank, MoveCounts, Tuning, Walks, moved_alone
+from pymc_minibatch.latent.moves.bank import FactorBank
+from pymc_minibatch.latent.moves.decisions import MoveCounts
+from pymc_minibatch.latent.moves.kernels import moved_alone
+from pymc_minibatch.latent.moves.scan import Tuning
+from pymc_minibatch.latent.moves.tuners import HyperScale, Walks
 from pymc_minibatch.latent.skew_transform import SkewTransform
 
 __all__ = ["LinearMove", "LinearMoves"]
@@ -110,6 +114,11 @@ class LinearMoves:
         self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in collapsed])
         self.listen: Callable[[LinearMove], None] | None = None
 
+    def initial(self, log_lengths: np.ndarray) -> dict[str, Walks]:
+        """Return walks along each axis of h, of one length, and for each pair."""
+        of_pairs = log_lengths[[axis for axis, _ in self.collapsed]]
+        return {"centered": Walks.of(log_lengths.copy()), "collapsed": Walks.of(of_pairs)}
+
     def forget(self) -> None:
         """Forget all that is kept in memory."""
         self.bank.forget()
@@ -118,18 +127,19 @@ class LinearMoves:
         self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one round of all kinds of moves."""
-        tuning, hyper_scale, walks = settings.is_on, settings.hyper_scale, settings.walks
+        tuning, scale = settings.is_on, settings.scale
+        walks, walks_of_pairs = settings.tuners["centered"], settings.tuners["collapsed"]
         model, hyper = self.model, point[self.model.field.hyper]
         scales, n_collapsed = model.scales(hyper), len(self.collapsed)
         here = model.here(hyper, scales, scales.offset + scales.scale * point[model.effects])
-        centered = walks.part(n_collapsed, walks.log_length.size)
-        here = self._move_centered(rng, here, tuning, hyper_scale, centered)
+        here = self._move_centered(rng, here, tuning, scale, walks)
         for i in rng.permutation(n_collapsed):
-            here = self._move_collapsed(rng, here, tuning, int(i), hyper_scale, walks, counts)
-        here, phi = self._move_dense(rng, here, hyper_scale, walks, counts)
+            here = self._move_collapsed(rng, here, tuning, int(i), scale, walks_of_pairs, counts)
+        here, phi = self._move_dense(rng, here, scale, walks_of_pairs, counts)
         n_drawn = n_collapsed + 1
         counts.sweeps += n_drawn
-        counts.accepted["groups"] += [1.0] * n_drawn
+        for _ in range(n_drawn):
+            counts.count("levels", "groups", 1.0)
         point[model.field.hyper] = here.hyper
         point[model.effects] = (phi - here.scales.offset) / here.scales.scale
 
@@ -138,7 +148,7 @@ class LinearMoves:
         rng: np.random.Generator,
         here: LinearState,
         tuning: bool,
-        hyper_scale: tuple[np.ndarray, np.ndarray],
+        scale: HyperScale,
         walks: Walks,
     ) -> LinearState:
         """Move each hyperparameter, φ held.
@@ -152,7 +162,7 @@ class LinearMoves:
                 hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
             else:
                 hyper, log_q, walk = moved_alone(
-                    rng, here.hyper, int(i), hyper_scale, walks.log_length[i]
+                    rng, here.hyper, int(i), scale, walks.log_length[i]
                 )
             level, then = -rng.standard_exponential(), self.model.scales(hyper)
             log_ratio = log_density(then, here.phi, here.of_rows) + log_q
@@ -214,7 +224,7 @@ class LinearMoves:
         here: LinearState,
         tuning: bool,
         i: int,
-        hyper_scale: tuple[np.ndarray, np.ndarray],
+        scale: HyperScale,
         walks: Walks,
         counts: MoveCounts,
     ) -> LinearState:
@@ -223,9 +233,7 @@ class LinearMoves:
         factor = self.factors[k]
         given = self._given_others(here, here.scales, factor)
         for _ in range(CARRIED_IN_A_ROW):
-            hyper, log_q, walk = moved_alone(
-                rng, here.hyper, axis, hyper_scale, walks.log_length[i]
-            )
+            hyper, log_q, walk = moved_alone(rng, here.hyper, axis, scale, walks.log_length[i])
             then = self.model.scales(hyper)
             given_then = self._given_others(here, then, factor)
             log_ratio = given_then.log_density - given.log_density + log_q
@@ -246,7 +254,7 @@ class LinearMoves:
             accepted = bool(-rng.standard_exponential() < log_ratio)
             if accepted:
                 here, given = here._replace(hyper=hyper, scales=then), given_then
-            counts.accepted["hyper"].append(float(accepted))
+            counts.count("collapsed", "hyper", float(accepted))
             if tuning and walk:
                 walks.tune(i, float(accepted))
         return self.model.here(here.hyper, here.scales, self._drawn(rng, here, given))
@@ -255,7 +263,7 @@ class LinearMoves:
         self,
         rng: np.random.Generator,
         here: LinearState,
-        hyper_scale: tuple[np.ndarray, np.ndarray],
+        scale: HyperScale,
         walks: Walks,
         counts: MoveCounts,
     ) -> tuple[LinearState, np.ndarray]:
@@ -265,16 +273,16 @@ class LinearMoves:
         is than its proposal. Return the last place, and its φ with the groups drawn anew.
         """
         model, dense = self.model, slice(self.model.n_dense)
-        frame = last = self.bank.nearest(here.hyper, hyper_scale)
+        frame = last = self.bank.nearest(here.hyper, scale)
         given, weight = self._weighed(here, frame)
         for n in range(DENSE_IN_A_ROW):
             hyper, scales, log_q, axis, walk = here.hyper, here.scales, 0.0, -1, True
             if n % 2 and self.collapsed:
                 i = int(rng.integers(len(self.collapsed)))
                 axis, log_length = self.collapsed[i][0], walks.log_length[i]
-                hyper, log_q, walk = moved_alone(rng, hyper, axis, hyper_scale, log_length)
+                hyper, log_q, walk = moved_alone(rng, hyper, axis, scale, log_length)
                 scales = model.scales(hyper)
-            frame = self.bank.nearest(hyper, hyper_scale)
+            frame = self.bank.nearest(hyper, scale)
             phi = here.phi.copy()
             away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
             phi[dense] = frame.mode[dense] + away
@@ -297,7 +305,7 @@ class LinearMoves:
                     )
                 )
             accepted = bool(-rng.standard_exponential() < log_ratio)
-            counts.accepted["dense"].append(float(accepted))
+            counts.count("border", "dense", float(accepted))
             if accepted:
                 here, given, weight, last = there, given_then, weight_then, frame
         return here, self._drawn(rng, here, given)

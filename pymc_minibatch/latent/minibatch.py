@@ -9,6 +9,7 @@ import numpy as np
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, row_workspace
+from pymc_minibatch.acceptance.growing import FirstBatch
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.by_group import GroupTable
@@ -18,11 +19,13 @@ from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.kernels.sweep import Grouping, make_sweep
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.blocks import choose_blocks, choose_walks
-from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionTests
+from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.locate import LatentModel
-from pymc_minibatch.latent.moves import DECIDED, LevelWalks, MoveCounts, factoring_share, overhead
+from pymc_minibatch.latent.moves.costs import factoring_share, overhead
+from pymc_minibatch.latent.moves.decisions import LevelWalks
+from pymc_minibatch.latent.moves.scan import moves_of
 from pymc_minibatch.latent.row_sizes import Sizes, sizes_of_rows
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.weight_check import Contradiction, WeightCheck
@@ -150,29 +153,15 @@ class MinibatchSampler(LatentSampler):
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
-        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
-        return (
-            super()
-            .initial_state()
-            ._replace(
-                batch_size=np.full(len(DECIDED), first),
-                batch_tuning=np.tile([math.log(first), 0.0], (len(DECIDED), 1)),
-                test=np.full(len(DECIDED), 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)),
-                moments=np.zeros((len(DECIDED), 3)),
-            )
-        )
+        decided = [n for n, move in moves_of(self.plan).items() if move.scope == "all rows"]
+        return super().initial_state()._replace(tests={n: self._untuned_test() for n in decided})
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-        point: np.ndarray,
-        n_rounds: int,
-        tuning: bool,
-        state: LatentState,
-    ) -> MoveCounts:
-        """Move a point of the model in place by rounds of all moves; tune."""
-        self._decisions.states = state.decisions
-        return super().draw(rng, point, n_rounds, tuning, state)
+    def _untuned_test(self) -> DecisionState:
+        """Return what is tuned of the test that decides on a kind of moves, before tuning."""
+        first = self.batch_size or min(FIRST_BATCH, self.tall.n_rows)
+        test = 0 if self.acceptance else SIGMAS.index(FIRST_SIGMA)
+        batch = FirstBatch(np.full(1, first), np.array([math.log(first), 0.0]))
+        return DecisionState(batch, np.full(1, test), np.zeros(3))
 
     def forget(self) -> None:
         """Forget what moves keep in memory, and which rows were drawn."""
@@ -231,7 +220,6 @@ class MinibatchSampler(LatentSampler):
                 self.fixed,
                 tunes_batches=self.batch_size is None,
             ),
-            self.initial_state().decisions,
             of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
             self.blocks,
             self.level_walks,

@@ -30,7 +30,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_minibatch.latent.locate import LatentModel
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.search import FewRows, KnownModeError, LatentReference, search
@@ -236,7 +236,7 @@ class ModeSampler(LatentSampler):
 
     def initial_state(self) -> Any:
         """Return the state before tuning: a label, and that about each mode."""
-        states = [value for sampler in self.samplers for value in sampler.initial_state()]
+        states = [sampler.initial_state() for sampler in self.samplers]
         return (np.full(1, -1, dtype=np.int64), *states)
 
     def forget(self) -> None:
@@ -246,8 +246,8 @@ class ModeSampler(LatentSampler):
 
     def state_of(self, state: Any, k: int) -> LatentState:
         """Return the state of the moves about one mode."""
-        size = len(LatentState._fields)
-        return LatentState(*state[1 + k * size : 1 + (k + 1) * size])
+        about: LatentState = state[1 + k]
+        return about
 
     def draw(
         self,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.acceptance.growing import FirstBatch
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import DecisionState
@@ -20,22 +19,14 @@ from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.linear import LinearMoves
 from pymc_minibatch.latent.linear_model import find_linear
-from pymc_minibatch.latent.moves import (
-    COSTLY,
-    DECIDED,
-    MOST_AT_ONCE,
-    PCN_ANGLES,
-    Decisions,
-    LatentMoves,
-    MoveCounts,
-    RandomBlocks,
-    StepSizes,
-    Sweeping,
-    Tuning,
-    Walks,
-    collapsed_pairs,
-    take_best,
-)
+from pymc_minibatch.latent.moves import costs
+from pymc_minibatch.latent.moves.border import Border, BorderTuner
+from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
+from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
+from pymc_minibatch.latent.moves.kernels import MOST_AT_ONCE
+from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned
+from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning, moves_of, plan_scan
+from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.weight_check import Contradiction
@@ -54,73 +45,23 @@ STARTS, HALVINGS = 30, 30
 """How often a start is drawn anew where the density is zero, and then moved half of the way back to
 the point that the chain was given."""
 
-WINDOW = 100
-"""Draws after which the moves of h are first made to fit what was seen; windows then double."""
-
 
 class LatentState(NamedTuple):
     """What tuning changes.
 
     Attributes
     ----------
-    current : ndarray of int64, shape (2 + F,)
-        The length in use of moves of h, of the dense part, and of each factor.
-    gains, costs : ndarray, shape (2 + F, K)
-        What is known of all lengths.
-    mean, cholesky : ndarray, shapes (H,) and (H, H)
-        Where h is thought to be, in coordinates w (:mod:`.skew_transform`).
-    log_length, n_moves : ndarray, shape (C + H,), or (C + 2H,) where there are many
-        Walks in one dimension of h: of C that levels follow, then of all.
-    log_parts, part_moves : ndarray, shape (1,)
-        How a large dense part is split.
-    seen : ndarray, shape (2 + H + H * H,)
-        Draws in the window, its length, and the sums of w and of its squares.
-    batch_size, test : ndarray of int64, shape (3,)
-        Rows of the first batch, and which test decides, for kinds of moves on all rows; empty where
-        no batch decides, as the next two.
-    batch_tuning, moments : ndarray, shapes (3, 2) and (3, 3)
-        What tunes them.
+    scale : HyperScale
+        Where the hyperparameters are thought to be.
+    tuners : dict
+        The tuner of each move, by its name.
+    tests : dict of DecisionState
+        What is tuned of the tests that decide, by the name of a move; empty where no batch decides.
     """
 
-    current: np.ndarray
-    gains: np.ndarray
-    costs: np.ndarray
-    mean: np.ndarray
-    cholesky: np.ndarray
-    log_length: np.ndarray
-    n_moves: np.ndarray
-    log_parts: np.ndarray
-    part_moves: np.ndarray
-    seen: np.ndarray
-    batch_size: np.ndarray
-    batch_tuning: np.ndarray
-    test: np.ndarray
-    moments: np.ndarray
-
-    @property
-    def step_sizes(self) -> list[StepSizes]:
-        """The lengths of moves of h, of the dense part, and of each factor, as views."""
-        return [
-            StepSizes(self.current[k : k + 1], self.gains[k], self.costs[k])
-            for k in range(self.current.size)
-        ]
-
-    @property
-    def parts(self) -> RandomBlocks:
-        """How a large dense part is split, as views."""
-        return RandomBlocks(self.log_parts, self.part_moves)
-
-    @property
-    def decisions(self) -> dict[str, DecisionState]:
-        """What decides on kinds of moves, as views."""
-        return {
-            kind: DecisionState(
-                FirstBatch(self.batch_size[k : k + 1], self.batch_tuning[k]),
-                self.test[k : k + 1],
-                self.moments[k],
-            )
-            for k, kind in enumerate(DECIDED)
-        }
+    scale: HyperScale
+    tuners: dict[str, Any]
+    tests: dict[str, DecisionState]
 
 
 class LatentSampler(ABC):
@@ -177,45 +118,48 @@ class LatentSampler(ABC):
 
     @property
     def costly(self) -> bool:
-        """Whether a round costs more than an evaluation of all rows."""
-        return self.work > COSTLY
+        """Whether a scan costs more than an evaluation of all rows."""
+        return self.work > costs.COSTLY
 
-    def initial_state(self) -> LatentState:
-        """Return the state before tuning."""
-        size, n_kinds = self.field.hyper.size, 2 + len(self.field.levels)
-        lengths = np.log(np.linalg.norm(self.reference.hyper_cholesky, axis=1) / 2)
-        if size > MOST_AT_ONCE:
-            lengths = np.concatenate([lengths, np.full(size, math.log(0.5))])
-        if self.collapsed:
-            of_pairs = [lengths[axis] for axis, _ in self.collapsed]
-            lengths = np.concatenate([of_pairs, lengths])
-        seen = np.zeros(2 + size + size**2)
-        seen[1] = WINDOW
-        return LatentState(
-            np.zeros(n_kinds, dtype=np.int64),
-            np.zeros((n_kinds, PCN_ANGLES.size)),
-            np.zeros((n_kinds, PCN_ANGLES.size)),
-            self.reference.hyper.copy(),
-            self.reference.hyper_cholesky.copy(),
-            lengths,
-            np.zeros(lengths.size),
-            np.zeros(1),
-            np.zeros(1),
-            seen,
-            *no_batches(),
+    @cached_property
+    def model(self) -> EffectsModel:
+        """What moves are planned for."""
+        reference = self.reference
+        return EffectsModel(
+            reference.surrogate,
+            reference.hyper,
+            reference.hyper_cholesky,
+            tails=self.tails,
+            work=self.work,
+            collapsed=self.collapsed,
+            sweeping=self.sweeping,
         )
 
     @cached_property
+    def linear(self) -> LinearMoves | None:
+        """Moves of a linear model with large crossed factors, if it is one."""
+        if self.collapsed is None:
+            return None
+        linear = find_linear(self.reference.surrogate)
+        return None if linear is None else LinearMoves(linear, self.collapsed, self.tails)
+
+    @cached_property
+    def plan(self) -> list[Planned]:
+        """The moves of a scan, of any other model."""
+        return plan_scan(self.model)
+
+    @cached_property
     def moves(self) -> LatentMoves | LinearMoves:
-        """The moves of a scan."""
-        surrogate, decisions = self.reference.surrogate, self._decisions
-        if self.collapsed is not None:
-            linear = find_linear(surrogate)
-            if linear is not None:
-                return LinearMoves(linear, self.collapsed, self.tails)
-        return LatentMoves(
-            surrogate, decisions, self.sweeping, self.work, self.collapsed, self.tails
-        )
+        """What makes scans."""
+        return self.linear or LatentMoves(self.model, self._decisions, self.plan)
+
+    def initial_state(self) -> LatentState:
+        """Return the state before tuning."""
+        scale = HyperScale.of(self.reference.hyper, self.reference.hyper_cholesky)
+        if self.linear is not None:
+            return LatentState(scale, dict(self.linear.initial(self.model.log_lengths)), {})
+        tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
+        return LatentState(scale, tuners, {})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
@@ -242,7 +186,7 @@ class LatentSampler(ABC):
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
-                    self._observe(self.tails.from_hyper(inside[self.field.hyper]), state)
+                    state.scale.observe(self.tails.from_hyper(inside[self.field.hyper]))
         point[:] = self._coordinates.to_model(inside)
         return counts
 
@@ -259,30 +203,7 @@ class LatentSampler(ABC):
 
     def settings(self, state: LatentState, tuning: bool) -> Tuning:
         """Return what moves are made with."""
-        return Tuning(
-            tuning,
-            state.step_sizes,
-            (state.mean, state.cholesky),
-            Walks(state.log_length, state.n_moves),
-            state.parts,
-        )
-
-    def _observe(self, w: np.ndarray, state: LatentState) -> None:
-        """Fit the moves of h to the draws of a window, at its end."""
-        size, seen = w.size, state.seen
-        seen[0] += 1
-        seen[2 : 2 + size] += w
-        seen[2 + size :] += np.outer(w, w).ravel()
-        n = seen[0]
-        if not size or n < seen[1]:
-            return
-        mean = seen[2 : 2 + size] / n
-        covariance = seen[2 + size :].reshape(size, size) / n - np.outer(mean, mean)
-        weight = n / (n + 10.0 * (size + 1))
-        prior = state.cholesky @ state.cholesky.T
-        state.mean[:] = weight * mean + (1 - weight) * state.mean
-        state.cholesky[:] = np.linalg.cholesky(weight * covariance + (1 - weight) * prior)
-        seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
+        return Tuning(tuning, state.scale, state.tuners, state.tests)
 
     def compile(self) -> None:
         """Compile all moves, by one round that is thrown away."""
@@ -300,13 +221,16 @@ class LatentSampler(ABC):
         return None
 
     def scale(self, state: LatentState) -> float:
-        """Return the sine of the angle of the moves of the dense part, for the sample stats."""
-        return float(np.sin(PCN_ANGLES[state.current[1]]))
+        """Return the sine of the angle of the moves of the border, for the sample stats."""
+        tuner = state.tuners.get(Border.name)
+        step_sizes = tuner.step_sizes if isinstance(tuner, BorderTuner) else StepSizes.untuned()
+        return float(np.sin(step_sizes.angle))
 
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
-        for step_sizes in state.step_sizes:
-            take_best(step_sizes)
+        if self.linear is None:
+            for name, move in moves_of(self.plan).items():
+                move.settle(state.tuners[name])
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off.
@@ -390,9 +314,3 @@ class LatentSampler(ABC):
     def _described(self, factor: int) -> str:
         """Say how many levels a factor has."""
         return f"a factor of {self.field.levels[factor].latent.shape[0]:,} levels"
-
-
-def no_batches() -> tuple[np.ndarray, ...]:
-    """Return the last fields of a state where no batch decides."""
-    numbers = np.empty(0, dtype=np.int64)
-    return numbers, np.empty((0, 2)), numbers.copy(), np.empty((0, 3))

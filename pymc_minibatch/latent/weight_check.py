@@ -18,7 +18,7 @@ import numpy as np
 from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.batched import multiply_transposed
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.moves import beyond_typical
+from pymc_minibatch.latent.moves.levels import beyond_typical
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from pymc_minibatch.latent.locate import LatentModel
-from pymc_minibatch.latent.moves import Decisions, LevelMoves, Move, MoveCounts
+from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -55,7 +55,7 @@ class WholeDecisions(Decisions):
         self.row_levels, self.temperature = row_levels, temperature
         self._known: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
         before, after = self._values(move.predictors, counts)
         change = self._beside_surrogate(move, before, after)
@@ -77,7 +77,7 @@ class WholeDecisions(Decisions):
         self._remember(phi, np.where(decided[of_rows], after, before))
         return decided
 
-    def of_rows(self, move: Move) -> float:
+    def of_rows(self, move: Candidate) -> float:
         """Return what all rows add to the log ratio of a move under the surrogate."""
         before, after = (self.of_all(predictor.phi) for predictor in move.predictors)
         return self._beside_surrogate(move, before, after)
@@ -87,7 +87,7 @@ class WholeDecisions(Decisions):
         before, after = (self.of_all(predictor.phi) for predictor in moves.predictors)
         return self._beside_surrogate_by_level(moves, before, after)
 
-    def _beside_surrogate(self, move: Move, before: np.ndarray, after: np.ndarray) -> float:
+    def _beside_surrogate(self, move: Candidate, before: np.ndarray, after: np.ndarray) -> float:
         guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.predictors]
         return float(np.sum(after - before)) - float(guess[1] - guess[0])
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_minibatch.latent.moves import MoveCounts
+from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["OF_EFFECTS", "rounds_of_draw", "stats_of_effects"]
@@ -33,9 +33,10 @@ def rounds_of_draw(tall: TallModel) -> int:
 
 def stats_of_effects(counts: MoveCounts) -> dict[str, Any]:
     """Return the acceptance rate of all moves, and the stats of effects."""
-    kinds = {name: float(np.mean(seen or [np.nan])) for name, seen in counts.accepted.items()}
+    shares = counts.by_stat()
+    kinds = {stat: float(np.mean(accepted or [np.nan])) for stat, accepted in shares.items()}
     return {
-        "acceptance_rate": float(np.mean([a for k in counts.accepted.values() for a in k])),
+        "acceptance_rate": float(np.mean([a for accepted in shares.values() for a in accepted])),
         "acceptance_rate_hyper": kinds["hyper"],
         "acceptance_rate_dense": kinds["dense"],
         "acceptance_rate_groups": kinds["groups"],

@@ -29,18 +29,18 @@ from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import ArrowheadLayout
-from pymc_minibatch.latent.moves import (
+from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
+from pymc_minibatch.latent.moves.decisions import (
+    Candidate,
     Decisions,
-    LatentMoves,
     LevelMoves,
     LevelWalks,
-    Move,
     MoveCounts,
-    Tuning,
-    hyper_walk_share,
-    level_walk_shares,
-    log_stretch,
 )
+from pymc_minibatch.latent.moves.kernels import hyper_walk_share
+from pymc_minibatch.latent.moves.levels import LevelsOfFactor, level_walk_shares, log_stretch
+from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
+from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
@@ -69,17 +69,6 @@ LOST = 1e2 * float(np.finfo(float).eps)
 
 MOST_COLUMNS = 400
 """More columns of a map that is not diagonal are not differenced; the move is not compared then."""
-
-WALKS, TURNS = "a random walk", "autoregressive"
-
-NAMES = {
-    "hyper": "hyperparameters, effects following",
-    "collapsed": "a hyperparameter, one factor following",
-    "centered": "a hyperparameter, predictors held",
-    "dense": "coefficients, effects following",
-    "levels": "levels of a factor",
-}
-"""Kinds of moves, in words."""
 
 
 class NotComparedError(Exception):
@@ -113,7 +102,7 @@ class MovesOfEffects(Look):
     ) -> None:
         self.density, self.moves, self.settings = density, moves, settings
         self.rests_on, self.n_scans = rests_on, n_scans
-        self.field: LatentField = moves.surrogate.field
+        self.field: LatentField = moves.model.field
         self.lost = 0.0
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
@@ -139,76 +128,93 @@ class MovesOfEffects(Look):
     def scan(self, rng: np.random.Generator, point: np.ndarray, listener: Decisions) -> None:
         """Make scans from a copy of a point, on which a listener decides."""
         inside = self.field.derivatives.coordinates.from_model(point).copy()
-        kept = self.moves.decisions
-        self.moves.decisions = listener
+        kept = self.moves.decisions, self.moves.last
+        self.moves.decisions, self.moves.last = listener, None
         try:
             with one_blas_thread():
                 for _ in range(self.n_scans):
                     self.moves.draw(rng, inside, self.settings._replace(is_on=False), MoveCounts())
         finally:
-            self.moves.decisions = kept
-            self.moves.here = None
+            self.moves.decisions, self.moves.last = kept
 
     # --- Moves that all rows see --------------------------------------------------------------
 
-    def of_move(self, move: Move, of_rows: float) -> Comparison:
-        """Compare a move of h or of the dense part."""
-        here, there = (point.copy() for point in move.points)
-        log_q = {"hyper": self._hyper, "collapsed": self._collapsed, "dense": self._dense}
-        expected = log_q[move.kind](move, here, there)
-        return self._comparison(move.kind, (here, there), move.log_ratio + of_rows, expected)
+    def of_move(self, move: Candidate, of_rows: float) -> Comparison:
+        """Compare a move on which all rows decide."""
+        of_kinds = {
+            "noncentered": self._noncentered,
+            "collapsed": self._collapsed,
+            "border": self._border,
+        }
+        log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
+        return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)
 
-    def of_centered(self, log_ratio: float, points: tuple[np.ndarray, np.ndarray]) -> Comparison:
+    def of_held(self, move: Candidate) -> Comparison:
         """Compare a move of h with what rows read held."""
-        here, there = (point.copy() for point in points)
+        here, there = move.points
         log_q = self._volume(lambda z: self._held(z, there), here)
-        return self._comparison("centered", (here, there), log_ratio, log_q)
+        return self._comparison(move.name, move.points, move.log_ratio, log_q)
 
-    def _hyper(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+    def _followed(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
+        """Return the log ratio of proposal densities where a move says how variables follow."""
+        if move.proposal.follow is None:
+            raise NotComparedError
+        log_kernel: float = move.proposal.log_kernel
+        return log_kernel + self._volume(move.proposal.follow, here)
+
+    def _noncentered(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return the log ratio of proposal densities where h moves and η stays."""
-        mean, cholesky = self.settings.hyper_scale
+        mean, cholesky, _ = self.settings.scale
         z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
         volumes, lengths = [], []
         for point in (here, there):
-            given = self.moves.surrogate.factored_later(point[self.field.hyper])
+            given = self.moves.model.surrogate.factored_later(point[self.field.hyper])
             away = self.field.latent.split(point - given.point)
             length, lost_length = _quadratic_form(given.precision, away)
             log_volume, lost_volume = log_determinant(given.precision)
             lengths.append(length)
             volumes.append(0.5 * log_volume + self._slope_of_tails(point))
             self.lost += lost_length + lost_volume
-        kernel = _mixture(z, moved, hyper_walk_share(z), hyper_walk_share(moved), move.walks)
+        kernel = _mixture(
+            z, moved, (hyper_walk_share(z), hyper_walk_share(moved)), move.proposal.walks
+        )
         # η stays: what its Gaussian says is the same at both ends, if L is a factor of Λ.
         unequal = 0.5 * (lengths[1] - lengths[0])
         equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
         return kernel + volumes[0] - volumes[1] + (0.0 if equal else unequal)
 
-    def _dense(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+    def _border(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where a part of η turns and h stays."""
-        given = move.given
-        assert given is not None
+        given = move.proposal.conditional
         lengths = []
         for point in (here, there):
-            start = self._held(point, given.here) if self.moves.fixed_factor else point
+            start = point if self.moves.bank is None else self._held(point, given.here)
             away = self.field.latent.split(start - given.point)
             length, lost = _quadratic_form(given.precision, away)
             lengths.append(length)
             self.lost += lost
         return 0.5 * (lengths[1] - lengths[0])
 
-    def _collapsed(self, move: Move, here: np.ndarray, there: np.ndarray) -> float:
+    def _collapsed(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where one hyperparameter moves and the levels of a factor follow."""
-        axis, k = self.moves.collapsed[move.pair]
-        mean, cholesky = self.settings.hyper_scale
+        collapsed = self.moves.by_name[move.name]
+        assert isinstance(collapsed, Collapsed)
+        axis, k = collapsed.pairs[move.target]
+        mean, cholesky, _ = self.settings.scale
         sd = math.sqrt(float(cholesky[axis] @ cholesky[axis]))
         at = slice(axis, axis + 1)
         z, moved = ((p[self.field.hyper][at] - mean[at]) / sd for p in (here, there))
-        kernel = _mixture(z, moved, hyper_walk_share(z), hyper_walk_share(moved), move.walks)
+        kernel = _mixture(
+            z, moved, (hyper_walk_share(z), hyper_walk_share(moved)), move.proposal.walks
+        )
         hyper, levels = there[self.field.hyper], self.field.levels[k]
+        surrogate = self.moves.model.surrogate
 
         def follow(point: np.ndarray) -> np.ndarray:
-            self.moves.here = None
-            return self.moves.followed(point, hyper, levels)[0]
+            state = followed(ChainState(surrogate, point), hyper, levels)[0]
+            if state is None:
+                raise NotComparedError
+            return state.point
 
         return kernel + self._volume(follow, here)
 
@@ -222,11 +228,12 @@ class MovesOfEffects(Look):
         there[levels.latent[chosen]] = proposed[levels.latent[chosen]]
         found = float(np.sum((moves.log_ratios + of_rows)[chosen]))
         log_q = self._of_levels(moves, here, proposed)[chosen].sum()
-        return self._comparison("levels", (here.copy(), there), found, float(log_q), levels.latent)
+        name = LevelsOfFactor.name_of(moves.factor)
+        return self._comparison(name, (here, there), found, float(log_q), levels.latent)
 
     def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:
         """Return the log ratio of proposal densities of each level."""
-        surrogate, levels = self.moves.surrogate, self.field.levels[moves.factor]
+        surrogate, levels = self.moves.model.surrogate, self.field.levels[moves.factor]
         given = surrogate.factored_later(here[self.field.hyper])
         mean, cholesky = surrogate.given_others(given, here, moves.predictors[0], levels)
         blocks = cholesky @ cholesky.transpose(0, 2, 1)
@@ -246,22 +253,22 @@ class MovesOfEffects(Look):
 
     def _comparison(
         self,
-        kind: str,
+        name: str,
         points: tuple[np.ndarray, np.ndarray],
         log_ratio: float,
         log_q: float,
         positions: np.ndarray | None = None,
     ) -> Comparison:
         to_model, layout = self.field.derivatives.coordinates.to_model, self.density.tall.layout
-        here, there = map(to_model, points)
+        move, (here, there) = self.moves.by_name[name], map(to_model, points)
         before, after = self.density(here), self.density(there)
         lost, self.lost = self.lost, 0.0
         changed = np.flatnonzero(here != there) if positions is None else positions.ravel()
         return Comparison(
-            move=NAMES[kind],
+            move=move.words,
             names=layout.names_of(changed),
             rests_on=self.rests_on
-            if kind != "centered"
+            if move.scope != "prior"
             else "predictors are the same where effects are held, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
@@ -269,7 +276,7 @@ class MovesOfEffects(Look):
         )
 
     def _w(self, point: np.ndarray) -> np.ndarray:
-        return self.moves.tails.from_hyper(point[self.field.hyper])
+        return self.moves.model.tails.from_hyper(point[self.field.hyper])
 
     def _slope_of_tails(self, point: np.ndarray) -> float:
         """Return log |∂w/∂h|, one axis after the other."""
@@ -280,7 +287,7 @@ class MovesOfEffects(Look):
             for sign in (-1.0, 1.0):
                 moved = hyper.copy()
                 moved[i] += sign * step
-                ends.append(self.moves.tails.from_hyper(moved)[i])
+                ends.append(self.moves.model.tails.from_hyper(moved)[i])
             total += math.log((ends[1] - ends[0]) / (2.0 * step))
         return total
 
@@ -308,7 +315,7 @@ class Listener[D: Decisions](Decisions):
     def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:
         """Draw nothing: the chain's own bright rows stay as they are."""
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide as these."""
         return self.decisions.on_all(rng, move._replace(tuning=False), counts)
 
@@ -322,7 +329,7 @@ class Listener[D: Decisions](Decisions):
         """Return how often levels walk by these."""
         return self.decisions.level_walks(factor, levels)
 
-    def of_rows(self, move: Move) -> float:
+    def of_rows(self, move: Candidate) -> float:
         """Return what these do."""
         return self.decisions.of_rows(move)
 
@@ -342,18 +349,16 @@ class _Comparing(Listener[Decisions]):
         self.compared: list[Comparison] = []
         self.seen: set[Any] = set()
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by all rows."""
         of_rows = self.decisions.of_rows(move)
-        self._compare(move.kind, lambda: self.owner.of_move(move, of_rows))
+        self._compare(move.name, lambda: self.owner.of_move(move, of_rows))
         return bool(-rng.standard_exponential() < move.log_ratio + of_rows)
 
-    def on_prior(
-        self, level: float, log_ratio: float, points: tuple[np.ndarray, np.ndarray]
-    ) -> bool:
+    def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide by the prior."""
-        self._compare("centered", lambda: self.owner.of_centered(log_ratio, points))
-        return level < log_ratio
+        self._compare(move.name, lambda: self.owner.of_held(move))
+        return level < move.log_ratio
 
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
@@ -366,20 +371,17 @@ class _Comparing(Listener[Decisions]):
             chosen = finite
         if chosen.any():
             compare = self.owner.of_levels
-            self._compare(("levels", moves.factor), lambda: compare(moves, of_rows, chosen))
+            self._compare(moves.factor, lambda: compare(moves, of_rows, chosen))
         return moves.moving & (-rng.standard_exponential(of_rows.size) < moves.undecided + of_rows)
 
     def _compare(self, kind: Any, compare: Callable[[], Comparison]) -> None:
         if kind in self.seen:
             return
         self.seen.add(kind)
-        here = self.owner.moves.here
         try:
             self.compared.append(compare())
         except NotComparedError:
             self.seen.discard(kind)
-        finally:
-            self.owner.moves.here = here
 
 
 class _Batching(Listener[MinibatchDecisions]):
@@ -398,7 +400,7 @@ class _Batching(Listener[MinibatchDecisions]):
         self.n_rows, self.batches = n_rows, list[Batch]()
         self.probabilities: Probabilities | None = None
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide as the chain does."""
         if not self.batches and np.isfinite(move.log_ratio):
             with np.errstate(all="ignore"):  # rows may be impossible at a proposal
@@ -407,10 +409,11 @@ class _Batching(Listener[MinibatchDecisions]):
             self.probabilities = probabilities(self.decisions.rows.table, self.n_rows)
         return super().on_all(rng, move, counts)
 
-    def _batch(self, rng: np.random.Generator, move: Move) -> Batch:
+    def _batch(self, rng: np.random.Generator, move: Candidate) -> Batch:
         """Decide on a move by a batch of another size than the chain's own."""
         decisions, rows = self.decisions, self.decisions.rows
-        parameters = decisions.tests.chosen(decisions.states[move.kind])
+        assert move.test is not None
+        parameters = decisions.tests.chosen(move.test)
         decisions.tests.first[0] = first_batch(self.n_rows)
         clear(rows)
         _, size, _, _, variance, _, _, _ = decisions.decided(rng, move, parameters)
@@ -424,10 +427,9 @@ class _Batching(Listener[MinibatchDecisions]):
         return Batch(drawn, terms, decisions.changes_of(move, drawn), noise)
 
 
-def _mixture(
-    z: np.ndarray, moved: np.ndarray, share: float, share_then: float, walks: bool
-) -> float:
+def _mixture(z: np.ndarray, moved: np.ndarray, shares: tuple[float, float], walks: bool) -> float:
     """Return log k(z | z') − log k(z' | z) of a walk, or of a turn about 0."""
+    share, share_then = shares
     if walks:
         return math.log(share_then / share)
     return 0.5 * float(moved @ moved - z @ z) + math.log((1.0 - share_then) / (1.0 - share))

@@ -14,7 +14,9 @@ import numpy as np
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.linear import LinearMove, LinearMoves
 from pymc_minibatch.latent.linear_model import BankFrame, IntegratedLevels, LinearState
-from pymc_minibatch.latent.moves import MoveCounts, Tuning, hyper_walk_share
+from pymc_minibatch.latent.moves.decisions import MoveCounts
+from pymc_minibatch.latent.moves.kernels import hyper_walk_share
+from pymc_minibatch.latent.moves.scan import Tuning
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
@@ -111,7 +113,7 @@ class MovesOfLinearModels(Look):
         """Return the log ratio of the densities of both proposals of h."""
         if move.is_symmetric:
             return 0.0
-        mean, cholesky = self.settings.hyper_scale
+        mean, cholesky, _ = self.settings.scale
         sd = math.sqrt(float(cholesky[move.axis] @ cholesky[move.axis]))
         z, moved = (
             (place.hyper[move.axis : move.axis + 1] - mean[move.axis]) / sd

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
-from pymc_minibatch.latent.moves import Move, MoveCounts
-from pymc_minibatch.witness.effects import NAMES, Listener, MovesOfEffects
+from pymc_minibatch.latent.moves.decisions import Candidate, MoveCounts
+from pymc_minibatch.witness.effects import Listener, MovesOfEffects
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["LOG_RATIOS", "Repeats", "decided_by_batches", "repeat_on_effects"]
@@ -68,7 +68,8 @@ def repeat_on_effects(
     look.scan(rng, point, found)
     if not found.moves:
         return None
-    return found.repeat(rng, list(found.moves)[turn % len(found.moves)], n_repeats)
+    name = list(found.moves)[turn % len(found.moves)]
+    return found.repeat(rng, name, look.moves.by_name[name].words, n_repeats)
 
 
 class _Moves(Listener[MinibatchDecisions]):
@@ -82,27 +83,27 @@ class _Moves(Listener[MinibatchDecisions]):
 
     def __init__(self, decisions: MinibatchDecisions) -> None:
         super().__init__(decisions)
-        self.moves: dict[str, tuple[Move, float]] = {}
+        self.moves: dict[str, tuple[Candidate, float]] = {}
 
-    def on_all(self, rng: np.random.Generator, move: Move, counts: MoveCounts) -> bool:
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide as the chain does."""
-        if move.kind not in self.moves:
+        if move.name not in self.moves:
             of_rows = self.decisions.of_rows(move)
             if np.isfinite(of_rows):
-                points = move.points[0].copy(), move.points[1].copy()
-                self.moves[move.kind] = move._replace(points=points), of_rows
+                self.moves[move.name] = move, of_rows
         return super().on_all(rng, move, counts)
 
-    def repeat(self, rng: np.random.Generator, kind: str, n_repeats: int) -> Repeats:
-        """Repeat decisions on the move of a kind."""
-        decisions, (move, of_rows) = self.decisions, self.moves[kind]
+    def repeat(self, rng: np.random.Generator, name: str, words: str, n_repeats: int) -> Repeats:
+        """Repeat decisions on a move."""
+        decisions, (move, of_rows) = self.decisions, self.moves[name]
+        assert move.test is not None
         exact = move.log_ratio + of_rows
         targets = np.resize(LOG_RATIOS, n_repeats)
         made = decisions.repeated(rng, move, targets - exact)
-        test = decisions.tests.tests[int(decisions.states[kind].test[0])]
+        test = decisions.tests.tests[int(move.test.test[0])]
         probability = test.ideal(targets, made.sizes == len(decisions.data[0]))
         return Repeats(
-            NAMES[kind],
+            words,
             exact,
             float(made.sizes.mean()),
             made.accepted - probability,

@@ -31,20 +31,17 @@ from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, De
 from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
 from pymc_minibatch.latent.modes import APART, _is_same, find_modes
-from pymc_minibatch.latent.moves import (
-    BLOCKS_ACCEPTED,
-    COSTLY,
-    DECIDED,
-    FACTORING_SHARE,
-    MOST_BLOCKS,
-    MoveCounts,
-    RandomBlocks,
-    factoring_share,
-)
+from pymc_minibatch.latent.moves import scan
+from pymc_minibatch.latent.moves.border import BLOCKS_ACCEPTED, MOST_BLOCKS, RandomBlocks
+from pymc_minibatch.latent.moves.collapsed import followed
+from pymc_minibatch.latent.moves.costs import COSTLY, FACTORING_SHARE, factoring_share
+from pymc_minibatch.latent.moves.decisions import MoveCounts
+from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
@@ -391,9 +388,9 @@ def test_each_kind_of_moves_has_its_own_first_batch() -> None:
         rng, state = np.random.default_rng(38), sampler.initial_state()
         point = sampler.near_mode(rng, sampler.tall.start)
         sampler.draw(rng, point, 60, True, state)
-        sizes.append(list(state.batch_size))
-    assert sizes[0][DECIDED.index("hyper")] != sizes[0][DECIDED.index("dense")]
-    assert sizes[1] == [40] * len(DECIDED)
+        sizes.append({name: int(test.batch.size[0]) for name, test in state.tests.items()})
+    assert sizes[0]["noncentered"] != sizes[0]["border"]
+    assert sizes[1] == {"noncentered": 40, "border": 40}
 
 
 def test_slope_of_the_higher_orders(intercepts: MinibatchSampler) -> None:
@@ -489,21 +486,29 @@ def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
 def test_levels_follow_a_hyperparameter() -> None:
     """The Jacobian of the move is that of differences; here two factors share a scale."""
     sampler = sampler_of(shared_scale_model())
-    moves, field = sampler.moves, sampler.field
+    surrogate, field = sampler.reference.surrogate, sampler.field
     rng = np.random.default_rng(34)
     point = field.derivatives.tall.start + rng.normal(0, 0.3, field.derivatives.tall.start.size)
     hyper = point[field.hyper] + 0.2
     latent = np.concatenate([field.latent.dense, field.latent.groups.ravel()])
     assert len(field.levels) == 2
+
+    def followed_from(
+        start: np.ndarray, hyper: np.ndarray, levels: GroupEffects
+    ) -> tuple[np.ndarray, float]:
+        state, log_jacobian = followed(ChainState(surrogate, start), hyper, levels)
+        assert state is not None
+        return state.point, log_jacobian
+
     for levels in field.levels:
-        proposed, log_jacobian = moves.followed(point, hyper, levels)
+        proposed, log_jacobian = followed_from(point, hyper, levels)
         jacobian = np.empty((latent.size, latent.size))
         for j, position in enumerate(latent):
             shifted = point.copy()
             shifted[position] += 1e-3
-            jacobian[:, j] = (moves.followed(shifted, hyper, levels)[0] - proposed)[latent] / 1e-3
+            jacobian[:, j] = (followed_from(shifted, hyper, levels)[0] - proposed)[latent] / 1e-3
         assert log_jacobian == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-6)
-        back, log_back = moves.followed(proposed, point[field.hyper], levels)
+        back, log_back = followed_from(proposed, point[field.hyper], levels)
         np.testing.assert_allclose(back, point, rtol=1e-8, atol=1e-8)
         assert log_back == pytest.approx(-log_jacobian, abs=1e-8)
 
@@ -512,19 +517,18 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     """Such as where a prior is not concave: no move rests on a factor that is not there."""
     sampler = sampler_of(shared_scale_model())
     moves, field, rng = sampler.moves, sampler.field, np.random.default_rng(36)
+    assert isinstance(moves, scan.LatentMoves)
     point = sampler._start(rng, field.derivatives.tall.start).copy()
-    state, counts = sampler.initial_state(), MoveCounts()
-    given = moves.conditional(point[field.hyper])
+    given = sampler.reference.surrogate.conditional(point[field.hyper])
     improper = replace(given, blocks=-given.blocks)
     assert not improper.is_proper
-    moves.known[point[field.hyper].tobytes()] = improper
-    scale, before = (state.mean, state.cholesky), point.copy()
-    some = np.arange(field.latent.dense.size)
-    moves.move_dense(rng, point, False, scale, state.step_sizes[1], state.parts, some, counts)
-    moves.move_levels(rng, point, False, 0, state.step_sizes[2], counts)
-    moves.move_noncentered(rng, point, False, state.step_sizes[0], scale, counts)
-    np.testing.assert_array_equal(point, before)
-    assert moves.followed(point, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
+    state = ChainState(sampler.reference.surrogate, point, improper)
+    run = moves.run(sampler.settings(sampler.initial_state(), False), MoveCounts())
+    for name in ("border", "levels of factor 0", "noncentered"):
+        move = moves.by_name[name]
+        for target in move.targets(rng, run.tuning.tuners[name]):
+            assert scan.step(rng, move, state, target, run) is state
+    assert followed(state, point[field.hyper] + 0.1, field.levels[0])[1] == -np.inf
 
 
 def test_effects_whose_scales_are_known() -> None:

@@ -6,7 +6,6 @@ hyperparameters, and what is rotated, go back and there.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,20 @@ import pytest
 from scipy.stats import kstest
 
 from pymc_minibatch.acceptance import Penalty
-from pymc_minibatch.latent import moves as moves_module
 from pymc_minibatch.latent import sampler as sampler_module
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.exact import ExactSampler
+from pymc_minibatch.latent.exact import ExactDecisions, ExactSampler
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.locate import locate
-from pymc_minibatch.latent.moves import (
-    PCN_ANGLES,
-    LatentMoves,
-    LevelMoves,
-    LevelWalks,
-    Move,
-    MoveCounts,
-    Walks,
-    collapsed_pairs,
-)
+from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves import levels as levels_module
+from pymc_minibatch.latent.moves.bank import FactorBank
+from pymc_minibatch.latent.moves.centered import CenteredWalks
+from pymc_minibatch.latent.moves.collapsed import Collapsed, collapsed_pairs
+from pymc_minibatch.latent.moves.decisions import Candidate, LevelMoves, LevelWalks, MoveCounts
+from pymc_minibatch.latent.moves.scan import LatentMoves, Run, step
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import PCN_ANGLES, StepSizes, Walks
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
@@ -91,7 +88,8 @@ def sampler(request: pytest.FixtureRequest) -> LatentSampler:
 def moves(sampler: LatentSampler, monkeypatch: pytest.MonkeyPatch) -> LatentMoves:
     """Return the general moves; how often walks are chosen depends on h more than it does."""
     monkeypatch.setattr(sampler_module, "find_linear", lambda surrogate: None)
-    monkeypatch.setattr(moves_module, "hyper_walk_share", share)
+    monkeypatch.setattr(kernels, "hyper_walk_share", share)
+    assert isinstance(sampler.moves, LatentMoves)
     return sampler.moves
 
 
@@ -112,31 +110,43 @@ def log_density(sampler: LatentSampler, point: np.ndarray) -> float:
     return surrogate.log_density(point, surrogate.read(point))
 
 
-def added(
-    sampler: LatentSampler,
-    monkeypatch: pytest.MonkeyPatch,
-    move: Callable[[np.random.Generator, np.ndarray], None],
-    seed: int,
-) -> tuple[float, float, np.ndarray, np.ndarray]:
-    """Return what a move adds to the ratio of densities, log |∂z'/∂z|, and both points."""
-    ratios: list[float] = []
+class Accepting(ExactDecisions):
+    """Accepts everything, and remembers the log ratios."""
 
-    def accepted(rng: np.random.Generator, move: Move, *_: object) -> bool:
-        ratios.append(move.log_ratio)
+    def __init__(self) -> None:
+        self.ratios: list[float] = []
+
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
+        self.ratios.append(move.log_ratio)
         return True
 
-    monkeypatch.setattr(sampler.moves, "_tested", accepted)
+
+def added(
+    sampler: LatentSampler,
+    name: str,
+    seed: int,
+    target: Any = None,
+    tuner: Any = None,
+    bank: FactorBank[Any] | None = None,
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Return what a move adds to the ratio of densities, log |∂z'/∂z|, and both points."""
+    moves, surrogate = sampler.moves, sampler.reference.surrogate
+    assert isinstance(moves, LatentMoves)
+    tuning, decisions = sampler.settings(sampler.initial_state(), False), Accepting()
+    if tuner is not None:
+        tuning = tuning._replace(tuners={name: tuner})
+    run = Run(decisions, tuning, MoveCounts(), bank)
     layout, before = sampler.field.latent, start(sampler, seed)
     latent = np.concatenate([layout.dense, layout.groups.ravel()])
 
     def moved(shift: float = 0.0, position: int = 0) -> np.ndarray:
         point = before.copy()
         point[position] += shift
-        move(np.random.default_rng(seed), point)
-        return point
+        state, rng = ChainState(surrogate, point), np.random.default_rng(seed)
+        return step(rng, moves.by_name[name], state, target, run).point
 
     after = moved()
-    [ratio] = ratios
+    [ratio] = decisions.ratios
     columns = [(moved(STEP, j) - moved(-STEP, j))[latent] / (2 * STEP) for j in latent]
     log_jacobian = np.linalg.slogdet(np.array(columns))[1]
     densities = [log_density(sampler, point) for point in (before, after)]
@@ -145,20 +155,15 @@ def added(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hyperparameters_with_the_field_following(
-    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+    sampler: LatentSampler, moves: LatentMoves, seed: int
 ) -> None:
-    state = sampler.initial_state()
-    scale, step_sizes = (state.mean, state.cholesky), state.step_sizes[0]
+    scale, step_sizes = sampler.initial_state().scale, StepSizes.untuned()
     step_sizes.current[0] = TURN
-
-    def move(rng: np.random.Generator, point: np.ndarray) -> None:
-        moves.move_noncentered(rng, point, False, step_sizes, scale, MoveCounts())
-
-    found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
+    found, log_jacobian, *points = added(sampler, "noncentered", seed, tuner=step_sizes)
     tails, hypers = sampler.tails, [point[sampler.field.hyper] for point in points]
     assert max(tails.left.max(), tails.right.max()) > 0.01  # or they would not be missed
     ws = [tails.from_hyper(hyper) for hyper in hypers]
-    z, there = (np.linalg.solve(state.cholesky, w - state.mean) for w in ws)
+    z, there = (np.linalg.solve(scale.cholesky, w - scale.mean) for w in ws)
     walks = np.random.default_rng(seed).random() < share(z)
     odds = [share(x) if walks else 1.0 - share(x) for x in (z, there)]
     back_and_there = math.log(odds[1] / odds[0])
@@ -179,21 +184,18 @@ def log_rotation(z: np.ndarray, there: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hyperparameters_with_one_factor_following(
-    sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
+    sampler: LatentSampler, moves: LatentMoves, seed: int
 ) -> None:
     """A hyperparameter walks, or is drawn from what is known of it."""
-    state = sampler.initial_state()
-    walks = Walks(np.full_like(state.log_length, math.log(0.3)), state.n_moves)
-    scale, sds = (state.mean, state.cholesky), np.linalg.norm(state.cholesky, axis=1)
-    assert len(moves.collapsed) > 1
-    for i, (axis, _) in enumerate(moves.collapsed):
-
-        def move(rng: np.random.Generator, point: np.ndarray, i: int = i) -> None:
-            moves.move_collapsed(rng, point, False, i, scale, walks, MoveCounts())
-
-        found, log_jacobian, *points = added(sampler, monkeypatch, move, seed)
+    scale, collapsed = sampler.initial_state().scale, moves.by_name["collapsed"]
+    sds = np.linalg.norm(scale.cholesky, axis=1)
+    assert isinstance(collapsed, Collapsed)
+    assert len(collapsed.pairs) > 1
+    walks = Walks.of(np.full(len(collapsed.pairs), math.log(0.3)))
+    for i, (axis, _) in enumerate(collapsed.pairs):
+        found, log_jacobian, *points = added(sampler, "collapsed", seed, target=i, tuner=walks)
         z, there = (
-            (point[sampler.field.hyper][axis : axis + 1] - state.mean[axis]) / sds[axis]
+            (point[sampler.field.hyper][axis : axis + 1] - scale.mean[axis]) / sds[axis]
             for point in points
         )
         of_walk = math.log(share(there) / share(z))
@@ -212,15 +214,13 @@ def test_coefficients(
     seed: int,
     costly: bool,
 ) -> None:
-    """All but what is rotated; where factoring is costly, there and back from a usual h."""
-    monkeypatch.setattr(moves, "fixed_factor", costly)
-    state, n_dense = sampler.initial_state(), sampler.field.latent.dense.size
+    """All but what is rotated; where factoring is costly, there and back from an h of the bank."""
+    scale, n_dense = sampler.initial_state().scale, sampler.field.latent.dense.size
     some = np.random.default_rng(seed).permutation(n_dense)[: 1 + n_dense // 2]
-    bank = moves.bank.nearest(
-        start(sampler, seed + 50)[sampler.field.hyper], (state.mean, state.cholesky)
-    )
-    monkeypatch.setattr(moves.bank, "nearest", lambda *_: bank)
-    monkeypatch.setattr(moves_module, "_angle", lambda *_: (PCN_ANGLES[TURN], True))
+    assert moves.bank is not None
+    nearest = moves.bank.nearest(start(sampler, seed + 50)[sampler.field.hyper], scale)
+    monkeypatch.setattr(moves.bank, "nearest", lambda *_: nearest)
+    monkeypatch.setattr(StepSizes, "chosen", lambda *_: (PCN_ANGLES[TURN], True))
     whitened: list[np.ndarray] = []
 
     def rotated(rng: np.random.Generator, z: np.ndarray, angle: float) -> tuple[np.ndarray, float]:
@@ -228,16 +228,11 @@ def test_coefficients(
         whitened.extend([z, moved])
         return found
 
-    as_always = moves_module._rotated
-    monkeypatch.setattr(moves_module, "_rotated", rotated)
-
-    def move(rng: np.random.Generator, point: np.ndarray) -> None:
-        scale = state.mean, state.cholesky
-        moves.move_dense(
-            rng, point, False, scale, state.step_sizes[1], state.parts, some, MoveCounts()
-        )
-
-    found, log_jacobian, *_ = added(sampler, monkeypatch, move, seed)
+    as_always = kernels.rotated
+    monkeypatch.setattr(kernels, "rotated", rotated)
+    found, log_jacobian, *_ = added(
+        sampler, "border", seed, target=some, bank=moves.bank if costly else None
+    )
     eta, there = whitened[:2]
     back_and_there = log_rotation(there, eta) - log_rotation(eta, there)
     log_jacobian -= some.size * math.log(math.cos(PCN_ANGLES[TURN]))
@@ -249,18 +244,19 @@ def test_hyperparameters_with_effects_held(
     sampler: LatentSampler, moves: LatentMoves, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Rows read the same, so that priors and the Jacobian decide."""
-    field, state = sampler.field, sampler.initial_state()
+    field, settings = sampler.field, sampler.settings(sampler.initial_state(), True)
     rates: list[float] = []
     monkeypatch.setattr(Walks, "tune", lambda _, i, rate: rates.append(rate))
-    walks = Walks(np.full(field.hyper.size, math.log(0.5)), np.zeros(field.hyper.size))
+    walks = Walks.of(np.full(field.hyper.size, math.log(0.5)))
+    tuners = {"centered": CenteredWalks(walks, walks)}
+    run = moves.run(settings._replace(tuners=tuners), MoveCounts())
     jacobians = []
     for i in range(field.hyper.size):
-        before, step = start(sampler, seed), 0.5 * np.random.default_rng(seed).standard_normal()
-        moves.move_centered(
-            np.random.default_rng(seed), before.copy(), True, i, state.cholesky, walks
-        )
+        before, rng = start(sampler, seed), np.random.default_rng(seed)
+        state = ChainState(sampler.reference.surrogate, before)
+        step(rng, moves.by_name["centered"], state, ("axis", i), run)
         hyper = before[field.hyper]
-        hyper[i] += step
+        hyper[i] += 0.5 * np.random.default_rng(seed).standard_normal()
         centered = field.with_effects_held(before, hyper)
         assert centered is not None
         jacobians.append(centered.log_jacobian())
@@ -293,7 +289,8 @@ def test_levels(
 
     It has to be that of the hyperparameters of now, where those of before are still in memory.
     """
-    step_sizes, surrogate = sampler.initial_state().step_sizes[2], sampler.reference.surrogate
+    surrogate = sampler.reference.surrogate
+    run = moves.run(sampler.settings(sampler.initial_state(), False), MoveCounts())
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def recorded(*args: Any) -> np.ndarray:
@@ -303,21 +300,15 @@ def test_levels(
 
     level_ratios = surrogate.level_ratios
     monkeypatch.setattr(surrogate, "level_ratios", recorded)
-    monkeypatch.setattr(moves_module, "level_walk_shares", lambda z, _: np.full(len(z), 1e-9))
+    monkeypatch.setattr(levels_module, "level_walk_shares", lambda z, _: np.full(len(z), 1e-9))
     for factor, levels in enumerate(sampler.field.levels):
         before, where = start(sampler, seed), levels.latent[:, 0]
         for point, noise in ((start(sampler, seed + 100), 0.0), (before, 0.0), (before, 1.0)):
             monkeypatch.setattr(
-                moves_module, "_rotated", lambda _, z, __, noise=noise: (0.0 * z + noise, 0.0)
+                kernels, "rotated", lambda _, z, __, noise=noise: (0.0 * z + noise, 0.0)
             )
-            moves.move_levels(
-                np.random.default_rng(seed),
-                point.copy(),
-                False,
-                factor,
-                step_sizes,
-                MoveCounts(),
-            )
+            move = moves.by_name[f"levels of factor {factor}"]
+            step(np.random.default_rng(seed), move, ChainState(surrogate, point), None, run)
         (mean, _), (proposed, psi) = seen[-2:]
         z = (before - mean)[where] / (proposed - mean)[where]
         for g, position in enumerate(where):
@@ -358,10 +349,10 @@ def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
     before, after = start(whole, seed), start(whole, seed + 20)
     wanted = tempered(whole, after) - tempered(whole, before)
     log_ratio = log_density(whole, after) - log_density(whole, before)
-    predictors = surrogate.read(before), surrogate.read(after)
+    states = ChainState(surrogate, before), ChainState(surrogate, after)
     for shift, decided in ((1e-6, True), (-1e-6, False)):
         rng: Any = Constant(shift - wanted)
-        found = decisions.on_all(rng, Move(log_ratio, predictors, "hyper", False), MoveCounts())
+        found = decisions.on_all(rng, Candidate(log_ratio, states), MoveCounts())
         assert found is decided
 
 
@@ -394,7 +385,7 @@ def test_levels_that_walk_stay_where_they_are_likely() -> None:
     rng = np.random.default_rng(40)
     eta = rng.standard_normal((100_000, 2))
     for _ in range(4):
-        moved, log_q, _ = moves_module._moved_levels(rng, eta, 1.2, LevelWalks(0.3, 0.0))
+        moved, log_q, _ = levels_module.moved_levels(rng, eta, 1.2, LevelWalks(0.3, 0.0))
         accepted = -rng.standard_exponential(len(eta)) < log_q
         assert 0.3 < accepted.mean() < 0.95
         eta = np.where(accepted[:, None], moved, eta)
@@ -408,7 +399,7 @@ def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> No
     moves, surrogate = sampler.moves, sampler.reference.surrogate
     assert isinstance(moves, LatentMoves)
     before, there, rng = start(sampler, 3), start(sampler, 23), np.random.default_rng(5)
-    for factor, levels in enumerate(moves.field.levels):
+    for factor, levels in enumerate(sampler.field.levels):
         after, predictor = before.copy(), surrogate.read(before)
         after[levels.latent] = there[levels.latent]
         n = len(levels.latent)
@@ -431,13 +422,14 @@ def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> No
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is impossible where a chain is; where it might go, it does not go."""
     surrogate, decisions = whole.reference.surrogate, whole._decisions
-    predictors = tuple(surrogate.read(start(whole, seed)) for seed in (0, 1))
+    before, after = (ChainState(surrogate, start(whole, seed)) for seed in (0, 1))
+    states, predictors = (before, after), (before.predictors, after.predictors)
     bad = np.zeros(whole.tall.n_rows)
     bad[7] = np.nan
     counts, rng = MoveCounts(), np.random.default_rng(1)
     for known, there in ((bad, 0 * bad), (np.zeros(bad.size), bad)):
         decisions._known = [(r.phi, v) for r, v in zip(predictors, (known, there), strict=True)]
-        assert not decisions.on_all(rng, Move(1e9, predictors, "hyper", False), counts)
+        assert not decisions.on_all(rng, Candidate(1e9, states), counts)
         assert counts.impossible_row == (7 if known is bad else -1)
         counts = MoveCounts()
     decisions._known = []

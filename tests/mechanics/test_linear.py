@@ -12,7 +12,8 @@ from pymc_minibatch.latent.batched import log_diagonal
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.linear import LinearMoves
 from pymc_minibatch.latent.linear_model import find_linear, log_density
-from pymc_minibatch.latent.moves import MoveCounts, collapsed_pairs
+from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
+from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate

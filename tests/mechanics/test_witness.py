@@ -14,9 +14,10 @@ import pymc_minibatch as pmb
 from pymc_minibatch.kernels.by_size import SizeTable
 from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
-from pymc_minibatch.latent import moves as latent_moves
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
+from pymc_minibatch.latent.moves import collapsed, kernels, scan
+from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.witness import SurpriseError
 from pymc_minibatch.witness.comparison import AGREES
@@ -306,7 +307,7 @@ def property_of(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda _: property(function)
 
 
-S, M, W, L = surrogate.Surrogate, latent_moves, whole.WholeDecisions, linear.LinearMoves
+S, K, W, L = surrogate.Surrogate, kernels, whole.WholeDecisions, linear.LinearMoves
 B, F = batch_decisions.MinibatchDecisions, latent_firefly.FireflyDecisions
 
 MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
@@ -336,9 +337,9 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "all rows",
         replaced(SkewTransform, "log_slope", lambda f: constant(0.0)),
     ),
-    ("proposal of h left out", "all rows", replaced(M, "_moved_hyper", last_left_out)),
-    ("proposal of h left out", "batches", replaced(M, "_moved_hyper", last_left_out)),
-    ("proposal of h left out", "sums", replaced(M, "_moved_hyper", last_left_out)),
+    ("proposal of h left out", "all rows", replaced(K, "moved_together", last_left_out)),
+    ("proposal of h left out", "batches", replaced(K, "moved_together", last_left_out)),
+    ("proposal of h left out", "sums", replaced(K, "moved_together", last_left_out)),
     # hyperparameters, predictors held
     (
         "Jacobian left out",
@@ -349,19 +350,23 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("prior off by 10 %", "sums", scaled_prior),
     ("prior off by 10 %", "batches", scaled_prior),
     ("prior off by 10 %", "costly", scaled_prior),
-    ("scalars left out", "sums", replaced(M.LatentMoves, "_of_scalars", lambda f: constant(0.0))),
+    ("scalars left out", "sums", replaced(scan, "_of_scalars", lambda f: constant(0.0))),
     # hyperparameters, one factor following
-    ("Jacobian left out", "costly", replaced(M, "log_diagonal", lambda f: constant(0.0))),
-    ("proposal left out", "costly", replaced(M, "moved_alone", last_left_out)),
+    ("Jacobian left out", "costly", replaced(collapsed, "log_diagonal", lambda f: constant(0.0))),
+    ("proposal left out", "costly", replaced(K, "moved_alone", last_left_out)),
     # coefficients
-    ("proposal left out", "all rows", replaced(M, "_rotated", last_left_out)),
-    ("proposal left out", "batches", replaced(M, "_rotated", last_left_out)),
-    ("proposal left out", "flymc effects", replaced(M, "_rotated", last_left_out)),
+    ("proposal left out", "all rows", replaced(K, "rotated", last_left_out)),
+    ("proposal left out", "batches", replaced(K, "rotated", last_left_out)),
+    ("proposal left out", "flymc effects", replaced(K, "rotated", last_left_out)),
     # levels
     ("prior of levels left out", "heavy effects", replaced(S, "level_ratios", without_levels)),
     ("prior of levels claimed to be Gaussian", "heavy effects", gaussian_priors),
     ("ratios off by 10 %", "batches", replaced(S, "level_ratios", lambda f: scaled(f, 1.1))),
-    ("choice of a walk left out", "all rows", replaced(M, "_moved_levels", last_left_out)),
+    (
+        "choice of a walk left out",
+        "all rows",
+        replaced(moves_of_levels, "moved_levels", last_left_out),
+    ),
     (
         "change of levels off by 10 %",
         "all rows",

@@ -17,7 +17,11 @@ import pytest
 from benchmarks.calibration import MODELS, Calibration, ranked
 from pymc_minibatch.latent.expansion import Expansion, expand
 from pymc_minibatch.latent.firefly import FireflyDecisions, FireflySampler, bounded
-from pymc_minibatch.latent.moves import LevelMoves, MoveCounts, Walks, collapsed_pairs
+from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
+from pymc_minibatch.latent.moves.decisions import LevelMoves, MoveCounts
+from pymc_minibatch.latent.moves.levels import LevelsOfFactor
+from pymc_minibatch.latent.moves.scan import LatentMoves, step
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.tall import TallModel
 
@@ -31,40 +35,48 @@ N_HELD, N_OTHERS = 25, 6
 
 def moves_of(
     sampler: LatentSampler, rng: np.random.Generator, state: LatentState | None = None
-) -> dict[str, Callable[..., None]]:
-    """Return what moves a point in place, by kind, untuned unless a state is given."""
-    state, moves, counts = state or sampler.initial_state(), sampler.moves, MoveCounts()
-    hyper, dense, *groups = state.step_sizes
-    walks, scale = Walks(state.log_length, state.n_moves), (state.mean, state.cholesky)
-    n_with_one = len(sampler.collapsed or ())
-    of_all = walks.part(n_with_one, walks.log_length.size)
+) -> dict[str, Callable[[np.ndarray], None]]:
+    """Return what moves a point in place, by move, untuned unless a state is given."""
+    moves, tuning = sampler.moves, sampler.settings(state or sampler.initial_state(), False)
+    assert isinstance(moves, LatentMoves)
+    run = moves.run(tuning, MoveCounts())
 
-    def held(point: np.ndarray) -> None:
-        for _ in range(N_HELD):
-            direction = int(rng.integers(of_all.log_length.size))
-            moves.move_centered(rng, point, False, direction, state.cholesky, of_all)
+    def times(name: str, targets: Callable[[], Any], n: int) -> Callable[[np.ndarray], None]:
+        def move(point: np.ndarray) -> None:
+            made = moves.state_at(point)
+            for _ in range(n):
+                for target in targets():
+                    made = step(rng, moves.by_name[name], made, target, run)
+            point[:], moves.last = made.point, made
 
-    def carried_with_one(point: np.ndarray) -> None:
-        for i in np.tile(np.arange(n_with_one), N_OTHERS):
-            moves.move_collapsed(rng, point, False, int(i), scale, walks, counts)
-
-    def collapsed(point: np.ndarray) -> None:
-        for _ in range(N_OTHERS):
-            moves.move_noncentered(rng, point, False, hyper, scale, counts)
-
-    def coefficients(point: np.ndarray) -> None:
-        n_dense = sampler.field.latent.dense.size
-        for _ in range(N_OTHERS):
-            some = rng.permutation(n_dense)[: rng.integers(1, n_dense + 1)]
-            moves.move_dense(rng, point, False, scale, dense, state.parts, some, counts)
+        return move
 
     def swept(point: np.ndarray) -> None:
+        made = moves.state_at(point)
         for _ in range(N_OTHERS):
-            for factor in moves._sweeps():
-                moves.move_levels(rng, point, False, factor, groups[factor], counts)
+            for planned in moves.plan:
+                if isinstance(planned.move, LevelsOfFactor):
+                    made = step(rng, planned.move, made, None, run)
+        point[:], moves.last = made.point, made
 
-    kinds = (held, collapsed, carried_with_one, coefficients, swept)
-    return {f.__name__: f for f in kinds if n_with_one or f is not carried_with_one}
+    def some_coefficients() -> list[np.ndarray]:
+        n_dense = sampler.field.latent.dense.size
+        return [rng.permutation(n_dense)[: rng.integers(1, n_dense + 1)]]
+
+    def direction() -> list[Any]:
+        every = moves.by_name["centered"].targets(rng, tuning.tuners["centered"])
+        return list(every[:1])
+
+    found = {
+        "centered": times("centered", direction, N_HELD),
+        "noncentered": times("noncentered", lambda: [None], N_OTHERS),
+        "border": times("border", some_coefficients, N_OTHERS),
+        "swept": swept,
+    }
+    if sampler.collapsed:
+        pairs = range(len(sampler.collapsed))
+        found["collapsed"] = times("collapsed", lambda: pairs, N_OTHERS)
+    return found
 
 
 @pytest.mark.slow
@@ -84,7 +96,10 @@ def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
             assert sampler.collapsed
         sampler.draw(rng, truth.copy(), 1, False, sampler.initial_state())
         levels = sampler.field.levels
-        n_swept = [levels[k].rows.shape[0] for k in sampler.moves._sweeps()]
+        swept = [planned.move for planned in sampler.plan]
+        n_swept = [
+            levels[move.factor].rows.shape[0] for move in swept if isinstance(move, LevelsOfFactor)
+        ]
         assert (
             n_swept == {"noncentred": [20], "nested": [40, 10, 40], "crossed": [20, 12, 20]}[name]
         )
@@ -116,14 +131,15 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
     means, variances = [], []
     for sign in (1, -1):
         monkeypatch.setattr(
-            "pymc_minibatch.latent.moves.hyper_walk_share",
+            kernels,
+            "hyper_walk_share",
             lambda z, sign=sign: 0.5 + 0.45 * sign * np.tanh(3 * z[0]),
         )
         first = []
         for _ in range(1000):
-            for kind in ("collapsed", "coefficients", "swept"):
+            for kind in ("noncentered", "border", "swept"):
                 kinds[kind](point)
-            first.append(point[sampler.moves.field.hyper[0]])
+            first.append(point[sampler.field.hyper[0]])
         means.append(np.mean(first))
         variances.append(np.var(first) / float(az.ess(np.array(first)[None])))
     assert abs(means[0] - means[1]) <= 4.5 * np.sqrt(sum(variances))

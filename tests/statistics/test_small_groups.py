@@ -17,7 +17,7 @@ from scipy.special import expit
 import pymc_minibatch as pmb
 from benchmarks.many_groups import slopes
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
-from pymc_minibatch.latent.moves import LevelMoves, LevelWalks
+from pymc_minibatch.latent.moves.decisions import LevelMoves, LevelWalks
 
 N_GROUPS, N_ROWS = 4000, 3
 """Groups, and rows of each: at the mode of all effects log s is 19 standard deviations too low."""

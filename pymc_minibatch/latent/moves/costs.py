@@ -1,0 +1,35 @@
+"""What moves of effects cost apart from reading rows, and how often a factorization pays."""
+
+from collections.abc import Sequence
+
+from pymc_minibatch.latent.field import LatentField
+
+__all__ = ["COSTLY", "FACTORING_SHARE", "LARGE", "OVERHEAD", "factoring_share", "overhead"]
+
+OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
+"""What a move costs apart from reading rows, in rows: always, and for factoring a border."""
+
+COSTLY = 400**3 / 6
+"""If more multiplications are needed to factor the border, as each h asks, few scans do."""
+
+FACTORING_SHARE = 0.02
+"""Share of scans in which h moves with η held, where that is costly. With many effects that follow
+no hyperparameter in another way, it is larger."""
+
+LARGE = 50
+"""A larger border moves in random blocks, if it has to."""
+
+
+def factoring_share(
+    field: LatentField, collapsed: Sequence[tuple[int, int]] | None, work: float
+) -> float:
+    """Return the share of scans in which h moves with η held."""
+    if collapsed is None:
+        return 1.0
+    unswept = field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
+    return FACTORING_SHARE if unswept <= LARGE else max(FACTORING_SHARE, COSTLY / work)
+
+
+def overhead(field: LatentField, work: float) -> float:
+    """Return what a move costs apart from reading rows, in rows."""
+    return OVERHEAD + PER_MULTIPLICATION * work + field.latent.groups.shape[0]

@@ -1,0 +1,195 @@
+"""The levels of a factor move, each by itself, given all else.
+
+Given all else the levels are independent. So any of them that move under the surrogate are a
+proposal to the rows (delayed acceptance), if batches decide. If each level decides by all of its
+rows, rows and surrogate decide at once. Some levels walk, which reaches heavy tails.
+
+Reference
+---------
+Christen and Fox (2005), Markov chain Monte Carlo using an approximation.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_minibatch.latent.batched import (
+    inner_products,
+    multiply_transposed,
+    solve_blocks_transposed,
+)
+from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves.costs import OVERHEAD
+from pymc_minibatch.latent.moves.decisions import LevelWalks
+from pymc_minibatch.latent.moves.kernels import WALK_SPREAD
+from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Outcome, Planned, Setting
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import StepSizes
+from pymc_minibatch.latent.surrogate import PredictorState
+from pymc_minibatch.proposals.guided import walk_share_beyond
+
+__all__ = [
+    "LevelsOfFactor",
+    "ProposedLevels",
+    "beyond_typical",
+    "level_walk_shares",
+    "log_stretch",
+    "moved_levels",
+    "plan",
+]
+
+FARTHEST_LEVEL = 5.0
+"""Standard deviations beyond which the share of levels that walk no longer grows, as for h."""
+
+FARTHEST_WALK = math.asinh(1e5)
+"""Standard deviations, in arsinh, beyond which no level walks: decisions would lose digits."""
+
+
+class ProposedLevels(NamedTuple):
+    """Where the levels of a factor want to go.
+
+    Attributes
+    ----------
+    factor : int
+        Which one.
+    positions : ndarray of int64, shape (G, q)
+        Of each level's variables in a point.
+    point : ndarray, shape (D,)
+        Where all of them have moved.
+    predictors : PredictorState
+        What rows read there.
+    log_ratios : ndarray, shape (G,)
+        The log ratio of each under the surrogate.
+    walks : ndarray of bool, shape (G,)
+        Which are steps of a random walk.
+    jumps : ndarray, shape (G,)
+        Squared length of each.
+    learns : bool
+        Whether the tuner learns from it.
+    """
+
+    factor: int
+    positions: np.ndarray
+    point: np.ndarray
+    predictors: PredictorState
+    log_ratios: np.ndarray
+    walks: np.ndarray
+    jumps: np.ndarray
+    learns: bool
+
+
+class LevelsOfFactor(Move):
+    """Moves of the effects of all levels of a factor."""
+
+    words, scope, counts_as = "levels of a factor", "levels", "groups"
+
+    def __init__(self, model: EffectsModel, factor: int) -> None:
+        self.name, self.factor = self.name_of(factor), factor
+        self.levels, self.sweeping = model.field.levels[factor], model.sweeping
+
+    @staticmethod
+    def name_of(factor: int) -> str:
+        """Return the name of the moves of a factor."""
+        return f"levels of factor {factor}"
+
+    def initial(self) -> StepSizes:
+        """Return its step sizes."""
+        return StepSizes.untuned()
+
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
+    ) -> ProposedLevels | None:
+        """Turn all levels in their coordinates, but for some that walk."""
+        surrogate, levels = state.surrogate, self.levels
+        given, before = state.conditional, state.predictors
+        try:
+            mean, cholesky = surrogate.given_others(given, state.point, before, levels)
+        except np.linalg.LinAlgError:
+            return None
+        eta = multiply_transposed(cholesky, state.point[levels.latent] - mean)
+        sweeping = self.sweeping
+        angle, is_set = setting.tuner.chosen(rng, sweeping.shorter, sweeping.mirrors)
+        often = setting.decisions.level_walks(self.factor, levels)
+        eta_then, log_q, walks = moved_levels(rng, eta, angle, often)
+        point = state.point.copy()
+        point[levels.latent] = mean + solve_blocks_transposed(cholesky, eta_then)
+        after = surrogate.read_levels(point, before, levels)
+        log_ratios = log_q + surrogate.level_ratios(
+            given, (state.point, point), (before, after), levels
+        )
+        jumps = inner_products(eta_then - eta, eta_then - eta)
+        return ProposedLevels(
+            self.factor, levels.latent, point, after, log_ratios, walks, jumps, is_set
+        )
+
+    def learn(
+        self,
+        rng: np.random.Generator,
+        tuner: StepSizes,
+        target: None,
+        proposal: ProposedLevels,
+        outcome: Outcome,
+    ) -> None:
+        """Credit the jumps of the levels that were turned to the angle."""
+        turned = outcome.accepted & ~proposal.walks
+        cost = OVERHEAD + turned.size + outcome.n_read
+        tuner.record(rng, float(proposal.jumps @ turned), cost)
+
+    def settle(self, tuner: StepSizes) -> None:
+        """Take the best angle."""
+        tuner.take_best()
+
+
+def moved_levels(
+    rng: np.random.Generator, eta: np.ndarray, angle: float, often: LevelWalks
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Turn the levels by an angle, but for some that walk in arsinh η, which reaches heavy tails.
+
+    Also return the log ratios of the densities of both proposals, beside those of normal densities
+    where levels are turned, and which levels walk: of those near the mode a share.
+    """
+    share, proposed = level_walk_shares(eta, often), kernels.rotated(rng, eta, angle)[0]
+    walking = np.flatnonzero(rng.random(share.size) < share)
+    start, shape = eta[walking], (walking.size, eta.shape[1])
+    lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
+    walked = np.arcsinh(start) + lengths[:, None] * rng.standard_normal(shape)
+    too_far = np.abs(walked).max(axis=1, initial=0.0) > FARTHEST_WALK
+    walked[too_far] = np.arcsinh(start[too_far])
+    proposed[walking] = np.sinh(walked)
+    share_then = level_walk_shares(proposed, often)
+    log_q = np.log((1 - share_then) / (1 - share))
+    end, of_types = proposed[walking], np.log(share_then[walking] / share[walking])
+    log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
+    log_q[walking] += log_stretch(end) - log_stretch(start)
+    log_q[walking[too_far]] = -np.inf
+    is_walking = np.zeros(share.size, dtype=np.bool_)
+    is_walking[walking] = True
+    return proposed, log_q, is_walking
+
+
+def log_stretch(eta: np.ndarray) -> np.ndarray:
+    """Return log |dη / d arsinh η| of each level."""
+    return np.asarray(0.5 * np.log1p(eta**2).sum(axis=1))
+
+
+def level_walk_shares(eta: np.ndarray, often: LevelWalks) -> np.ndarray:
+    """Return how likely each level walks."""
+    share, atypical = often
+    return np.asarray(walk_share_beyond(beyond_typical(eta), share, atypical, FARTHEST_LEVEL))
+
+
+def beyond_typical(eta: np.ndarray) -> np.ndarray:
+    """Return how far levels are beyond the typical distance √q."""
+    distances: np.ndarray = np.sqrt(inner_products(eta, eta))
+    return distances - math.sqrt(eta.shape[1])
+
+
+def plan(model: EffectsModel) -> list[Planned]:
+    """Return how it enters a scan: each factor in turn; where h is costly, the first once more.
+
+    The others lie in the border, which has moves of its own.
+    """
+    of_factors = [Planned(LevelsOfFactor(model, k)) for k in range(len(model.field.levels))]
+    sweeps = of_factors * model.sweeping.times
+    return [*sweeps, *sweeps[:1]] if model.costly else sweeps

@@ -1,0 +1,91 @@
+"""Hyperparameters move, and the whole latent field follows.
+
+η = L(h)ᵀ (z − m(h)) stays where it is, and h moves in the whitened coordinates of w: so scales
+carry their effects along, each by as much as its own rows allow (partial non-centering). Beside the
+densities of the surrogate and of proposals the log ratio has
+
+    log |L(h)| − log |L(h')| + log |∂h'/∂w'| − log |∂h/∂w|.
+
+Reference
+---------
+Papaspiliopoulos, Roberts and Sköld (2007), A general framework for the parametrization of
+hierarchical models.
+"""
+
+import numpy as np
+
+from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves.kernels import whitened
+from pymc_minibatch.latent.moves.protocol import (
+    EffectsModel,
+    Move,
+    Outcome,
+    Planned,
+    Proposal,
+    Setting,
+)
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import StepSizes
+
+__all__ = ["Noncentered", "plan"]
+
+TIMES = 2
+"""How often in a scan; once where it is costly."""
+
+
+class Noncentered(Move):
+    """Moves of all h with η held."""
+
+    name, words, counts_as = "noncentered", "hyperparameters, effects following", "hyper"
+
+    def __init__(self, model: EffectsModel) -> None:
+        self.tails, self.overhead = model.tails, model.overhead
+
+    def initial(self) -> StepSizes:
+        """Return its step sizes."""
+        return StepSizes.untuned()
+
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
+    ) -> Proposal:
+        """Turn or walk in the whitened coordinates of w."""
+        scale, step_sizes = setting.scale, setting.tuner
+        w = self.tails.from_hyper(state.hyper)
+        z = whitened(w, scale)
+        z_then, log_kernel, walks = kernels.moved_together(rng, z, step_sizes.angle)
+        w_then = scale.mean + scale.cholesky @ z_then
+        given = state.conditional
+        then = state.surrogate.factored_later(self.tails.to_hyper(w_then))
+        jump, proposed, log_jacobian = float(np.sum((z_then - z) ** 2)), None, -np.inf
+        if given.is_proper and then.is_proper:
+            point = then.frame.color(given.frame.whiten(state.point))
+            proposed = ChainState(state.surrogate, point, then)
+            log_jacobian = given.log_determinant - then.log_determinant
+            log_jacobian += self.tails.log_slope(w_then) - self.tails.log_slope(w)
+        return Proposal(
+            proposed, log_kernel, log_jacobian, jump=jump, learns=not walks, walks=walks
+        )
+
+    def learn(
+        self,
+        rng: np.random.Generator,
+        tuner: StepSizes,
+        target: None,
+        proposal: Proposal,
+        outcome: Outcome,
+    ) -> None:
+        """Credit the jump to the angle."""
+        tuner.record(rng, outcome.accepted * proposal.jump, self.overhead + outcome.n_read)
+
+    def settle(self, tuner: StepSizes) -> None:
+        """Take the best angle."""
+        tuner.take_best()
+
+
+def plan(model: EffectsModel) -> list[Planned]:
+    """Return how it enters a scan: not at all without h, and seldom where it is costly."""
+    if not model.field.hyper.size:
+        return []
+    if model.fixed_factor:
+        return [Planned(Noncentered(model), share=model.factoring_share)]
+    return [Planned(Noncentered(model), in_a_row=1 if model.costly else TIMES)]

@@ -1,0 +1,234 @@
+"""What a move of effects and their scales is, and what it is given.
+
+A move proposes; :func:`.scan.step` decides, counts and lets it tune. So a new one is a class with
+``propose``, and what it needs of the other methods of :class:`Move`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pymc_minibatch.latent.conditional import Conditional
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.moves import costs
+from pymc_minibatch.latent.moves.bank import FactorBank
+from pymc_minibatch.latent.moves.costs import factoring_share, overhead
+from pymc_minibatch.latent.moves.decisions import Decisions
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import HyperScale, Sweeping
+from pymc_minibatch.latent.skew_transform import SkewTransform
+from pymc_minibatch.latent.surrogate import Surrogate
+
+__all__ = ["EffectsModel", "Move", "Outcome", "Planned", "Proposal", "Setting"]
+
+
+class Setting(NamedTuple):
+    """What a move is made with.
+
+    Attributes
+    ----------
+    tuner
+        The move's own, as `initial` has made it.
+    scale : HyperScale
+        Where the hyperparameters are thought to be.
+    decisions : Decisions
+        What decides.
+    bank : FactorBank or None
+        Gaussians of the field for a few h, where a factorization for each h would be costly.
+    """
+
+    tuner: Any
+    scale: HyperScale
+    decisions: Decisions
+    bank: FactorBank[Conditional] | None = None
+
+
+class Proposal(NamedTuple):
+    """Where a move wants to go.
+
+    Attributes
+    ----------
+    state : ChainState or None
+        There; None if there is no such point. Then it is rejected, and learned from.
+    log_kernel : float
+        log k(x | x') − log k(x' | x) of what is drawn.
+    log_jacobian : float
+        log |∂z'/∂z| of the latent variables that follow it.
+    jump : float
+        Squared length, if the tuner asks for it.
+    learns : bool
+        Whether the tuner learns from it.
+    walks : bool
+        Whether it is a step of a random walk in h.
+    conditional : Conditional or None
+        The Gaussian in whose coordinates a part of the field moves, if not that of the state.
+    follow : callable or None
+        ``point -> point``, by which latent variables follow what is drawn, if `log_jacobian` is
+        that of this map: then the witness compares it with differences.
+    """
+
+    state: ChainState | None
+    log_kernel: float = 0.0
+    log_jacobian: float = 0.0
+    jump: float = 0.0
+    learns: bool = True
+    walks: bool = False
+    conditional: Conditional | None = None
+    follow: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def log_q(self) -> float:
+        """Log q(θ | θ') − log q(θ' | θ)."""
+        return self.log_kernel + self.log_jacobian
+
+
+class Outcome(NamedTuple):
+    """What became of a proposal.
+
+    Attributes
+    ----------
+    accepted : bool or ndarray of bool, shape (G,)
+        Whether it was made; for levels, which of them.
+    log_ratio : float
+        Its log ratio, as far as it needed no rows; for levels, NaN.
+    n_read : int
+        Rows that were read for it.
+    """
+
+    accepted: Any
+    log_ratio: float
+    n_read: int
+
+
+class Move(ABC):
+    """A kind of move.
+
+    Attributes
+    ----------
+    name : str
+        By which tuners, decisions and acceptance are kept; no other move of the scan has it.
+    words : str
+        What moves, in words.
+    scope : {"all rows", "prior", "levels"}
+        Who decides: all rows; the prior alone, since rows read the same; each level by itself.
+    counts_as : str or None
+        In which stat its acceptance is: "hyper", "dense" or "groups".
+    """
+
+    name: str
+    words: str
+    scope: Literal["all rows", "prior", "levels"] = "all rows"
+    counts_as: str | None = None
+
+    def initial(self) -> Any:
+        """Return its tuner before tuning: a named tuple of arrays, or ()."""
+        return ()
+
+    def targets(self, rng: np.random.Generator, tuner: Any) -> Sequence[Any]:
+        """Return what is moved in a scan, one after the other, such as directions of h."""
+        return (None,)
+
+    @abstractmethod
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: Any, setting: Setting
+    ) -> Any:
+        """Return a :class:`Proposal`; None if there is nothing to propose from here.
+
+        A move of scope "levels" returns a :class:`.levels.ProposedLevels`.
+        """
+
+    def learn(  # noqa: B027
+        self,
+        rng: np.random.Generator,
+        tuner: Any,
+        target: Any,
+        proposal: Any,
+        outcome: Outcome,
+    ) -> None:
+        """Change the tuner in place; called while tuning."""
+
+    def settle(self, tuner: Any) -> None:  # noqa: B027
+        """Take what did best, at the end of tuning."""
+
+
+class Planned(NamedTuple):
+    """How a move enters a scan.
+
+    Attributes
+    ----------
+    move : Move
+        Which.
+    share : float
+        Share of the scans that make it.
+    at_most : int or None
+        Of its targets the first so many; None for all.
+    in_a_row : int
+        How often each is moved.
+    """
+
+    move: Move
+    share: float = 1.0
+    at_most: int | None = None
+    in_a_row: int = 1
+
+
+@dataclass(frozen=True)
+class EffectsModel:
+    """What moves are planned for.
+
+    Attributes
+    ----------
+    surrogate : Surrogate
+        The density that moves follow.
+    hyper, hyper_cholesky : ndarray, shapes (H,) and (H, H)
+        The mode of h and a factor of its covariance.
+    tails : SkewTransform
+        Coordinates w in which all hyperparameters move together.
+    work : float
+        Multiplications that the factorization of the border takes.
+    collapsed : sequence of (int, int) or None
+        Hyperparameters with the factors whose levels follow them, where h is costly.
+    sweeping : Sweeping
+        How factors are swept.
+    """
+
+    surrogate: Surrogate
+    hyper: np.ndarray
+    hyper_cholesky: np.ndarray
+    tails: SkewTransform
+    work: float
+    collapsed: Sequence[tuple[int, int]] | None
+    sweeping: Sweeping
+
+    @property
+    def field(self) -> LatentField:
+        """The hyperparameters and the latent variables."""
+        return self.surrogate.field
+
+    @property
+    def costly(self) -> bool:
+        """Whether a scan costs more than an evaluation of all rows."""
+        return self.work > costs.COSTLY
+
+    @property
+    def fixed_factor(self) -> bool:
+        """Whether the border moves in the coordinates of a bank of factorizations."""
+        return self.collapsed is not None
+
+    @property
+    def factoring_share(self) -> float:
+        """Share of scans in which h moves with η held."""
+        return factoring_share(self.field, self.collapsed, self.work)
+
+    @property
+    def overhead(self) -> float:
+        """What a move costs apart from reading rows, in rows."""
+        return overhead(self.field, self.work)
+
+    @property
+    def log_lengths(self) -> np.ndarray:
+        """Log lengths at which walks along the axes of h begin."""
+        return np.asarray(np.log(np.linalg.norm(self.hyper_cholesky, axis=1) / 2))

@@ -1,0 +1,180 @@
+"""What moves of effects are tuned by: step sizes, lengths of walks, and the scale of h.
+
+Each tuner is a named tuple of arrays that tuning changes in place; a move has its own, by name.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["PCN_ANGLES", "SHORTER", "HyperScale", "StepSizes", "Walks"]
+
+PCN_ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
+"""Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
+beyond, which makes up for moves that are rejected (over-relaxation)."""
+
+EXPLORE = 0.15
+"""Share of moves after which a length is chosen at random."""
+
+MEMORY = 0.99
+"""What a move counts for relative to the one after it."""
+
+SHORTER = 0.15
+"""Share of moves of the field that are shorter than the length tuning has found."""
+
+ONE_AT_A_TIME = 0.44
+"""Best share of accepted moves of a walk in one dimension."""
+
+WINDOW = 100
+"""Draws after which the moves of h are first made to fit what was seen; windows then double."""
+
+
+class StepSizes(NamedTuple):
+    """The angle of an autoregressive (pCN) move, chosen by a bandit.
+
+    Attributes
+    ----------
+    current : ndarray of int64, shape (1,)
+        The setting in use.
+    gains, costs : ndarray, shape (K,)
+        Sums of the squared jumps and of what they cost.
+    """
+
+    current: np.ndarray
+    gains: np.ndarray
+    costs: np.ndarray
+
+    @classmethod
+    def untuned(cls) -> "StepSizes":
+        """Return the longest, of which nothing is known yet."""
+        zeros = np.zeros(PCN_ANGLES.size)
+        return cls(np.zeros(1, dtype=np.int64), zeros, zeros.copy())
+
+    @property
+    def angle(self) -> float:
+        """The angle in use."""
+        return float(PCN_ANGLES[self.current[0]])
+
+    def chosen(
+        self, rng: np.random.Generator, share: float = SHORTER, mirrors: bool = False
+    ) -> tuple[float, bool]:
+        """Return the angle in use, or for a share of moves a shorter one.
+
+        These leave heavy tails sooner. Half of them may be mirrored. Also return whether it is the
+        one in use.
+        """
+        shorter = rng.random() < share
+        setting = self.current[0] + (rng.integers(1, 7) if shorter else 0)
+        angle = float(PCN_ANGLES[min(setting, PCN_ANGLES.size - 1)])
+        if shorter and mirrors and rng.random() < 0.5:
+            angle = math.pi - angle
+        return angle, not shorter
+
+    def record(self, rng: np.random.Generator, jump: float, cost: float) -> None:
+        """Credit a squared jump to its setting, and choose the next one."""
+        self.gains[:] *= MEMORY
+        self.costs[:] *= MEMORY
+        self.gains[self.current[0]] += jump
+        self.costs[self.current[0]] += cost
+        untried = np.flatnonzero(self.costs == 0)
+        if rng.random() < EXPLORE:
+            self.current[0] = rng.integers(PCN_ANGLES.size)
+        elif untried.size:
+            self.current[0] = untried[0]
+        else:
+            self.take_best()
+
+    def take_best(self) -> None:
+        """Take the setting with the largest jumps for their cost."""
+        tried = self.costs > 0
+        if tried.any():
+            rates = np.where(tried, self.gains / np.where(tried, self.costs, 1.0), -1.0)
+            self.current[0] = int(np.argmax(rates))
+
+
+class Walks(NamedTuple):
+    """Random walks along single directions of h.
+
+    Attributes
+    ----------
+    log_length : ndarray, shape (K,)
+        Log of the standard deviation of a step.
+    n_moves : ndarray, shape (K,)
+        Moves while tuning.
+    """
+
+    log_length: np.ndarray
+    n_moves: np.ndarray
+
+    @classmethod
+    def of(cls, log_length: np.ndarray) -> "Walks":
+        """Return walks of these lengths, not tuned."""
+        return cls(log_length, np.zeros(log_length.size))
+
+    def tune(self, i: int, rate: float) -> None:
+        """Change a step so that it is accepted as often as is best."""
+        self.n_moves[i] += 1
+        self.log_length[i] += (rate - ONE_AT_A_TIME) / self.n_moves[i] ** 0.6
+
+    def learn(self, i: int, log_ratio: float) -> None:
+        """Tune by a move with this log ratio."""
+        self.tune(i, 0.0 if math.isnan(log_ratio) else math.exp(min(log_ratio, 0.0)))
+
+
+class HyperScale(NamedTuple):
+    """Where the hyperparameters are thought to be, in coordinates w (:mod:`..skew_transform`).
+
+    Attributes
+    ----------
+    mean, cholesky : ndarray, shapes (H,) and (H, H)
+        Mean and a factor of the covariance.
+    seen : ndarray, shape (2 + H + H * H,)
+        Draws in the window, its length, and the sums of w and of its squares.
+    """
+
+    mean: np.ndarray
+    cholesky: np.ndarray
+    seen: np.ndarray
+
+    @classmethod
+    def of(cls, mean: np.ndarray, cholesky: np.ndarray) -> "HyperScale":
+        """Return these, before anything was seen."""
+        seen = np.zeros(2 + mean.size + mean.size**2)
+        seen[1] = WINDOW
+        return cls(mean.copy(), cholesky.copy(), seen)
+
+    def observe(self, w: np.ndarray) -> None:
+        """Fit the moves of h to the draws of a window, at its end."""
+        size, seen = w.size, self.seen
+        seen[0] += 1
+        seen[2 : 2 + size] += w
+        seen[2 + size :] += np.outer(w, w).ravel()
+        n = seen[0]
+        if not size or n < seen[1]:
+            return
+        mean = seen[2 : 2 + size] / n
+        covariance = seen[2 + size :].reshape(size, size) / n - np.outer(mean, mean)
+        weight = n / (n + 10.0 * (size + 1))
+        prior = self.cholesky @ self.cholesky.T
+        self.mean[:] = weight * mean + (1 - weight) * self.mean
+        self.cholesky[:] = np.linalg.cholesky(weight * covariance + (1 - weight) * prior)
+        seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
+
+
+class Sweeping(NamedTuple):
+    """How factors are swept.
+
+    Attributes
+    ----------
+    times : int
+        Sweeps over a factor in a scan.
+    shorter : float
+        Share of sweeps whose moves are shorter than the length tuning has found.
+    mirrors : bool
+        Whether half of these move levels near to where they are mirrored in their mean.
+    """
+
+    times: int = 1
+    shorter: float = SHORTER
+    mirrors: bool = False
