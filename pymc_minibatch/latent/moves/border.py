@@ -116,7 +116,7 @@ class Border(Move):
         return Proposal(
             state.with_latent(point),
             log_kernel,
-            jump=float(np.sum((turned - eta) ** 2)),
+            step=turned - eta,
             learns=is_set,
             conditional=given,
         )
@@ -134,7 +134,8 @@ class Border(Move):
             tuner.blocks.tune(outcome.accepted, self.size)
         else:
             cost = self.overhead + outcome.n_read
-            tuner.step_sizes.record(rng, outcome.accepted * proposal.jump, cost)
+            jump = outcome.accepted * float(np.sum(proposal.step**2))
+            tuner.step_sizes.record(rng, jump, cost)
 
     def settle(self, tuner: BorderTuner) -> None:
         """Take the best angle."""

@@ -8,6 +8,7 @@ Reference
 van Dyk and Park (2008), Partially collapsed Gibbs samplers.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,7 +72,7 @@ class Collapsed(Move):
             rng, state.hyper, axis, setting.scale, setting.tuner.log_length[target]
         )
         proposed, log_jacobian = followed(state, hyper, self.levels[factor])
-        if not np.isfinite(log_jacobian):
+        if not math.isfinite(log_jacobian):
             proposed = None
         return Proposal(proposed, log_kernel, log_jacobian, learns=walks, walks=walks)
 

@@ -63,8 +63,8 @@ class ProposedLevels(NamedTuple):
         The log ratio of each under the surrogate.
     walks : ndarray of bool, shape (G,)
         Which are steps of a random walk.
-    jumps : ndarray, shape (G,)
-        Squared length of each.
+    steps : ndarray, shape (G, q)
+        By how much their whitened coordinates change.
     learns : bool
         Whether the tuner learns from it.
     """
@@ -75,7 +75,7 @@ class ProposedLevels(NamedTuple):
     predictors: PredictorState
     log_ratios: np.ndarray
     walks: np.ndarray
-    jumps: np.ndarray
+    steps: np.ndarray
     learns: bool
 
 
@@ -118,9 +118,15 @@ class LevelsOfFactor(Move):
         log_ratios = log_q + surrogate.level_ratios(
             given, (state.point, point), (before, after), levels
         )
-        jumps = inner_products(eta_then - eta, eta_then - eta)
         return ProposedLevels(
-            self.factor, levels.latent, point, after, log_ratios, walks, jumps, is_set
+            self.factor,
+            levels.latent,
+            point,
+            after,
+            log_ratios,
+            walks,
+            steps=eta_then - eta,
+            learns=is_set,
         )
 
     def learn(
@@ -134,7 +140,8 @@ class LevelsOfFactor(Move):
         """Credit the jumps of the levels that were turned to the angle."""
         turned = outcome.accepted & ~proposal.walks
         cost = OVERHEAD + turned.size + outcome.n_read
-        tuner.record(rng, float(proposal.jumps @ turned), cost)
+        jumps = inner_products(proposal.steps, proposal.steps)
+        tuner.record(rng, float(jumps @ turned), cost)
 
     def settle(self, tuner: StepSizes) -> None:
         """Take the best angle."""

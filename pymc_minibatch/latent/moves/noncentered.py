@@ -56,14 +56,14 @@ class Noncentered(Move):
         w_then = scale.mean + scale.cholesky @ z_then
         given = state.conditional
         then = state.surrogate.factored_later(self.tails.to_hyper(w_then))
-        jump, proposed, log_jacobian = float(np.sum((z_then - z) ** 2)), None, -np.inf
+        proposed, log_jacobian = None, -np.inf
         if given.is_proper and then.is_proper:
             point = then.frame.color(given.frame.whiten(state.point))
             proposed = ChainState(state.surrogate, point, then)
             log_jacobian = given.log_determinant - then.log_determinant
             log_jacobian += self.tails.log_slope(w_then) - self.tails.log_slope(w)
         return Proposal(
-            proposed, log_kernel, log_jacobian, jump=jump, learns=not walks, walks=walks
+            proposed, log_kernel, log_jacobian, step=z_then - z, learns=not walks, walks=walks
         )
 
     def learn(
@@ -75,7 +75,8 @@ class Noncentered(Move):
         outcome: Outcome,
     ) -> None:
         """Credit the jump to the angle."""
-        tuner.record(rng, outcome.accepted * proposal.jump, self.overhead + outcome.n_read)
+        jump = outcome.accepted * float(np.sum(proposal.step**2))
+        tuner.record(rng, jump, self.overhead + outcome.n_read)
 
     def settle(self, tuner: StepSizes) -> None:
         """Take the best angle."""

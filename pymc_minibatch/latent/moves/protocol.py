@@ -25,6 +25,9 @@ from pymc_minibatch.latent.surrogate import Surrogate
 __all__ = ["EffectsModel", "Move", "Outcome", "Planned", "Proposal", "Setting"]
 
 
+NO_STEP = np.empty(0)
+
+
 class Setting(NamedTuple):
     """What a move is made with.
 
@@ -57,8 +60,8 @@ class Proposal(NamedTuple):
         log k(x | x') − log k(x' | x) of what is drawn.
     log_jacobian : float
         log |∂z'/∂z| of the latent variables that follow it.
-    jump : float
-        Squared length, if the tuner asks for it.
+    step : ndarray
+        By how much whitened coordinates change, if the tuner learns from its length.
     learns : bool
         Whether the tuner learns from it.
     walks : bool
@@ -73,7 +76,7 @@ class Proposal(NamedTuple):
     state: ChainState | None
     log_kernel: float = 0.0
     log_jacobian: float = 0.0
-    jump: float = 0.0
+    step: np.ndarray = NO_STEP
     learns: bool = True
     walks: bool = False
     conditional: Conditional | None = None

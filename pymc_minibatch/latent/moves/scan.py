@@ -4,6 +4,7 @@
 order, is data: a list of :class:`.protocol.Planned`, made once for a model.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,7 +103,9 @@ def step(
     decide = DECIDE[move.scope]
     state, accepted, log_ratio = decide(rng, move, state, target, proposal, run)
     outcome = Outcome(accepted, log_ratio, counts.n_evaluated - read)
-    counts.count(move.name, move.counts_as, float(np.mean(accepted)))
+    is_array = isinstance(accepted, np.ndarray)
+    share = float(accepted.mean() if is_array else accepted)
+    counts.count(move.name, move.counts_as, share)
     if move.scope == "levels":
         counts.sweeps += 1
         counts.sweep_rows += outcome.n_read
@@ -124,7 +127,7 @@ def _by_all_rows(
     if proposed is None:
         return state, False, -np.inf
     log_ratio = proposed.log_density - state.log_density + proposal.log_q
-    if not np.isfinite(log_ratio):
+    if not math.isfinite(log_ratio):
         return state, False, log_ratio
     candidate = Candidate(
         log_ratio,

@@ -1,6 +1,6 @@
 """A point of a chain of effects and their scales, and what has been computed there."""
 
-from functools import cached_property
+import math
 
 import numpy as np
 
@@ -23,45 +23,61 @@ class ChainState:
         The Gaussian of the latent field given h, if it is known.
     """
 
+    __slots__ = ("_conditional", "_log_density", "_log_prior", "_predictors", "point", "surrogate")
+
     def __init__(
         self, surrogate: Surrogate, point: np.ndarray, conditional: Conditional | None = None
     ) -> None:
         self.surrogate, self.point = surrogate, point
-        if conditional is not None:
-            self.__dict__["conditional"] = conditional
+        self._conditional = conditional
+        self._predictors: PredictorState | None = None
+        self._log_prior: float | None = None
+        self._log_density: float | None = None
 
     @property
     def hyper(self) -> np.ndarray:
         """A copy of the hyperparameters."""
         return self.point[self.surrogate.field.hyper]
 
-    @cached_property
+    @property
     def conditional(self) -> Conditional:
         """The Gaussian of the latent field given h."""
-        return self.surrogate.factored_later(self.hyper)
+        if self._conditional is None:
+            self._conditional = self.surrogate.factored_later(self.hyper)
+        return self._conditional
 
-    @cached_property
+    @property
     def predictors(self) -> PredictorState:
         """What rows read here, and what the surrogate says of it."""
-        return self.surrogate.read(self.point)
+        if self._predictors is None:
+            self._predictors = self.surrogate.read(self.point)
+        return self._predictors
 
-    @cached_property
+    @property
     def log_prior(self) -> float:
         """Log density of the prior."""
-        return self.surrogate.field.derivatives.prior(self.point)
+        if self._log_prior is None:
+            self._log_prior = self.surrogate.field.derivatives.prior(self.point)
+        return self._log_prior
 
-    @cached_property
+    @property
     def log_density(self) -> float:
         """Log density of the surrogate, log π̃."""
-        if not np.isfinite(self.log_prior):
-            return -np.inf
+        if self._log_density is None:
+            self._log_density = self._surrogate_density()
+        return self._log_density
+
+    def _surrogate_density(self) -> float:
+        log_prior = self.log_prior
+        if not math.isfinite(log_prior):
+            return -math.inf
         predictors = self.predictors
         log_likelihood = self.surrogate.log_likelihood(predictors)
-        return float(self.log_prior + log_likelihood + predictors.higher.sum())
+        return float(log_prior + log_likelihood + predictors.higher.sum())
 
     def with_latent(self, point: np.ndarray) -> "ChainState":
         """Return the state at a point with the same hyperparameters."""
-        return ChainState(self.surrogate, point, self.__dict__.get("conditional"))
+        return ChainState(self.surrogate, point, self._conditional)
 
     def at(self, point: np.ndarray) -> "ChainState":
         """Return the state at any point, with what is known of it here."""
