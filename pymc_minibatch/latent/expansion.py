@@ -143,7 +143,8 @@ def expand(
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
     cross = total.cross(place[reads.dense]) / t
     curvature = ArrowheadMatrix(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
-    psd_shift = semidefinite(blocks) - blocks
+    with np.errstate(invalid="ignore"):  # not finite where the log-likelihood is not
+        psd_shift = semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
 
 

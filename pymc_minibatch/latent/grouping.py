@@ -86,13 +86,12 @@ class LevelPrior:
         """
         model = self.tall.model
         variables = {get_var_name(value): value for value in model.value_vars}
+        shapes = dict(zip(self.tall.layout.names, self.tall.layout.shapes, strict=True))
         total: Any = 0.0
         for name, entries in self.entries.items():
             value = variables[name]
             [term] = model.logp(vars=[model.values_to_rvs[value]], sum=False)
-            if term.ndim != value.ndim:
-                raise NoFieldError(f"The prior of {name} is one number for several entries.")
-            total = total + term.ravel()[entries].sum(axis=1)
+            total = total + _by_levels(name, term, shapes[name], entries)
         for term, levels in zip(self._potentials(), self.of_terms, strict=True):
             own = np.flatnonzero(levels >= 0)
             if own.size:
@@ -144,6 +143,24 @@ class LevelPrior:
                 of_entry[entries] = np.arange(len(entries))[:, None]
                 return np.where(found < 0, of_entry, found)
         return found
+
+
+def _by_levels(name: str, term: Any, shape: tuple[int, ...], entries: np.ndarray) -> Any:
+    """Return the log prior of a variable for each level, from that of its entries or vectors.
+
+    Raises
+    ------
+    NoFieldError
+        If a number is that of entries of several levels.
+    """
+    if term.ndim == len(shape):
+        return term.ravel()[entries].sum(axis=1)
+    level = np.empty(entries.size, dtype=np.int64)
+    level[entries] = np.arange(len(entries))[:, None]
+    of_vectors = level.reshape(math.prod(shape[: term.ndim]), -1)
+    if np.any(of_vectors != of_vectors[:, :1]):
+        raise NoFieldError(f"The prior of {name} is one number for several entries.")
+    return pt.zeros(len(entries))[of_vectors[:, 0]].inc(term.ravel())
 
 
 def effects_of_factor(

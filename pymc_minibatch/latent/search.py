@@ -20,6 +20,7 @@ models, for the averages.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from scipy.optimize import minimize
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
+from pymc_minibatch.latent.expectation import by_expectation
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.kinks import find_kinks
@@ -74,6 +76,12 @@ how many it is not believed in the end."""
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
 
+LEVELS_TURNS = 8
+"""How often h is climbed, and the field given it, where levels are averaged over."""
+
+RAISED = (2.0, 8.0, 64.0)
+"""By what groups that bend upwards are raised more than to where they bend no way."""
+
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 DIFFERENCE = 1e-4
 
@@ -81,6 +89,9 @@ FEW_TURNS = 8
 """Turns of a search on few rows."""
 
 NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
+
+MOST_PAIRED = 50
+"""Of more hyperparameters correlations are left to tuning: each pair takes four evaluations."""
 
 LEAST_CURVATURE = 0.25
 """The marginal of a hyperparameter counts as no wider than a standard deviation of 2."""
@@ -138,6 +149,7 @@ class _Search:
         if left_out.size:
             self.data = tuple(np.delete(values, left_out, axis=0) for values in tall.data)
         self.rows_read = 0
+        self.first = tall.start
         self.exact: Expansion | None = None
         n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
         self.counts = np.zeros(n_phi)
@@ -293,6 +305,7 @@ class _Search:
         """Climb h, move the field to its mode there and expand anew; say how far both moved."""
         if not self._target(surrogate, data)[1]:
             surrogate = self.climb_field(surrogate, data)
+        surrogate = self.proper(surrogate)
         hyper = self.climb_hyper(surrogate)
         conditional = surrogate.conditional(hyper)
         shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
@@ -302,6 +315,28 @@ class _Search:
             start[self.field.hyper] = hyper
             expanded = self.climb_field(self.expand(start, data), data)
         return expanded, self._length(surrogate, conditional), float(shift)
+
+    def proper(self, surrogate: Surrogate) -> Surrogate:
+        """Return a surrogate that is Gaussian given its h, what is no part of it raised if need be.
+
+        Groups of few rows that bend upwards, as levels of location and scale do, are made to bend
+        no way. What all of them leave for the dense part may bend upwards then, where their priors
+        are wide, and does not if they bend downwards instead.
+
+        Raises
+        ------
+        LinAlgError
+            If none is.
+        """
+        hyper, expansion = surrogate.center[self.field.hyper], surrogate.expansion
+        if surrogate.factored_later(hyper).is_proper or not expansion.psd_shift.any():
+            return surrogate
+        for by in RAISED:
+            raised = replace(expansion, psd_shift=by * expansion.psd_shift)
+            other = Surrogate(self.tall, self.field, raised, surrogate.center, surrogate.cubics)
+            if other.factored_later(hyper).is_proper:
+                return other
+        raise np.linalg.LinAlgError("The dense part is not positive definite.")
 
     def _trusted(
         self, surrogate: Surrogate, step: np.ndarray, data: tuple[np.ndarray, ...]
@@ -340,7 +375,7 @@ class _Search:
             cholesky = _cholesky(present, present.center[self.field.hyper])
         except np.linalg.LinAlgError:  # no density there
             return surrogate, cholesky
-        there = self.expand(present.center, self.data)
+        there = self.proper(self.expand(present.center, self.data))
         mean_correction = present.expansion.slope - there.expansion.slope
         return self._with_mean_correction(
             there, mean_correction, np.zeros(mean_correction.size)
@@ -424,6 +459,10 @@ class _Search:
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
         corrected, away = self._tilted_with_higher_orders(surrogate, factors)
+        if away > (TOO_FAR if hyper.size else FAR):
+            with suppress(np.linalg.LinAlgError):
+                found, of_hyper = self.with_levels_averaged(surrogate)
+                return self.with_higher_orders(found, factors), of_hyper
         if away > FAR and not hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
             corrected, away = self._tilted_with_higher_orders(surrogate, factors)
@@ -432,6 +471,32 @@ class _Search:
         return (
             corrected if away < TOO_FAR else self.with_higher_orders(surrogate, factors)
         ), cholesky
+
+    def with_levels_averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
+        """Expand about where the dense part is most probable, the levels averaged over, and h.
+
+        Also return the lower factor of the covariance of h.
+
+        Raises
+        ------
+        LinAlgError
+            If that is not found, or there are no levels.
+        """
+        if not self.field.latent.groups.size:
+            raise np.linalg.LinAlgError("No levels are averaged over.")
+        point, hyper = self.first.copy(), surrogate.center[self.field.hyper]
+        for _ in range(LEVELS_TURNS):
+            point[self.field.hyper] = hyper
+            averaged = by_expectation(self.field, lambda p: self.expand(p, self.data), point)
+            point = averaged.center.copy()
+            there = self.expand(point, self.data)
+            correction = averaged.expansion.slope - there.expansion.slope
+            about = self._with_mean_correction(there, correction, np.zeros(correction.size))
+            about = self.proper(about)
+            hyper = self.climb_hyper(about)
+            if np.abs(hyper - point[self.field.hyper]).max(initial=0.0) < CLOSE:
+                break
+        return about, _cholesky(about, point[self.field.hyper])
 
     def _is_worse(self, surrogate: Surrogate, mode: Surrogate) -> bool:
         """Whether averages have led to where the Laplace marginal says nobody is."""
@@ -448,6 +513,8 @@ class _Search:
     ) -> tuple[Surrogate, float]:
         """Also return how far the mean of the dense part is from where rows are expanded."""
         corrected = self.corrected(self.with_higher_orders(surrogate, factors))
+        if not corrected.expansion.mean_correction.any():  # not finite all over the field
+            return corrected, math.inf
         mean = corrected.conditional(corrected.center[self.field.hyper])
         return corrected, self._farthest(corrected, mean)
 
@@ -573,7 +640,7 @@ def search(
     started = time.perf_counter()
     run = _Search(tall, field, rows, factors, temperature, left_out)
     point = tall.start.copy() if start is None else start
-    point = field.derivatives.coordinates.from_model(point)
+    run.first = point = field.derivatives.coordinates.from_model(point)
     stages = [run.data]
     if parabolic is not None:
         run.sum_exactly(point, parabolic)
@@ -582,24 +649,19 @@ def search(
         some = np.sort(np.random.default_rng(0).choice(n_rows, SUBSAMPLE, replace=False))
         stages.insert(0, tuple(values[some] for values in run.data))
     try:
-        for data in stages:
-            run.widen(point, data)
-            try:
-                surrogate = run.climb_field(run.expand(point, data), data)
-                for _ in range(TURNS):
-                    surrogate, length, shift = run.turn(surrogate, data)
-                    if is_known is not None and data is run.data and is_known(surrogate.center):
-                        raise KnownModeError
-                    if length < CLOSE and shift < CLOSE:
-                        break
-            except NoFieldError:
-                surrogate = run.climb_over_kinks(run.expand(point, data), data)
-            point = surrogate.center
-        if parabolic is not None:  # sums about a point that is far off lose digits
-            surrogate, _, _ = run.turn(run.sum_exactly(point, parabolic), run.data)
-        cholesky = np.empty((0, 0))
-        if surrogate.kinks is None:
-            surrogate, cholesky = run.centered(surrogate, factors)
+        try:
+            surrogate = _at_mode(run, stages, point, is_known)
+            if parabolic is not None:  # sums about a point that is far off lose digits
+                exact = run.sum_exactly(surrogate.center, parabolic)
+                surrogate, _, _ = run.turn(exact, run.data)
+            cholesky = np.empty((0, 0))
+            if surrogate.kinks is None:
+                surrogate, cholesky = run.centered(surrogate, factors)
+        except (NoFieldError, np.linalg.LinAlgError):
+            if parabolic is not None or not field.latent.groups.size:
+                raise
+            found, cholesky = run.with_levels_averaged(run.expand(run.first, run.data))
+            surrogate = run.with_higher_orders(found, factors)
         hyper = surrogate.center[field.hyper]
         if parabolic is not None and not run.agrees(surrogate, cholesky):
             raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
@@ -615,6 +677,29 @@ def search(
         time.perf_counter() - started,
         temperature,
     )
+
+
+def _at_mode(
+    run: _Search,
+    stages: Sequence[tuple[np.ndarray, ...]],
+    point: np.ndarray,
+    is_known: Callable[[np.ndarray], bool] | None,
+) -> Surrogate:
+    """Climb the marginal of h in turns, on some rows and then on all."""
+    for data in stages:
+        run.widen(point, data)
+        try:
+            surrogate = run.climb_field(run.expand(point, data), data)
+            for _ in range(TURNS):
+                surrogate, length, shift = run.turn(surrogate, data)
+                if is_known is not None and data is run.data and is_known(surrogate.center):
+                    raise KnownModeError
+                if length < CLOSE and shift < CLOSE:
+                    break
+        except NoFieldError:
+            surrogate = run.climb_over_kinks(run.expand(point, data), data)
+        point = surrogate.center
+    return surrogate
 
 
 class FewRows:
@@ -713,7 +798,7 @@ def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
                 break
             sd = 1 / math.sqrt(curvature[i, i])
             lengths[i] = min(max(sd, 0.05 * lengths[i]), 20 * lengths[i], 2.0)
-    return _with_correlations(curvature, lengths, fall)
+    return curvature if size > MOST_PAIRED else _with_correlations(curvature, lengths, fall)
 
 
 def _with_correlations(curvature: np.ndarray, lengths: np.ndarray, fall: object) -> np.ndarray:

@@ -27,6 +27,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.compiled import compile_all, compile_python
 from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
+from pymc_minibatch.tall.by_level import gathered_first
 from pymc_minibatch.tall.slicing import data_leaves
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class RowGraph:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
         self.flat, self.batch = flat, batch
-        self.term = self._without_shapes(term)
+        self.term = self._without_shapes(gathered_first(tall, [flat, *batch], term))
         nodes = list(io_toposort([flat, *batch], [self.term]))
         self.reads_parameters = _downstream({flat}, nodes)
         self.reads_rows = _downstream(set(batch), nodes)
