@@ -28,6 +28,7 @@ from pymc_minibatch.check import Check, check
 from pymc_minibatch.compare import compare
 from pymc_minibatch.convergence import worst
 from pymc_minibatch.formulas import groups_as_codes
+from pymc_minibatch.jit.memory import NotEnoughMemoryError
 from pymc_minibatch.loo import loo
 from pymc_minibatch.multilevel import MultilevelResult, multilevel_sgld
 from pymc_minibatch.pointwise import log_likelihood
@@ -83,6 +84,7 @@ __all__ = [
     "NoPredictionError",
     "NoPredictorError",
     "NoReferenceError",
+    "NotEnoughMemoryError",
     "NotTallError",
     "PartError",
     "Penalty",

@@ -23,6 +23,7 @@ from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.common import split_for_step
 from pymc_minibatch.steps.deciding import settle
+from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -50,8 +51,8 @@ EFFECTS_SECONDS, PLAIN_SECONDS = 12.0, 8.0
 PASSES, SECONDS_OF_ROW = 20.0, 2e-8
 """Passes over all rows that set-up takes, and seconds of one array of a row in a pass."""
 
-ROW_BYTES, BASE_BYTES = 24, 2e8
-"""Bytes that set-up keeps for each row, and apart from rows."""
+DRAWS = 2 * 1000
+"""Draws that memory is estimated for: those that :func:`sample` makes by default on two cores."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Check:
     setup_seconds : float
         Seconds that set-up will take the first time, about, compilation included.
     memory : int
-        Bytes that set-up and sampling take beyond the data of the model, about.
+        Bytes that set-up and sampling take beyond the data of the model, about, with 2,000 draws
+        of all variables.
     method : {"minibatch", "nuts"}
         What :func:`sample` chooses.
     reasons : list of str
@@ -213,7 +215,7 @@ def _of_split(tall: TallModel, moved: list[str]) -> Check:
         tall.n_rows,
         manner.expected_rows,
         _seconds(tall, manner),
-        _bytes(tall),
+        _bytes(tall, whole),
         method,
         [reason],
     )
@@ -235,7 +237,7 @@ class _Manner(NamedTuple):
 
 def _manner(tall: TallModel, whole: bool) -> _Manner:
     structure = tall.structure
-    if structure is None or not whole or not has_effects(tall, structure):
+    if structure is None or not (whole and _has_effects(tall)):
         return _of_all_at_once(tall)
     updates = _updates_of_effects(tall.model)
     if find_parabolic_rows(tall, structure) is not None:
@@ -290,6 +292,10 @@ def _some_rows(tall: TallModel, n: int) -> TallModel:
     return part
 
 
+def _has_effects(tall: TallModel) -> bool:
+    return tall.structure is not None and has_effects(tall, tall.structure)
+
+
 def _updates_of_effects(model: Model) -> dict[str, str]:
     """Say how the variables of a model with effects are updated."""
     free = set(model.free_RVs)
@@ -311,7 +317,7 @@ def _seconds(tall: TallModel, manner: _Manner) -> float:
     return manner.seconds + PASSES * tall.n_rows * len(tall.data) * SECONDS_OF_ROW
 
 
-def _bytes(tall: TallModel) -> int:
+def _bytes(tall: TallModel, whole: bool) -> int:
     """Estimate the bytes of set-up and sampling."""
-    copies = 1 if tall.is_bound and tall.partitions is None else 0
-    return int(tall.n_rows * (copies * tall.row_bytes + ROW_BYTES) + BASE_BYTES)
+    of_draws = tall.layout.size + sum(tall.sizes_of_row_deterministics().values())
+    return int(bytes_of_step(tall, whole and _has_effects(tall)) + 8 * DRAWS * of_draws)

@@ -22,6 +22,7 @@ import numpy as np
 from pymc.progress_bar import MCMCProgressBarManager
 from pymc.stats.convergence import log_warning_stats
 
+from pymc_minibatch.jit.memory import fits
 from pymc_minibatch.steps.common import Block, TallStep
 from pymc_minibatch.store import restore
 
@@ -72,10 +73,13 @@ class Made(NamedTuple):
         Of each chain.
     interrupted : bool
         Whether the run was stopped before its end.
+    memory_is_short : bool
+        Whether it was stopped because the result of more draws would not fit into memory.
     """
 
     blocks: list[list[Block]]
     interrupted: bool
+    memory_is_short: bool = False
 
 
 def blocks_of(step: TallStep, chain: Chain, tune: int, draws: int) -> Generator[tuple[int, Block]]:
@@ -111,8 +115,12 @@ def run_chains(
     blas_cores: int | None = None,
     progressbar: Any = True,
     progressbar_theme: Any = None,
+    bytes_of_draw: float = 0.0,
 ) -> Made:
-    """Make chains, until they are done or somebody interrupts."""
+    """Make chains, until they are done, somebody interrupts, or their result just fits into memory.
+
+    The result of a draw after tuning takes `bytes_of_draw` beside what the chains have made.
+    """
     theme = {} if progressbar_theme is None else {"progressbar_theme": progressbar_theme}
     progress = _Progress(
         step_method=step,
@@ -129,7 +137,8 @@ def run_chains(
         if parallel
         else _one_by_one(step, chains, tune, draws)
     )
-    interrupted = False
+    interrupted = memory_is_short = False
+    n_kept = sum(max(0, chain.done - tune) for chain in chains)
     with progress:
         for k, chain in enumerate(chains):
             progress.moved(k, chain.done, chain.done, tune, draws, None)
@@ -137,13 +146,18 @@ def run_chains(
             for k, first, block in events:
                 made[k].append(block)
                 log_warning_stats([{"warning": warning} for warning in block.warnings])
-                progress.moved(k, len(block.points), first + len(block.points), tune, draws, block)
+                done = first + len(block.points)
+                progress.moved(k, len(block.points), done, tune, draws, block)
+                n_kept += max(0, done - max(first, tune))
+                if not fits(n_kept * bytes_of_draw):
+                    memory_is_short = True
+                    break
         except KeyboardInterrupt:
             interrupted = True
         finally:
             with suppress(KeyboardInterrupt):
                 events.close()
-    return Made(made, interrupted)
+    return Made(made, interrupted, memory_is_short)
 
 
 class _Progress(MCMCProgressBarManager):

@@ -17,13 +17,14 @@ from pymc_minibatch.arguments import checked_choice, checked_count, checked_mode
 from pymc_minibatch.check import checked
 from pymc_minibatch.convergence import convergence
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.jit.memory import fits, in_words, require_memory
 from pymc_minibatch.recorded import Values, recorded
 from pymc_minibatch.results import Result, note_made_of
 from pymc_minibatch.run import Chain, run_chains
 from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
 from pymc_minibatch.steps.common import Block, TallStep, WaitingStep
 from pymc_minibatch.store import Begun, Keeper, begin_store, identity_of, read_store
-from pymc_minibatch.tall import NotTallError
+from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf
 from pymc_minibatch.warn import warn
 
@@ -60,6 +61,9 @@ OF_NUTS = ("target_accept", "max_treedepth", "nuts", "nuts_sampler", "init", "n_
 
 MOST_CHAINS = 4
 """Chains, and cores, if nothing else is asked for."""
+
+COPIES_OF_DRAWS = 2
+"""How often draws are in memory: as they come, and as the result."""
 
 R_HAT_LIMIT, ESS_LIMIT, LEAST_DRAWS = 1.01, 100, 100
 """Beyond these PyMC warns; with fewer draws it does not look."""
@@ -131,6 +135,8 @@ def sample(
         If the model is not supported, and NUTS may not be used.
     ValueError
         If an argument is out of range.
+    NotEnoughMemoryError
+        If what is made of the model, or its draws, does not fit into memory; before it is made.
     SamplingError
         If the run was interrupted before any chain had made a draw after tuning.
 
@@ -261,7 +267,8 @@ def _in_blocks(
     cores = min(MOST_CHAINS, n_cores()) if cores is None else checked_count("cores", cores, 1)
     chains = max(2, cores) if chains is None else chains
     _ = step.vars  # which sets it up again if data were set
-    values = Values(model, step.tall.layout, var_names)
+    n_kept = chains * (draws if discard_tuned_samples else tune + draws)
+    values, bytes_of_draw = _values_that_fit(model, step.tall, var_names, n_kept)
     if begun is not None:
         jobs = [
             Chain(k, c.rng, c.point, c.done, c.state or None, Keeper(c.folder))
@@ -293,6 +300,7 @@ def _in_blocks(
         blas_cores=max(1, cores // min(cores, chains)) if blas_cores == "auto" else blas_cores,
         progressbar=progressbar and not quiet,
         progressbar_theme=progressbar_theme,
+        bytes_of_draw=bytes_of_draw,
     )
     before: Sequence[list[Block]] = [[] for _ in jobs]
     if begun is not None:
@@ -306,16 +314,58 @@ def _in_blocks(
         idata_kwargs=idata_kwargs,
     )
     note_made_of(idata, step)
-    if made.interrupted:
-        n_kept = idata["posterior"].sizes
+    if made.interrupted or made.memory_is_short:
+        had = idata["posterior"].sizes
+        why = "was interrupted" if made.interrupted else "was stopped because memory is short"
         warn(
-            f"The run was interrupted. The result has the {n_kept['draw']:,} draws that "
-            f"{n_kept['chain']} of {chains} chains had made by then."
+            f"The run {why}. The result has the {had['draw']:,} draws that "
+            f"{had['chain']} of {chains} chains had made by then."
         )
     if compute_convergence_checks and not quiet:
         for message in _complaints(idata, [rv.name for rv in model.free_RVs]):
             _log.warning(message)
     return idata
+
+
+def _values_that_fit(
+    model: Model, tall: TallModel, var_names: Sequence[str] | None, n_draws: int
+) -> tuple[Values, float]:
+    """Return what computes the variables that are kept, and the bytes of a draw of these.
+
+    If draws of all variables do not fit into memory, those with a value for each row are left out.
+    Draws that do not fit even so are no error: the run stops when memory is short, and a person may
+    mean to interrupt it before.
+
+    Raises
+    ------
+    NotEnoughMemoryError
+        If not even a few draws fit.
+    """
+    values = Values(model, tall.layout, var_names)
+    sizes = {name: each.size for name, each in values(tall.start[None]).items()}
+    of_draw = 8.0 * COPIES_OF_DRAWS * sum(sizes.values())
+    if fits(n_draws * of_draw):
+        return values, of_draw
+    of_rows = tall.sizes_of_row_deterministics() if var_names is None else {}
+    if of_rows:
+        warn(
+            f"{n_draws:,} draws of all variables take {in_words(n_draws * of_draw)} of memory, "
+            f"more than is free. Deterministics {list(of_rows)}, which have one value for each of "
+            f"the {tall.n_rows:,} rows, are left out. Compute them afterwards from some of the "
+            "draws with pm.compute_deterministics, or name what to keep in var_names."
+        )
+        left = [name for name in values.names if name not in of_rows]
+        return _values_that_fit(model, tall, left, n_draws)
+    largest = max(sizes, key=lambda name: sizes[name])
+    what = f"draws of {sum(sizes.values()):,} numbers, of which {largest} has {sizes[largest]:,},"
+    advice = "Take fewer draws or chains, or name in var_names what to keep."
+    least = min(n_draws, LEAST_DRAWS)
+    require_memory(least * of_draw, f"A result of {least:,} {what}", advice)
+    warn(
+        f"{n_draws:,} {what} take {in_words(n_draws * of_draw)} of memory, more than is free. The "
+        f"run will stop when memory is short, and return the draws so far. {advice}"
+    )
+    return values, of_draw
 
 
 def _chains(

@@ -19,12 +19,13 @@ from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
+from pymc_minibatch.jit.memory import SHARE, free_bytes, require_memory
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 
-__all__ = ["Expansion", "expand", "semidefinite"]
+__all__ = ["Expansion", "curvature_bytes", "expand", "semidefinite"]
 
 CHUNK_ROWS = 2**12
 PARTS = 8
@@ -32,6 +33,9 @@ PARTS = 8
 
 ROUNDING = 1e-10
 """Negative eigenvalues of a block with unit diagonal that sums over millions of rows may leave."""
+
+COPIES = 6
+"""Matrices of the size of the sums that are made of them later: prior, factors, proposals."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def expand(
             sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
         return sums
 
-    edges = np.linspace(0, n_rows, min(PARTS, n_rows) + 1).astype(int)
+    edges = np.linspace(0, n_rows, min(_n_parts(layout, reads.dense.size), n_rows) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
     with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
         total = reduce(_Sums.__add__, pool.map(part, bounds))
@@ -146,6 +150,32 @@ def expand(
     with np.errstate(invalid="ignore"):  # not finite where the log-likelihood is not
         psd_shift = semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
+
+
+def _n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
+    """Return in how many parts the rows are summed, so that their sums fit into memory.
+
+    Raises
+    ------
+    NotEnoughMemoryError
+        If not even one does, with what is made of it.
+    """
+    n_bytes = curvature_bytes(layout, n_columns)
+    (n_groups, width), n_dense = layout.groups.shape, layout.dense.size
+    require_memory(
+        COPIES * n_bytes,
+        f"The curvature of the log-likelihood by {n_dense:,} common coefficients and effects "
+        f"beside {n_groups:,} levels of {width} effects",
+        "Give the grouping factors fewer levels, or sample on a machine with more memory.",
+    )
+    return int(max(1.0, min(PARTS, SHARE * free_bytes() / n_bytes - COPIES)))
+
+
+def curvature_bytes(layout: ArrowheadLayout, n_columns: int) -> float:
+    """Return the bytes of the curvature by all that rows read of a number of dense columns."""
+    (n_groups, width), n_dense = layout.groups.shape, layout.dense.size
+    entries = n_dense**2 + n_groups * width * (n_columns + width)
+    return 8.0 * max(1, entries)
 
 
 @dataclass

@@ -28,6 +28,9 @@ RTOL = 1e-7
 
 LEAST_SINGULAR = 1e-6
 
+MOST_SCALED = 4 * 10**6
+"""Entries of a matrix whose columns are scaled together; its inverse costs their power 3/2."""
+
 FULL_COLUMN = 5
 """A column with more entries has derivatives of its own, and its row is not read again."""
 
@@ -156,6 +159,7 @@ class SparseJacobian:
         self.seed = 1.0 / self.of_columns
         if self.color.max(initial=-1) > 0:
             self.read, place = np.unique(self.row[own], return_inverse=True)
+        if self.color.max(initial=-1) > 0 and self.read.size * self.moving.size <= MOST_SCALED:
             slot = np.searchsorted(self.moving, self.column[own])
             whole = np.zeros((len(points), self.read.size, self.moving.size))
             whole[:, place, slot] = seen[:, own]

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor
 
+from pymc_minibatch.jit.memory import require_memory
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.reference.kinks import average_precision, has_kinks, outer_precision
 from pymc_minibatch.reference.reference import NoReferenceError, prior_given
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["ELSEWHERE", "TRIAL_ROWS", "Rows", "SearchDensity"]
+__all__ = ["ELSEWHERE", "MATRICES", "TRIAL_ROWS", "Rows", "SearchDensity"]
 
 type Rows = Sequence[np.ndarray]
+
+MATRICES = 6
+"""Matrices of D × D that the search and what follows it keep at a time."""
 
 KINK_ROUNDS = 2
 """How often the curvature of rows with kinks is averaged, over the scale found last."""
@@ -45,6 +49,12 @@ class SearchDensity:
         self.rows = row_derivatives(tall)
         self.rows_read = 0
         self.dim = tall.layout.size
+        require_memory(
+            8.0 * MATRICES * self.dim**2,
+            f"Moving all {self.dim:,} parameters at once, by matrices of their second derivatives,",
+            "Write effects so that each row reads few of them (an index into a vector, such as "
+            "effect[group]), which are then updated by group, or sample this model with NUTS.",
+        )
         self.kinked = False
         self.units = np.ones(self.dim)
 

@@ -29,6 +29,7 @@ from pymc_minibatch.acceptance.growing import (
     tune_first_batch,
 )
 from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
+from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
 from pymc_minibatch.kernels.metropolis import (
@@ -76,6 +77,7 @@ from pymc_minibatch.steps.deciding import (
     settle,
     steps_of_draw,
 )
+from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
@@ -458,6 +460,7 @@ class MinibatchMH(TallStep):
                 self.__dict__.pop(name, None)
         self.proposal_options = ()
         self._draws_to_come = USUAL_DRAWS
+        self._moved_alike = ""
         self.rows: str = "uniform"
         self.row_sizes: RowSizes | None = None
         self.sized: SizedRows | None = None
@@ -472,6 +475,8 @@ class MinibatchMH(TallStep):
         if self.latent is None:
             try:
                 rows_read = self._set_up_plainly(asked, one_mode=not is_free)
+            except NotEnoughMemoryError as error:
+                raise NotEnoughMemoryError(f"{error} {self._moved_alike}".strip()) from error
             except SeveralModesError:
                 self.latent = self._latent_sampler(asked.is_open, asked.rows, effects=False)
                 if not isinstance(self.latent, ModeSampler):
@@ -539,6 +544,7 @@ class MinibatchMH(TallStep):
             )
         except (NoFieldError, np.linalg.LinAlgError) as reason:
             _log.info(f"All variables are moved alike: {reason}")
+            self._moved_alike = f"Effects are not updated by group: {reason}"
             return None
         if isinstance(sampler, ModeSampler):
             _warn_of_modes(sampler)
@@ -789,6 +795,7 @@ class MinibatchMH(TallStep):
             facts["expansion"] = expansion(self.control)
         if self.temperature != 1.0:
             facts["temperature"] = f"{self.temperature:g}"
+        facts["memory"] = f"about {in_words(bytes_of_step(self.tall, self.latent is not None))}"
         return facts | {"draw": f"{self.steps_per_draw} transitions"}
 
     @property

@@ -24,7 +24,6 @@ from pymc.step_methods.state import equal_dataclass_values
 from rich.console import Console
 
 from pymc_minibatch import CorrectedBarker, MinibatchMH, Penalty, RandomWalk
-from pymc_minibatch.jit import memory
 
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
 
@@ -506,16 +505,6 @@ def test_says_what_probabilities_of_rows_would_take(monkeypatch):
     told = r"1,000,000 draws of one chain take 1.2 GB .* where 0.0 GB are free.*compute_p=False"
     with pytest.warns(UserWarning, match=told):
         PlainMH(batch_size=50, model=model)
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "free"), [("5000", "2000", 3000.0), ("max", "2000", np.inf)]
-)
-def test_memory_of_a_container(tmp_path, limit, used, free):
-    (tmp_path / "limit").write_text(f"{limit}\n")
-    (tmp_path / "used").write_text(f"{used}\n")
-    assert memory._of_container(tmp_path / "limit", tmp_path / "used") == free
-    assert memory._of_container(tmp_path / "none", tmp_path / "used") == np.inf
 
 
 # --- Interruption -----------------------------------------------------------------------------
