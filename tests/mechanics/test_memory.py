@@ -161,5 +161,5 @@ def test_a_run_stops_with_its_draws_if_memory_is_short(with_values_of_rows, monk
     assert np.all(idata["posterior"]["mean"].std("draw") > 0.0)
     monkeypatch.setattr(memory, "LEAST_BYTES", 1e6)
     monkeypatch.setattr(memory, "free_bytes", lambda: 1e7)
-    with pytest.raises(pmb.NotEnoughMemoryError, match="A result of 100 draws .* mean has 20,000"):
+    with pytest.raises(pmb.NotEnoughMemoryError, match=r"A result of 100 draws .* mean has 20,000"):
         pmb.sample(with_values_of_rows, **options)

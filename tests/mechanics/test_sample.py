@@ -153,7 +153,7 @@ def test_ctrl_c_ends_processes_and_returns_their_draws(model, step, monkeypatch)
     monkeypatch.setattr(running._Progress, "moved", moved)
     with pytest.warns(UserWarning, match="The run was interrupted"):
         found = pmb.sample(model, 10**8, 20, 2, step=step, cores=2, **QUIET)
-    assert found.posterior.sizes["draw"] > 40
+    assert found.posterior.sizes["draw"] > 20  # of two chains, if the other has half as many
     assert not running.multiprocessing.active_children()
 
 
