@@ -20,7 +20,7 @@ import xarray as xr
 from pytensor.configdefaults import config
 from scipy.sparse import issparse
 
-from pymc_minibatch.bambi_effects import EffectsOfFewGroups
+from pymc_minibatch.bambi_effects import EffectsOfFewGroups, NewLevelsError
 from pymc_minibatch.jit.compiled import IN_PYTHON
 from pymc_minibatch.tall.check import FAILURES
 
@@ -51,6 +51,8 @@ class BambiPredictions:
         "response" for draws of what is observed, "mean" for the parameter that the formula models.
     random_seed
         Of the predictions.
+    new_groups
+        Whether effects of levels that were not in the data are drawn from their prior.
 
     Attributes
     ----------
@@ -70,7 +72,13 @@ class BambiPredictions:
     """
 
     def __init__(
-        self, model: Any, posterior: xr.Dataset, new_rows: Any, kind: str, random_seed: int
+        self,
+        model: Any,
+        posterior: xr.Dataset,
+        new_rows: Any,
+        kind: str,
+        random_seed: int,
+        new_groups: bool = False,
     ) -> None:
         _check_fits(model, posterior)
         self._model, self._posterior, self._seed = model, posterior, random_seed
@@ -79,7 +87,7 @@ class BambiPredictions:
         self.name = str(getattr(term, "alias", None) or term.name)
         self.frame, self.observed = _rows(model, new_rows)
         self._effects = [
-            EffectsOfFewGroups(component)
+            EffectsOfFewGroups(component, _some(model.data), random_seed if new_groups else None)
             for component in model.distributional_components.values()
             if component.design.group is not None
         ]
@@ -139,6 +147,8 @@ class BambiPredictions:
         try:
             with self._quickly(), _rows_of_fit(self._own_designs, slice(first, first + len(rows))):
                 self._model.predict(found, self._kind, data=rows, random_seed=seed)
+        except NewLevelsError:
+            raise
         except (*FAILURES, KeyError, NotImplementedError) as error:
             self._check_known(found, first)  # a parameter that is nan may be refused as such
             raise ValueError(
@@ -194,6 +204,11 @@ def _by_rows(matrix: Any) -> Any:
     return matrix.tocsr() if issparse(matrix) else np.asarray(matrix)
 
 
+def _some(frame: pd.DataFrame) -> pd.DataFrame:
+    """Take some rows, at equal distances."""
+    return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, CHECKED_ROWS).astype(int))]
+
+
 def _check_row_by_row(model: Any, new_rows: pd.DataFrame) -> None:
     """Refuse formulas by which a row of a design matrix depends on what other rows there are.
 
@@ -202,7 +217,7 @@ def _check_row_by_row(model: Any, new_rows: pd.DataFrame) -> None:
     ValueError
     """
     for frame in (model.data, new_rows):
-        some = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, CHECKED_ROWS).astype(int))]
+        some = _some(frame)
         for kind, design in _designs(model):
             for term in design.terms.values():
                 _check_term(term, kind, some)

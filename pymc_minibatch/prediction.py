@@ -44,6 +44,7 @@ def predict(
     store: str | Path | None = None,
     max_draws: int = 1000,
     random_seed: int = 0,
+    sample_new_groups: bool = False,
 ) -> xr.Dataset:
     """Predict what is observed, for the rows of the model or new ones, without holding all draws.
 
@@ -82,6 +83,10 @@ def predict(
         Posterior draws that are used, at equal distances; one prediction is made for each.
     random_seed : int, default 0
         Of the predictions, which do not depend on the number of cores.
+    sample_new_groups : bool, default False
+        For a Bambi model: whether new rows may have levels of a group that were not in the data. In
+        each draw their effects are drawn from the prior, given its parameters in that draw; a level
+        has the same effects in all its rows.
 
     Returns
     -------
@@ -97,8 +102,9 @@ def predict(
     NoPredictionError
         If PyMC cannot draw the variable row by row, or does not know its mean.
     ValueError
-        If variables are missing from the posterior, new rows do not fit the model, there are too
-        many draws for memory, or the rows of the model stay in partitions.
+        If variables are missing from the posterior, new rows do not fit the model or have levels of
+        a group that the model has not seen, there are too many draws for memory, or the rows of the
+        model stay in partitions.
 
     Examples
     --------
@@ -124,12 +130,17 @@ def predict(
                 "frame to predict as new_rows."
             )
         posterior = draws_of_bambi(idata, model, max_draws)
-        drawing = BambiPredictions(model, posterior, new_rows, kind, random_seed)
+        drawing = BambiPredictions(model, posterior, new_rows, kind, random_seed, sample_new_groups)
         axes = range(1, len(drawing.own_shape) + 1)
         labels = _Labels(
             ROW_DIM, None, posterior, dict.fromkeys(f"{drawing.name}_dim_{i}" for i in axes)
         )
     else:
+        if sample_new_groups:
+            raise ValueError(
+                "sample_new_groups is for Bambi models. With a model of PyMC, give the effects an "
+                "element for each new group before sampling: it is drawn from its prior."
+            )
         own_rows = new_rows is None
         tall, draws = draws_of(idata, model, data, tall, needs_rows=own_rows)
         if own_rows and tall.partitions is not None:

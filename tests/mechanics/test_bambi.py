@@ -152,7 +152,11 @@ def test_categories_have_an_axis_of_their_own(grouped):
     ("rows", "error", "message"),
     [
         (new_people().drop(columns="x"), ValueError, "Look for columns that are missing"),
-        (new_people(place=["a", "z", "b"]), ValueError, "groups? .*place.* has not seen"),
+        (
+            new_people(place=["a", "z", "b"]),
+            ValueError,
+            "group place that the model has not seen. Pass sample_n",
+        ),
         (new_people(x=[1.0, np.nan, 2.0]), ValueError, "Row 1 is predicted as nan. Look for miss"),
         (new_people()[:0], ValueError, "new_rows has no rows. Pass at least one"),
         ({"x": [1.0]}, TypeError, "must be a pandas DataFrame for a Bambi model; got dict"),
@@ -162,6 +166,56 @@ def test_frames_that_do_not_fit(grouped, rows, error, message):
     model, idata = grouped
     with pytest.raises(error, match=message):
         pmb.predict(idata, rows, model=model)
+
+
+def test_effects_of_new_groups_are_drawn_from_their_prior(grouped, monkeypatch):
+    model, idata = grouped
+    rows = pd.DataFrame({"x": [4.0, 4.0, 4.0, 5.0], "place": ["a", "z", "q", "z"]})
+    options = {"model": model, "kind": "mean", "output": "draws", "sample_new_groups": True}
+    found = np.log(pmb.predict(idata, rows, **options)["count"])
+    known = pmb.predict(idata, rows[:1], model=model, kind="mean", output="draws")["count"]
+    np.testing.assert_allclose(found[..., :1], np.log(known))
+    posterior = idata.posterior
+    common = posterior["Intercept"] + 4.0 * posterior["x"]
+    z, q = (found[..., i] - common for i in (1, 2))
+    assert abs(z).max() > 0.3  # not only one of the three known effects, and not zero
+    for effect in (z, q):
+        assert 0.24 < effect.std() < 0.36
+        assert abs(effect.mean()) < 0.1
+    assert abs(np.corrcoef(z.values.ravel(), q.values.ravel())[0, 1]) < 0.3
+    np.testing.assert_allclose(found[..., 3] - posterior["x"], found[..., 1])
+    # Neither chunks nor other rows change them.
+    monkeypatch.setattr("pymc_minibatch.bambi_rows.CHUNK_BYTES", 8 * 200)
+    alone = np.log(pmb.predict(idata, rows[2:], **options)["count"])
+    np.testing.assert_allclose(alone, found[..., 2:])
+
+
+def test_slopes_of_new_groups_follow_the_scales_of_each_draw():
+    rng = np.random.default_rng(6)
+    frame = pd.DataFrame({"y": rng.normal(size=60), "x": rng.normal(size=60)})
+    frame["g"], frame["h"] = np.resize([3, 1, 7], 60), np.resize(list("uvw"), 60)
+    prior = bambi.Prior("Laplace", mu=0.0, b=bambi.Prior("HalfNormal", sigma=1))
+    model = bambi.Model("y ~ 1 + (0 + h | g)", frame, priors={"h|g": prior}, noncentered=False)
+    model.build()
+    dims, shape = ("chain", "draw"), (1, 4000)
+    scales = np.tile([1e-9, 1e-9, 2.0], (*shape, 1))
+    scales[:, ::2] = [1e-9, 1.0, 1e-9]
+    draws = {
+        "Intercept": (dims, np.zeros(shape)),
+        "sigma": (dims, np.ones(shape)),
+        "h|g_b": ((*dims, "h__expr_dim"), scales),
+        "h|g": ((*dims, "g__factor_dim", "h__expr_dim"), np.full((*shape, 3, 3), 9.0)),
+    }
+    coords = {"g__factor_dim": ["1", "3", "7"], "h__expr_dim": list("uvw")}
+    posterior = xr.Dataset(draws, coords | {"chain": [0], "draw": np.arange(4000)})
+    idata = xr.DataTree.from_dict({"posterior": posterior.assign_attrs(modeling_interface="bambi")})
+    rows = pd.DataFrame({"h": ["u", "v", "w", "w"], "g": [5, 5, 5, 1]})
+    options = {"model": model, "kind": "mean", "output": "draws", "sample_new_groups": True}
+    options["max_draws"] = 4000
+    found = pmb.predict(idata, rows, **options)["y"].to_numpy()[0]
+    even, odd = found[::2], found[1::2]
+    np.testing.assert_allclose(np.abs(even).mean(axis=0), [0, 1, 0, 9], atol=0.12)
+    np.testing.assert_allclose(np.abs(odd).mean(axis=0), [0, 0, 2, 9], atol=0.25)
 
 
 def test_draws_that_do_not_fit(grouped):
