@@ -16,8 +16,7 @@ Papaspiliopoulos, Roberts and Zanella (2020), Scalable inference for crossed ran
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,162 +31,110 @@ from pymc_minibatch.latent.linear_model import (
     log_density,
 )
 from pymc_minibatch.latent.moves.bank import FactorBank
-from pymc_minibatch.latent.moves.decisions import MoveCounts
+from pymc_minibatch.latent.moves.decisions import ExactDecisions, MoveCounts
 from pymc_minibatch.latent.moves.kernels import moved_alone
-from pymc_minibatch.latent.moves.scan import Tuning
-from pymc_minibatch.latent.moves.tuners import HyperScale, Walks
-from pymc_minibatch.latent.skew_transform import SkewTransform
+from pymc_minibatch.latent.moves.protocol import (
+    EffectsModel,
+    Move,
+    Outcome,
+    Planned,
+    Proposal,
+    Setting,
+)
+from pymc_minibatch.latent.moves.scan import LatentMoves
+from pymc_minibatch.latent.moves.tuners import Walks
 
-__all__ = ["LinearMove", "LinearMoves"]
+__all__ = ["CollapsedFactor", "DensePart", "HeldPredictors", "LinearMoves", "LinearPlace"]
 
 BANK_SIZE, MOST_ENTRIES = 16, 4e7
 """Hyperparameters for which the dense part is factored; fewer if that takes more numbers."""
 
 CENTERED_IN_A_ROW = 2
-"""Moves of a hyperparameter with φ held, in a round; one of those that also move with a factor."""
+"""Moves of a hyperparameter with φ held, in a scan; one of those that also move with a factor."""
 
-CARRIED_IN_A_ROW, DENSE_IN_A_ROW = 2, 2
-"""Moves of a hyperparameter while its factor is integrated out, and of the dense part while the
-groups are. Those after the first cost less."""
+COLLAPSED_IN_A_ROW = 2
+"""Moves of a hyperparameter while its factor is integrated out. Those after the first cost less."""
 
 
-class LinearMove(NamedTuple):
-    """A move before it is decided on.
+class LinearPlace:
+    """Where a chain is, and what is integrated out there.
 
     Attributes
     ----------
-    kind : str
-        "centered", "collapsed" or "dense".
-    log_ratio : float
-        Its log ratio, with what is integrated out left out.
-    here, there : LinearState
-        Before and after it. What is integrated out is the same at both, and means nothing.
-    given, given_then : IntegratedLevels or None
-        The levels that are integrated out, given all else at either end.
-    axis : int
-        The hyperparameter that moves; -1 for none.
-    walks : bool
-        Whether it walks by itself, and is not drawn from what is known of it.
-    is_symmetric : bool
-        Whether all its moves are steps of a walk.
-    frames : tuple of BankFrame
-        By which the dense part was, and would be, proposed.
+    state : LinearState
+        h and φ. What is integrated out has no place; the numbers for it mean nothing.
+    given : IntegratedLevels or None
+        The levels that are integrated out, given all else.
+    frame : BankFrame or None
+        By which the dense part is proposed.
     """
 
-    kind: str
-    log_ratio: float
-    here: LinearState
-    there: LinearState
-    given: IntegratedLevels | None = None
-    given_then: IntegratedLevels | None = None
-    axis: int = -1
-    walks: bool = False
-    is_symmetric: bool = False
-    frames: tuple[BankFrame, ...] = ()
+    __slots__ = ("_log_density", "frame", "given", "state")
+
+    def __init__(
+        self,
+        state: LinearState,
+        given: IntegratedLevels | None = None,
+        frame: BankFrame | None = None,
+        log_density: float | None = None,
+    ) -> None:
+        self.state, self.given, self.frame = state, given, frame
+        self._log_density = log_density
+
+    @property
+    def log_density(self) -> float:
+        """Log density of all that is not integrated out; less that of its proposal by a frame."""
+        if self._log_density is None:
+            state = self.state
+            self._log_density = log_density(state.scales, state.phi, state.of_rows)
+        return self._log_density
+
+    @property
+    def point(self) -> np.ndarray:
+        """The hyperparameters and effects."""
+        state, model = self.state, self.state.model
+        point = model.surrogate.center.copy()
+        point[model.field.hyper] = state.hyper
+        point[model.effects] = (state.phi - state.scales.offset) / state.scales.scale
+        return point
 
 
-class LinearMoves:
-    """The moves of one model.
+class LinearMoves(LatentMoves):
+    """Scans of the moves of one linear model.
 
     Parameters
     ----------
-    model
+    linear
         Its posterior.
-    collapsed
-        Hyperparameters with the factors whose levels follow them, by number.
-    tails
-        Coordinates of the hyperparameters.
+    model
+        What moves are planned for.
     """
 
-    def __init__(
-        self, model: LinearModel, collapsed: Sequence[tuple[int, int]], tails: SkewTransform
-    ) -> None:
-        self.model, self.collapsed = model, collapsed
-        bank_size = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + model.n_dense**2)))
-        self.bank = FactorBank(model.frame, tails, bank_size)
-        rows, curvature = model.field.rows, model.surrogate.expansion.curvature
-        self.groups = model.place[rows.groups], curvature.blocks
+    def __init__(self, linear: LinearModel, model: EffectsModel) -> None:
+        self.linear, self.pairs = linear, list(model.collapsed or ())
+        rows, curvature = linear.field.rows, linear.surrogate.expansion.curvature
+        self.groups = linear.place[rows.groups], curvature.blocks
         self.factors = [
-            (model.place[levels.rows], curvature.blocks_of(rows, levels.rows))
-            for levels in model.field.levels
+            (linear.place[levels.rows], curvature.blocks_of(rows, levels.rows))
+            for levels in linear.field.levels
         ]
-        self.walking = np.isin(np.arange(model.field.hyper.size), [axis for axis, _ in collapsed])
-        self.listen: Callable[[LinearMove], None] | None = None
+        plan = [
+            Planned(HeldPredictors(self, model)),
+            Planned(CollapsedFactor(self, model), in_a_row=COLLAPSED_IN_A_ROW),
+            Planned(DensePart(self)),
+        ]
+        super().__init__(model, ExactDecisions(), plan)
+        bank_size = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + linear.n_dense**2)))
+        self.bank = FactorBank(linear.frame, model.tails, bank_size)
 
-    def initial(self, log_lengths: np.ndarray) -> dict[str, Walks]:
-        """Return walks along each axis of h, of one length, and for each pair."""
-        of_pairs = log_lengths[[axis for axis, _ in self.collapsed]]
-        return {"centered": Walks.of(log_lengths.copy()), "collapsed": Walks.of(of_pairs)}
+    def start(self, rng: np.random.Generator, point: np.ndarray) -> LinearPlace:
+        """Return the place from which a scan starts."""
+        linear, hyper = self.linear, point[self.linear.field.hyper]
+        scales = linear.scales(hyper)
+        phi = scales.offset + scales.scale * point[linear.effects]
+        return LinearPlace(linear.here(hyper, scales, phi))
 
-    def forget(self) -> None:
-        """Forget all that is kept in memory."""
-        self.bank.forget()
-
-    def draw(
-        self, rng: np.random.Generator, point: np.ndarray, settings: Tuning, counts: MoveCounts
-    ) -> None:
-        """Move a point in place by one round of all kinds of moves."""
-        tuning, scale = settings.is_on, settings.scale
-        walks, walks_of_pairs = settings.tuners["centered"], settings.tuners["collapsed"]
-        model, hyper = self.model, point[self.model.field.hyper]
-        scales, n_collapsed = model.scales(hyper), len(self.collapsed)
-        here = model.here(hyper, scales, scales.offset + scales.scale * point[model.effects])
-        here = self._move_centered(rng, here, tuning, scale, walks)
-        for i in rng.permutation(n_collapsed):
-            here = self._move_collapsed(rng, here, tuning, int(i), scale, walks_of_pairs, counts)
-        here, phi = self._move_dense(rng, here, scale, walks_of_pairs, counts)
-        n_drawn = n_collapsed + 1
-        counts.sweeps += n_drawn
-        for _ in range(n_drawn):
-            counts.count("levels", "groups", 1.0)
-        point[model.field.hyper] = here.hyper
-        point[model.effects] = (phi - here.scales.offset) / here.scales.scale
-
-    def _move_centered(
-        self,
-        rng: np.random.Generator,
-        here: LinearState,
-        tuning: bool,
-        scale: HyperScale,
-        walks: Walks,
-    ) -> LinearState:
-        """Move each hyperparameter, φ held.
-
-        Those that move with a factor too walk, since φ leaves them little room.
-        """
-        order = rng.permutation(here.hyper.size)
-        for i in np.repeat(order, np.where(self.walking[order], 1, CENTERED_IN_A_ROW)):
-            if self.walking[i]:
-                hyper, log_q, walk = here.hyper.copy(), 0.0, True
-                hyper[i] += math.exp(walks.log_length[i]) * rng.standard_normal()
-            else:
-                hyper, log_q, walk = moved_alone(
-                    rng, here.hyper, int(i), scale, walks.log_length[i]
-                )
-            level, then = -rng.standard_exponential(), self.model.scales(hyper)
-            log_ratio = log_density(then, here.phi, here.of_rows) + log_q
-            log_ratio -= log_density(here.scales, here.phi, here.of_rows)
-            if self.listen is not None:
-                there = here._replace(hyper=hyper, scales=then)
-                is_symmetric = bool(self.walking[i])
-                self.listen(
-                    LinearMove(
-                        "centered",
-                        log_ratio,
-                        here,
-                        there,
-                        axis=int(i),
-                        walks=walk,
-                        is_symmetric=is_symmetric,
-                    )
-                )
-            if level < log_ratio:
-                here = here._replace(hyper=hyper, scales=then)
-            if tuning and walk:
-                walks.learn(int(i), log_ratio)
-        return here
-
-    def _given_others(
+    def given_others(
         self, here: LinearState, scales: Scales, factor: tuple[np.ndarray, np.ndarray]
     ) -> IntegratedLevels:
         """Return the levels of a factor given all else, at some h.
@@ -199,7 +146,7 @@ class LinearMoves:
         halfway, cholesky, added = integrate(
             entries,
             blocks,
-            self.model.slope - here.curved,
+            self.linear.slope - here.curved,
             here.phi.copy(),
             scales.factor,
             scales.precision,
@@ -208,111 +155,185 @@ class LinearMoves:
         log_marginal = scales.level + scales.factor * here.of_rows + added
         return IntegratedLevels(entries, scales.mean[entries], halfway, cholesky, log_marginal)
 
-    def _drawn(
-        self, rng: np.random.Generator, here: LinearState, levels: IntegratedLevels
-    ) -> np.ndarray:
-        """Return φ with the levels of a factor drawn given all else."""
-        phi = here.phi.copy()
+    def weighed(self, here: LinearState, frame: BankFrame) -> LinearPlace:
+        """Return a place with the groups integrated out, the dense part proposed by a frame."""
+        given, proposed = (
+            self.given_others(here, scales, self.groups) for scales in (here.scales, frame.scales)
+        )
+        weight = given.log_density - (proposed.log_density - frame.log_total)
+        return LinearPlace(here, given, frame, weight)
+
+    def drawn(
+        self, rng: np.random.Generator, place: LinearPlace, counts: MoveCounts
+    ) -> LinearPlace:
+        """Return a place with the levels drawn, given all else, that are integrated out."""
+        state, levels = place.state, place.given
+        assert levels is not None
+        phi = state.phi.copy()
         noise = rng.standard_normal(levels.halfway.shape)
         away = solve_blocks_transposed(levels.cholesky, levels.halfway + noise)
         phi[levels.entries] = levels.mean + away
-        return phi
+        counts.sweeps += 1
+        counts.count("levels", "groups", 1.0)
+        return LinearPlace(self.linear.here(state.hyper, state.scales, phi))
 
-    def _move_collapsed(
+
+class HeldPredictors(Move):
+    """Moves of each hyperparameter, φ held.
+
+    Those that move with a factor too walk, since φ leaves them little room.
+    """
+
+    name, words = "centered", "a hyperparameter, predictors held"
+
+    def __init__(self, moves: LinearMoves, model: EffectsModel) -> None:
+        self.linear, self.log_lengths = moves.linear, model.log_lengths
+        axes = np.arange(self.log_lengths.size)
+        self.only_walks = np.isin(axes, [axis for axis, _ in moves.pairs])
+
+    def initial(self) -> Walks:
+        """Return a walk along each axis."""
+        return Walks.of(self.log_lengths.copy())
+
+    def targets(self, rng: np.random.Generator, tuner: Walks) -> Sequence[int]:
+        """Return the axes in random order."""
+        order = rng.permutation(self.log_lengths.size)
+        times = np.where(self.only_walks[order], 1, CENTERED_IN_A_ROW)
+        return [int(i) for i in np.repeat(order, times)]
+
+    def propose(
+        self, rng: np.random.Generator, state: LinearPlace, target: int, setting: Setting
+    ) -> Proposal:
+        """Walk, or draw what is known of it."""
+        here, log_length = state.state, setting.tuners[self.name].log_length[target]
+        if self.only_walks[target]:
+            hyper, log_kernel, walks = here.hyper.copy(), 0.0, True
+            hyper[target] += math.exp(log_length) * rng.standard_normal()
+        else:
+            hyper, log_kernel, walks = moved_alone(
+                rng, here.hyper, target, setting.scale, log_length
+            )
+        proposed = LinearPlace(here.with_hyper(hyper, self.linear.scales(hyper)))
+        return Proposal(proposed, log_kernel, learns=walks, walks=walks)
+
+    def learn(
         self,
         rng: np.random.Generator,
-        here: LinearState,
-        tuning: bool,
-        i: int,
-        scale: HyperScale,
-        walks: Walks,
-        counts: MoveCounts,
-    ) -> LinearState:
-        """Move a hyperparameter with a factor integrated out, and draw its levels anew."""
-        axis, k = self.collapsed[i]
-        factor = self.factors[k]
-        given = self._given_others(here, here.scales, factor)
-        for _ in range(CARRIED_IN_A_ROW):
-            hyper, log_q, walk = moved_alone(rng, here.hyper, axis, scale, walks.log_length[i])
-            then = self.model.scales(hyper)
-            given_then = self._given_others(here, then, factor)
-            log_ratio = given_then.log_density - given.log_density + log_q
-            if self.listen is not None:
-                there = here._replace(hyper=hyper, scales=then)
-                self.listen(
-                    LinearMove(
-                        "collapsed",
-                        log_ratio,
-                        here,
-                        there,
-                        given,
-                        given_then,
-                        axis=axis,
-                        walks=walk,
-                    )
-                )
-            accepted = bool(-rng.standard_exponential() < log_ratio)
-            if accepted:
-                here, given = here._replace(hyper=hyper, scales=then), given_then
-            counts.count("collapsed", "hyper", float(accepted))
-            if tuning and walk:
-                walks.tune(i, float(accepted))
-        return self.model.here(here.hyper, here.scales, self._drawn(rng, here, given))
+        tuner: Walks,
+        target: int,
+        proposal: Proposal,
+        outcome: Outcome,
+    ) -> None:
+        """Change the length of walks, by how likely they are accepted."""
+        tuner.learn(target, outcome.log_ratio)
 
-    def _move_dense(
-        self,
-        rng: np.random.Generator,
-        here: LinearState,
-        scale: HyperScale,
-        walks: Walks,
-        counts: MoveCounts,
-    ) -> tuple[LinearState, np.ndarray]:
-        """Move the dense part, every other time with a hyperparameter, the groups integrated out.
 
-        The dense part is drawn whatever it was. So what decides is how much more likely each place
-        is than its proposal. Return the last place, and its φ with the groups drawn anew.
-        """
-        model, dense = self.model, slice(self.model.n_dense)
-        frame = last = self.bank.nearest(here.hyper, scale)
-        given, weight = self._weighed(here, frame)
-        for n in range(DENSE_IN_A_ROW):
-            hyper, scales, log_q, axis, walk = here.hyper, here.scales, 0.0, -1, True
-            if n % 2 and self.collapsed:
-                i = int(rng.integers(len(self.collapsed)))
-                axis, log_length = self.collapsed[i][0], walks.log_length[i]
-                hyper, log_q, walk = moved_alone(rng, hyper, axis, scale, log_length)
-                scales = model.scales(hyper)
-            frame = self.bank.nearest(hyper, scale)
-            phi = here.phi.copy()
-            away = frame.factor.schur.solve_transposed(rng.standard_normal(model.n_dense))
-            phi[dense] = frame.mode[dense] + away
-            there = model.here(hyper, scales, phi)
-            given_then, weight_then = self._weighed(there, frame)
-            log_ratio = weight_then - weight + log_q
-            if self.listen is not None:
-                self.listen(
-                    LinearMove(
-                        "dense",
-                        log_ratio,
-                        here,
-                        there,
-                        given,
-                        given_then,
-                        axis=axis,
-                        walks=walk,
-                        is_symmetric=axis < 0,
-                        frames=(last, frame),
-                    )
-                )
-            accepted = bool(-rng.standard_exponential() < log_ratio)
-            counts.count("border", "dense", float(accepted))
-            if accepted:
-                here, given, weight, last = there, given_then, weight_then, frame
-        return here, self._drawn(rng, here, given)
+class CollapsedFactor(Move):
+    """Moves of a hyperparameter with a factor integrated out, whose levels are then drawn anew."""
 
-    def _weighed(self, here: LinearState, frame: BankFrame) -> tuple[IntegratedLevels, float]:
-        """Return the groups given the rest, and the log density of that less the proposal's."""
-        given, proposed = (
-            self._given_others(here, scales, self.groups) for scales in (here.scales, frame.scales)
+    name, counts_as = "collapsed", "hyper"
+    words = "a hyperparameter, one factor integrated out"
+
+    def __init__(self, moves: LinearMoves, model: EffectsModel) -> None:
+        self.moves, self.log_lengths = moves, model.log_lengths
+
+    def initial(self) -> Walks:
+        """Return a walk for each pair of a hyperparameter and a factor."""
+        return Walks.of(self.log_lengths[[axis for axis, _ in self.moves.pairs]])
+
+    def targets(self, rng: np.random.Generator, tuner: Walks) -> Sequence[int]:
+        """Return the numbers of pairs in random order."""
+        return [int(i) for i in rng.permutation(len(self.moves.pairs))]
+
+    def begin(self, state: LinearPlace, target: int, setting: Setting) -> LinearPlace:
+        """Integrate the factor out."""
+        return self._integrated(state.state, target)
+
+    def propose(
+        self, rng: np.random.Generator, state: LinearPlace, target: int, setting: Setting
+    ) -> Proposal:
+        """Walk, or draw what is known of it."""
+        here, axis = state.state, self.moves.pairs[target][0]
+        hyper, log_kernel, walks = moved_alone(
+            rng, here.hyper, axis, setting.scale, setting.tuners[self.name].log_length[target]
         )
-        return given, given.log_density - (proposed.log_density - frame.log_total)
+        there = here.with_hyper(hyper, self.moves.linear.scales(hyper))
+        proposed = self._integrated(there, target)
+        return Proposal(proposed, log_kernel, learns=walks, walks=walks)
+
+    def learn(
+        self,
+        rng: np.random.Generator,
+        tuner: Walks,
+        target: int,
+        proposal: Proposal,
+        outcome: Outcome,
+    ) -> None:
+        """Change the length of walks, by whether they are accepted."""
+        tuner.tune(target, float(outcome.accepted))
+
+    def finish(
+        self, rng: np.random.Generator, state: LinearPlace, target: int, counts: MoveCounts
+    ) -> LinearPlace:
+        """Draw the levels of the factor."""
+        return self.moves.drawn(rng, state, counts)
+
+    def _integrated(self, here: LinearState, target: int) -> LinearPlace:
+        factor = self.moves.factors[self.moves.pairs[target][1]]
+        given = self.moves.given_others(here, here.scales, factor)
+        return LinearPlace(here, given, log_density=given.log_density)
+
+
+class DensePart(Move):
+    """Moves of the dense part, then with a hyperparameter, the groups integrated out.
+
+    The dense part is drawn whatever it was. So what decides is how much more likely each place is
+    than its proposal.
+    """
+
+    name, counts_as = "border", "dense"
+    words = "coefficients and the smaller factors, the largest integrated out"
+
+    def __init__(self, moves: LinearMoves) -> None:
+        self.moves = moves
+
+    def targets(self, rng: np.random.Generator, tuner: object) -> Sequence[str]:
+        """Return what moves."""
+        return ["alone", "with h"]
+
+    def begin(self, state: LinearPlace, target: str, setting: Setting) -> LinearPlace:
+        """Integrate the groups out."""
+        if state.given is not None:
+            return state
+        return self.moves.weighed(state.state, self._frame(state.state.hyper, setting))
+
+    def propose(
+        self, rng: np.random.Generator, state: LinearPlace, target: str, setting: Setting
+    ) -> Proposal:
+        """Draw the dense part from the posterior given an h close by."""
+        linear, here, pairs = self.moves.linear, state.state, self.moves.pairs
+        hyper, scales, log_kernel, walks = here.hyper, here.scales, 0.0, True
+        if target == "with h" and pairs:
+            i = int(rng.integers(len(pairs)))
+            log_length = setting.tuners[CollapsedFactor.name].log_length[i]
+            hyper, log_kernel, walks = moved_alone(
+                rng, hyper, pairs[i][0], setting.scale, log_length
+            )
+            scales = linear.scales(hyper)
+        frame, phi = self._frame(hyper, setting), here.phi.copy()
+        dense = slice(linear.n_dense)
+        away = frame.factor.schur.solve_transposed(rng.standard_normal(linear.n_dense))
+        phi[dense] = frame.mode[dense] + away
+        proposed = self.moves.weighed(linear.here(hyper, scales, phi), frame)
+        return Proposal(proposed, log_kernel, learns=False, walks=walks)
+
+    def finish(
+        self, rng: np.random.Generator, state: LinearPlace, target: str, counts: MoveCounts
+    ) -> LinearPlace:
+        """Draw the groups, at the end."""
+        return state if target == "alone" else self.moves.drawn(rng, state, counts)
+
+    def _frame(self, hyper: np.ndarray, setting: Setting) -> BankFrame:
+        assert setting.bank is not None
+        frame: BankFrame = setting.bank.nearest(hyper, setting.scale)
+        return frame

@@ -66,24 +66,48 @@ class Scales(NamedTuple):
     level: float
 
 
-class LinearState(NamedTuple):
-    """Where a chain is.
+class LinearState:
+    """Where a chain is, and what is known there.
 
     Attributes
     ----------
+    model : LinearModel
+        The posterior.
     hyper, scales
         h and what it says.
-    phi, curved : ndarray, shape (n,)
-        φ and Kδ.
-    of_rows : float
-        Q.
+    phi : ndarray, shape (n,)
+        φ.
     """
 
-    hyper: np.ndarray
-    scales: Scales
-    phi: np.ndarray
-    curved: np.ndarray
-    of_rows: float
+    __slots__ = ("_curved", "_of_rows", "hyper", "model", "phi", "scales")
+
+    def __init__(
+        self, model: "LinearModel", hyper: np.ndarray, scales: Scales, phi: np.ndarray
+    ) -> None:
+        self.model, self.hyper, self.scales, self.phi = model, hyper, scales, phi
+        self._curved: np.ndarray | None = None
+        self._of_rows: float | None = None
+
+    @property
+    def curved(self) -> np.ndarray:
+        """Kδ, shape (n,)."""
+        if self._curved is None:
+            self._curved = self.model.curvature_product(self.phi - self.model.at)
+        return self._curved
+
+    @property
+    def of_rows(self) -> float:
+        """Q."""
+        if self._of_rows is None:
+            delta = self.phi - self.model.at
+            self._of_rows = float((self.model.slope - 0.5 * self.curved) @ delta)
+        return self._of_rows
+
+    def with_hyper(self, hyper: np.ndarray, scales: Scales) -> "LinearState":
+        """Return the state with another h and the same φ."""
+        state = LinearState(self.model, hyper, scales, self.phi)
+        state._curved, state._of_rows = self.curved, self.of_rows
+        return state
 
 
 class IntegratedLevels(NamedTuple):
@@ -202,10 +226,8 @@ class LinearModel:
         return vector[: self.n_dense], vector[self.n_dense :].reshape(groups.shape)
 
     def here(self, hyper: np.ndarray, scales: Scales, phi: np.ndarray) -> LinearState:
-        """Return what is known of a place."""
-        delta = phi - self.at
-        curved = self.curvature_product(delta)
-        return LinearState(hyper, scales, phi, curved, float((self.slope - 0.5 * curved) @ delta))
+        """Return a place."""
+        return LinearState(self, hyper, scales, phi)
 
     def frame(self, hyper: np.ndarray) -> BankFrame:
         """Factor the precision of φ given h.

@@ -141,23 +141,21 @@ class LatentSampler(ABC):
         if self.collapsed is None:
             return None
         linear = find_linear(self.reference.surrogate)
-        return None if linear is None else LinearMoves(linear, self.collapsed, self.tails)
+        return None if linear is None else LinearMoves(linear, self.model)
 
     @cached_property
-    def plan(self) -> list[Planned]:
-        """The moves of a scan, of any other model."""
-        return plan_scan(self.model)
+    def plan(self) -> Sequence[Planned]:
+        """The moves of a scan."""
+        return plan_scan(self.model) if self.linear is None else self.linear.plan
 
     @cached_property
-    def moves(self) -> LatentMoves | LinearMoves:
+    def moves(self) -> LatentMoves:
         """What makes scans."""
         return self.linear or LatentMoves(self.model, self._decisions, self.plan)
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
         scale = HyperScale.of(self.reference.hyper, self.reference.hyper_cholesky)
-        if self.linear is not None:
-            return LatentState(scale, dict(self.linear.initial(self.model.log_lengths)), {})
         tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
         return LatentState(scale, tuners, {})
 
@@ -228,9 +226,8 @@ class LatentSampler(ABC):
 
     def end_tuning(self, state: LatentState) -> None:
         """Take the settings that did best."""
-        if self.linear is None:
-            for name, move in moves_of(self.plan).items():
-                move.settle(state.tuners[name])
+        for name, move in moves_of(self.plan).items():
+            move.settle(state.tuners[name])
 
     def near_mode(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
         """Return a random point about the mode, wider than the posterior, if `point` is far off.

@@ -25,6 +25,7 @@ from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.centered import CenteredWalks
 from pymc_minibatch.latent.moves.collapsed import Collapsed, collapsed_pairs
 from pymc_minibatch.latent.moves.decisions import Candidate, LevelMoves, LevelWalks, MoveCounts
+from pymc_minibatch.latent.moves.protocol import Setting
 from pymc_minibatch.latent.moves.scan import LatentMoves, Run, step
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import PCN_ANGLES, StepSizes, Walks
@@ -135,7 +136,8 @@ def added(
     tuning, decisions = sampler.settings(sampler.initial_state(), False), Accepting()
     if tuner is not None:
         tuning = tuning._replace(tuners={name: tuner})
-    run = Run(decisions, tuning, MoveCounts(), bank)
+    setting = Setting(tuning.tuners, tuning.scale, decisions, bank)
+    run = Run(decisions, tuning, MoveCounts(), setting)
     layout, before = sampler.field.latent, start(sampler, seed)
     latent = np.concatenate([layout.dense, layout.groups.ravel()])
 

@@ -10,7 +10,7 @@ import pytest
 from pymc_minibatch.latent import sampler as sampler_module
 from pymc_minibatch.latent.batched import log_diagonal
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.linear import LinearMoves
+from pymc_minibatch.latent.linear import LinearMoves, LinearPlace
 from pymc_minibatch.latent.linear_model import find_linear, log_density
 from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
 from pymc_minibatch.latent.moves.decisions import MoveCounts
@@ -106,19 +106,20 @@ def test_levels_given_all_else(sampler: LatentSampler, factor: int) -> None:
     """The density of a draw, given all else, times that of all else is the posterior."""
     moves = sampler.moves
     assert isinstance(moves, LinearMoves)
-    rng, model = np.random.default_rng(3), moves.model
+    rng, model = np.random.default_rng(3), moves.linear
     hyper = sampler.reference.hyper + 0.3
     phi = model.at + rng.normal(size=model.at.size)
     here = model.here(hyper, model.scales(hyper), phi)
-    levels = moves._given_others(here, here.scales, moves.factors[factor])
-    there = model.here(hyper, here.scales, moves._drawn(np.random.default_rng(4), here, levels))
+    levels = moves.given_others(here, here.scales, moves.factors[factor])
+    place = LinearPlace(here, levels)
+    there = moves.drawn(np.random.default_rng(4), place, MoveCounts()).state
     noise = np.random.default_rng(4).standard_normal(levels.halfway.shape)
     log_conditional = log_diagonal(levels.cholesky) - 0.5 * np.sum(noise**2)
     log_joint = log_density(there.scales, there.phi, there.of_rows)
     assert log_joint - log_conditional == pytest.approx(levels.log_density, rel=1e-10)
     others = np.delete(np.arange(phi.size), levels.entries.ravel())
     np.testing.assert_array_equal(there.phi[others], phi[others])
-    again = moves._given_others(there, there.scales, moves.factors[factor])
+    again = moves.given_others(there, there.scales, moves.factors[factor])
     assert again.log_density == pytest.approx(levels.log_density, rel=1e-10)
 
 
@@ -126,16 +127,16 @@ def test_scales_next_to_zero(sampler: LatentSampler) -> None:
     """Effects are next to zero as well there: the prior of the log scale is all that changes."""
     moves = sampler.moves
     assert isinstance(moves, LinearMoves)
-    rng, model = np.random.default_rng(8), moves.model
+    rng, model = np.random.default_rng(8), moves.linear
     phi = model.at + rng.normal(size=model.at.size)
-    for axis, k in moves.collapsed:
+    for axis, k in moves.pairs:
         found = []
         for log_scale in (-20.0, -25.0):
             hyper = sampler.reference.hyper.copy()
             here = model.here(hyper, model.scales(hyper), phi)
             hyper[axis] = log_scale
             then = model.scales(hyper)
-            found.append(moves._given_others(here, then, moves.factors[k]).log_density)
+            found.append(moves.given_others(here, then, moves.factors[k]).log_density)
         assert found[0] - found[1] == pytest.approx(5.0, abs=1e-6)
 
 
@@ -143,7 +144,7 @@ def test_a_usual_posterior_is_that_given_its_hyperparameters(sampler: LatentSamp
     """Its mode has no slope, and its factor is that of the curvature."""
     moves = sampler.moves
     assert isinstance(moves, LinearMoves)
-    model, hyper = moves.model, sampler.reference.hyper - 0.2
+    model, hyper = moves.linear, sampler.reference.hyper - 0.2
     frame = model.frame(hyper)
     at_mode = model.here(hyper, frame.scales, frame.mode)
     top = log_density(frame.scales, at_mode.phi, at_mode.of_rows)
@@ -160,16 +161,17 @@ def test_the_density_of_a_proposal_of_the_dense_part(sampler: LatentSampler) -> 
     """At each usual h it is normal, with its constant: else moves of h would be wrong."""
     moves = sampler.moves
     assert isinstance(moves, LinearMoves)
-    rng, model = np.random.default_rng(9), moves.model
+    rng, model = np.random.default_rng(9), moves.linear
     for shift in (-0.4, 0.0, 0.4):
         frame = model.frame(sampler.reference.hyper + shift)
         noise, phi = rng.normal(size=model.n_dense), model.at + rng.normal(size=model.at.size)
         schur = frame.factor.schur
         phi[: model.n_dense] = frame.mode[: model.n_dense] + schur.solve_transposed(noise)
         here = model.here(sampler.reference.hyper, model.scales(sampler.reference.hyper), phi)
-        given, weight = moves._weighed(here, frame)
+        place = moves.weighed(here, frame)
         log_q = schur.log_determinant() - 0.5 * np.sum(noise**2)
-        assert given.log_density - weight == pytest.approx(log_q, rel=1e-9)
+        assert place.given is not None
+        assert place.given.log_density - place.log_density == pytest.approx(log_q, rel=1e-9)
 
 
 @pytest.mark.slow

@@ -386,14 +386,14 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     (
         "density of levels off",
         "linear",
-        replaced(L, "_given_others", lambda f: lambda *a: _off(f(*a))),
+        replaced(L, "given_others", lambda f: lambda *a: _off(f(*a))),
     ),
     ("proposal left out", "linear", replaced(linear, "moved_alone", last_left_out)),
     ("density off by 10 %", "linear", replaced(linear, "log_density", lambda f: scaled(f, 0.9))),
     (
         "proposal of the dense part left out",
         "linear",
-        replaced(L, "_weighed", lambda f: lambda *a: (f(*a)[0], f(*a)[0].log_density)),
+        replaced(L, "weighed", lambda f: lambda *a: _unweighed(f(*a))),
     ),
     # Firefly Monte Carlo
     ("odds of another point", "flymc", stale_odds),
@@ -441,6 +441,11 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
 
 def _off(levels: Any) -> Any:
     return levels._replace(log_density=0.9 * levels.log_density)
+
+
+def _unweighed(place: linear.LinearPlace) -> linear.LinearPlace:
+    assert place.given is not None
+    return linear.LinearPlace(place.state, place.given, place.frame, place.given.log_density)
 
 
 @pytest.mark.parametrize(

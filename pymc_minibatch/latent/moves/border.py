@@ -107,7 +107,7 @@ class Border(Move):
         if start is None or not given.is_proper:
             return None
         eta, groups = given.frame.whiten(start)
-        angle, is_set = setting.tuner.step_sizes.chosen(rng)
+        angle, is_set = setting.tuners[self.name].step_sizes.chosen(rng)
         turned = eta.copy()
         turned[target], log_kernel = kernels.rotated(rng, eta[target], angle)
         point = held_at(field, given.frame.color((turned, groups)), hyper)

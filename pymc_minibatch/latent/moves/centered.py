@@ -89,7 +89,8 @@ class Centered(Move):
     ) -> Proposal:
         """Step along a direction."""
         (kind, i), hyper = target, state.hyper
-        length = math.exp(setting.tuner.along(target).log_length[i]) * rng.standard_normal()
+        log_length = setting.tuners[self.name].along(target).log_length[i]
+        length = math.exp(log_length) * rng.standard_normal()
         if kind == "axis":
             hyper[i] += length
         else:

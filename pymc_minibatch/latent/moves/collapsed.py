@@ -69,7 +69,7 @@ class Collapsed(Move):
         """Draw a hyperparameter, and let the levels follow."""
         axis, factor = self.pairs[target]
         hyper, log_kernel, walks = kernels.moved_alone(
-            rng, state.hyper, axis, setting.scale, setting.tuner.log_length[target]
+            rng, state.hyper, axis, setting.scale, setting.tuners[self.name].log_length[target]
         )
         proposed, log_jacobian = followed(state, hyper, self.levels[factor])
         if not math.isfinite(log_jacobian):

@@ -8,10 +8,9 @@ import numpy as np
 
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.surrogate import PredictorState
 
-__all__ = ["Candidate", "Decisions", "LevelMoves", "LevelWalks", "MoveCounts"]
+__all__ = ["Candidate", "Decisions", "ExactDecisions", "LevelMoves", "LevelWalks", "MoveCounts"]
 
 NOWHERE = np.empty(0)
 
@@ -65,7 +64,7 @@ class Candidate(NamedTuple):
     ----------
     log_ratio : float
         Its log ratio under the surrogate.
-    states : (ChainState, ChainState)
+    states : (ChainState, ChainState), or such of other moves
         Before and after it.
     name : str
         That of the move.
@@ -80,7 +79,7 @@ class Candidate(NamedTuple):
     """
 
     log_ratio: float
-    states: tuple[ChainState, ChainState]
+    states: tuple[Any, Any]
     name: str = ""
     tuning: bool = False
     test: DecisionState | None = None
@@ -90,12 +89,14 @@ class Candidate(NamedTuple):
     @property
     def predictors(self) -> tuple[PredictorState, PredictorState]:
         """What rows read before and after it."""
-        return self.states[0].predictors, self.states[1].predictors
+        before, after = self.states
+        return before.predictors, after.predictors
 
     @property
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """The points before and after it."""
-        return self.states[0].point, self.states[1].point
+        before, after = self.states
+        return before.point, after.point
 
 
 class LevelWalks(NamedTuple):
@@ -192,3 +193,26 @@ class Decisions(ABC):
     @abstractmethod
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what all rows of each level add to its log ratio, shape (G,)."""
+
+
+class ExactDecisions(Decisions):
+    """Metropolis-Hastings by the surrogate."""
+
+    def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
+        """Decide by the log ratio."""
+        return bool(-rng.standard_exponential() < move.log_ratio)
+
+    def on_levels(
+        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    ) -> np.ndarray:
+        """Let all levels move that the surrogate accepts."""
+        accepted = -rng.standard_exponential(moves.moving.size) < moves.undecided
+        return moves.moving & accepted
+
+    def of_rows(self, move: Candidate) -> float:
+        """Return nothing: the surrogate says it."""
+        return 0.0
+
+    def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
+        """Return nothing: the surrogate says it."""
+        return np.zeros(moves.moving.size)

@@ -109,7 +109,7 @@ class LevelsOfFactor(Move):
             return None
         eta = multiply_transposed(cholesky, state.point[levels.latent] - mean)
         sweeping = self.sweeping
-        angle, is_set = setting.tuner.chosen(rng, sweeping.shorter, sweeping.mirrors)
+        angle, is_set = setting.tuners[self.name].chosen(rng, sweeping.shorter, sweeping.mirrors)
         often = setting.decisions.level_walks(self.factor, levels)
         eta_then, log_q, walks = moved_levels(rng, eta, angle, often)
         point = state.point.copy()

@@ -49,7 +49,7 @@ class Noncentered(Move):
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> Proposal:
         """Turn or walk in the whitened coordinates of w."""
-        scale, step_sizes = setting.scale, setting.tuner
+        scale, step_sizes = setting.scale, setting.tuners[self.name]
         w = self.tails.from_hyper(state.hyper)
         z = whitened(w, scale)
         z_then, log_kernel, walks = kernels.moved_together(rng, z, step_sizes.angle)

@@ -5,7 +5,7 @@ A move proposes; :func:`.scan.step` decides, counts and lets it tune. So a new o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +16,7 @@ from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves import costs
 from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
-from pymc_minibatch.latent.moves.decisions import Decisions
-from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
 from pymc_minibatch.latent.moves.tuners import HyperScale, Sweeping
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
@@ -29,12 +28,12 @@ NO_STEP = np.empty(0)
 
 
 class Setting(NamedTuple):
-    """What a move is made with.
+    """What moves are made with.
 
     Attributes
     ----------
-    tuner
-        The move's own, as `initial` has made it.
+    tuners : dict
+        The tuner of each, by its name, as its `initial` has made it.
     scale : HyperScale
         Where the hyperparameters are thought to be.
     decisions : Decisions
@@ -43,10 +42,10 @@ class Setting(NamedTuple):
         Gaussians of the field for a few h, where a factorization for each h would be costly.
     """
 
-    tuner: Any
+    tuners: Mapping[str, Any]
     scale: HyperScale
     decisions: Decisions
-    bank: FactorBank[Conditional] | None = None
+    bank: FactorBank[Any] | None = None
 
 
 class Proposal(NamedTuple):
@@ -73,7 +72,7 @@ class Proposal(NamedTuple):
         that of this map: then the witness compares it with differences.
     """
 
-    state: ChainState | None
+    state: Any
     log_kernel: float = 0.0
     log_jacobian: float = 0.0
     step: np.ndarray = NO_STEP
@@ -134,10 +133,12 @@ class Move(ABC):
         """Return what is moved in a scan, one after the other, such as directions of h."""
         return (None,)
 
+    def begin(self, state: Any, target: Any, setting: Setting) -> Any:
+        """Return the state from which a target is moved, such as with levels integrated out."""
+        return state
+
     @abstractmethod
-    def propose(
-        self, rng: np.random.Generator, state: ChainState, target: Any, setting: Setting
-    ) -> Any:
+    def propose(self, rng: np.random.Generator, state: Any, target: Any, setting: Setting) -> Any:
         """Return a :class:`Proposal`; None if there is nothing to propose from here.
 
         A move of scope "levels" returns a :class:`.levels.ProposedLevels`.
@@ -152,6 +153,10 @@ class Move(ABC):
         outcome: Outcome,
     ) -> None:
         """Change the tuner in place; called while tuning."""
+
+    def finish(self, rng: np.random.Generator, state: Any, target: Any, counts: MoveCounts) -> Any:
+        """Return the state after a target was moved, such as with these levels drawn anew."""
+        return state
 
     def settle(self, tuner: Any) -> None:  # noqa: B027
         """Take what did best, at the end of tuning."""

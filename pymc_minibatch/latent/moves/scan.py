@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.moves import border, centered, collapsed, levels, noncentered
 from pymc_minibatch.latent.moves.bank import BANK_SIZE, FactorBank
@@ -68,17 +67,17 @@ class Run(NamedTuple):
     decisions : Decisions
         What decides.
     tuning : Tuning
-        What moves are made with.
+        What moves are tuned by.
     counts : MoveCounts
         What happens is counted here.
-    bank : FactorBank or None
-        As :class:`.protocol.Setting` has it.
+    setting : Setting
+        What moves are made with.
     """
 
     decisions: Decisions
     tuning: Tuning
     counts: MoveCounts
-    bank: FactorBank[Conditional] | None = None
+    setting: Setting
 
 
 def plan_scan(model: EffectsModel) -> list[Planned]:
@@ -95,9 +94,9 @@ def step(
     rng: np.random.Generator, move: Move, state: ChainState, target: Any, run: Run
 ) -> ChainState:
     """Make a step of a move: propose, decide, count and tune."""
-    decisions, tuning, counts, bank = run
-    tuner, read = tuning.tuners[move.name], counts.n_evaluated
-    proposal = move.propose(rng, state, target, Setting(tuner, tuning.scale, decisions, bank))
+    tuning, counts = run.tuning, run.counts
+    read = counts.n_evaluated
+    proposal = move.propose(rng, state, target, run.setting)
     if proposal is None:
         return state
     decide = DECIDE[move.scope]
@@ -110,7 +109,7 @@ def step(
         counts.sweeps += 1
         counts.sweep_rows += outcome.n_read
     if tuning.is_on and proposal.learns:
-        move.learn(rng, tuner, target, proposal, outcome)
+        move.learn(rng, tuning.tuners[move.name], target, proposal, outcome)
     return state
 
 
@@ -237,10 +236,10 @@ class LatentMoves:
         self.model, self.decisions = model, decisions
         self.plan = plan_scan(model) if plan is None else plan
         self.by_name = moves_of(self.plan)
-        self.bank: FactorBank[Conditional] | None = None
+        self.bank: FactorBank[Any] | None = None
         if model.fixed_factor:
             self.bank = FactorBank(model.surrogate.factored_later, model.tails, BANK_SIZE)
-        self.last: ChainState | None = None
+        self.last: Any = None
 
     def forget(self) -> None:
         """Forget all that is kept in memory."""
@@ -252,23 +251,32 @@ class LatentMoves:
         self, rng: np.random.Generator, point: np.ndarray, tuning: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one scan."""
-        state, run = self.state_at(point), self.run(tuning, counts)
-        self.decisions.refresh(rng, state.predictors)
+        state, run = self.start(rng, point), self.run(tuning, counts)
         for move, share, at_most, in_a_row in self.plan:
             if share < 1.0 and rng.random() >= share:
                 continue
             for target in move.targets(rng, tuning.tuners[move.name])[:at_most]:
+                state = move.begin(state, target, run.setting)
                 for _ in range(in_a_row):
                     if counts.impossible_row < 0:
                         state = step(rng, move, state, target, run)
+                state = move.finish(rng, state, target, counts)
         point[:], self.last = state.point, state
 
     def run(self, tuning: Tuning, counts: MoveCounts) -> Run:
         """Return what steps of a scan are made with."""
-        return Run(self.decisions, tuning, counts, self.bank)
+        setting = Setting(tuning.tuners, tuning.scale, self.decisions, self.bank)
+        return Run(self.decisions, tuning, counts, setting)
+
+    def start(self, rng: np.random.Generator, point: np.ndarray) -> Any:
+        """Return the state from which a scan starts."""
+        state = self.state_at(point)
+        self.decisions.refresh(rng, state.predictors)
+        return state
 
     def state_at(self, point: np.ndarray) -> ChainState:
         """Return the state at a point, with what is known of it from the last scan."""
         if self.last is None:
             return ChainState(self.model.surrogate, point.copy())
-        return self.last.at(point.copy())
+        state: ChainState = self.last.at(point.copy())
+        return state
