@@ -34,8 +34,8 @@ from pymc_minibatch.latent.surrogate import Surrogate
 
 __all__ = ["by_expectation"]
 
-TURNS, HALVINGS = 60, 10
-STILL = 0.02
+TURNS, HALVINGS = 40, 10
+STILL = 0.05
 """Turns end when no variable of the dense part moves by more standard deviations."""
 
 FALL = 1e-3

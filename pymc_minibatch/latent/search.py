@@ -40,9 +40,12 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["FewRows", "KnownModeError", "LatentReference", "search"]
+__all__ = ["FewRows", "KnownModeError", "LatentReference", "chosen_rows", "search"]
 
 SUBSAMPLE = 20_000
+ROWS_OF_LEVEL = 5
+"""So many rows of each level there are to be among them, or all of some levels."""
+
 TURNS = 25
 CLOSE = 0.05
 """Turns end when the field moves by fewer standard deviations per variable than this, and h too."""
@@ -76,7 +79,7 @@ how many it is not believed in the end."""
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
 
-LEVELS_TURNS = 8
+LEVELS_TURNS = 3
 """How often h is climbed, and the field given it, where levels are averaged over."""
 
 RAISED = (2.0, 8.0, 64.0)
@@ -459,7 +462,7 @@ class _Search:
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
         corrected, away = self._tilted_with_higher_orders(surrogate, factors)
-        if away > (TOO_FAR if hyper.size else FAR):
+        if away > FAR and not hyper.size:
             with suppress(np.linalg.LinAlgError):
                 found, of_hyper = self.with_levels_averaged(surrogate)
                 return self.with_higher_orders(found, factors), of_hyper
@@ -645,8 +648,7 @@ def search(
     if parabolic is not None:
         run.sum_exactly(point, parabolic)
     elif tall.n_rows > 2 * SUBSAMPLE:
-        n_rows = len(run.data[0])
-        some = np.sort(np.random.default_rng(0).choice(n_rows, SUBSAMPLE, replace=False))
+        some = chosen_rows(len(run.data[0]), factors, left_out)
         stages.insert(0, tuple(values[some] for values in run.data))
     try:
         try:
@@ -677,6 +679,33 @@ def search(
         time.perf_counter() - started,
         temperature,
     )
+
+
+def chosen_rows(
+    n_rows: int, factors: Sequence[Factor], left_out: np.ndarray = NONE_LEFT_OUT
+) -> np.ndarray:
+    """Choose rows for the first turns: of few levels all, if of all levels there would be few.
+
+    A row or two say nothing of a level's own scale, and bend upwards where it has one.
+
+    Parameters
+    ----------
+    n_rows
+        Number of rows, those that are left out not counted.
+    factors
+        The grouping factors, the one with most levels first.
+    left_out
+        Numbers of rows that are left out.
+    """
+    rng = np.random.default_rng(0)
+    if not factors or ROWS_OF_LEVEL * factors[0].n_levels <= SUBSAMPLE:
+        return np.sort(rng.choice(n_rows, SUBSAMPLE, replace=False))
+    levels = np.delete(factors[0].row_levels, left_out)
+    counts = np.bincount(levels, minlength=factors[0].n_levels)
+    order = rng.permutation(counts.size)
+    is_chosen = np.zeros(counts.size, dtype=np.bool_)
+    is_chosen[order[: 1 + np.searchsorted(np.cumsum(counts[order]), SUBSAMPLE)]] = True
+    return np.flatnonzero(is_chosen[levels])
 
 
 def _at_mode(
