@@ -44,7 +44,7 @@ RTOL_OF_PHI = 1e-9
 MOST_DENSE = 3000
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
-MOST_HYPER, MOST_SCALES = 30, 200
+MOST_HYPER, MOST_SCALES = 30, 3000
 """More hyperparameters are too many for moves of all at once. Those that rows do not see while the
 effects are held, such as scales of single coefficients, are moved a few at a time."""
 

@@ -45,7 +45,7 @@ from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
-from pymc_minibatch.latent.search import KnownModeError, LatentReference, search
+from pymc_minibatch.latent.search import KnownModeError, LatentReference, _curvature, search
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
@@ -908,6 +908,31 @@ def test_a_mode_is_about_itself_however_far_the_mean_of_the_field_is() -> None:
     far = corrected.center.copy()
     far[surrogate.field.latent.dense] -= 0.5
     assert not _is_same(reference, far)
+
+
+def test_hundreds_of_scales_are_a_field_whose_correlations_are_left_to_tuning() -> None:
+    """Each pair of them would take four factorizations."""
+    rng = np.random.default_rng(41)
+    X = rng.normal(size=(600, 230))
+    with pm.Model() as model:
+        tau, local = pm.HalfNormal("tau"), pm.HalfCauchy("local", 1, shape=230)
+        beta = tau * local * pm.Normal("z", shape=230)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=rng.integers(0, 2, 600))
+    tall = TallModel(model)
+    field = find_field(tall, tall.structure, [])
+    assert field.hyper.size == 231
+
+    class Counted:
+        calls = 0
+
+        def log_marginal(self, hyper: np.ndarray) -> float:
+            self.calls += 1
+            return -0.5 * float(hyper @ hyper)
+
+    surrogate = Counted()
+    curvature = _curvature(surrogate, np.zeros(231))
+    np.testing.assert_allclose(curvature, np.eye(231), atol=1e-6)
+    assert surrogate.calls < 20 * 231
 
 
 def test_precision_of_effects_with_a_common_mean() -> None:
