@@ -55,6 +55,7 @@ from pymc_minibatch.steps import (
     Polynomial,
 )
 from pymc_minibatch.tall import Columns, NotTallError, PartError, TallModel
+from pymc_minibatch.warn import MinibatchWarning
 
 __version__ = version("pymc-minibatch")
 
@@ -78,6 +79,7 @@ __all__ = [
     "JaakkolaJordan",
     "Laplace",
     "MinibatchMH",
+    "MinibatchWarning",
     "MultilevelResult",
     "Naive",
     "NoBoundError",

@@ -50,7 +50,7 @@ from pymc_minibatch.witness.repeats import (
 __all__ = ["Audit", "audit"]
 
 FALSE_ALARMS = 1000
-"""One of so many right runs is convicted."""
+"""One in so many audits of a correct run finds an error (false positives)."""
 
 TUNING = 200
 """Draws by which a step is tuned that has made none in this process."""
@@ -195,7 +195,7 @@ def audit(
 
     Notes
     -----
-    A right run is convicted in one of 1000 audits. The verdict is "not resolved" if an error of
+    The false-positive rate is 0.1 %. The verdict is "not resolved" if an error of
     `limit` would not have been seen, and says how many repetitions it takes. Decisions on the
     levels of a factor are compared with all rows, but not repeated. For gradients the audit
     compares those of all rows; the noise of batches is a part of the method there. An audit says

@@ -77,7 +77,7 @@ def loo(
     -------
     arviz_stats.ELPDDataLOOSubsample
         ``elpd`` and ``se`` as of ``az.loo`` on all rows, and ``subsampling_se``, the standard error
-        of having read a sample of them. Made for ``az.compare``: it holds three numbers for each of
+        due to subsampling. Made for ``az.compare``: it holds three numbers for each of
         the N rows.
 
     Raises
@@ -240,11 +240,12 @@ def _warn(bad: int, good_k: float, subsampling_se: float, se: float, size: int) 
     if bad:
         warn(
             f"{bad} of the {size} sampled rows have a Pareto k over {good_k:.2f}: leaving one of "
-            "them out moves the posterior so far that importance sampling fails. Take more draws, "
-            "or a likelihood with heavier tails; look at pareto_k of the result for the rows."
+            "them out moves the posterior so far that importance sampling fails. Use more draws, "
+            "or fit again without these rows, which are those with a large pareto_k in the result."
         )
     if subsampling_se > LARGE_SHARE * se:
         warn(
-            f"The standard error of reading {size} rows only ({subsampling_se:.3g}) is not small "
-            f"against that of the data ({se:.3g}). Read more: set rows."
+            f"The standard error due to subsampling {size:,} rows ({subsampling_se:.3g}) is large "
+            f"compared with that of elpd_loo ({se:.3g}). Use more rows: pmb.loo(..., rows="
+            f"{4 * size})."
         )

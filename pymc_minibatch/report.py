@@ -229,9 +229,9 @@ def _accuracy(run: Result) -> str:
         return "by an exact test"
     if error is None or np.isnan(error).all():
         return "with errors that are not recorded"
-    text = f"acceptance probabilities off by at most {np.nanmax(error):.1g}"
+    text = f"an estimated error of at most {np.nanmax(error):.1g} per decision"
     some = exact is not None and exact.shape[1] > 1 and exact.all(axis=0).any()
-    return f"some by an exact test, others with {text}" if some else text
+    return f"some by an exact test, others with {text}" if some else f"with {text}"
 
 
 def _convergence(chains: _Chains) -> str:

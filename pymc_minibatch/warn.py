@@ -4,11 +4,21 @@ import os
 import warnings
 from pathlib import Path
 
-__all__ = ["warn"]
+__all__ = ["MinibatchWarning", "warn"]
 
 PACKAGE = os.path.join(Path(__file__).parent, "")
 
 
+class MinibatchWarning(UserWarning):
+    """A warning of this package, so that they can be filtered together.
+
+    Examples
+    --------
+    >>> import warnings, pymc_minibatch as pmb
+    >>> warnings.filterwarnings("error", category=pmb.MinibatchWarning)  # doctest: +SKIP
+    """
+
+
 def warn(message: str) -> None:
     """Warn at the first line outside of this package."""
-    warnings.warn(message, skip_file_prefixes=(PACKAGE,))
+    warnings.warn(message, MinibatchWarning, skip_file_prefixes=(PACKAGE,))

@@ -59,10 +59,10 @@ class Austere(Acceptance):
 
     Notes
     -----
-    The batch sizes are the seed paper's; smaller thresholds are added to its grid, since in the
-    worst case none of its own meets a small bound with many rows. With variant "nc" a decision for
-    which no pair meets the bound reads all rows. Beyond half of the rows all are read in any case,
-    and the decision is exact. ``batch_size`` of :class:`MinibatchMH` cannot be set.
+    The batch sizes are those of Seita et al. (2017); smaller thresholds are added to their grid,
+    since in the worst case none of theirs meets a small bound with many rows. With variant "nc" a
+    decision for which no pair meets the bound reads all rows. Beyond half of the rows all are read
+    in any case, and the decision is exact. ``batch_size`` of :class:`MinibatchMH` cannot be set.
 
     The error is that of a decision given u, worked out for normal log ratios; ``test_error`` in the
     sample stats is that of the design, at the true mean for "nc", unless all rows are read.

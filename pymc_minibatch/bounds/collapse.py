@@ -217,9 +217,9 @@ class CollapsedTarget(FireflyTarget):
             if sampled.size:
                 name = self.tall.layout.name_of(int(sampled[0]))
                 raise NoBoundError(
-                    f"{name} enters the likelihood of {self.tall.row_names[0]} as its {what}, and "
-                    "there the sum of the bounds does not collapse. Fix it, or leave it to another "
-                    "step: name the other variables in FlyMC(vars=[...])."
+                    f"FlyMC cannot update {name}, the {what} of {self.tall.row_names[0]}. Fix it, "
+                    "sample it with another step (FlyMC(vars=[...]) names the others), or use "
+                    "MinibatchMH."
                 )
 
     def _check_affine(self) -> None:

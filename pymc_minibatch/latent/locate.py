@@ -76,7 +76,7 @@ def locate(
         except NoFieldError:  # none with the scalars as hyperparameters, or sums are wrong
             pass
     if sums == "must":
-        raise NoFieldError("Sums do not say everything of the rows.")
+        raise NoFieldError("sums over the rows are not sufficient statistics of them.")
     return _located(tall, structure, temperature, None)
 
 
@@ -114,11 +114,11 @@ def structure_with_effects(tall: TallModel) -> RowStructure:
     """
     structure = _known_structure(tall)
     if not has_effects(tall, structure):
-        raise NoFieldError("No variable depends on others, and there are few effects.")
+        raise NoFieldError("no variable depends on others, and there are few effects.")
     return structure
 
 
 def _known_structure(tall: TallModel) -> RowStructure:
     if tall.structure is None:
-        raise NoFieldError("What the rows read is not affine in data-free quantities.")
+        raise NoFieldError("the linear predictor of the rows was not identified.")
     return tall.structure

@@ -110,7 +110,8 @@ def find_field(
         rows = ArrowheadLayout(np.setdiff1d(np.arange(n_phi), scalars), none)
     if latent.dense.size > MOST_DENSE:
         raise NoFieldError(
-            f"{latent.dense.size} variables beside those of the largest factor are too many."
+            f"{latent.dense.size:,} coefficients and effects are outside of the largest grouping "
+            f"factor (limit {MOST_DENSE:,})."
         )
     of_levels = {name for found in names for name in found}
     others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]

@@ -126,10 +126,10 @@ def decide_control_variate(
     control = ControlVariate(reference, order, temperature)
     if share > MOST_ROWS and not reference.has_kinks:  # few rows, drawn by size, tell of kinks
         warn(
-            "At the scale of the posterior the log-likelihood is far from quadratic about its "
-            f"mode, so minibatches save little: a decision on a full-size move takes {share:.0%} "
-            f"of the rows. {_cause(tall, control)} Chains may mix slowly; look at R-hat and the "
-            "effective sample size."
+            "The Taylor expansion about the mode fits this posterior poorly, so minibatches save "
+            f"little: a decision on a full-size move takes {share:.0%} of the rows. "
+            f"{_cause(tall, control)} Chains may mix slowly: check R-hat and the effective sample "
+            "size."
         )
     return control
 
@@ -193,18 +193,19 @@ def _cause(tall: TallModel, control: ControlVariate) -> str:
         for name, where in tall.layout.slices.items()
     }
     if not np.isfinite(spread) or not all(np.isfinite(share) for share in shares.values()):
-        return "Some rows are impossible at points about it."
+        return "Some rows have probability zero at points near the mode."
     first, *others = sorted(shares, key=lambda name: -shares[name])
-    found = f"Of what is not quadratic, {shares[first]:.0%} goes if {first} is held at its mode"
+    found = f"{first} ({shares[first]:.0%})"
     if others and shares[others[0]] > TOGETHER:
         return (
-            f"{found}, and {shares[others[0]]:.0%} if {others[0]} is: they act together, as "
-            "factors of a product do. If these are effects of groups and their scale, let "
-            "MinibatchMH choose the moves: leave vars, reference, proposal and control_variate out."
+            f"Most of the misfit comes from {found} and {others[0]} ({shares[others[0]]:.0%}), "
+            "which act together, as the factors of a product do. If these are the effects of "
+            "groups and their scale, let MinibatchMH choose the moves: leave out vars, reference, "
+            "proposal and control_variate."
         )
     return (
-        f"{found}: the rows tell so little of it that its posterior is wide. A more informative "
-        "prior on it, or more rows of the kind that depends on it, make it more nearly quadratic."
+        f"Most of the misfit comes from {found}, whose posterior is wide because few rows inform "
+        "it. A more informative prior on it, or more rows that depend on it, will help."
     )
 
 

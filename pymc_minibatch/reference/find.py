@@ -116,8 +116,9 @@ def find_reference(
     reference = reference or search(tall, temperature, random_seed, progressbar, flat)
     if reference.several_modes:
         warn(
-            "The posterior seems to have several modes. Moves about this one do not reach the "
-            "others, and R-hat of chains that all stay here does not show it."
+            "The posterior seems to have several modes. Chains will explore only the one that was "
+            "found, and R-hat will not show it. Start chains elsewhere with "
+            "find_reference(start=...), or set control_variate=0."
         )
     return reference
 

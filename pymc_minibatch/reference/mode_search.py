@@ -190,8 +190,8 @@ def _check_bounded(density: SearchDensity, found: np.ndarray) -> None:
     if not np.isfinite(found).all() or lengths.max() > LARGEST:
         blamed = density.tall.layout.name_of(int(np.argmax(np.nan_to_num(lengths))))
         raise NoReferenceError(
-            f"the search for the posterior mode ran off to infinity, mostly in {blamed}: the "
-            "data do not determine it and its prior does not either"
+            f"no posterior mode was found, because {blamed} diverged: neither the data nor the "
+            "prior determine it, as with separated classes and a flat prior. Use a proper prior"
         )
 
 

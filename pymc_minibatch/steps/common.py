@@ -749,8 +749,8 @@ def _warn_of_row_deterministics(tall: TallModel) -> None:
     switch = [name for name in tall.row_names if f"{name}_probs" in sizes]
     advice = "".join(f"give {name} compute_p=False, or " for name in switch)
     warn(
-        f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows} rows, and "
-        f"pm.sample evaluates them at every draw{memory if needed > NOTABLE_BYTES else ''}. Leave "
-        f"them out: {advice}pass pm.sample the var_names to keep, and use "
-        "pm.compute_deterministics afterwards. (Bambi's fit leaves them out by itself.)"
+        f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows:,} rows, so "
+        "computing and storing them at every draw costs a full pass over the data"
+        f"{memory if needed > NOTABLE_BYTES else ''}. To leave them out, {advice}pass pm.sample "
+        "the var_names to keep, and compute them afterwards with pm.compute_deterministics."
     )

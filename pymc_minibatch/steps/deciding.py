@@ -391,14 +391,14 @@ def least_uniform_batch(
     telling = max(1, round(n_rows / kurtosis))
     least = min(n_rows, math.ceil(SEEN_WANTED * kurtosis))
     remedy = (
-        f"batches have at least {least} rows."
+        f"so batches have at least {least:,} rows."
         if batch_size is None
-        else f"batches of {size} rows miss them: draws may be wrong, and test_error does not "
-        f"show it. Leave batch_size out, or set it to {least}."
+        else f"and random batches of {size:,} rows usually miss them: draws may be wrong, and "
+        f"test_error does not show it. Leave batch_size out, or set it to {least}."
     )
     warn(
-        f"About {telling} of the {n_rows} rows hold most of what a decision rests on (a rare class "
-        f"or category, say); {remedy} With rows='size' few rows suffice."
+        f"About {telling:,} of the {n_rows:,} rows dominate the acceptance decision (for example "
+        f"those of a rare class or category), {remedy} With rows='size' few rows suffice."
     )
     return least
 

@@ -250,9 +250,9 @@ class GradientStep(TallStep):
         if times_shorter > SHORT:
             warn(
                 f"The default {setting} makes steps {times_shorter:.0f} times shorter than those "
-                "for a normal posterior, because the density is far more curved, or its gradient "
-                "far noisier, about the mode than at it. Chains will mix slowly, and may be wrong "
-                "where that goes on further out: look at R-hat and pmb.ksd, or use MinibatchMH."
+                "for a normal posterior, because curvature or gradient noise varies strongly "
+                "around the mode. Expect slow mixing, and possibly bias in the tails: check R-hat "
+                "and pmb.ksd, or use MinibatchMH."
             )
 
     def _compile(self) -> None:

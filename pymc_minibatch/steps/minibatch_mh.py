@@ -300,7 +300,7 @@ class MinibatchMH(TallStep):
 
     Sample stats, for each draw:
 
-    - ``acceptance_rate``: share of its transitions that were accepted (at most about one half).
+    - ``acceptance_rate``: share of its transitions that were accepted.
     - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. Rows that are
       read at every decision count here, and not in ``batch_size``.
     - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
@@ -543,7 +543,10 @@ class MinibatchMH(TallStep):
                 may_sum=self.claims.sums,
             )
         except (NoFieldError, np.linalg.LinAlgError) as reason:
-            _log.info(f"All variables are moved alike: {reason}")
+            _log.info(
+                "The updates for multilevel models cannot be used, so all variables are updated "
+                f"jointly: {reason}"
+            )
             self._moved_alike = f"Effects are not updated by group: {reason}"
             return None
         if isinstance(sampler, ModeSampler):
@@ -1013,11 +1016,9 @@ class MinibatchMH(TallStep):
         if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
             return None
         return (
-            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows, where a trial about the "
-            f"posterior mode needed {expected:,.0f}: the chain is where the expansion about the "
-            "mode does not hold, and its moves are not made for there. The mode of a scale of "
-            "group effects, for one, may lie far from where the posterior mass is. The chain may "
-            "not have converged: look at R-hat and the effective sample size, and tune for longer."
+            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows (expected {expected:,.0f}): the "
+            "chain is far from the posterior mode, where the Taylor expansion is poor, and has "
+            "probably not converged. Check R-hat and the effective sample size, and increase tune."
         )
 
     def _warning_of_a_level(self, flat: np.ndarray) -> str | None:
@@ -1032,9 +1033,10 @@ class MinibatchMH(TallStep):
         name = self.tall.layout.name_of(contradicted.position)
         element = contradicted.position - self.tall.layout.slices[name].start
         return (
-            f"Element {element} of {name} is where its own rows are less likely than the batches "
-            f"that let it go there have seen, by {contradicted.nats:,.0f} nats. Draws of it, and "
-            "of all that depends on it, are wrong. Please report this model."
+            f"{name}[{element}] has moved to a value that its own rows contradict: their "
+            f"log-likelihood is {contradicted.nats:,.0f} below what the minibatches indicated. "
+            "Draws of it and of all that depends on it are wrong. Please report this model; "
+            "meanwhile, set a larger batch_size."
         )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:

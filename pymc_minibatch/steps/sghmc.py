@@ -20,7 +20,7 @@ class SGHMC(MomentumStep):
     """Stochastic gradient Hamiltonian Monte Carlo: noisy gradient steps with momentum and friction.
 
     The step for neural networks and other models with many modes: it needs no mode, finds its
-    start, scale and step size by itself, and costs one gradient of a batch a step. What is drawn is
+    start, scale and step size by itself, and costs one gradient of a batch a step. The draws are
     approximate; no test corrects it.
 
     Parameters
@@ -30,9 +30,9 @@ class SGHMC(MomentumStep):
     data : mapping of str to array, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float, optional
-        ε, the square of the time that a step takes; for a friction of 1 that of :class:`SGLD`. The
-        default lets the batch bring a fifth of the noise in its noisiest direction; what it brings
-        is left out of the noise that is added.
+        ε, the square of the time that a step takes; for a friction of 1 that of :class:`SGLD`. By
+        default, the batch makes up one fifth of the noise in its noisiest direction, which is then
+        not added.
     friction : float, default 0.1
         a, the share of the momentum that a step takes away; over 0, at most 1.
     schedule : Polynomial or Cyclical, optional
@@ -43,8 +43,8 @@ class SGHMC(MomentumStep):
         D²; or the identity. With a reference, its precision takes the place of the information.
         "auto" is "fisher" for up to 100 parameters, else "diagonal".
     reference : Reference, optional
-        Where the log-likelihood is expanded. None is searched for, since models with momentum's
-        strengths, such as networks, have many modes.
+        The point about which the log-likelihood is expanded. It is not searched for, since the
+        models that this step is meant for, such as neural networks, have many modes.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference whose gradient is subtracted from the
         rows; see :class:`MinibatchMH`. None without a reference, unless you ask for it.

@@ -46,7 +46,7 @@ PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity", "rmsprop")
 class SGLD(GradientStep):
     """Stochastic gradient Langevin dynamics: noisy gradient steps without a test.
 
-    What is drawn is approximate: at a constant step size the draws are spread too widely, by a
+    The draws are approximate: at a constant step size the draws are spread too widely, by a
     factor that the step size sets and that no number of draws makes smaller.
 
     Parameters

@@ -19,7 +19,7 @@ class SGNHT(MomentumStep):
     """Stochastic gradient Nosé-Hoover thermostat: momentum with a friction that finds the noise.
 
     Like :class:`SGHMC`, but the noise of the batch need not be known: the friction rises until the
-    momentum has the right temperature. What is drawn is approximate; no test corrects it.
+    momentum has the right temperature. The draws are approximate; no test corrects it.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ class SGNHT(MomentumStep):
     data : mapping of str to array, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float, optional
-        ε, the square of the time that a step takes. The default lets the batch bring a fifth of the
-        noise in its noisiest direction.
+        ε, the square of the time that a step takes. By default, the batch makes up one fifth of
+        the noise in its noisiest direction.
     friction : float, default 0.1
         a, from which the friction starts, and which sets the noise that is added: 2a for each step.
         Over 0, at most 1.
@@ -39,8 +39,8 @@ class SGNHT(MomentumStep):
         D²; or the identity. With a reference, its precision takes the place of the information.
         "auto" is "fisher" for up to 100 parameters, else "diagonal".
     reference : Reference, optional
-        Where the log-likelihood is expanded. None is searched for, since models with momentum's
-        strengths, such as networks, have many modes.
+        The point about which the log-likelihood is expanded. It is not searched for, since the
+        models that this step is meant for, such as neural networks, have many modes.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference whose gradient is subtracted from the
         rows; see :class:`MinibatchMH`. None without a reference, unless you ask for it.

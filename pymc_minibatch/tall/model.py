@@ -5,8 +5,8 @@
 The rows are those of the observed variable, or of a potential in its place. Every array in its
 log-density that has an axis of length N is taken for row data, and the graph is rebuilt on a batch
 (:mod:`.slicing`). The split is accepted only if, on random rows at random points, the batch graph
-gives what the full graph gives. What takes rows together but reads data alone is computed once
-(:mod:`.evaluated`).
+gives what the full graph gives. Operations that combine rows but depend on data alone are
+computed once (:mod:`.evaluated`).
 Everything else (priors, Jacobians, potentials) is the prior part.
 """
 
@@ -116,7 +116,7 @@ class TallModel:
     row_names, row_potentials : list of str
         The observed variables and potentials that have rows, and which of them are potentials.
     evaluates_data : bool
-        Whether rows read what the model computes from the data of all rows, once.
+        Whether the likelihood depends on statistics of the whole data set, such as a mean.
     layout : PointLayout
         Order of the value variables in a flat vector.
     start : ndarray

@@ -85,10 +85,9 @@ def dependent_rows(
 def too_many_layouts(names: Sequence[str], n_rows: int, arrays: Sequence[str], n_tried: int) -> str:
     """Say that it was not found out which arrays hold rows."""
     return (
-        f"Too many arrays behind {' + '.join(names)} have an axis of length {n_rows}, which may be "
-        f"that of the rows or not: {', '.join(arrays)}. None of the first {n_tried} ways to tell "
-        "them apart was right. Leave out a row of the data, so that their number is not that of "
-        "something else."
+        f"Several arrays behind {' + '.join(names)} have an axis of length {n_rows}, and it is "
+        f"unclear which of these index rows: {', '.join(arrays)} ({n_tried} ways were tried). "
+        "Leave out one row of the data, so that the number of rows is unique."
     )
 
 

@@ -177,7 +177,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*standard error of reading")
+@pytest.mark.filterwarnings("ignore:.*standard error due to subsampling")
 @pytest.mark.filterwarnings("ignore:.*Pareto k")
 @pytest.mark.parametrize("change", CHANGED)
 def test_results_of_another_model(run, change):

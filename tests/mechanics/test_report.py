@@ -42,7 +42,7 @@ def test_a_good_run():
     text = pmb.report(run(**GOOD))
     assert "4 chains of 500 draws from 100,000 rows: 3.0 s of set-up, 2.5 s of sampling." in text
     assert "2,000 evaluations in a draw (2.00% of a pass), 40 passes for all draws" in text
-    assert "500 rows on average (0.50%), acceptance probabilities off by at most 0.0001" in text
+    assert "500 rows on average (0.50%), with an estimated error of at most 0.0001" in text
     assert "Acceptance: 0.45." in text
     assert "(mu)" in text
     assert text.endswith("Nothing to change.")

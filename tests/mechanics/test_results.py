@@ -239,7 +239,7 @@ def expected():
     return {}
 
 
-@pytest.mark.filterwarnings("ignore:.*standard error of reading")
+@pytest.mark.filterwarnings("ignore:.*standard error due to subsampling")
 @pytest.mark.filterwarnings("ignore:.*Pareto k")
 @pytest.mark.parametrize("change", SAME)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FIGURES])

@@ -70,7 +70,7 @@ def test_as_many_decisions_are_made_as_the_limit_takes(case):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:About .* rows hold most")
+@pytest.mark.filterwarnings("ignore:About .* rows dominate")
 @pytest.mark.parametrize(
     "options",
     [

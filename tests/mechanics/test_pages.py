@@ -1,0 +1,50 @@
+"""Pages of the documentation: their length, and warnings that can be filtered together."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.warn import warn
+
+DOCS = Path(__file__).parents[2] / "docs"
+MOST_WORDS = 1_800
+FOR_DEVELOPERS = "Developer"
+
+
+def pages_for_users():
+    """Return the pages of the index that are not for developers."""
+    found, caption = [], ""
+    for line in (DOCS / "index.md").read_text().splitlines():
+        if line.startswith(":caption:"):
+            caption = line.removeprefix(":caption:").strip()
+        page = DOCS / f"{line.strip()}.md"
+        if caption and caption != FOR_DEVELOPERS and line.strip() and page.exists():
+            found.append(page)
+    return found
+
+
+def words(page):
+    """Count the words of a page, without comments."""
+    return len(re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL).split())
+
+
+@pytest.mark.parametrize("page", pages_for_users(), ids=lambda page: page.stem)
+def test_pages_for_users_are_short(page):
+    assert words(page) <= MOST_WORDS
+
+
+def test_most_pages_are_found():
+    assert len(pages_for_users()) > 15
+
+
+def test_warnings_are_of_one_kind():
+    with pytest.warns(pmb.MinibatchWarning, match="something"):
+        warn("something")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pmb.MinibatchWarning)
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", category=pmb.MinibatchWarning)
+        warn("something")
