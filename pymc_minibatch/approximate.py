@@ -36,8 +36,8 @@ TUNED = 30
 SCANS = 2
 """Scans from each draw."""
 
-LEAST_STARTS = 48
-"""Draws from which scans are made at least."""
+LEAST_STARTS, MOST_STARTS = 48, 1000
+"""Draws from which scans are made, however many are to be returned."""
 
 CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
 """Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
@@ -201,25 +201,27 @@ class _Run:
 
     def checked(self, correct: bool | str) -> Found:
         """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
+        cost = self._tuned(self.approximation.center)
+        n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, LEAST_STARTS, MOST_STARTS))
         points, log_q = self.approximation.draw(self.rng, self.n_draws)
-        moments = _moments(points)
-        cost = self._tuned(points[0])
-        pareto_k = self._pareto_k(points, log_q)
-        n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, min(LEAST_STARTS, self.n_draws), None))
-        n_starts = self.n_draws if correct is True else min(n_starts, self.n_draws)
-        scanned = self._scanned(points[:n_starts], SCANS)
-        check = check_of(scanned, moments, self.step.tall.layout.slices, pareto_k, self.n_modes)
-        affordable = 2 * SCANS * cost * self.n_draws <= CORRECTION_ROWS
+        pool = points  # what is checked, which few draws would not tell
+        if self.n_draws < n_starts:
+            pool = self.approximation.draw(self.rng, n_starts).points
+        moments, slices = _moments(pool), self.step.tall.layout.slices
+        pareto_k = self._pareto_k()
+        n_scanned = len(pool) if correct is True else n_starts
+        scanned = self._scanned(pool[:n_scanned], SCANS)
+        check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
+        affordable = 2 * SCANS * cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
         ):
             return Found(points, log_q, check, False)
-        rest = self._scanned(points[n_starts:], SCANS)
+        rest = self._scanned(pool[n_scanned:], SCANS)
         middle = np.concatenate([scanned.end, rest.end])
         again = self._scanned(middle, SCANS)
-        slices = self.step.tall.layout.slices
         check = check_of(again, _moments(middle), slices, pareto_k, self.n_modes)
-        return Found(again.end, np.full(self.n_draws, np.nan), check, True)
+        return Found(again.end[: self.n_draws], np.full(self.n_draws, np.nan), check, True)
 
     def stats(self, found: Found) -> dict[str, np.ndarray]:
         """Return the sample stats."""
@@ -263,7 +265,7 @@ class _Run:
                 mean += end / n_scans
         return Scanned(starts, means, ends)
 
-    def _pareto_k(self, points: np.ndarray, log_q: np.ndarray) -> float:
+    def _pareto_k(self) -> float:
         """Return k̂ of the ratios of posterior and approximation."""
         known = self.approximation
         if isinstance(known, Mixture):
@@ -272,8 +274,8 @@ class _Run:
             n = np.clip(RATIO_ROWS / 2 / known.cost, LEAST_RATIOS, MOST_DENSITIES)
             ratios = known.log_ratios(self.rng, int(n))
         else:
-            n = max(self._n_densities, LEAST_RATIOS)
-            ratios = np.array([self.step._model_density(p) for p in points[:n]]) - log_q[:n]
+            points, log_q = known.draw(self.rng, max(self._n_densities, LEAST_RATIOS))
+            ratios = np.array([self.step._model_density(point) for point in points]) - log_q
         ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
         return float(array_stats.psislw(-ratios)[1]) if np.ptp(ratios) > 1e-9 else 0.0
 

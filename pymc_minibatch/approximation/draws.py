@@ -6,13 +6,8 @@ is Gaussian given h, with the mean that third order gives it:
 
     h ~ p̃(h) ∝ π̃(h, m(h)) / |L(h)|,    z | h ~ N(m(h), (L(h) L(h)ᵀ)⁻¹).
 
-Laplace's approximation looks at one point of the field. Where groups are many and small its error
-adds up to standard deviations of h. Let η be the whitened field and ℓ(h, η) = log π − log q. Then
-
-    log p(h) = log p̃(h) + log E exp ℓ ≈ log p̃(h) + E ℓ + ½ Var ℓ,
-
-to the second cumulant, over the same opposite pairs of η for all h, so that their noise is common;
-the difference, which is smooth, is a polynomial of second order through few h.
+What p̃ leaves out (:mod:`.marginal`) is smooth, and taken for a sum of functions of each coordinate
+of h and of products of two.
 
 Design points of h are quasi-random normal points in the coordinates of :mod:`..latent.tails`, with
 weights for what p̃ is beside that normal density. Draws come in opposite pairs, and have mean 0 and
@@ -21,27 +16,26 @@ variance 1 in every whitened coordinate, so that moments have hardly any Monte C
 References
 ----------
 Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussian models, for
-design points. Pitt, Silva, Giordani and
-Kohn (2012), On some properties of Markov chain Monte Carlo simulation methods based on the particle
-filter, for cumulants of an estimated likelihood. Owen (2013), Monte Carlo theory, methods and
-examples, chapters 8 and 9, for opposite pairs and matched moments.
+design points. Owen (2013), Monte Carlo theory, methods and examples, chapters 8 and 9, for opposite
+pairs and matched moments.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from scipy.interpolate import CubicSpline, PchipInterpolator
 from scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
+from pymc_minibatch.approximation.marginal import FieldCorrection, FieldIntegral
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.layout import BorderAndBlocks
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.sampler import LatentSampler
-from pymc_minibatch.latent.whole import WholeDecisions
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.rows import RowFunctions
 
 __all__ = [
     "Approximation",
@@ -53,21 +47,46 @@ __all__ = [
 ]
 
 MOST_DESIGN, LEAST_DESIGN = 512, 16
-"""Design points of the hyperparameters."""
+"""Design points of the hyperparameters, and at how many different ones draws are at least."""
 
 DESIGN_WORK = 3e7
 """Multiplications and entries of the field that all design points may take together (about 3 s)."""
 
-WIDER = 1.15
+WIDER = 1.25
 """Design points spread so many times wider than the Gaussian about the mode of h."""
 
-FIELD_ROWS, LEAST_PAIRS, MOST_PAIRS = 2e8, 4, 32
-"""Rows that may be evaluated for the marginal of h beyond Laplace (about 1.5 s), and opposite pairs
-of the field over which it is averaged. With 16 pairs and 2,000 groups of ten rows the mean of a
-standard deviation was off by 0.01 of its own, where Laplace's was by 1.6."""
+FARTHEST_SDS = 10.0
+"""A single hyperparameter has an even grid out to so many standard deviations."""
 
-MOST_TERMS = 70
-"""Terms of the polynomial; with more there are no products of different hyperparameters."""
+FALL, LEAST_SCALE = 3.0, 0.2
+"""By how much the log density falls where its width is measured, and the narrowest that counts."""
+
+OUT = (0.8, 1.7, 2.5, 3.5, 4.5, 7.0, 10.0)
+AXIS, SHORT_AXIS = (*(-each for each in OUT), *OUT), (-2.4, -1.2, 1.2, 2.4)
+"""Where the density is evaluated on each axis, in standard deviations, if that is fast, and if it
+is not. With many rows there are many groups or much to say of each: nearer to Gaussian."""
+
+FAST_ROWS = 2e5
+"""Evaluations of rows, times axes, up to which more points do not take a second."""
+
+PAIRED, MOST_PAIRED = 1.5, 5
+"""Where two axes are moved together, and the most hyperparameters for which they are."""
+
+
+class Design(NamedTuple):
+    """Design points of the hyperparameters.
+
+    Attributes
+    ----------
+    w : ndarray, shape (K, H)
+        h in the coordinates without tails.
+    log_density, weights : ndarray, shape (K,)
+        The log-density of w up to a constant, and each point's share.
+    """
+
+    w: np.ndarray
+    log_density: np.ndarray
+    weights: np.ndarray
 
 
 class Drawn(NamedTuple):
@@ -88,6 +107,10 @@ class Drawn(NamedTuple):
 class Approximation(Protocol):
     """What draws are made from."""
 
+    @property
+    def center(self) -> np.ndarray:
+        """A point of the model in the middle of the approximation, shape (D,)."""
+
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
 
@@ -107,6 +130,11 @@ class GaussianApproximation:
         precision = control.gaussian.precision_at(control.temperature)
         self.mean, self.start = control.gaussian.center, start
         self.factor = np.linalg.cholesky(precision)
+
+    @property
+    def center(self) -> np.ndarray:
+        """The mean, shape (D,)."""
+        return self.mean
 
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
@@ -136,11 +164,17 @@ class FieldApproximation:
         self.surrogate, self.field = sampler.reference.surrogate, sampler.field
         layout = self.field.latent
         work = sampler.work + 50.0 * (layout.dense.size + layout.groups.size)
-        self.log_posterior = _log_posterior(sampler)
         n_design = np.clip(DESIGN_WORK / work, LEAST_DESIGN, MOST_DESIGN)
         self.n_design = 2 ** int(np.log2(n_design))  # Sobol points are balanced then
         self.cost = sampler.tall.n_rows + work
+        self.integral = None if self.reference.is_exact else FieldIntegral(sampler)
         self.log_evidence = 0.0
+        self._design: Design | None = None
+
+    @property
+    def center(self) -> np.ndarray:
+        """A point of the model in the middle of the approximation, shape (D,)."""
+        return np.asarray(self.field.derivatives.coordinates.to_model(self.surrogate.center))
 
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
@@ -168,65 +202,123 @@ class FieldApproximation:
                 at = 2 * k + (sign < 0)
                 if at == n_draws:
                     break
-                inside = known.frame.color((sign * dense[k], sign * groups))
-                points[places[at]], densities[places[at]] = to_model(inside), log_q
+                eta, log_slope = self._corrected((sign * dense[k], sign * groups))
+                inside = known.frame.color(eta)
+                points[places[at]] = to_model(inside)
+                densities[places[at]] = log_q - log_slope
         return Drawn(points, densities)
+
+    def _corrected(self, eta: BorderAndBlocks) -> tuple[BorderAndBlocks, float]:
+        """Return the whitened field that a standard normal one stands for, and the log-slope."""
+        return (eta, 0.0) if self._correction is None else self._correction.apply(eta)
+
+    @cached_property
+    def _correction(self) -> FieldCorrection | None:
+        """What the field is beyond Gaussian, at the mode of h."""
+        given = self.surrogate.factored_later(self.reference.hyper)
+        return None if self.integral is None else self.integral.correction(given, self.cost)
 
     def _hyper_draws(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return w of n draws of h, equal ones in a row, and the log-density of h at each."""
-        size, mean, root = self.reference.hyper.size, self.reference.hyper, self._root
-        if not size:
-            self.log_evidence = self.surrogate.log_marginal(mean)
+        if not self.reference.hyper.size:
+            self.log_evidence = self.surrogate.log_marginal(self.reference.hyper)
             return np.zeros((n, 0)), np.zeros(n)
-        z = ndtri(qmc.Sobol(size, rng=rng).random(self.n_design)) * WIDER
-        w = mean + z @ root.T
-        log_p = np.array([self._log_density(each) for each in w])
-        log_p += self._beyond_laplace(rng, w, z, log_p)
-        log_g = -0.5 * np.sum((z / WIDER) ** 2, axis=1)
-        log_weights = log_p - log_g
-        weights = np.exp(log_weights - logsumexp(log_weights))
-        constant = np.log(np.diagonal(root)).sum() + size * (0.5 * _LOG_2PI + math.log(WIDER))
-        self.log_evidence = float(logsumexp(log_weights) - math.log(len(w)) + constant)
-        chosen = np.sort(_resampled(rng, weights, n))
+        if self._design is None:
+            self._design = self._designed(rng)
+        w, log_p, weights = self._design
+        n_different = min(n, self.n_design)
+        chosen = np.sort(_resampled(rng, weights, n_different))
+        chosen = chosen[np.arange(n) * n_different // n]
         slopes = np.array([self.tails.log_slope(each) for each in w])
         density = (log_p - slopes - self.log_evidence)[chosen]
         return _with_moments_of(w, weights, chosen), density
 
-    def _beyond_laplace(
-        self, rng: np.random.Generator, w: np.ndarray, z: np.ndarray, log_p: np.ndarray
-    ) -> np.ndarray:
-        """Return what the field adds to Laplace's log-density at design points, shape (K,)."""
-        if self.reference.is_exact:
-            return np.zeros(len(w))
-        basis = _polynomial(z)
-        order = np.argsort(np.sum(z**2, axis=1), kind="stable")
-        finite = order[np.isfinite(log_p[order])]
-        # Points all over the bulk, and not only the nearest ones.
-        n_fitted = min(2 * basis.shape[1] + 3, finite.size)
-        fitted = finite[np.linspace(0, 0.95 * (finite.size - 1), n_fitted).astype(int)]
-        n_pairs = FIELD_ROWS / (2 * n_fitted * self.cost)
-        layout = self.field.latent
-        noise = [layout.noise(rng) for _ in range(int(np.clip(n_pairs, LEAST_PAIRS, MOST_PAIRS)))]
-        added = np.array([self._averaged(w[k], noise) for k in fitted]) - log_p[fitted]
-        known = np.isfinite(added)
-        if known.sum() < basis.shape[1]:
-            return np.zeros(len(w))
-        terms = basis[fitted][known]
-        return np.asarray(basis @ np.linalg.lstsq(terms, added[known], rcond=None)[0])
+    def _designed(self, rng: np.random.Generator) -> Design:
+        """Spread design points and weigh them."""
+        size, root = self.reference.hyper.size, self.reference.hyper_cholesky
+        scales = self._scales()
+        if size == 1:
+            v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, MOST_DESIGN)[:, None]
+            log_g = np.full(len(v), -math.log(2.0 * FARTHEST_SDS))
+        else:
+            v = ndtri(qmc.Sobol(size, rng=rng).random(MOST_DESIGN)) * WIDER
+            log_g = -0.5 * np.sum((v / WIDER) ** 2, axis=1)
+            log_g -= size * (0.5 * _LOG_2PI + math.log(WIDER))
+        log_g -= np.log(np.where(v < 0, *scales)).sum(axis=1)
+        w = np.array([self._w(z) for z in _scaled(v, scales)])
+        log_p = self._log_densities(v, scales)
+        log_weights = log_p - log_g
+        weights = np.exp(log_weights - logsumexp(log_weights))
+        volume = np.log(np.diagonal(root)).sum()
+        self.log_evidence = float(logsumexp(log_weights) - math.log(len(w)) + volume)
+        return Design(w, log_p, weights)
 
-    def _averaged(self, w: np.ndarray, noise: Sequence[BorderAndBlocks]) -> float:
-        """Return the log-density of w to the second cumulant over points of the field."""
-        given = self.surrogate.factored_later(self.tails.to_hyper(w))
-        if not given.is_proper:
-            return -math.inf
-        values = []
-        for dense, groups in noise:
-            squares = float(np.sum(dense**2) + np.sum(groups**2))
-            for sign in (1.0, -1.0):
-                point = given.frame.color((sign * dense, sign * groups))
-                values.append(self.log_posterior(point) + 0.5 * squares)
-        mean, variance = np.mean(values), np.var(values, ddof=1)
-        return float(mean + 0.5 * variance - given.log_determinant + self.tails.log_slope(w))
+    def _scales(self) -> np.ndarray:
+        """Return how much wider h is than where the search has left it, (2, H): left and right.
+
+        The density falls by 3 at √6 standard deviations of a Gaussian.
+        """
+        size, scales = self.reference.hyper.size, np.ones((2, self.reference.hyper.size))
+        reach = math.sqrt(2.0 * FALL)
+        places = [(side, i) for i in range(size) for side in (0, 1)]
+        unit = np.eye(size)
+        peak, inner = 0.0, dict.fromkeys(places, (0.0, 0.0))
+        for times in (1.0, 2.0, 4.0, 8.0):
+            at = [unit[i] * (times * reach * (1, -1)[side == 0]) for side, i in places]
+            values = self._exact_densities(np.array([np.zeros(size), *at]))[0]
+            peak, left = values[0], []
+            for place, value in zip(places, values[1:], strict=True):
+                fall = peak - value
+                near, there = inner[place]
+                if not fall < FALL:  # also where nothing is known
+                    share = (FALL - there) / (fall - there) if np.isfinite(fall) else 0.5
+                    scales[place] = max(near + share * (times - near), LEAST_SCALE)
+                    if near == 0.0:  # a parabola inside
+                        scales[place] = max(math.sqrt(share), LEAST_SCALE)
+                else:
+                    inner[place], scales[place] = (times, fall), times
+                    left.append(place)
+            places = left
+            if not places:
+                break
+        return scales
+
+    def _log_densities(self, v: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Return the log-density at whitened points up to a constant, shape (K,).
+
+        What it has beyond Laplace's is known on the axes and at few points between them. So is all
+        of it if Laplace's approximation takes long.
+        """
+        exact, size = self.n_design == MOST_DESIGN, v.shape[1]
+        z, whole = _scaled(v, scales), -0.5 * np.sum(v**2, axis=1)
+        if exact:
+            whole = np.array([self._log_density(self._w(each)) for each in z])
+            if self.integral is None:
+                return whole
+        is_fast = self.cost * size < FAST_ROWS
+        places = _points_of_axes(size, AXIS if is_fast else SHORT_AXIS)
+        at = _scaled(places, scales)
+        found, laplace = self._exact_densities(at)
+        with np.errstate(invalid="ignore"):
+            found = found - (laplace if exact else -0.5 * np.sum(places**2, axis=1))
+        return np.asarray(whole + _by_axes(at, found, z))
+
+    def _exact_densities(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-density with the field integrated out, and Laplace's, both (K,)."""
+        given = [self.surrogate.factored_later(self.tails.to_hyper(self._w(k))) for k in at]
+        proper = np.array([each.is_proper for each in given])
+        found, laplace = np.full((2, len(at)), -np.inf)
+        laplace[proper] = [self._log_density(self._w(each)) for each in at[proper]]
+        if self.integral is None or not proper.any():
+            return laplace.copy(), laplace
+        some = [each for each, known in zip(given, proper, strict=True) if known]
+        slopes = np.array([self.tails.log_slope(self._w(each)) for each in at[proper]])
+        seed = np.random.default_rng(6)  # the same points of the border each time
+        found[proper] = self.integral.over_field(seed, some, self.cost) + slopes
+        return found, laplace
+
+    def _w(self, z: np.ndarray) -> np.ndarray:
+        return np.asarray(self.reference.hyper + self.reference.hyper_cholesky @ z)
 
     def log_ratios(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Return log π − log q at n draws of h and the border, up to a constant.
@@ -241,13 +333,16 @@ class FieldApproximation:
         for k in range(n_pairs):
             given = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
             log_q = log_density_w[k] + given.log_determinant - 0.5 * float(np.sum(dense[k] ** 2))
-            both = [given.frame.color((dense[k], sign * groups)) for sign in (1.0, -1.0)]
-            ratios[k] = np.mean([self.log_posterior(point) for point in both]) - log_q
+            both = [self._corrected((dense[k], sign * groups))[0] for sign in (1.0, -1.0)]
+            points = [given.frame.color(eta) for eta in both]
+            ratios[k] = np.mean([self._log_posterior(point) for point in points]) - log_q
         return ratios
 
-    @property
-    def _root(self) -> np.ndarray:
-        return self.reference.hyper_cholesky
+    def _log_posterior(self, point: np.ndarray) -> float:
+        """Return the log posterior at a point of the field."""
+        if self.integral is None:
+            return self.surrogate.log_density(point, self.surrogate.read(point))
+        return self.integral.log_density(point)
 
     def _log_density(self, w: np.ndarray) -> float:
         """Return that of w under Laplace's approximation, up to a constant."""
@@ -272,6 +367,11 @@ class Mixture:
         """How many modes there are."""
         return len(self.parts)
 
+    @property
+    def center(self) -> np.ndarray:
+        """A point about the first mode, shape (D,)."""
+        return self.parts[0].center
+
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws from each mode, as many as its share of the posterior asks for."""
         drawn = [part.draw(rng, n_draws) for part in self.parts]
@@ -294,18 +394,6 @@ def approximation_of(
     if latent is not None:
         return FieldApproximation(latent)
     return None if control is None else GaussianApproximation(control, start)
-
-
-def _log_posterior(sampler: LatentSampler) -> Callable[[np.ndarray], float]:
-    """Return the log posterior at points of the field, from all rows."""
-    surrogate = sampler.reference.surrogate
-    if sampler.reference.is_exact:
-        return lambda point: surrogate.log_density(point, surrogate.read(point))
-    rows: RowFunctions = sampler.rows  # type: ignore[attr-defined]
-    temperature = sampler.reference.temperature
-    whole = WholeDecisions(surrogate, rows, sampler.tall.data, [], temperature)
-    prior, phi = surrogate.field.derivatives.prior, surrogate.phi
-    return lambda point: prior(point) + float(whole.of_all(phi(point)).sum())
 
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -345,13 +433,71 @@ def _with_moments_of(w: np.ndarray, weights: np.ndarray, chosen: np.ndarray) -> 
     return np.asarray(mean + np.linalg.solve(mine, moved.T).T @ root.T)
 
 
-def _polynomial(z: np.ndarray) -> np.ndarray:
-    """Return the terms of second order at points, shape (K, terms)."""
-    n, size = z.shape
-    rows, columns = np.triu_indices(size)
-    if 1 + size + rows.size > MOST_TERMS:
-        rows = columns = np.arange(size)
-    return np.concatenate([np.ones((n, 1)), z, z[:, rows] * z[:, columns]], axis=1)
+def _scaled(v: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return points with their negative coordinates and the others times a scale."""
+    return np.asarray(v * np.where(v < 0, scales[0], scales[1]))
+
+
+def _points_of_axes(size: int, axis: Sequence[float]) -> np.ndarray:
+    """Return the origin, points on each axis, and points between two axes, shape (K, H)."""
+    unit = np.eye(size)
+    points = [np.zeros(size)]
+    points += [each * unit[i] for i in range(size) for each in axis if each]
+    if size <= MOST_PAIRED:
+        points += [
+            PAIRED * (unit[i] + sign * unit[j])
+            for i in range(size)
+            for j in range(i)
+            for sign in (1.0, -1.0)
+        ]
+    return np.array(points)
+
+
+def _by_axes(at: np.ndarray, values: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Interpolate along each axis, and take what two axes have together for their product.
+
+    Parameters
+    ----------
+    at : ndarray, shape (K, H)
+        The origin and points on the axes and between two of them.
+    values : ndarray, shape (K,)
+        There; infinite where not known.
+    z : ndarray, shape (n, H)
+        Where the function is asked for.
+    """
+    origin, moves = values[0], np.count_nonzero(at, axis=1)
+    if not np.isfinite(origin):
+        raise np.linalg.LinAlgError("The density of the hyperparameters is not known.")
+    away = np.where(np.isfinite(values), values, np.nan) - origin
+    size = z.shape[1]
+    curves: list[Callable[[np.ndarray], np.ndarray]] = []
+    for i in range(size):
+        own = np.flatnonzero((moves == 0) | ((moves == 1) & (at[:, i] != 0)))
+        own = own[np.isfinite(away[own])]
+        own = own[np.argsort(at[own, i])]
+        curves.append(_curve(at[own, i], away[own]))
+    found = origin + sum(curve(z[:, i]) for i, curve in enumerate(curves))
+    for i in range(size):
+        for j in range(i):
+            both = (moves == 2) & (at[:, i] != 0) & (at[:, j] != 0) & np.isfinite(away)
+            if both.any():
+                joint = away[both] - curves[i](at[both, i]) - curves[j](at[both, j])
+                found = found + np.mean(joint / (at[both, i] * at[both, j])) * z[:, i] * z[:, j]
+    return np.asarray(found)
+
+
+def _curve(at: np.ndarray, values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Interpolate by cubes, and by lines beyond the ends."""
+    if at.size < 2:
+        return np.zeros_like
+    inside = CubicSpline(at, values) if at.size > 3 else PchipInterpolator(at, values)
+    slope = inside.derivative()
+
+    def curve(x: np.ndarray) -> np.ndarray:
+        near = np.clip(x, at[0], at[-1])
+        return np.asarray(inside(near) + slope(near) * (x - near))
+
+    return curve
 
 
 def _resampled(

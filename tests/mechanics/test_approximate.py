@@ -10,6 +10,9 @@ import pytest
 
 import pymc_minibatch as pmb
 from pymc_minibatch.approximation.check import Scanned, check_of
+from pymc_minibatch.approximation.marginal import FieldIntegral
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.tall import TallModel
 from tests.models import logistic_model, logistic_rows
 
 
@@ -34,6 +37,69 @@ def test_other_functions_read_it(model, idata):
     assert np.isfinite(pmb.loo(idata, model=model).elpd)
     assert pmb.predict(idata, model=model, random_seed=2)
     pmb.compare({"approximate": idata, "again": idata}, reference="again")
+
+
+def test_the_check_does_not_depend_on_the_number_of_draws(model, idata):
+    few = pmb.approximate(model, draws=10, random_seed=1)
+    assert few.posterior.sizes["draw"] == 10
+    assert few.attrs["largest_shift_error"] < 0.1
+    assert few.attrs["verdict"] == idata.attrs["verdict"]
+
+
+def group_effects(kind):
+    """Thirty groups with normal or Student t effects, or with intercepts and slopes."""
+    rng = np.random.default_rng(9)
+    group, x = rng.integers(0, 30, 400), rng.normal(size=400)
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1)
+        if kind == "student":
+            effect = pm.StudentT("effect", nu=4, mu=0, sigma=sd, shape=30)[group]
+        elif kind == "centred":
+            effect = pm.Normal("effect", 0, sd, shape=30)[group]
+        else:
+            effect = sd * pm.Normal("z", shape=30)[group]
+        if kind == "slopes":
+            effect = effect + pm.HalfNormal("of_x", 1) * pm.Normal("slopes", shape=30)[group] * x
+        rows = rng.poisson(np.exp(0.4 * rng.normal(size=30))[group])
+        pm.Poisson("y", pm.math.exp(pm.Normal("mu") + effect), observed=rows)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["normal", "centred", "student", "slopes"])
+def test_groups_add_up_to_the_posterior(kind):
+    """Beside its Gaussian, each level has its own share; what it is then has their moments."""
+    sampler = make_latent_sampler(TallModel(group_effects(kind)), None, 1.0, may_sum=False)
+    reference = sampler.reference
+    given = reference.surrogate.factored_later(reference.hyper)
+    found = FieldIntegral(sampler).correction(given, 1.0)
+    assert found is not None
+    rng, shape = np.random.default_rng(10), sampler.field.latent.groups.shape
+    pairs = [rng.standard_normal(shape) for _ in range(2000)]
+    border = np.zeros(sampler.field.latent.dense.size)
+    values = np.array([found.apply((border, s * eta))[0][1] for eta in pairs for s in (1, -1)])
+    np.testing.assert_allclose(values.mean(axis=0), found.mean, atol=0.02)
+    covariances = found.root @ np.swapaxes(found.root, 1, 2)
+    variances = np.einsum("gii->gi", covariances)
+    np.testing.assert_allclose(values.var(axis=0), variances, rtol=0.2)
+
+
+def test_the_slope_of_a_corrected_field():
+    rng = np.random.default_rng(11)
+    sampler = make_latent_sampler(TallModel(group_effects("slopes")), None, 1.0)
+    reference = sampler.reference
+    given = reference.surrogate.factored_later(reference.hyper)
+    found = FieldIntegral(sampler).correction(given, 1.0)
+    border, groups = sampler.field.latent.noise(rng)
+
+    def moved(entry):
+        step = np.zeros(groups.shape)
+        step.flat[entry] = 1e-6
+        ends = [found.apply((border, groups + s * step))[0][1].ravel() for s in (1, -1)]
+        return (ends[0] - ends[1]) / 2e-6
+
+    jacobian = np.array([moved(entry) for entry in range(groups.size)])
+    _, log_slope = found.apply((border, groups))
+    np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], log_slope, rtol=1e-6, atol=1e-6)
 
 
 def test_draws_start_nuts(model, idata):

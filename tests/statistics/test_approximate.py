@@ -91,6 +91,17 @@ def test_a_scale_of_groups_is_that_of_quadrature(correct):
     assert idata.attrs["verdict"] == "use"
 
 
+def test_many_small_groups_are_those_of_quadrature():
+    """Small errors of each of 2,000 groups would add up, in the scale and in what all share."""
+    model, yes, rows = scale_of_groups(2000, 10)
+    idata = pmb.approximate(model, draws=400, random_seed=2, correct=False)
+    drawn = idata.posterior["mu"].values.ravel(), np.log(idata.posterior["sd"].values.ravel())
+    for values, (mean, sd) in zip(drawn, by_quadrature(yes, rows), strict=True):
+        assert abs(values.mean() - mean) < 0.05 * sd
+        assert abs(values.std() / sd - 1) < 0.05
+    assert idata.attrs["verdict"] == "use"
+
+
 def two_modes():
     y = np.random.default_rng(5).normal(1.0, 1.0, 1000)
     with pm.Model() as model:
@@ -122,10 +133,29 @@ def cauchy():
     return model
 
 
-@pytest.mark.parametrize("build", [funnel, cauchy])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_bad_approximation_is_not_to_be_used(build):
-    assert pmb.approximate(build(), random_seed=3, correct=False).attrs["verdict"] != "use"
+def test_a_bad_approximation_is_not_to_be_used():
+    assert pmb.approximate(cauchy(), random_seed=3, correct=False).attrs["verdict"] != "use"
+
+
+def test_the_scale_of_groups_of_two_rows_is_that_of_quadrature():
+    """Its log has a long tail, and a posterior far wider than the search takes it for."""
+    model = funnel()
+    counts = np.bincount(
+        model.rvs_to_values[model["y"]].data.reshape(-1, 2).sum(axis=1), minlength=3
+    )
+    log_sd = np.linspace(-9, 2.5, 1200)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    p = 1 / (1 + np.exp(-np.exp(log_sd)[:, None] * nodes))
+    each = [((1 - p) ** 2) @ weights, (p * (1 - p)) @ weights, (p**2) @ weights]
+    log_density = log_sd - np.log1p(np.exp(2 * log_sd) / 25) + counts @ np.log(each)
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    mean = density @ np.exp(log_sd)
+    sd = np.sqrt(density @ (np.exp(log_sd) - mean) ** 2)
+    drawn = pmb.approximate(model, random_seed=3, correct=False).posterior["sd"].values
+    assert abs(drawn.mean() - mean) < 0.05 * sd
+    assert abs(drawn.std() / sd - 1) < 0.05
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
