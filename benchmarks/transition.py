@@ -20,7 +20,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.kernels.by_size import draw_by_size
 from pymc_minibatch.kernels.rows import draw_rows, log_ratios_of, make_take
-from pymc_minibatch.proposals.proposal import Place
+from pymc_minibatch.proposals.proposal import ProposalContext
 
 CALLS = 20_000
 REPETITIONS = 7
@@ -52,7 +52,11 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
     """Time the parts of a transition of a tuned step."""
     rng = np.random.default_rng(2)
     point = step.reference.flat.copy()
-    density, rows, place = step._density, step._rows, Place(step._guide, point, step._active)
+    density, rows, place = (
+        step._density,
+        step._rows,
+        ProposalContext(step._guide, point, step._active),
+    )
     proposed, candidate = point + 1e-3, point.copy()
     n, n_rows = int(step._first_batch[0]), step.n_rows
     propose, _ = step.proposal.build()

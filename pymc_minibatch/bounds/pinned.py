@@ -108,8 +108,8 @@ def rows_to_pin(
 
 def looser_than_most(gaps: np.ndarray, least: float = LOOSE) -> np.ndarray:
     """Return the numbers of the rows whose mean gaps over the posterior stand out, if few do."""
-    loose = np.flatnonzero(gaps > max(least, LOOSER_THAN_MOST * float(np.median(gaps))))
-    return loose if loose.size <= MOST_PINNED * gaps.size else loose[:0]
+    wide = np.flatnonzero(gaps > max(least, LOOSER_THAN_MOST * float(np.median(gaps))))
+    return wide if wide.size <= MOST_PINNED * gaps.size else wide[:0]
 
 
 def warn_of_narrow_bounds(target: CollapsedTarget, root: np.ndarray, curvature: np.ndarray) -> None:

@@ -217,7 +217,7 @@ class _Look:
         if some.size < eta.size:
             batch = tuple(np.ascontiguousarray(values[some]) for values in batch)
             eta, jacobian = eta[some], jacobian[some]
-        row = self.claims.bent_row(self.reference, eta, jacobian, batch)
+        row = self.claims.curved_row(self.reference, eta, jacobian, batch)
         if row is not None:
             raise NoPredictorError(
                 f"the predictor of row {first + some[row]} of {self.names} is not affine in the "

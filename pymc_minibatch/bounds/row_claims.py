@@ -73,7 +73,7 @@ class RowClaims(NamedTuple):
     far: np.ndarray
     radius: float
 
-    def bent_row(
+    def curved_row(
         self,
         reference: np.ndarray,
         eta: np.ndarray,

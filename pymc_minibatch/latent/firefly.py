@@ -327,7 +327,7 @@ class FireflySampler(LatentSampler):
         self,
         rng: np.random.Generator,
         point: np.ndarray,
-        n_rounds: int,
+        n_scans: int,
         tuning: bool,
         state: LatentState,
     ) -> MoveCounts:
@@ -338,7 +338,7 @@ class FireflySampler(LatentSampler):
         before = self._decisions.counts[0]
         if self._z_drawn_at is None or not np.array_equal(self._z_drawn_at, point):
             self._redraw_z(rng, point)
-        counts = super().draw(rng, point, n_rounds, tuning, state)
+        counts = super().draw(rng, point, n_scans, tuning, state)
         counts.n_evaluated = int(self._decisions.counts[0] - before)
         self._z_drawn_at = point.copy()
         return counts
@@ -351,7 +351,7 @@ class FireflySampler(LatentSampler):
         if q[0] < 0.0:
             q[0] = first_q(lit.bright.size, self.tall.n_rows)
 
-    def _round(
+    def _scan(
         self,
         rng: np.random.Generator,
         inside: np.ndarray,
@@ -362,7 +362,7 @@ class FireflySampler(LatentSampler):
         """Make all moves; tune q."""
         lit, z_tuning, evaluated = self._decisions, self.z_tuning, counts.n_evaluated
         lit.q = float(z_tuning.q[0])
-        super()._round(rng, inside, tuning, state, counts)
+        super()._scan(rng, inside, tuning, state, counts)
         counts.n_bright += lit.bright.size
         if tuning:
             z_tuning.n_corrections[0] += 1
@@ -371,7 +371,7 @@ class FireflySampler(LatentSampler):
             tune_q(z_tuning, counts.n_evaluated - evaluated, z_cost, self.tall.n_rows)
 
     def compile(self) -> None:
-        """Compile all moves, by one round that is thrown away."""
+        """Compile all moves, by one scan that is thrown away."""
         super().compile()
         self._z_drawn_at, self.z_tuning = None, self.new_z_tuning()
 

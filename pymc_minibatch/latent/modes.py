@@ -253,7 +253,7 @@ class ModeSampler(LatentSampler):
         self,
         rng: np.random.Generator,
         point: np.ndarray,
-        n_rounds: int,
+        n_scans: int,
         tuning: bool,
         state: Any,
     ) -> MoveCounts:
@@ -262,7 +262,7 @@ class ModeSampler(LatentSampler):
         if label[0] < 0:
             label[0] = self._nearest(point)
         k = int(label[0])
-        counts = self.samplers[k].draw(rng, point, n_rounds, tuning, self.state_of(state, k))
+        counts = self.samplers[k].draw(rng, point, n_scans, tuning, self.state_of(state, k))
         if counts.impossible_row < 0 and rng.random() < self.share:
             other = int(rng.integers(len(self.samplers) - 1))
             other += other >= k

@@ -171,16 +171,16 @@ class LatentSampler(ABC):
         self,
         rng: np.random.Generator,
         point: np.ndarray,
-        n_rounds: int,
+        n_scans: int,
         tuning: bool,
         state: LatentState,
     ) -> MoveCounts:
-        """Move a point of the model in place by rounds of all moves; tune."""
+        """Move a point of the model in place by scans of all moves; tune."""
         counts = MoveCounts()
         inside = self._coordinates.from_model(point)
         with one_blas_thread():
-            for _ in range(n_rounds):
-                self._round(rng, inside, tuning, state, counts)
+            for _ in range(n_scans):
+                self._scan(rng, inside, tuning, state, counts)
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
@@ -188,7 +188,7 @@ class LatentSampler(ABC):
         point[:] = self._coordinates.to_model(inside)
         return counts
 
-    def _round(
+    def _scan(
         self,
         rng: np.random.Generator,
         inside: np.ndarray,
@@ -196,7 +196,7 @@ class LatentSampler(ABC):
         state: LatentState,
         counts: MoveCounts,
     ) -> None:
-        """Make one round of all moves."""
+        """Make one scan of all moves."""
         self.moves.draw(rng, inside, self.settings(state, tuning), counts)
 
     def settings(self, state: LatentState, tuning: bool) -> Tuning:
@@ -204,7 +204,7 @@ class LatentSampler(ABC):
         return Tuning(tuning, state.scale, state.tuners, state.tests)
 
     def compile(self) -> None:
-        """Compile all moves, by one round that is thrown away."""
+        """Compile all moves, by one scan that is thrown away."""
         point = self._coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state())

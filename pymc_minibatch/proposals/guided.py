@@ -47,7 +47,7 @@ MOST_ARSINH = 14.0
 """Half a million standard deviations: beyond, the quadratic terms of an expansion cancel with those
 of the rows to fewer digits than a decision needs."""
 
-UNUSUAL = 2.0
+ATYPICAL = 2.0
 """So far beyond the usual distance √d the approximation has a few thousandths of its mass: nearer,
 the change of the share would reject good moves."""
 
@@ -269,19 +269,19 @@ def walk_along_axis(
 
 
 @register_jitable
-def walk_share_beyond(beyond: Any, random_walk: Any, unusual: float, farthest: float) -> Any:
+def walk_share_beyond(beyond: Any, random_walk: Any, atypical: float, farthest: float) -> Any:
     """Return w of points that are so far beyond the usual distance, a number or an array."""
-    unlikely = np.minimum(np.maximum(beyond - unusual, 0.0), farthest)
+    unlikely = np.minimum(np.maximum(beyond - atypical, 0.0), farthest)
     return 1.0 - (1.0 - random_walk) * np.exp(-unlikely)
 
 
 @register_jitable
 def walk_share(
-    z: np.ndarray, random_walk: float, unusual: float = UNUSUAL, farthest: float = FARTHEST
+    z: np.ndarray, random_walk: float, atypical: float = ATYPICAL, farthest: float = FARTHEST
 ) -> float:
-    """Return w(z). That of other moves falls by e with each unit of z beyond what is unusual."""
+    """Return w(z). That of other moves falls by e with each unit of z beyond what is atypical."""
     beyond = math.sqrt(squared_norm(z)) - math.sqrt(z.size)
-    return float(walk_share_beyond(beyond, random_walk, unusual, farthest))
+    return float(walk_share_beyond(beyond, random_walk, atypical, farthest))
 
 
 @register_jitable(fastmath=SUMS)

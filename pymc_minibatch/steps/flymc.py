@@ -38,7 +38,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep, TallStepState
-from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
+from pymc_minibatch.steps.sweeps import OF_EFFECTS, scans_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import BrightnessState, Update, Whitening, new_brightness
@@ -295,7 +295,7 @@ class FlyMC(TallStep):
         if self.latent is None:
             self._set_up_plainly(bound, reference)
         elif self.steps_are_free and not self.latent.costly:
-            self.steps_per_draw = rounds_of_draw(self.tall)
+            self.steps_per_draw = scans_of_draw(self.tall)
         self.bound_options = repr(self.bound)
         _log.info(self.choice)
 
@@ -502,14 +502,14 @@ class FlyMC(TallStep):
 
     def _draw_by_sweeps(self, latent: FireflySampler, flat: np.ndarray) -> dict[str, Any]:
         latent.z_tuning = self.tuning
-        n_rounds = 1 if self.tune and self.steps_are_free else self.steps_per_draw
-        counts = latent.draw(self.rng, flat, n_rounds, self.tune, self.moves)
+        n_scans = 1 if self.tune and self.steps_are_free else self.steps_per_draw
+        counts = latent.draw(self.rng, flat, n_scans, self.tune, self.moves)
         if latent.violation[0] >= 0:
             raise SamplingError(violation(self.tall, *latent.violation))
         return {
             "n_likelihood": counts.n_evaluated,
             "n_gradient": 0,
-            "n_bright": counts.n_bright / n_rounds + latent.pinned.size,
+            "n_bright": counts.n_bright / n_scans + latent.pinned.size,
             "q": float(self.tuning.q[0]),
             "scale": latent.scale(self.moves),
             **stats_of_effects(counts),

@@ -80,7 +80,7 @@ from pymc_minibatch.steps.deciding import (
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.start import kept
-from pymc_minibatch.steps.sweeps import OF_EFFECTS, rounds_of_draw, stats_of_effects
+from pymc_minibatch.steps.sweeps import OF_EFFECTS, scans_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
@@ -488,7 +488,7 @@ class MinibatchMH(TallStep):
                     self.acceptance, self.proposal, self._active.size, rows_read
                 )
         elif self.steps_are_free and not self.latent.costly:
-            self.steps_per_draw = rounds_of_draw(self.tall)
+            self.steps_per_draw = scans_of_draw(self.tall)
         _log.info(self.choice)
         self._warn_of_other_temperatures()
 

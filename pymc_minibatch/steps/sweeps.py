@@ -7,7 +7,7 @@ import numpy as np
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["OF_EFFECTS", "rounds_of_draw", "stats_of_effects"]
+__all__ = ["OF_EFFECTS", "scans_of_draw", "stats_of_effects"]
 
 ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
@@ -25,7 +25,7 @@ OF_EFFECTS = (
 """Stats of a model with effects, NaN elsewhere."""
 
 
-def rounds_of_draw(tall: TallModel) -> int:
+def scans_of_draw(tall: TallModel) -> int:
     """Return how many rounds of moves make a draw, where that is left open."""
     many = tall.n_rows >= MANY_ROWS and bool(tall.deterministics_of_rows())
     return ROUNDS_WITH_DETERMINISTICS if many else ROUNDS

@@ -169,14 +169,14 @@ class RowStructure:
         line: dict[Variable, Variable] = {self.flat: start + epsilon * way}
         along: list[Any] = graph_replace(self.parts, line, strict=False)
 
-        def is_bent(part: Any) -> bool:
+        def is_curved(part: Any) -> bool:
             if epsilon not in ancestors([part]):
                 return False
             derivative: Any = pushforward(part, epsilon, pt.ones_like(epsilon))
             slope: Any = rewrite_graph(derivative)
             return epsilon in ancestors([slope])
 
-        return [is_bent(part) for part in along]
+        return [is_curved(part) for part in along]
 
     @made_once
     def compiled_arrays(self) -> CompiledFunction:

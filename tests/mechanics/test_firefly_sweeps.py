@@ -241,14 +241,14 @@ def test_a_draw_that_is_interrupted_leaves_no_trace(
     step, twin = new_step(model), new_step(model)
     expected = run(twin, model.initial_point(), 0, 20)
     before = run(step, model.initial_point(), 0, 10)
-    right = FireflySampler._round
+    right = FireflySampler._scan
 
     def interrupted(self: FireflySampler, *args: Any) -> None:
         right(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(FireflySampler, "_round", interrupted)
+        patch.setattr(FireflySampler, "_scan", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(before[-1])
     assert_same(run(step, before[-1], 10, 20), expected[10:])

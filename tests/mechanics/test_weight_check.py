@@ -43,11 +43,11 @@ def sampler(step: pmb.MinibatchMH) -> MinibatchSampler:
     return step.latent
 
 
-def drawn(sampler: MinibatchSampler, n_rounds: int, seed: int) -> np.ndarray:
+def drawn(sampler: MinibatchSampler, n_scans: int, seed: int) -> np.ndarray:
     """Move a point from near the mode."""
     rng, state = np.random.default_rng(seed), sampler.initial_state()
     point = sampler.near_mode(rng, sampler.tall.start).copy()
-    sampler.draw(rng, point, n_rounds, True, state)
+    sampler.draw(rng, point, n_scans, True, state)
     return point
 
 
