@@ -48,3 +48,30 @@ def test_warnings_are_of_one_kind():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", category=pmb.MinibatchWarning)
         warn("something")
+
+
+def seconds_of_readme():
+    """Return the seconds of the README's table, by rows and run."""
+    found = {}
+    for line in (DOCS.parent / "README.md").read_text().splitlines():
+        cells = [cell.strip().replace("*", "") for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and re.fullmatch(r"[\d,]+", cells[0]):
+            pairs = [cell.split(" / ") for cell in cells[1:]]
+            found[cells[0], "second run"] = [pair[0] for pair in pairs]
+            found[cells[0], "first run"] = [pair[1] for pair in pairs]
+    return found
+
+
+def seconds_of_page():
+    """Return those of the page of benchmarks for users."""
+    found = {}
+    for line in (DOCS / "speed.md").read_text().splitlines():
+        cells = [cell.strip().replace("*", "") for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and cells[1] in ("second run", "first run"):
+            found[cells[0], cells[1]] = [cell or "–" for cell in cells[2:]]
+    return found
+
+
+def test_the_readme_has_the_seconds_of_the_page_of_benchmarks():
+    assert len(seconds_of_readme()) == 6
+    assert seconds_of_readme() == seconds_of_page()
