@@ -449,8 +449,10 @@ def row_axis(tall: TallModel, name: str | None = None) -> tuple[str, np.ndarray 
     """Return name and labels of the axis of rows, as the result of `pm.sample` has them.
 
     Rows of other data than the model's own have no labels. They are those of a variable, of the
-    first if none is named.
+    first if none is named. Likelihoods of different lengths have theirs one below the other.
     """
+    if tall.union is not None:  # the rows of several variables, which have axes of their own
+        return "row", None
     name = tall.row_names[0] if name is None else name
     axis = 0 if name in tall.row_potentials else observed_input(tall, name).axis
     dim = _dim(tall, name, axis)

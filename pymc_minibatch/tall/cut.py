@@ -483,6 +483,8 @@ def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]
 
 
 def _observed_leaves(tall: "TallModel") -> set[Variable]:
+    if tall.union is not None:
+        return set(tall.union.observed)
     return {
         data_leaves([tall.model.rvs_to_values[rv]])[-1]
         for rv in tall.model.observed_RVs

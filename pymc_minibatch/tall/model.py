@@ -33,6 +33,7 @@ from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.jit.memory import NotEnoughMemoryError
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import (
@@ -50,7 +51,13 @@ from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
-from pymc_minibatch.tall.observed import ObservedTerm, observed_terms, row_counts, sum_rows
+from pymc_minibatch.tall.observed import (
+    ObservedTerm,
+    apart,
+    observed_terms,
+    row_counts,
+    sum_rows,
+)
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
 from pymc_minibatch.tall.potentials import has_rows, potential_terms
@@ -76,12 +83,16 @@ from pymc_minibatch.tall.stored import described_sources
 from pymc_minibatch.tall.structure import NoStructureError, RowStructure, structure_of
 from pymc_minibatch.tall.tables import Wanted
 from pymc_minibatch.tall.twice import twice_differentiable
+from pymc_minibatch.tall.unions import RowSet, Union, union_of
 
 __all__ = ["NotTallError", "RowInput", "TallModel"]
 
 
 MAX_LAYOUTS = 64
 """Ways to assign row axes that are tried before a model is refused."""
+
+COMPARED = 64
+"""Rows of each of several likelihoods that are compared once they are joined."""
 
 
 class TallModel:
@@ -115,6 +126,8 @@ class TallModel:
         What was recognised as row data.
     row_names, row_potentials : list of str
         The observed variables and potentials that have rows, and which of them are potentials.
+    union : Union or None
+        The likelihoods whose rows are one below the other, if they are of different lengths.
     evaluates_data : bool
         Whether the likelihood depends on statistics of the whole data set, such as a mean.
     layout : PointLayout
@@ -537,6 +550,10 @@ class TallModel:
     def sizes_of_row_deterministics(self) -> dict[str, int]:
         """Count the values that they have."""
         rows = {row_input.leaf for row_input in self.row_inputs.values()}
+        lengths = {self.n_rows}
+        if self.union is not None:
+            rows |= {leaf for each in self.union.order for leaf in each.axes}
+            lengths = {each.n_rows for each in self.union.order}
         start = self.model.initial_point()
         point = [start[get_var_name(value)] for value in self.model.value_vars]
         found = {}
@@ -546,7 +563,7 @@ class TallModel:
             if None in shape and reads:
                 graph = shape_of(*self.model.replace_rvs_by_values([variable]))
                 shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
-            if self.n_rows in shape:
+            if lengths.intersection(shape):
                 known = [length for length in shape if length is not None]
                 found[get_var_name(variable)] = math.prod(map(int, known))
         return found
@@ -574,6 +591,12 @@ class TallModel:
         """Split the model, with what it computes from data in the rows or else computed once."""
         terms = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
         self.evaluates_data = False
+        self.union = None
+        with suppress(NotTallError, NotEnoughMemoryError):  # else one has rows, the others none
+            self.union = None if self.is_bound else self._union(terms)
+            if self.union is not None:
+                return self._split_union(self.union)
+        self.union = None
         try:
             return self._split(terms)
         except NotTallError:
@@ -588,6 +611,12 @@ class TallModel:
 
     def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
+        found = self._split_some(terms)
+        self._check_prior_part()
+        return found
+
+    def _split_some(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
+        """Split off rows, whatever the rest is."""
         refusal: NotTallError | None = None
         for n_rows in row_counts(terms):
             self.n_rows = self._n_own = n_rows
@@ -600,14 +629,61 @@ class TallModel:
             candidates = _candidate_axes(data_leaves([self._full_term]), n_rows)
             self._check_data(candidates)
             try:
-                found = self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
+                return self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
             except NotTallError as error:
                 refusal = refusal or error
-                continue
-            self._check_prior_part()
-            return found
         assert refusal is not None
         raise refusal
+
+    def _union(self, terms: Sequence[ObservedTerm]) -> Union | None:
+        """Join likelihoods of different lengths, or many in a loop; None if one set is best."""
+        sets = []
+        for some in apart(terms):
+            try:
+                self._split_some(some)
+            except (NotTallError, ValueError):
+                return None
+            axes, _, n_rows = self.row_axes
+            seen = frozenset(each.leaf for each in some if each.leaf is not None)
+            names = tuple(each.name for each in some)
+            sets.append(RowSet(names, self._full_term, n_rows, axes, seen))
+        return union_of(sets) if len(sets) > 1 else None
+
+    def _split_union(self, union: Union) -> tuple[SplitCheck, list[EvaluatedPoint]]:
+        """Split the rows of several likelihoods."""
+        self.n_rows = self._n_own = int(union.starts[-1])
+        self.row_names = [name for each in union.order for name in each.names]
+        self.row_potentials, self._rests = [], []
+        self._full_term = twice_differentiable(unmerge(pt.cast(union.term, "float64")))
+        candidates: dict[Variable, list[int]] = {leaf: [0] for leaf in union.leaves}
+        found = self._split_along(candidates, union.leaves)
+        self._verify_union(union, [point for point, _ in found[1]])
+        return found
+
+    def _verify_union(self, union: Union, points: Sequence[np.ndarray]) -> None:
+        """Compare some rows of a union with those of the likelihoods by themselves.
+
+        Raises
+        ------
+        NotTallError
+            If they differ.
+        """
+        evaluate = compile_python(*self.batch_graph)
+        for each, first in zip(union.order, union.starts[:-1], strict=True):
+            inputs, term = slice_rows(each.term, each.n_rows, each.axes)
+            alone = compile_python([self.flat, *inputs], [self._bind(term, {})])
+            rows = self._rng.integers(0, each.n_rows, COMPARED)
+            own = [
+                np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0)[rows])
+                for leaf, axis in each.axes.items()
+            ]
+            for point in points:
+                expected, found = alone(point, *own), evaluate(point, *self.batch(first + rows))
+                if difference(found, expected) is not None:
+                    raise NotTallError(
+                        f"The rows of {' + '.join(each.names)} were not joined rightly with those "
+                        "of the other observed variables. Please report this model."
+                    )
 
     def _split_along(
         self, candidates: Mapping[Variable, Sequence[int]], observed: Sequence[Variable]

@@ -16,13 +16,20 @@ from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 from pymc_minibatch.tall.sparse_rows import without_sparse
 
-__all__ = ["ObservedTerm", "observed_terms", "row_counts", "sum_rows"]
+__all__ = ["ObservedTerm", "apart", "observed_terms", "row_counts", "sum_rows"]
 
 LARGER = 10
 """Potentials determine the rows if they have so many times more than what is observed.
 
 Others, such as a prior of neighbouring areas that reads their pairs, are no likelihoods.
 """
+
+
+FEW_ROWS = 1000
+"""Rows of all shorter likelihoods together that each draw may evaluate; they cost microseconds."""
+
+MOST_ALIKE = 8
+"""Variables of one length that are rows together; each row reads all of their predictors."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,26 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv), leaf_value(leaf).shape)
         for rv, leaf, term in zip(observed, leaves, rows, strict=True)
     ]
+
+
+def apart(terms: Sequence[ObservedTerm]) -> list[list[ObservedTerm]]:
+    """Sort terms by the rows that they have in common; one set if they are to be split together.
+
+    Those of one length have theirs in common, unless they are many. Potentials have the rows of
+    observed variables, or all are split together.
+    """
+    seen = [term for term in terms if term.leaf is not None and term.longest > 1]
+    if any(not term.lengths for term in seen):
+        return [list(terms)]
+    sets: dict[int, list[ObservedTerm]] = {}
+    for term in seen:
+        sets.setdefault(max(term.lengths), []).append(term)
+    lengths = sorted(sets, reverse=True)
+    if any(term.leaf is None for term in terms) or not lengths:
+        return [list(terms)]
+    if max(map(len, sets.values())) > MOST_ALIKE:
+        return [[term] for term in seen]
+    return list(sets.values()) if sum(lengths[1:]) > FEW_ROWS else [list(terms)]
 
 
 def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:

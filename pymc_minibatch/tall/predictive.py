@@ -78,6 +78,12 @@ class Predictive:
                 "it is not drawn row by row. Compute that before building the model, or use "
                 "pm.sample_posterior_predictive."
             )
+        if tall.union is not None:
+            raise NoPredictionError(
+                f"The rows of {' + '.join(tall.row_names)} are joined, and {name} has only some of "
+                "them. Use pm.sample_posterior_predictive, or predict with a model that has no "
+                f"likelihood but {name}: pass it as model, with the same draws."
+            )
         self._tall, self.name = tall, name
         if data is None:
             tall.check_sources()

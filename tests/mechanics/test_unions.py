@@ -1,0 +1,138 @@
+"""Likelihoods of different lengths, or many in a loop, are the rows of one."""
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+import pymc_minibatch as pmb
+
+
+def two_families():
+    rng = np.random.default_rng(1)
+    x1, x2 = rng.normal(size=3000), rng.normal(size=1500)
+    with pm.Model() as model:
+        a, b, s = pm.Normal("a"), pm.Normal("b"), pm.HalfNormal("s")
+        pm.Normal("y", a + b * pm.Data("x1", x1), s, observed=1 + 0.5 * x1 + rng.normal(size=3000))
+        pm.Poisson("n", pm.math.exp(b * x2), observed=rng.poisson(np.exp(0.5 * x2)))
+    return model
+
+
+def devices():
+    rng = np.random.default_rng(2)
+    with pm.Model() as model:
+        mu, s = pm.Normal("mu"), pm.HalfNormal("s")
+        effect = pm.Normal("effect", mu, 1.0, shape=12)
+        for k in range(12):
+            x = rng.normal(size=150 + k)
+            own = pm.Normal(f"slope_{k}") if k % 2 else 0.5
+            pm.Normal(f"y_{k}", effect[k] + own * x, s, observed=rng.normal(size=150 + k))
+    return model
+
+
+MODELS = {
+    "two families": (two_families, 4500),
+    "devices": (devices, sum(range(150, 162))),
+}
+
+
+def point_of(model):
+    rng = np.random.default_rng(4)
+    return {name: rng.normal(0.0, 0.3, np.shape(v)) for name, v in model.initial_point().items()}
+
+
+@pytest.mark.parametrize(("make", "n_rows"), MODELS.values(), ids=MODELS)
+def test_rows_of_all_likelihoods_add_up_to_the_log_density(make, n_rows):
+    model = make()
+    tall = pmb.TallModel(model)
+    point = point_of(model)
+    rows = tall.row_logp(point, np.arange(n_rows))
+    assert tall.n_rows == n_rows == rows.size
+    own = model.compile_logp(model.observed_RVs, sum=False)(point)
+    by_name = dict(zip((rv.name for rv in model.observed_RVs), own, strict=True))
+    expected = np.concatenate([by_name[name] for name in tall.row_names])
+    np.testing.assert_allclose(rows, expected, rtol=1e-10, atol=1e-12)
+    total = tall.prior_logp(point) + rows.sum()
+    assert total == pytest.approx(float(model.compile_logp()(point)), rel=1e-12)
+
+
+def test_a_likelihood_of_few_rows_is_evaluated_with_the_prior():
+    rng = np.random.default_rng(5)
+    with pm.Model() as model:
+        a = pm.Normal("a")
+        pm.Normal("y", a, 1.0, observed=rng.normal(size=3000))
+        pm.Poisson("n", pm.math.exp(a), observed=rng.poisson(1.0, 200))
+    tall = pmb.TallModel(model)
+    assert tall.union is None
+    assert (tall.n_rows, tall.row_names) == (3000, ["y"])
+
+
+def test_too_many_kinds_are_not_joined(monkeypatch):
+    monkeypatch.setattr("pymc_minibatch.tall.unions.MAX_KINDS", 1)
+    assert pmb.TallModel(two_families()).union is None
+
+
+@pytest.fixture(scope="module")
+def with_draws():
+    model = two_families()
+    rng = np.random.default_rng(6)
+    drawn = {"a": 1.0, "b": 0.5, "s": 1.0}
+    posterior = {
+        name: (("chain", "draw"), value + 0.02 * rng.normal(size=(2, 50)))
+        for name, value in drawn.items()
+    }
+    return model, xr.DataTree.from_dict({"posterior": xr.Dataset(posterior)})
+
+
+def test_log_likelihoods_have_the_rows_of_all(with_draws):
+    model, idata = with_draws
+    with model:
+        found = pmb.log_likelihood(idata, rows=[0, 2999, 3000, 4499])["y + n"]
+        expected = pm.compute_log_likelihood(idata, extend_inferencedata=False, progressbar=False)
+    values = np.concatenate(
+        [expected["y"].values[..., [0, 2999]], expected["n"].values[..., [0, 1499]]], axis=-1
+    )
+    np.testing.assert_allclose(found.values, values, rtol=1e-9)
+    assert found.dims == ("chain", "draw", "row")
+
+
+def test_loo_is_that_of_all_rows(with_draws):
+    model, idata = with_draws
+    with model:
+        whole = pm.compute_log_likelihood(idata, extend_inferencedata=False, progressbar=False)
+    at_mean = sum(whole[name].mean(("chain", "draw")).values.sum() for name in ("y", "n"))
+    found = pmb.loo(idata, model=model)
+    assert found.n_data_points == 4500
+    assert found.elpd == pytest.approx(at_mean, rel=0.01)
+
+
+def test_predictions_of_joined_rows_are_refused(with_draws):
+    model, idata = with_draws
+    with pytest.raises(pmb.NoPredictionError, match=r"y \+ n are joined, and n has only some"):
+        pmb.predict(idata, model=model, var_name="n")
+
+
+def test_data_that_are_set_are_followed(with_draws):
+    model, _ = with_draws
+    with model:
+        step = pmb.MinibatchMH()
+        before = float(model["x1"].get_value()[7])
+        try:
+            pm.set_data({"x1": model["x1"].get_value() + 1.0})
+            assert len(step.vars) == 3  # which sets it up again
+            point = point_of(model)
+            rows = step.tall.row_logp(point, np.arange(4500))
+            own = float(model.compile_logp(model["y"])(point))
+            assert rows[:3000].sum() == pytest.approx(own, rel=1e-10)
+            assert model["x1"].get_value()[7] == before + 1.0
+        finally:
+            pm.set_data({"x1": model["x1"].get_value() - 1.0})
+
+
+def test_rows_that_cannot_be_joined_are_those_of_the_longest(monkeypatch):
+    def cannot(*args):
+        raise pmb.NotTallError("not joined")
+
+    monkeypatch.setattr(pmb.TallModel, "_verify_union", cannot)
+    tall = pmb.TallModel(two_families())
+    assert (tall.union, tall.n_rows, tall.row_names) == (None, 3000, ["y"])
