@@ -108,8 +108,9 @@ def sample(
         and "sgfs" are the other steps with their default settings.
     fallback : {"nuts", "error"}, default "nuts"
         What happens if "auto" finds that minibatches cannot be used or do not pay. "nuts" samples
-        with NUTS. "error" never does: a model that is not supported raises the reason, and one with
-        few rows is sampled by minibatches.
+        with NUTS; so does a chain that finds it while it tunes, from where it is. "error" never
+        does: a model that is not supported raises the reason, and others are sampled by
+        minibatches.
     step : step of this package, optional
         A step with settings of your own, in place of `method`.
     data : mapping of str to array, or TallModel, optional
@@ -202,6 +203,9 @@ def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | 
     """
     if method == "nuts":
         return None
+    of_chains: Literal["nuts"] | None = "nuts" if fallback == "nuts" else None
+    if method == "minibatch":
+        return MinibatchMH(data=data, fallback=of_chains, model=model)
     if method != "auto":
         return METHODS[method](data=data, model=model)
     found, tall, moved = checked(model, data)
@@ -211,7 +215,7 @@ def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | 
     if tall is None:
         raise NotTallError(found.reasons[0])
     try:
-        step = MinibatchMH(moved, data=tall, model=model)
+        step = MinibatchMH(moved, data=tall, fallback=of_chains, model=model)
     except NotTallError as error:
         if fallback == "error" or data is not None:
             raise

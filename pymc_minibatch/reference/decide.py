@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from pymc_minibatch.arguments import checked_type
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -220,8 +221,10 @@ def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> flo
         free[held] = False
     points = np.tile(reference.center, (TRIAL_PAIRS, 2, 1))
     precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
-    z = rng.standard_normal((*points.shape[:2], int(free.sum())))
-    points[..., free] += np.linalg.solve(np.linalg.cholesky(precision).T, z[..., None])[..., 0]
+    z = rng.standard_normal((points[..., 0].size, int(free.sum())))
+    factor = np.linalg.cholesky(precision)
+    away = solve_triangular(factor, z.T, lower=True, trans="T").T
+    points[..., free] += away.reshape(*points.shape[:2], -1)
     ratios = [term(there, batch) - term(here, batch) for here, there in points]
     with np.errstate(invalid="ignore"):  # where a row is impossible
         return float(np.median([ratio.var() for ratio in ratios]))

@@ -150,13 +150,16 @@ class SearchDensity:
     def outer_precision(self, theta: np.ndarray, rows: Rows | None) -> np.ndarray:
         """Precision by the outer products of the slopes of some rows."""
         data = self.tall.data if rows is None else rows
-        some = np.sort(np.random.default_rng(0).integers(0, len(data[0]), TRIAL_ROWS))
+        n = len(data[0])
+        some = np.arange(n)
+        if n > TRIAL_ROWS:
+            some = np.sort(np.random.default_rng(0).integers(0, n, TRIAL_ROWS))
         batch = [np.ascontiguousarray(values[some]) for values in data]
         return outer_precision(
             lambda point: self.tall.vector_row_logp(point, *batch),
             theta,
             self.units,
-            self.tall.n_rows / (TRIAL_ROWS * self.temperature),
+            self.tall.n_rows / (some.size * self.temperature),
             self.prior_hessian(theta),
         )
 

@@ -78,9 +78,10 @@ from pymc_minibatch.steps.deciding import (
     steps_of_draw,
 )
 from pymc_minibatch.steps.memory import bytes_of_step
-from pymc_minibatch.steps.mixing import Mixing
+from pymc_minibatch.steps.mixing import TRAJECTORY, Mixing
 from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.sweeps import OF_EFFECTS, scans_of_draw, stats_of_effects
+from pymc_minibatch.steps.trajectories import Trajectories, TrajectoryLook
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
@@ -127,6 +128,17 @@ HEAVY_WALK = 0.4
 TRANSITION, TRANSITION_OF_EFFECTS = 200.0, 20_000.0
 """What one costs besides rows, in rows of some 50 ns."""
 
+SETTLED = 100
+"""Draws of tuning before which decisions tell nothing of those to come."""
+
+AFFORDABLE = 2e9
+"""Rows that trajectories of a chain may read if decisions are dear, but draws not correlated: some
+100 seconds."""
+
+LEAST_TUNING = 150
+"""Draws of tuning that are left, without which trajectories are not begun: windows of PyMC's
+variances are 101 draws long, after 50 that are left out."""
+
 USUAL_DRAWS = 1000
 """Of a chain, where a step is run by hand."""
 
@@ -142,6 +154,7 @@ class MinibatchMHState(TallStepState):
     batch_state: FirstBatch
     transitions: int
     followed: tuple[np.ndarray, float]
+    trajectories: dict[str, Any] | None
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
     acceptance: Acceptance = field(metadata={"frozen": True})
@@ -253,6 +266,13 @@ class MinibatchMH(TallStep):
         done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
         model and a comparison finds wrong is not used; a chain that finds it later stops, and
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
+    fallback : {"nuts", None}, default "nuts"
+        What a chain does for which batches do not pay: its decisions read most rows, and draws of
+        tuning stay correlated for all the work. Mixtures within a row, products of unknowns and
+        ridges that bend can be such. With "nuts" it goes on along trajectories with all rows, by
+        PyMC's No-U-Turn sampler, from where it is and with what is left of tuning, at least
+        150 draws. That is exact, and needs rows in memory, and `acceptance`, `proposal`,
+        `batch_size` and `temperature` left as they are.
     start : DataTree, optional
         What :func:`approximate` has returned for the model. Its set-up is taken over, so that only
         `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
@@ -312,6 +332,7 @@ class MinibatchMH(TallStep):
     - ``test_error``: largest estimated bound on the error of an acceptance probability.
     - ``exact``: whether decisions are exact: by Exact, without a row, or by all rows; and the
       witness has seen it.
+    - ``diverging``: whether a trajectory with all rows diverged (`fallback`).
     - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
       Laplace sqrt(1 - rho²).
     - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
@@ -353,6 +374,7 @@ class MinibatchMH(TallStep):
         "log_ratio_var": (np.float64, []),
         "test_error": (np.float64, []),
         "exact": (np.bool_, []),
+        "diverging": (bool, []),  # as PyMC declares it
         "scale": (np.float64, []),
         **dict.fromkeys(OF_EFFECTS, (np.float64, [])),
         **TallStep.stats_dtypes_shapes,
@@ -381,6 +403,7 @@ class MinibatchMH(TallStep):
         rows_in_memory: float = ROWS_IN_MEMORY,
         steps_per_draw: int | Literal["auto"] = "auto",
         witness: bool = True,
+        fallback: Literal["nuts"] | None = "nuts",
         start: Any = None,
         model: Model | None = None,
         rng: RandomGenerator = None,
@@ -392,6 +415,8 @@ class MinibatchMH(TallStep):
         is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
         test = None if is_open else named("acceptance", acceptance, TESTS, "build")
         moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
+        if fallback not in ("nuts", None):
+            raise ValueError(f"fallback must be 'nuts' or None; got {fallback!r}.")
         if rows not in ("auto", "size", "uniform"):
             raise ValueError(f"rows must be 'auto', 'size' or 'uniform'; got {rows!r}.")
         self.temperature = checked_temperature(temperature)
@@ -418,6 +443,15 @@ class MinibatchMH(TallStep):
                 "batch_size out."
             )
         self.steps_are_free = steps_per_draw == "auto"
+        self.may_follow_trajectories = (
+            fallback == "nuts"
+            and is_open
+            and moves is None
+            and self.temperature == 1.0
+            and batch_size is None
+            and not self.tall.is_bound
+            and self.tall.partitions is None
+        )
         asked = Asked(is_open, moves, reference, control_variate, rows)
         self.claims = Claims()
         while True:
@@ -459,7 +493,7 @@ class MinibatchMH(TallStep):
             if isinstance(value, cached_property):
                 self.__dict__.pop(name, None)
         self.proposal_options = ()
-        self._draws_to_come = USUAL_DRAWS
+        self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
         self._moved_alike = ""
         self.rows: str = "uniform"
         self.row_sizes: RowSizes | None = None
@@ -686,15 +720,17 @@ class MinibatchMH(TallStep):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain; rows that served another one do not serve this one."""
         super().setup_chain(rng, tune, draws)
-        self._draws_to_come = draws
+        self._draws_to_come, self._tuning_to_come = draws, tune
         if self.sized is not None and self.ball is not None:
             self._put_in_place(Residents.none(self.sized))
 
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
-        self._read, self._cost_is_checked = np.zeros(2), False
+        self._read, self._cost_is_checked, self._is_beyond = np.zeros(2), False, False
         self._level_is_found = False
         self.transitions, self._n_still = 1, 0
+        self.by_trajectories = False
+        self.__dict__.pop("_trajectories", None)
         self._mixing = Mixing(
             self.tall.layout, TRANSITION if self.latent is None else TRANSITION_OF_EFFECTS
         )
@@ -782,9 +818,10 @@ class MinibatchMH(TallStep):
 
     def stop_tuning(self) -> None:
         """Fix what tuning has found."""
-        if self._may_take_more:
+        if self._may_take_more and not self.by_trajectories:
             self.transitions = self._mixing.transitions(self._made, self._draws_to_come)
-            self._mixing.draws.clear()
+        self._mixing.draws.clear()
+        self._read, self._cost_is_checked = np.zeros(2), False
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
@@ -822,12 +859,86 @@ class MinibatchMH(TallStep):
         return 1 if self.latent is not None and self.steps_are_free else self.steps_per_draw
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
+        if self.by_trajectories:
+            return self._draw_along_trajectory(flat)
         stats = self._draw_together(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self._warning_of_no_move(stats)
-        elif self._may_take_more:
+        elif self._may_take_more or self.may_follow_trajectories:
             self._mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
+            if self._may_begin_trajectories:
+                self._follow_trajectories_if_needed(flat)
         return stats
+
+    @property
+    def _may_begin_trajectories(self) -> bool:
+        """Whether enough of tuning is left, and nothing that was asked for stands against it."""
+        made = self.n_draws + 1
+        left = self._tuning_to_come - made
+        return self.may_follow_trajectories and made >= SETTLED and left >= LEAST_TUNING
+
+    @property
+    def _are_affordable(self) -> bool:
+        return self._draws_to_come * self.n_rows * TRAJECTORY <= AFFORDABLE
+
+    def _follow_trajectories_if_needed(self, flat: np.ndarray) -> None:
+        """Go on with all rows if batches do not pay.
+
+        Either draws stay correlated for all their work, or decisions read most rows since the
+        chain is where the expansion does not hold.
+        """
+        if not (self._is_beyond or self._mixing.goes_nowhere(self._made, self.n_rows)):
+            return
+        _log.info(
+            "MinibatchMH: decisions read most rows here and draws stay correlated; the chain goes "
+            "on along trajectories with all rows, as NUTS (fallback='nuts')"
+        )
+        self._trajectories = self._trajectories_from(flat)
+        self.by_trajectories = True
+
+    def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
+        known = self._approximation
+        covariance = np.ones(self._active.size)
+        if known is not None:
+            covariance = np.linalg.inv(known.precision)
+        return Trajectories(
+            self.tall, self.var_names, active=self._active, start=flat, covariance=covariance
+        )
+
+    @property
+    def trajectories(self) -> dict[str, Any] | None:
+        """What trajectories have learnt; None for a chain that batches move."""
+        return self._trajectories.state if self.by_trajectories else None
+
+    @trajectories.setter
+    def trajectories(self, stored: Mapping[str, Any] | None) -> None:
+        self.by_trajectories = stored is not None
+        if stored is not None:
+            if "_trajectories" not in self.__dict__:
+                self._trajectories = self._trajectories_from(self.tall.start)
+            self._trajectories.state = stored
+
+    @cached_property
+    def _trajectories(self) -> Trajectories:
+        return self._trajectories_from(self.tall.start)
+
+    def _draw_along_trajectory(self, flat: np.ndarray) -> dict[str, Any]:
+        made = self._trajectories.draw(flat, self.rng, self.tune)
+        read = int(made["tree_size"]) * self.n_rows
+        return {
+            "acceptance_rate": made["mean_tree_accept"],
+            "n_likelihood": read,
+            "n_gradient": read,
+            "n_scanned": 0,
+            "batch_size": float(self.n_rows),
+            "log_ratio_var": 0.0,
+            "test_error": 0.0,
+            "exact": True,
+            "diverging": made["diverging"],
+            "scale": made["step_size"],
+            "warning": None,
+            **dict.fromkeys(OF_EFFECTS, np.nan),
+        }
 
     def _warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
         """Warn once where a chain stands still, which R-hat does not see if others do as well."""
@@ -852,12 +963,16 @@ class MinibatchMH(TallStep):
             self.proposal.end_draw(self.proposal_state)
             self._tune_batch(totals.n_grown, totals.n_decisions)
         stats = self._stats(totals)
-        stats["warning"] = None if self.tune else self._warning_of_cost(totals)
+        stats["warning"] = None
+        if not self.tune:
+            stats["warning"] = self._warning_of_cost(totals)
+        elif self._may_begin_trajectories and self._are_affordable:
+            self._is_beyond |= self._beyond_expansion(totals) is not None
         return stats
 
     @property
     def _can_make_blocks(self) -> bool:  # type: ignore[override]
-        return self.latent is None and self.residents is None
+        return self.latent is None and self.residents is None and not self.by_trajectories
 
     def _draw_block(self, flat: np.ndarray, points: np.ndarray) -> dict[str, Any]:
         made = np.zeros((len(points), len(Totals._fields)))
@@ -889,6 +1004,7 @@ class MinibatchMH(TallStep):
             "log_ratio_var": counts.variance / n_decisions,
             "test_error": counts.test_error,
             "exact": not self.latent.by_batches,
+            "diverging": False,
             "scale": self.latent.scale(self.proposal_state),
             "warning": None if self.tune else self._warning_of_a_level(flat),
             **stats_of_effects(counts),
@@ -910,7 +1026,8 @@ class MinibatchMH(TallStep):
     def _changing(self) -> dict[str, Any]:
         """Copy whose turn it is of rows that were gathered, which changes after tuning as well."""
         gathered = {} if self.residents is None else {"_gathered": self._gathered}
-        return super()._changing() | gathered
+        learnt = {"trajectories": self.trajectories} if self.tune and self.by_trajectories else {}
+        return super()._changing() | gathered | learnt
 
     @property
     def _gathered(self) -> tuple[Residents, np.ndarray]:
@@ -997,11 +1114,11 @@ class MinibatchMH(TallStep):
             "parameters (no support that depends on them); sample this model with NUTS."
         )
 
-    def _warning_of_cost(self, totals: Totals) -> str | None:
-        """Warn once where decisions read far more rows than the surrogate is good for.
+    def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:
+        """Return how many rows decisions read, and needed in a trial, if it is far more.
 
         Then the chain is where the expansion about the mode does not hold, and the moves made for
-        the neighbourhood of the mode are no good either.
+        the neighbourhood of the mode are no good either. It is asked once.
         """
         self._read += (totals.n_decisions, totals.batch_rows)
         n_decisions, n_rows = self._read
@@ -1013,8 +1130,14 @@ class MinibatchMH(TallStep):
         self._cost_is_checked = True
         assert self.control is not None
         expected = self.n_rows * choose_order(self.tall, self.control.gaussian, self.temperature)[2]
-        if mean < DEARER * max(expected, SUSPICIOUS_ROWS):
+        return None if mean < DEARER * max(expected, SUSPICIOUS_ROWS) else (mean, expected)
+
+    def _warning_of_cost(self, totals: Totals) -> str | None:
+        """Warn once where decisions read far more rows than the surrogate is good for."""
+        found = self._beyond_expansion(totals)
+        if found is None:
             return None
+        mean, expected = found
         return (
             f"Decisions read {mean:,.0f} of {self.n_rows:,} rows (expected {expected:,.0f}): the "
             "chain is far from the posterior mode, where the Taylor expansion is poor, and has "
@@ -1078,6 +1201,8 @@ class MinibatchMH(TallStep):
     # --- The witness --------------------------------------------------------------------------
 
     def _look(self) -> Look | None:
+        if self.by_trajectories:
+            return TrajectoryLook(self._model_density, self._trajectories)
         if self.latent is not None:
             return moves_of(self._model_density, self.latent, self.proposal_state)
         if self.tall.partitions is not None:
@@ -1209,6 +1334,7 @@ class MinibatchMH(TallStep):
             "log_ratio_var": totals.log_ratio_var / n_decisions,
             "test_error": np.minimum(1.0, totals.test_error + self._fixed_error(totals)),
             "exact": self.ball is not None,
+            "diverging": False,
             "scale": self.proposal.scale(self.proposal_state),
             **dict.fromkeys(OF_EFFECTS, np.nan),
         }

@@ -24,6 +24,13 @@ MOST_FOLLOWED = 200
 MOST_TRANSITIONS = 50
 """For a draw."""
 
+UNRESOLVED = 1 / 6
+"""Draws that drift seem correlated by ½ at this share of their number, whatever it is: their mean
+is taken out."""
+
+TRAJECTORY = 128.0
+"""Passes over all rows that a trajectory takes, about: 32 gradients, each as dear as 4 values."""
+
 BUDGET = 1e8
 """Rows that could be read in the time that the transitions of a chain may take: some five seconds,
 as set-up does. Work is reckoned in rows, without a clock, so that runs can be repeated."""
@@ -68,9 +75,33 @@ class Mixing:
         n = len(self.draws)
         if n < LEAST_DRAWS:
             return 1
-        cost = self.fixed_cost + self.rows_read / (n * made)
+        cost = self._cost(made)
         affordable = int(min(MOST_TRANSITIONS, BUDGET / (max(draws, 1) * cost)))
         return max(1, min(affordable, made * uncorrelated_after(np.array(self.draws[n // 2 :]))))
+
+    def goes_nowhere(self, made: int, n_rows: int) -> bool:
+        """Whether draws stay correlated although they take more work than a trajectory.
+
+        It is asked after each `LEAST_DRAWS`, of the second half of all.
+
+        Parameters
+        ----------
+        made : int
+            Transitions of a draw of tuning.
+        n_rows : int
+            N.
+        """
+        n = len(self.draws)
+        if not n or n % LEAST_DRAWS:
+            return False
+        followed = np.array(self.draws[n // 2 :])
+        lag = uncorrelated_after(followed)
+        dear = made * self._cost(made) * lag > TRAJECTORY * n_rows
+        return bool(dear and lag >= UNRESOLVED * len(followed))
+
+    def _cost(self, made: int) -> float:
+        """Return the cost of a transition, in rows."""
+        return self.fixed_cost + self.rows_read / (len(self.draws) * made)
 
 
 def uncorrelated_after(draws: np.ndarray) -> int:

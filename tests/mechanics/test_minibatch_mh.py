@@ -100,11 +100,10 @@ def test_stats_are_those_of_the_docstring(result):
     whole += ("rows_checksum", "model_checksum")
     kinds = [f"acceptance_rate_{kind}" for kind in ("hyper", "dense", "groups")]
     of_effects = [*kinds, "n_sweeps", "rows_per_sweep"]  # none here
+    yes_or_no = ("exact", "diverging", "stand_in")
     for name in documented:
         stat = result.sample_stats[name]
-        expected = (
-            bool if name in ("exact", "stand_in") else np.int64 if name in whole else np.float64
-        )
+        expected = bool if name in yes_or_no else np.int64 if name in whole else np.float64
         assert stat.dtype == expected
         assert stat.shape == (2, 60)
         assert np.isnan(stat).all() if name in of_effects else np.isfinite(stat).all()

@@ -65,3 +65,20 @@ def test_a_chain_that_stands_still_says_so_once() -> None:
     said = [step._warning_of_no_move({"acceptance_rate": 0.0}) for _ in range(120)]
     assert [bool(text) for text in said].count(True) == 1
     assert "No proposal" in said[49]
+
+
+def test_draws_that_drift_go_nowhere_if_they_are_dear():
+    rng = np.random.default_rng(1)
+    drifts, moves = rng.normal(size=(2, 200))
+    for steps, n_read, expected in (
+        (np.cumsum(drifts), 50_000, True),
+        (np.cumsum(drifts), 50, False),  # cheap: more transitions will do
+        (moves, 50_000, False),
+    ):
+        mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
+        said = []
+        for step in steps:
+            mixing.add(np.array([step]), n_read)
+            said.append(mixing.goes_nowhere(made=1, n_rows=1000))
+        assert said[199] == expected
+        assert not any(said[:99])

@@ -1,0 +1,161 @@
+"""Trajectories that read all rows, for posteriors that batches do not serve.
+
+A mixture within each row, a product of unknowns or a ridge that bends may leave nothing to win:
+decisions read all rows, and moves that are made for the neighbourhood of a mode come nowhere. From
+where such a chain is, the No-U-Turn sampler (Hoffman and Gelman, 2014), as PyMC has it, goes on: on
+the model's own log-density, and on what is left of tuning.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from pymc.blocking import DictToArrayBijection
+from pymc.step_methods.hmc.quadpotential import (
+    QuadPotential,
+    QuadPotentialDiagAdapt,
+    QuadPotentialFullAdapt,
+)
+from pymc.util import RandomGeneratorState
+
+from pymc_minibatch.tall.model import TallModel
+from pymc_minibatch.tall.model_density import ModelDensity
+from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.witness import Look
+
+__all__ = ["Trajectories", "TrajectoryLook"]
+
+MOST_DENSE = 500
+"""Parameters up to which correlations are learnt, beside variances: a factor of their matrix, after
+each window of tuning, takes as long as a few trajectories."""
+
+WEIGHT = 10
+"""Draws that the covariance with which trajectories begin counts for, as in PyMC."""
+
+
+UPDATED_EVERY = 10
+"""Draws of tuning after which correlations are learnt anew."""
+
+
+class Trajectories:
+    """The No-U-Turn sampler for the variables of a step.
+
+    Parameters
+    ----------
+    tall
+        The model.
+    names : sequence of str
+        The value variables that move.
+    active : ndarray of int64, shape (d,)
+        Their positions in a flat point.
+    start : ndarray, shape (D,)
+        Where the chain is.
+    covariance : ndarray, shape (d, d) or (d,)
+        Of the posterior, or variances, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        tall: TallModel,
+        names: Sequence[str],
+        *,
+        active: np.ndarray,
+        start: np.ndarray,
+        covariance: np.ndarray,
+    ) -> None:
+        self.tall, self.active, self.names = tall, active, tuple(names)
+        values = {value.name: value for value in tall.model.value_vars}
+        point = tall.layout.unflatten(start)
+        with tall.model:
+            self.nuts = pm.NUTS(
+                [values[name] for name in names],
+                model=tall.model,
+                potential=_potential(start[active], covariance),
+                initial_point=point,
+            )
+
+    def draw(self, flat: np.ndarray, rng: np.random.Generator, tune: bool) -> dict[str, Any]:
+        """Move a flat point along a trajectory, in place; return PyMC's stats of it."""
+        if self.nuts.tune and not tune:
+            self.nuts.stop_tuning()
+        self.nuts.rng = self.nuts.potential.rng = rng
+        point, [stats] = self.nuts.step(self.tall.layout.unflatten(flat))
+        moved = self.tall.layout.flatten(point)
+        flat[self.active] = moved[self.active]
+        return stats
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What it has learnt, in plain values and arrays."""
+        return _plain(self.nuts.sampling_state)
+
+    @state.setter
+    def state(self, stored: Mapping[str, Any]) -> None:
+        self.nuts.sampling_state = _filled(self.nuts.sampling_state, stored)
+
+
+class TrajectoryLook(Look):
+    """Compares the density that trajectories move on with the model's own."""
+
+    def __init__(self, density: ModelDensity, trajectories: Trajectories) -> None:
+        self.density, self.trajectories = density, trajectories
+
+    def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+        """Compare the ends of one leapfrog step."""
+        nuts, layout = self.trajectories.nuts, self.density.tall.layout
+        nuts.potential.rng = rng
+        values = layout.unflatten(point)
+        for name, shared in nuts.shared.items():
+            shared.set_value(values[name])
+        start = nuts.integrator.compute_state(
+            DictToArrayBijection.map({name: values[name] for name in self.trajectories.names}),
+            nuts.potential.random(),
+        )
+        end = nuts.integrator.step(float(nuts.step_size), start)
+        moved = layout.flatten({**values, **DictToArrayBijection.rmap(end.q)})
+        before, after = self.density(point), self.density(moved)
+        yield Comparison(
+            move="along a trajectory",
+            names=self.trajectories.names,
+            rests_on="PyMC's function of the log-density and its gradient is that of the model",
+            log_ratio=float(end.model_logp - start.model_logp),
+            expected=after - before,
+            rounding=rounding(self.density.tall.n_rows, [before, after]),
+        )
+
+
+def _potential(start: np.ndarray, covariance: np.ndarray) -> QuadPotential:
+    if covariance.ndim == 2 and len(start) <= MOST_DENSE:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "QuadPotentialFullAdapt is an experimental feature")
+            return QuadPotentialFullAdapt(
+                len(start), start, covariance, WEIGHT, update_window=UPDATED_EVERY
+            )
+    variances = np.diagonal(covariance) if covariance.ndim == 2 else covariance
+    return QuadPotentialDiagAdapt(len(start), start, variances.copy(), WEIGHT)
+
+
+def _plain(state: Any) -> dict[str, Any]:
+    """Return a state of PyMC's without generators, settings and traces."""
+    kept = {each.name: getattr(state, each.name) for each in fields(state) if _varies(each)}
+    return {
+        name: _plain(value) if is_dataclass(value) else value
+        for name, value in kept.items()
+        if not isinstance(value, RandomGeneratorState | list)
+    }
+
+
+def _filled(state: Any, stored: Mapping[str, Any]) -> Any:
+    """Put what :func:`_plain` has kept back into a state."""
+    parts = {
+        name: _filled(getattr(state, name), value) if isinstance(value, Mapping) else value
+        for name, value in stored.items()
+    }
+    return replace(state, **parts)
+
+
+def _varies(each: Any) -> bool:
+    return not each.metadata.get("frozen", False)

@@ -1,0 +1,134 @@
+"""Chains for which batches do not pay go on along trajectories with all rows."""
+
+from contextlib import suppress
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.exceptions import SamplingError
+from scipy.stats import gamma
+
+import pymc_minibatch as pmb
+from pymc_minibatch.steps.mixing import Mixing
+from pymc_minibatch.steps.trajectories import Trajectories
+
+QUIET = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+COUNTS = np.random.default_rng(1).poisson(2.0, 400)
+
+
+def rates():
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2.0, 1.0)
+        pm.Poisson("y", rate, observed=COUNTS)
+    return model
+
+
+def responses(n_persons=60, n_items=20):
+    """A three-parameter logistic model of answers, which multiplies unknowns within a mixture."""
+    rng = np.random.default_rng(5)
+    person, item = (each.ravel() for each in np.mgrid[:n_persons, :n_items])
+    ability, slope = rng.normal(size=n_persons), rng.lognormal(0.0, 0.3, n_items)
+    hard, guess = rng.normal(size=n_items), rng.beta(5, 20, n_items)
+    known = 1 / (1 + np.exp(-slope[item] * (ability[person] - hard[item])))
+    right = rng.random(person.size) < guess[item] + (1 - guess[item]) * known
+    with pm.Model() as model:
+        ability = pm.Normal("ability", 0, 1, shape=n_persons)
+        slope = pm.LogNormal("slope", 0, 0.5, shape=n_items)
+        hard = pm.Normal("hard", 0, 1.5, shape=n_items)
+        guess = pm.Beta("guess", 5, 20, shape=n_items)
+        known = pm.math.sigmoid(slope[item] * (ability[person] - hard[item]))
+        p = guess[item] + (1 - guess[item]) * known
+        pm.Bernoulli("right", p=p, observed=right.astype(int))
+    return model
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Let every chain find after 100 draws that batches do not pay."""
+    monkeypatch.setattr(Mixing, "goes_nowhere", lambda self, *_: len(self.draws) == 100)
+
+
+def interrupting(at):
+    """Return what draws along a trajectory, but raises an interrupt at one of them."""
+    draw, seen = Trajectories.draw, []
+
+    def interrupted(self, flat, rng, tune):
+        seen.append(tune)
+        if len(seen) == at:
+            raise KeyboardInterrupt
+        return draw(self, flat, rng, tune)
+
+    return interrupted
+
+
+def test_trajectories_sample_the_posterior(forced):
+    model = rates()
+    step = pmb.MinibatchMH(model=model)
+    found = pmb.sample(model, 3000, 400, 2, step=step, random_seed=1, **QUIET)
+    stats = found.sample_stats
+    assert (stats["batch_size"] == COUNTS.size).all()
+    assert stats["exact"].all()
+    assert stats["witness_error"].max() < 1e-6
+    posterior = gamma(2.0 + COUNTS.sum(), scale=1 / (1.0 + COUNTS.size))
+    draws = found.posterior["rate"]
+    error = posterior.std() / np.sqrt(float(az.ess(draws.values)))
+    assert abs(float(draws.mean()) - posterior.mean()) < 4.5 * error
+    np.testing.assert_allclose(draws.std(), posterior.std(), rtol=0.1)
+
+
+def test_a_stored_run_goes_on_along_its_trajectories(forced, tmp_path):
+    model = rates()
+    whole = pmb.sample(
+        model, 200, 300, 2, step=pmb.MinibatchMH(model=model), random_seed=2, **QUIET
+    )
+
+    for at in (50, 270):  # while it tunes, and afterwards
+        store = tmp_path / f"run-{at}"
+        with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt, SamplingError):
+            patch.setattr(Trajectories, "draw", interrupting(at))
+            step = pmb.MinibatchMH(model=model)
+            pmb.sample(model, 200, 300, 2, step=step, random_seed=2, store=store, **QUIET)
+        resumed = pmb.resume(store, model=model, progressbar=False)
+        np.testing.assert_array_equal(resumed.posterior["rate"], whole.posterior["rate"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fallback": None}, {"proposal": pmb.RandomWalk()}, {"batch_size": 50}, {"temperature": 2.0}],
+    ids=str,
+)
+def test_what_was_asked_for_is_done(forced, options):
+    model = rates()
+    step = pmb.MinibatchMH(model=model, **options)
+    pm.sample(20, tune=300, chains=1, step=step, model=model, random_seed=1, **QUIET)
+    assert not step.by_trajectories
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(ValueError, match="fallback must be 'nuts' or None"):
+        pmb.MinibatchMH(model=rates(), fallback="hmc")
+
+
+def test_a_product_of_unknowns_within_a_mixture_mixes(forced):
+    model = responses()
+    found = pmb.sample(
+        model, 1000, 500, 2, step=pmb.MinibatchMH(model=model), random_seed=3, **QUIET
+    )
+    assert found.sample_stats["rows_per_sweep"].isnull().all()
+    ess, rhat = az.ess(found.posterior.to_dataset()), az.rhat(found.posterior.to_dataset())
+    assert min(float(ess[name].min()) for name in ess.data_vars) > 150
+    assert max(float(rhat[name].max()) for name in rhat.data_vars) < 1.06
+    with model:
+        other = pm.sample(1000, tune=500, chains=2, random_seed=4, **QUIET)
+    for name in ("ability", "slope", "hard", "guess"):
+        means, errors = zip(
+            *(moments(each.posterior[name]) for each in (found, other)), strict=True
+        )
+        assert (np.abs(means[0] - means[1]) < 5.0 * np.hypot(*errors)).all()
+
+
+def moments(draws):
+    """Means, and their Monte Carlo errors."""
+    sd = draws.std(("chain", "draw"))
+    return draws.mean(("chain", "draw")), sd / np.sqrt(az.ess(draws.to_dataset())[draws.name])
