@@ -239,13 +239,13 @@ def rejected(n_read: Any, grown: Any, impossible_row: int, n_scanned: int) -> De
 
 @register_jitable
 def decided_by_batch(
-    accepted: Any, n: Any, grown: Any, s2: float, error: float, n_scanned: int
+    accepted: Any, n: Any, n_read: Any, grown: Any, s2: float, error: float, n_scanned: int
 ) -> Decision:
-    """Decide from the first n rows that were read."""
+    """Decide from n of the rows that were read."""
     return Decision(
         accepted=accepted,
         batch_size=n,
-        n_evaluated=n,
+        n_evaluated=n_read,
         grown=grown,
         log_ratio_var=s2,
         test_error=error,

@@ -191,7 +191,7 @@ class Exact(Acceptance):
             most = of_all if reads_all else MADE_UP * mean_rows
             second = max(-most, min(psi, most))
             if -rng.standard_exponential() >= psi - second:
-                return decided_by_batch(False, 0, False, 0.0, 0.0, 0)
+                return decided_by_batch(False, 0, 0, False, 0.0, 0.0, 0)
             log_u = -rng.standard_exponential()
             if reads_all:
                 total, impossible = sum_log_ratios(current, proposed, density)
@@ -211,7 +211,7 @@ class Exact(Acceptance):
                     v = max(-1.0, min(1.0, v))
                     if v < 0 or rng.random() >= v:
                         log_ratio += math.log1p(v) if v < 0 else -math.log1p(-v)
-            return decided_by_batch(log_u < log_ratio, n, False, 0.0, 0.0, 0)
+            return decided_by_batch(log_u < log_ratio, n, n, False, 0.0, 0.0, 0)
 
         return decide
 

@@ -99,12 +99,12 @@ class Naive(Acceptance):
                 accepted = log_u < psi + total / temperature
                 return decided_by_all(accepted, n_rows, 0, impossible, 0)
             impossible = draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), n)
-            mean, variance, _, _ = moments(rows.log_ratios[:n])
-            if impossible >= 0 or mean == -np.inf:
+            seen = moments(rows.log_ratios[:n])
+            if impossible >= 0 or seen.mean == -np.inf:
                 return rejected(n, False, impossible, 0)
             scale = n_rows / temperature
-            s2 = batch_variance(scale, variance, n, rows.population)
-            accepted = log_u < psi + scale * mean
-            return decided_by_batch(accepted, n, False, s2, min(1.0, math.sqrt(s2)), 0)
+            s2 = batch_variance(scale, seen.variance, n, rows.population)
+            accepted = log_u < psi + scale * seen.mean
+            return decided_by_batch(accepted, n, n, False, s2, min(1.0, math.sqrt(s2)), 0)
 
         return decide

@@ -100,7 +100,7 @@ def build_sequential(
             sd = math.sqrt(squares / (n - 1))
             if abs(mean - mu0) >= half_width(n, look, sd, n_rows, scan, plan):
                 s2 = batch_variance(n_rows / temperature, sd**2, n, n_rows)
-                return decided_by_batch(mean > mu0, n, n_seen > 0, s2, error, n_scanned)
+                return decided_by_batch(mean > mu0, n, n, n_seen > 0, s2, error, n_scanned)
             n_seen, n = n, extend(n, plan)
         total, impossible = sum_log_ratios(current, proposed, density)
         return decided_by_all(total > n_rows * mu0, n_rows, n_seen, impossible, n_scanned)

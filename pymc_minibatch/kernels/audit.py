@@ -73,8 +73,9 @@ def make_repeating(
         n, impossible = sizes[0], -1
         for i in range(means.size):
             draw_log_ratios(rng, current, proposed, density, rows, np.int64(0), n)
-            mean, variance, _, _ = moments(rows.log_ratios[:n])
-            means[i], variances[i] = mean, batch_variance(1.0, variance, n, rows.population)
+            seen = moments(rows.log_ratios[:n])
+            means[i] = seen.mean
+            variances[i] = batch_variance(1.0, seen.variance, n, rows.population)
         for i in range(psi.size):
             shift = base + psi[i]
             decision = decide(rng, shift, current, proposed, density, rows, parameters)

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from pymc_minibatch.acceptance.decision import batch_variance, takes_all
 from pymc_minibatch.acceptance.growing import (
-    GROWTH,
-    HEADROOM,
     Limits,
+    does,
+    is_sure,
+    larger_batch,
     moments,
-    noise,
+    pilot_rows,
 )
 from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.kernels.by_group import GroupTable, draw_of_groups
@@ -154,33 +156,41 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
         """Grow the batch of one block until the test is sure; return the further rows read."""
         members = table.rows[table.starts[first] : table.starts[last]]
         size, scale = members.size, members.size / limits.temperature
-        seen, read = first_ratios, 0
-        while True:
+        values, n, read = first_ratios, first_ratios.size, 0
+        seen, error, asked = moments(values), 0.0, False
+        while seen.mean != -np.inf:
             answer_signals()
-            mean, variance, skew, third = moments(seen)
-            if mean == -np.inf:
-                return False, read, 0.0, 0.0, False, -1
-            s2, error = noise(seen.size, np.inf, scale, variance, skew, third, limits)
-            if s2 < limits.variance and error <= limits.error:
-                taken = accept(rng, scale * mean, s2, details)
-                return taken, read, s2, min(1.0, error), False, -1
-            n = seen.size
-            while 2 * n <= size:
-                n = math.ceil(GROWTH * n)
-                s2, error = noise(n, np.inf, scale, variance, skew, third, limits)
-                if s2 <= HEADROOM * limits.variance and error <= limits.error:
+            s2 = batch_variance(scale, seen.variance, n, np.inf)
+            decides = s2 < limits.variance
+            if not asked:
+                decides, error = is_sure(n, np.inf, scale, seen, limits)
+            if not decides:
+                size_of_pilot = pilot_rows(n, limits)
+                if takes_all(n + size_of_pilot, size):
                     break
-            if 2 * n > size:
+                others, bad = drawn(
+                    rng, current, proposed, density, table, first, last, size_of_pilot
+                )
+                read += size_of_pilot
+                pilot = moments(others)
+                if bad >= 0 or pilot.mean == -np.inf:
+                    return False, read, 0.0, 0.0, False, bad
+                decides, error = does(n, np.inf, scale, pilot, 1.0, limits)
+                s2, asked = min(s2, limits.variance), True
+            if decides:
+                taken = accept(rng, scale * seen.mean, s2, details)
+                return taken, read, s2, min(1.0, error), False, -1
+            n, error = larger_batch(n, size, np.inf, scale, pilot, limits)
+            if takes_all(n, size):
                 break
-            more = np.empty(n - seen.size, np.int64)
-            weights, added = np.empty(more.size), np.empty(more.size)
-            draw_of_groups(rng, table, first, last, more, weights)
-            bad = log_ratios_of(current, proposed, density, take(density.data, more), added)
-            if bad >= 0:
-                return False, read, 0.0, 0.0, False, more[bad]
+            more, bad = drawn(rng, current, proposed, density, table, first, last, n - values.size)
             read += more.size
-            added *= weights
-            seen = np.concatenate((seen, added))
+            if bad >= 0:
+                return False, read, 0.0, 0.0, False, bad
+            values = np.concatenate((values, more))
+            seen = moments(values)
+        if seen.mean == -np.inf:
+            return False, read, 0.0, 0.0, False, -1
         total = 0.0
         for start in range(0, size, CHUNK_ROWS):
             answer_signals()
@@ -192,5 +202,23 @@ def make_sweep(ndims: Sequence[int], accept: Any, exact_probability: Any) -> Cal
             total += np.sum(added)
         accepted = rng.random() < exact_probability(total / limits.temperature)
         return accepted, read + size, 0.0, 0.0, True, -1
+
+    @njit
+    def drawn(
+        rng: np.random.Generator,
+        current: np.ndarray,
+        proposed: np.ndarray,
+        density: Density,
+        table: GroupTable,
+        first: int,
+        last: int,
+        n: int,
+    ) -> tuple[np.ndarray, int]:
+        """Return the log ratios of n rows of a block, and a row that is impossible, or -1."""
+        chosen, weights, values = np.empty(n, np.int64), np.empty(n), np.empty(n)
+        draw_of_groups(rng, table, first, last, chosen, weights)
+        bad = log_ratios_of(current, proposed, density, take(density.data, chosen), values)
+        values *= weights
+        return values, chosen[bad] if bad >= 0 else -1
 
     return sweep

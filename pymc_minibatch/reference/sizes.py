@@ -68,6 +68,9 @@ class Unevenness(NamedTuple):
     kurtosis
         N Σ c⁴ / (Σ c²)² of the sizes c: a uniform batch of fewer rows than this is expected to hold
         less than one that tells.
+    uniform_kurtosis, kurtosis_by_size
+        E X⁴ / (E X²)² of what a row that is drawn in either way adds to an estimate: the largest
+        over pairs of posterior points.
     most
         s² of one row drawn uniformly if the log ratios of all rows were as large as their sizes, as
         they hardly are for most pairs, and may be for some.
@@ -76,6 +79,8 @@ class Unevenness(NamedTuple):
     uniform: float
     by_size: float
     kurtosis: float
+    uniform_kurtosis: float
+    kurtosis_by_size: float
     most: float
 
 
@@ -111,7 +116,7 @@ def row_sizes(
     ranges = np.concatenate([part for part, _ in parts])
     mean = ranges.mean(dtype=float)
     if not mean > 0:
-        return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0, 0.0)
+        return np.ones_like(ranges), Unevenness(0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
     sizes = np.maximum(ranges, np.float32(FLOOR * mean))
     sizes[control.always_read] = 0.0
     of_ratios = np.sum([part for _, part in parts], axis=0)
@@ -203,26 +208,29 @@ def _size_sums(sizes: np.ndarray) -> np.ndarray:
 
 
 def _ratio_sums(sizes: np.ndarray, ratios: np.ndarray) -> np.ndarray:
-    """Sum r, r² and r²/c over rows with sizes c, for the log ratios r of each pair."""
+    """Sum r, r², r²/c, r⁴ and r⁴/c³ over rows with sizes c, for the log ratios r of each pair."""
     with np.errstate(invalid="ignore", over="ignore"):
-        squares = ratios**2
-        return np.array([ratios.sum(axis=1), squares.sum(axis=1), (squares / sizes).sum(axis=1)])
+        scaled = ratios**2 / sizes
+        sums = ratios, ratios**2, scaled, ratios**4, scaled**2 / sizes
+        return np.array([values.sum(axis=1) for values in sums])
 
 
 def _unevenness(of_sizes: np.ndarray, of_ratios: np.ndarray, temperature: float) -> Unevenness:
     """Compare the variance of r / p for both ways to draw, with r at points of their own."""
     n, size, squares, fourth = map(float, of_sizes)
     kurtosis = n * fourth / squares**2
-    total, r_squares, scaled = of_ratios
-    with np.errstate(invalid="ignore", over="ignore"):
+    total, r_squares, scaled, fourths, scaled_fourths = of_ratios
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         by_size = scaled * size - total**2
         uniform = n * r_squares - total**2
         rounding = ROUNDING * n * r_squares
         uniform, by_size = (np.where(v < rounding, 0.0, v) for v in (uniform, by_size))
+        kurtoses = n * fourths / r_squares**2, size * scaled_fourths / scaled**2
+    tails = [max(float(np.nan_to_num(k, nan=1.0).max()), 1.0) for k in kurtoses]
     possible = np.isfinite(uniform).all() and np.isfinite(by_size).all()
     rows = [float(np.median(way)) if possible else np.inf for way in (uniform, by_size)]
     t2 = temperature**2
-    return Unevenness(rows[0] / t2, rows[1] / t2, kurtosis, n * squares / t2)
+    return Unevenness(rows[0] / t2, rows[1] / t2, kurtosis, tails[0], tails[1], n * squares / t2)
 
 
 def _trial_points(

@@ -78,7 +78,7 @@ the whole posterior."""
 SEEN_SHARE = 0.5
 """With fewer rows that tell in a batch, it may know nothing of its error."""
 
-SEEN_WANTED = 5.0
+SEEN_WANTED = 10.0
 """How many such rows a first batch then holds, on average."""
 
 HARMLESS = 1e-4

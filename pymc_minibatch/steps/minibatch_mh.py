@@ -24,9 +24,11 @@ from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.exact import MADE_UP, Ball, bound_factor
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
+    UNKNOWN_KURTOSIS,
     FirstBatch,
     new_first_batch,
     tune_first_batch,
+    with_kurtosis,
 )
 from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
 from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
@@ -501,7 +503,7 @@ class MinibatchMH(TallStep):
         self.residents: Residents | None = None
         self.prepared: Any = None
         self.control = None
-        self.least_batch = LEAST_BATCH
+        self.least_batch, self.kurtosis = LEAST_BATCH, UNKNOWN_KURTOSIS
         is_free = asked.reference is None and asked.proposal is None
         is_free &= asked.control_variate in ("auto", 2) and self.claims.effects
         self.latent = self._latent_sampler(asked.is_open, asked.rows) if is_free else None
@@ -655,6 +657,9 @@ class MinibatchMH(TallStep):
             self.residents = self._first_residents(self.sized, settled.rows_read)
         self.choice = f"{type(self.acceptance).__name__}: {settled.reason}."
         uneven = settled.unevenness
+        if uneven:
+            of_rows = uneven.kurtosis_by_size if self.rows == "size" else uneven.uniform_kurtosis
+            self.kurtosis = min(of_rows, float(self.n_rows))
         if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
             self.least_batch = least_uniform_batch(
                 self.n_rows, self._initial_batch, self.batch_size, uneven
@@ -807,6 +812,7 @@ class MinibatchMH(TallStep):
     @cached_property
     def _parameters(self) -> tuple[Any, ...]:
         given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
+        given = with_kurtosis(given, self.kurtosis)
         return given if self.prepared is None else (*given, self.prepared)
 
     def _compile(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from scipy.special import expit, ndtr
 
 from pymc_minibatch import CorrectedBarker, Penalty
+from pymc_minibatch.acceptance.decision import batch_variance
 from pymc_minibatch.acceptance.growing import moments, noise
 
 DELTAS = np.array([-2.0, -1.0, -0.3, 0.3, 1.0, 2.0])
@@ -50,8 +51,9 @@ def simulate(test, probability, draw, n, s2):
     noises, bounds = np.empty(N_BATCHES), np.empty(N_BATCHES)
     scale = float(N_ROWS)
     for i, batch in enumerate(rows):
-        _, variance, skew, third = moments(batch / scale * n)
-        noises[i], bound = noise(n, N_ROWS, scale, variance, skew, third, limits)
+        seen = moments(batch / scale * n)
+        noises[i] = batch_variance(scale, seen.variance, n, N_ROWS)
+        _, bound = noise(n, N_ROWS, scale, seen, 1.0, limits)
         bounds[i] = min(1.0, bound)
     decided = noises < limits.variance
     assert decided.mean() > 0.95
