@@ -309,11 +309,9 @@ def rows_wanted(
     """
     steps = math.ceil(math.log(max(2.0, n_rows / LEAST_BATCH)) / math.log(GROWTH))
     n = np.ceil(LEAST_BATCH * GROWTH ** np.arange(steps + 1))
-    error_of_variance = np.sqrt((limits.kurtosis - 1.0) / n)
-    larger = variance * (1.0 + SURE * error_of_variance + SKEWED * error_of_variance**2)
-    s2 = larger / n
+    s2 = variance / n
     smoothness = np.append(limits.smoothness, np.inf)[np.searchsorted(limits.variance_grid, s2)]
-    third = unevenness * larger**1.5
+    third = unevenness * variance**1.5
     with np.errstate(invalid="ignore"):  # infinity times nothing
         error = limits.own_error + np.nan_to_num(smoothness * third / n**2, posinf=np.inf)
     do = (s2 < limits.variance) & (error <= limits.error) & (2 * n <= n_rows)

@@ -188,7 +188,7 @@ def test_whole_batches_make_barkers_test(grouped, names, temperature):
 
 
 def test_n_likelihood_is_twice_the_rows_read(normal):
-    """The batch is what the work space holds; a decision on all rows reads them besides."""
+    """The work space holds the batch and pilots; a decision on all rows reads them besides."""
     step = PlainMH(model=normal, acceptance=CorrectedBarker(test_error=None), batch_size=20, rng=3)
     point, decided_from_all = normal.initial_point(), set()
     for _ in range(100):
@@ -196,7 +196,7 @@ def test_n_likelihood_is_twice_the_rows_read(normal):
         read_all = stats["batch_size"] == N_ROWS
         in_batch = int(step._rows.n_drawn[0])
         assert stats["n_likelihood"] == 2 * (in_batch + read_all * N_ROWS)
-        assert read_all or stats["batch_size"] == in_batch
+        assert read_all or stats["batch_size"] <= in_batch
         decided_from_all.add(read_all)
     assert decided_from_all == {True, False}
 
