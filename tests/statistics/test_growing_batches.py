@@ -1,8 +1,8 @@
 """Growing batches against the test they stand for, with rows that are far from normal.
 
-A rule that decides as soon as s² of a batch is small enough keeps batches whose mean errs: it is off
-by 0.02 to 0.05 on the skewed rows below, and by more if rows are rare. The limits are three times
-the documented error and 4.5 standard errors, in all below 0.009.
+A rule that decides as soon as s² of a batch is small enough keeps batches whose mean errs: it is
+off by 0.02 to 0.05 on the skewed rows below. The limits are three times the documented error and
+4.5 standard errors, in all below 0.009.
 """
 
 import arviz as az
