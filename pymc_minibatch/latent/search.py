@@ -40,12 +40,9 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["FewRows", "KnownModeError", "LatentReference", "chosen_rows", "search"]
+__all__ = ["FewRows", "KnownModeError", "LatentReference", "search"]
 
 SUBSAMPLE = 20_000
-ROWS_OF_LEVEL = 5
-"""So many rows of each level there are to be among them, or all of some levels."""
-
 TURNS = 25
 CLOSE = 0.05
 """Turns end when the field moves by fewer standard deviations per variable than this, and h too."""
@@ -648,7 +645,8 @@ def search(
     if parabolic is not None:
         run.sum_exactly(point, parabolic)
     elif tall.n_rows > 2 * SUBSAMPLE:
-        some = chosen_rows(len(run.data[0]), factors, left_out)
+        n_rows = len(run.data[0])
+        some = np.sort(np.random.default_rng(0).choice(n_rows, SUBSAMPLE, replace=False))
         stages.insert(0, tuple(values[some] for values in run.data))
     try:
         try:
@@ -679,33 +677,6 @@ def search(
         time.perf_counter() - started,
         temperature,
     )
-
-
-def chosen_rows(
-    n_rows: int, factors: Sequence[Factor], left_out: np.ndarray = NONE_LEFT_OUT
-) -> np.ndarray:
-    """Choose rows for the first turns: of few levels all, if of all levels there would be few.
-
-    A row or two say nothing of a level's own scale, and bend upwards where it has one.
-
-    Parameters
-    ----------
-    n_rows
-        Number of rows, those that are left out not counted.
-    factors
-        The grouping factors, the one with most levels first.
-    left_out
-        Numbers of rows that are left out.
-    """
-    rng = np.random.default_rng(0)
-    if not factors or ROWS_OF_LEVEL * factors[0].n_levels <= SUBSAMPLE:
-        return np.sort(rng.choice(n_rows, SUBSAMPLE, replace=False))
-    levels = np.delete(factors[0].row_levels, left_out)
-    counts = np.bincount(levels, minlength=factors[0].n_levels)
-    order = rng.permutation(counts.size)
-    is_chosen = np.zeros(counts.size, dtype=np.bool_)
-    is_chosen[order[: 1 + np.searchsorted(np.cumsum(counts[order]), SUBSAMPLE)]] = True
-    return np.flatnonzero(is_chosen[levels])
 
 
 def _at_mode(

@@ -5,9 +5,7 @@ import pymc as pm
 import pytest
 from scipy.special import expit
 
-from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.locate import LatentModel, locate
-from pymc_minibatch.latent.search import ROWS_OF_LEVEL, SUBSAMPLE, chosen_rows
 from pymc_minibatch.tall import TallModel
 
 PERSONS, ITEMS, CUTS = 300, 10, 3
@@ -110,23 +108,3 @@ def test_many_items_are_found_where_averages_about_the_joint_mode_lead_astray() 
     error = center[tall.layout.slices["discrimination_log__"]] - np.log(a)
     assert abs(error.mean()) < 0.1
     assert np.abs(error).max() < 0.5
-
-
-def test_first_turns_read_all_rows_of_some_levels_where_there_are_many() -> None:
-    """One row of a level with a location and a scale of its own bends upwards."""
-    rng, n_rows = np.random.default_rng(5), 4 * SUBSAMPLE
-    for n_levels in (SUBSAMPLE // ROWS_OF_LEVEL, SUBSAMPLE // 2):
-        levels = rng.integers(0, n_levels, n_rows)
-        factor = Factor(np.arange(n_levels)[:, None], levels.astype(np.int32))
-        some = chosen_rows(n_rows, [factor])
-        assert np.all(np.diff(some) > 0)
-        assert abs(some.size - SUBSAMPLE) < 50
-        assert are_whole(levels, some) == (n_levels > SUBSAMPLE // ROWS_OF_LEVEL)
-    left_out = np.flatnonzero(levels == levels[some[0]])
-    kept = np.delete(levels, left_out)
-    assert are_whole(kept, chosen_rows(kept.size, [factor], left_out))
-
-
-def are_whole(levels: np.ndarray, some: np.ndarray) -> bool:
-    """Whether some rows are all of their levels."""
-    return bool(np.isin(levels, levels[some]).sum() == some.size)
