@@ -395,6 +395,18 @@ def test_levels_that_walk_stay_where_they_are_likely() -> None:
     assert kstest(eta[:, 0], "norm").pvalue > 1e-4
 
 
+def test_levels_that_would_walk_too_far_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is proposed then, which is no impossible move: others of a sweep are compared."""
+    monkeypatch.setattr(levels_module, "FARTHEST_WALK", 1.0)
+    rng = np.random.default_rng(2)
+    eta = 0.1 * rng.standard_normal((400, 2))
+    moved, log_q, walks = levels_module.moved_levels(rng, eta, 1.2, LevelWalks(0.5, 0.0))
+    stay = walks & np.isclose(moved, eta).all(axis=1)
+    assert 10 < stay.sum() < walks.sum()
+    np.testing.assert_allclose(log_q[stay], 0.0, atol=1e-9)
+    assert np.isfinite(log_q).all()
+
+
 def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> None:
     """A batch would not see how wrong the surrogate is where no row was sized for."""
     sampler = make_latent_sampler(whole.tall, Penalty(), 1.0)

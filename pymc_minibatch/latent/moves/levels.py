@@ -162,14 +162,13 @@ def moved_levels(
     lengths = np.exp(WALK_SPREAD * rng.standard_normal(walking.size)) / math.sqrt(shape[1])
     walked = np.arcsinh(start) + lengths[:, None] * rng.standard_normal(shape)
     too_far = np.abs(walked).max(axis=1, initial=0.0) > FARTHEST_WALK
-    walked[too_far] = np.arcsinh(start[too_far])
+    walked[too_far] = np.arcsinh(start[too_far])  # they stay, with a log ratio of 0
     proposed[walking] = np.sinh(walked)
     share_then = level_walk_shares(proposed, often)
     log_q = np.log((1 - share_then) / (1 - share))
     end, of_types = proposed[walking], np.log(share_then[walking] / share[walking])
     log_q[walking] = of_types - 0.5 * (inner_products(end, end) - inner_products(start, start))
     log_q[walking] += log_stretch(end) - log_stretch(start)
-    log_q[walking[too_far]] = -np.inf
     is_walking = np.zeros(share.size, dtype=np.bool_)
     is_walking[walking] = True
     return proposed, log_q, is_walking
