@@ -25,8 +25,9 @@ Others, such as a prior of neighbouring areas that reads their pairs, are no lik
 """
 
 
-FEW_ROWS = 1000
-"""Rows of all shorter likelihoods together that each draw may evaluate; they cost microseconds."""
+FEW_ROWS = 10_000
+"""Rows of all shorter likelihoods together that each transition may evaluate: they cost some tenth
+of a millisecond, and exact tests and bounds stay possible, which are of one likelihood."""
 
 MOST_ALIKE = 8
 """Variables of one length that are rows together; each row reads all of their predictors."""

@@ -266,7 +266,7 @@ REFUSED = [
     (relu_network, "not affine in W"),
     (not_centred, "not affine in tau_log__.*Use MinibatchMH"),
     (product, "not affine in a, b"),
-    (unknown_nu, r"nu_log__ enters .* as its nu.*FlyMC\(vars="),
+    (unknown_nu, r"cannot update nu_log__, the nu of y.*FlyMC\(vars="),
     (heteroscedastic, "The scale of y differs between rows in a way that depends on gamma"),
     (two_numbers_in_a_row, "several numbers in each row. Write the data in long form"),
     (two_observed, r"The rows are those of y \+ w together"),

@@ -6,6 +6,15 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.tall import observed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few():
+    """Let short likelihoods be long enough to be joined."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observed, "FEW_ROWS", 1000)
+        yield
 
 
 def two_families():
@@ -136,3 +145,14 @@ def test_rows_that_cannot_be_joined_are_those_of_the_longest(monkeypatch):
     monkeypatch.setattr(pmb.TallModel, "_verify_union", cannot)
     tall = pmb.TallModel(two_families())
     assert (tall.union, tall.n_rows, tall.row_names) == (None, 3000, ["y"])
+
+
+def test_short_likelihoods_leave_exact_tests_and_bounds_possible(monkeypatch):
+    monkeypatch.setattr(observed, "FEW_ROWS", 10_000)
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=3000)
+    with pm.Model():
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Bernoulli("y", logit_p=a + b * x, observed=rng.integers(0, 2, 3000))
+        pm.Normal("z", b, 1.0, observed=rng.normal(size=1500))
+        assert pmb.FlyMC().n_rows == pmb.MinibatchMH(acceptance=pmb.Exact()).n_rows == 3000

@@ -87,7 +87,9 @@ def test_a_level_where_it_cannot_be(
     assert step._warning_of_a_level(point) is None
     warning = step._warning_of_a_level(away)
     assert warning is not None
-    assert warning.startswith(f"Element {element} of {name} is where its own rows")
+    assert warning.startswith(
+        f"{name}[{element}] has moved to a value that its own rows contradict"
+    )
     assert step._warning_of_a_level(away) is None
 
 

@@ -5,6 +5,15 @@ import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.tall import observed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few():
+    """Let short likelihoods be long enough to be joined."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observed, "FEW_ROWS", 1000)
+        yield
 
 
 def two_lengths():
