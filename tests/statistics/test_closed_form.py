@@ -67,7 +67,7 @@ def test_high_temperature():
     idata = sample(
         *data, draws=10_000, tune=300, batch_size=400, temperature=temperature, steps_per_draw=20
     )
-    assert idata.sample_stats.batch_size.mean() < 1000
+    assert idata.sample_stats.batch_size.mean() < 1300
     assert 0.2 < idata.sample_stats.log_ratio_var.mean() < 0.9
     assert_moments(idata.posterior, *posterior(*data, temperature))
 
@@ -86,6 +86,6 @@ def test_small_steps():
         batch_size=700,
         steps_per_draw=40,
     )
-    assert idata.sample_stats.batch_size.mean() < 0.4 * len(data[0])
+    assert idata.sample_stats.batch_size.mean() < 0.6 * len(data[0])
     assert 0.2 < idata.sample_stats.log_ratio_var.mean() < 0.9
     assert_moments(idata.posterior, mean, sd)
