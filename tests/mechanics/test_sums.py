@@ -199,7 +199,7 @@ def test_sums_are_compared_with_all_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(search, "expand_exactly", wrong)
     assert not locate(tall, 1.0, sums="may").reference.is_exact
-    with pytest.raises(NoFieldError, match="Sums do not say everything of the rows"):
+    with pytest.raises(NoFieldError, match="sums over the rows are not sufficient statistics"):
         locate(tall, 1.0, sums="must")
 
 

@@ -66,7 +66,7 @@ def test_coefficients_beside_their_indicators():
             compute_convergence_checks=False,
         )
     assert step.control_variate == 2
-    assert idata["sample_stats"]["batch_size"].mean() < 0.02 * N_ROWS
+    assert idata["sample_stats"]["batch_size"].mean() < 0.03 * N_ROWS
     posterior = idata["posterior"]
     draws = [posterior["beta"], posterior["included"], posterior["sigma"].expand_dims("one", -1)]
     draws = np.concatenate([values.values for values in draws], axis=-1)

@@ -117,5 +117,5 @@ def test_too_few_rows():
     with pm.Model():
         effects = pm.Normal("alpha", 0, PRIOR_SD, shape=200)
         pm.Normal("y", effects[group], 1.0, observed=y)
-        with pytest.warns(UserWarning, match=r"Read more: set rows"):
+        with pytest.warns(UserWarning, match=r"Use more rows: pmb.loo"):
             pmb.loo(idata, 20)
