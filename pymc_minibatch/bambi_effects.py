@@ -21,6 +21,7 @@ import xarray as xr
 from pytensor.tensor.random.op import RandomVariable
 from scipy.sparse import csr_matrix
 
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.check import FAILURES
 
 __all__ = ["EffectsOfFewGroups", "NewLevelsError"]
@@ -147,8 +148,10 @@ class EffectsOfFewGroups:
             sums[own] += columns[own] @ self._priors[key].drawn(seed).T
 
 
-class NewLevelsError(ValueError):
+class NewLevelsError(IdentifiedError, ValueError):
     """Rows have levels of a group that the model has not seen."""
+
+    id = "PMB609"
 
 
 def _labels(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:

@@ -201,7 +201,9 @@ def warn_of_other_models(results: Mapping[str, Result], reference: str) -> None:
         if own is None or result.made_of is None or not (names := own.unlike(result.made_of)):
             continue
         warn(
-            f"{key!r} is of another model than that of {reference!r}: {' and '.join(names)} differ."
+            "PMB403",
+            f"{key!r} is of another model than that of {reference!r}: {' and '.join(names)} "
+            "differ.",
         )
 
 

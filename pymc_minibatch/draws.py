@@ -255,8 +255,9 @@ def refuse_other_rows(result: Result, tall: TallModel) -> None:
     which = f" ({sources})" if sources else ""
     if tall.partitions is not None:
         warn(
+            "PMB401",
             f"The partitions do not have the values{which} that the run read, by their checksums. "
-            "If they are not just rounded otherwise, pass those that were sampled."
+            "If they are not just rounded otherwise, pass those that were sampled.",
         )
         return
     raise ValueError(
@@ -287,8 +288,9 @@ def warn_of_other_model(result: Result, tall: TallModel) -> None:
     changes = result.changes(tall)
     if changes.likelihood or changes.prior:
         warn(
+            "PMB402",
             f"{changes} since the run: {result.what} holds draws of the model as it was, and the "
-            "rest is taken from the model as it is."
+            "rest is taken from the model as it is.",
         )
 
 

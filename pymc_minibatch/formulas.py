@@ -47,7 +47,10 @@ def groups_as_codes() -> Iterator[None]:
     ['1|g']
     """
     if reason := _reason_against():
-        warn(f"{reason}, so Bambi makes its matrices of rows by groups, as without groups_as_codes")
+        warn(
+            "PMB506",
+            f"{reason}, so Bambi makes its matrices of rows by groups, as without groups_as_codes",
+        )
         yield
         return
     from pymc_minibatch.bambi_groups import by_code

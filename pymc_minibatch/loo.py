@@ -239,13 +239,15 @@ def _estimate(
 def _warn(bad: int, good_k: float, subsampling_se: float, se: float, size: int) -> None:
     if bad:
         warn(
+            "PMB404",
             f"{bad} of the {size} sampled rows have a Pareto k over {good_k:.2f}: leaving one of "
             "them out moves the posterior so far that importance sampling fails. Use more draws, "
-            "or fit again without these rows, which are those with a large pareto_k in the result."
+            "or fit again without these rows, which are those with a large pareto_k in the result.",
         )
     if subsampling_se > LARGE_SHARE * se:
         warn(
+            "PMB405",
             f"The standard error due to subsampling {size:,} rows ({subsampling_se:.3g}) is large "
             f"compared with that of elpd_loo ({se:.3g}). Use more rows: pmb.loo(..., rows="
-            f"{4 * size})."
+            f"{4 * size}).",
         )

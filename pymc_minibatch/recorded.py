@@ -20,6 +20,7 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.interpreted import evaluator
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.steps.common import Block
 from pymc_minibatch.tall.layout import PointLayout
 
@@ -180,7 +181,11 @@ def recorded(
     length = _best_length([n - least for n in lengths]) + least
     kept = [chain for chain, n in zip(blocks, lengths, strict=True) if n >= length > least]
     if not kept:
-        raise SamplingError("The run was interrupted before a chain had made a draw after tuning.")
+        raise SamplingError(
+            with_id(
+                "PMB310", "The run was interrupted before a chain had made a draw after tuning."
+            )
+        )
     traces = [_trace(values, chain, length, k) for k, chain in enumerate(kept)]
     whole = MultiTrace(traces)
     n_tune = min(tune, length)

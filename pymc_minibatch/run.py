@@ -23,6 +23,7 @@ from pymc.progress_bar import MCMCProgressBarManager
 from pymc.stats.convergence import log_warning_stats
 
 from pymc_minibatch.jit.memory import fits
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.steps.common import Block, TallStep
 from pymc_minibatch.store import restore
 
@@ -200,8 +201,10 @@ def _one_by_one(
 # --- Processes ------------------------------------------------------------------------------------
 
 
-class ChainError(RuntimeError):
+class ChainError(IdentifiedError, RuntimeError):
     """A chain has failed in its process, in a way that cannot be passed on."""
+
+    id = "PMB610"
 
 
 def _in_processes(

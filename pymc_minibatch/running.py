@@ -96,8 +96,9 @@ class RunningMean:
         if not np.isfinite(value).all():
             if not self.n_left_out:
                 warn(
+                    "PMB205",
                     f"The function is not finite at draw {draw.draw_idx} of chain {draw.chain}. "
-                    "Draws at which it is not are left out of the mean, and counted in n_left_out."
+                    "Draws at which it is not are left out of the mean, and counted in n_left_out.",
                 )
             self.n_left_out += 1
             return

@@ -174,7 +174,10 @@ def sample(
         options["chains"] = checked_count("chains", chains, 1)
     if wanted is None:
         if store is not None:
-            warn(f"This run is not stored in {store}: that is for minibatches, and NUTS samples.")
+            warn(
+                "PMB503",
+                f"This run is not stored in {store}: that is for minibatches, and NUTS samples.",
+            )
         return _by_nuts(bambi, pymc_model, options)
     with pymc_model:
         if isinstance(wanted, WaitingStep):
@@ -322,8 +325,9 @@ def _in_blocks(
         had = idata["posterior"].sizes
         why = "was interrupted" if made.interrupted else "was stopped because memory is short"
         warn(
+            "PMB201",
             f"The run {why}. The result has the {had['draw']:,} draws that "
-            f"{had['chain']} of {chains} chains had made by then."
+            f"{had['chain']} of {chains} chains had made by then.",
         )
     if compute_convergence_checks and not quiet:
         for message in _complaints(idata, [rv.name for rv in model.free_RVs]):
@@ -353,10 +357,11 @@ def _values_that_fit(
     of_rows = tall.sizes_of_row_deterministics() if var_names is None else {}
     if of_rows:
         warn(
+            "PMB504",
             f"{n_draws:,} draws of all variables take {in_words(n_draws * of_draw)} of memory, "
             f"more than is free. Deterministics {list(of_rows)}, which have one value for each of "
             f"the {tall.n_rows:,} rows, are left out. Compute them afterwards from some of the "
-            "draws with pm.compute_deterministics, or name what to keep in var_names."
+            "draws with pm.compute_deterministics, or name what to keep in var_names.",
         )
         left = [name for name in values.names if name not in of_rows]
         return _values_that_fit(model, tall, left, n_draws)
@@ -366,8 +371,9 @@ def _values_that_fit(
     least = min(n_draws, LEAST_DRAWS)
     require_memory(least * of_draw, f"A result of {least:,} {what}", advice)
     warn(
+        "PMB505",
         f"{n_draws:,} {what} take {in_words(n_draws * of_draw)} of memory, more than is free. The "
-        f"run will stop when memory is short, and return the draws so far. {advice}"
+        f"run will stop when memory is short, and return the draws so far. {advice}",
     )
     return values, of_draw
 

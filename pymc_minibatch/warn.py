@@ -4,6 +4,8 @@ import os
 import warnings
 from pathlib import Path
 
+from pymc_minibatch.messages import with_id
+
 __all__ = ["MinibatchWarning", "warn"]
 
 PACKAGE = os.path.join(Path(__file__).parent, "")
@@ -19,6 +21,7 @@ class MinibatchWarning(UserWarning):
     """
 
 
-def warn(message: str) -> None:
-    """Warn at the first line outside of this package."""
-    warnings.warn(message, MinibatchWarning, skip_file_prefixes=(PACKAGE,))
+def warn(identifier: str, message: str) -> None:
+    """Warn at the first line outside of this package; the message ends with its id."""
+    words = with_id(identifier, message)
+    warnings.warn(words, MinibatchWarning, skip_file_prefixes=(PACKAGE,))

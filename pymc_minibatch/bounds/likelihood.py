@@ -25,14 +25,17 @@ from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 
 __all__ = ["ADVICE", "Likelihood", "NoBoundError", "Reader"]
 
 
-class NoBoundError(ValueError):
+class NoBoundError(IdentifiedError, ValueError):
     """The likelihood has no known lower bound; the message says why, and what to use instead."""
+
+    id = "PMB603"
 
 
 @dataclass(frozen=True)

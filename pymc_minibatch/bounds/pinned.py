@@ -120,8 +120,9 @@ def warn_of_narrow_bounds(target: CollapsedTarget, root: np.ndarray, curvature: 
     worst = int(np.argmax(np.abs(root @ vectors[:, 0])))
     times = 1 / np.sqrt(max(values[0], FLATTEST))
     warn(
+        "PMB110",
         f"The posterior is about {times:.0f} times as wide as the bounds of its rows, mostly in "
         f"{target.tall.layout.name_of(int(target.active[worst]))}, as where an outcome is rare or "
         "nearly certain in many rows. FlyMC moves in steps of the bounds' width there: draws are "
-        "right but mix slowly. Look at the effective sample size, or use MinibatchMH."
+        "right but mix slowly. Look at the effective sample size, or use MinibatchMH.",
     )

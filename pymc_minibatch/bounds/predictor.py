@@ -24,6 +24,7 @@ from pytensor.tensor.shape import shape as shape_of
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.reference.rows import simplified
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
@@ -34,8 +35,10 @@ TRIAL_ROWS = 64
 TOLERANCE = 1e-8
 
 
-class NoPredictorError(ValueError):
+class NoPredictorError(IdentifiedError, ValueError):
     """Rows do not depend on the parameters through one affine predictor; the message says how."""
+
+    id = "PMB605"
 
 
 @dataclass(frozen=True)

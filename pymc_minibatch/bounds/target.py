@@ -22,6 +22,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, jit_kept
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.messages import IdentifiedError, with_id
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.row_input import RowInput
 
@@ -32,8 +33,10 @@ TOLERANCE = 1e-9
 """Rounding errors allowed, relative to the largest log-likelihood or predictor of a row."""
 
 
-class BoundError(ValueError):
+class BoundError(IdentifiedError, ValueError):
     """A bound lies above its likelihood, or does not collapse; the message says where."""
+
+    id = "PMB604"
 
 
 class JittedTarget(NamedTuple):
@@ -272,10 +275,11 @@ def trial_rows(n_rows: int, size: int = TRIAL_ROWS) -> np.ndarray:
 
 def violation(tall: TallModel, row: int, gap: float) -> str:
     """Say that a bound is not one."""
-    return (
+    return with_id(
+        "PMB305",
         f"The lower bound of row {row} of {' + '.join(tall.row_names)} lies above its likelihood "
         f"(log L - log B = {gap:.3g}). FlyMC needs bounds that hold at every value of the "
-        "parameters; look at the bound, or use MinibatchMH."
+        "parameters; look at the bound, or use MinibatchMH.",
     )
 
 

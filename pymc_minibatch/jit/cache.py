@@ -118,7 +118,8 @@ def warn_once(done: str, path: str, error: Exception) -> None:
     _warned.add(done)
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     warn(
+        "PMB502",
         f"The file {path} of the compile cache cannot be {done} ({what}). Its code is compiled in "
         "this process instead, which takes longer. If this warning comes back, look at the free "
-        f"space and the permissions of {NUMBA_CACHE_PATH}."
+        f"space and the permissions of {NUMBA_CACHE_PATH}.",
     )

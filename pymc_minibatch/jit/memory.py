@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from pymc_minibatch.messages import IdentifiedError
+
 try:
     import resource
 except ImportError:  # on Windows
@@ -46,7 +48,7 @@ FILES = (
 """Limit and use of a control group, by its version."""
 
 
-class NotEnoughMemoryError(MemoryError):
+class NotEnoughMemoryError(IdentifiedError, MemoryError):
     """What is to be done needs more memory than is free; the message says what, and what to do.
 
     It is raised before the work begins, so nothing is lost and the process lives on. The limit is
@@ -59,6 +61,8 @@ class NotEnoughMemoryError(MemoryError):
     >>> issubclass(pmb.NotEnoughMemoryError, MemoryError)
     True
     """
+
+    id = "PMB608"
 
 
 def free_bytes() -> float:

@@ -171,7 +171,7 @@ class Run:
                 "relative error."
             )
         if np.any(unseen) or not self.converged:
-            warn(self.message)
+            warn("PMB206", self.message)
         return MultilevelResult(
             estimate=shaped(estimates),
             standard_error=shaped(errors),

@@ -94,10 +94,11 @@ def decide_control_variate(
     discrete = discrete_in_rows(tall)
     if discrete and control_variate == "auto":
         warn(
+            "PMB105",
             f"No control variate, since the rows read {discrete}, which are discrete: an expansion "
             "about one of their values says nothing of the rows at another. Batches will be large, "
             "up to all rows, and moves short. Where it can be done, sum the discrete variables out "
-            "of the model; control_variate=0 silences this warning."
+            "of the model; control_variate=0 silences this warning.",
         )
     if control_variate == 0 or (control_variate == "auto" and discrete):
         return None if reference is None else ControlVariate(reference, 0, temperature)
@@ -113,8 +114,9 @@ def decide_control_variate(
         if control_variate != "auto" or mode_sampler:
             raise
         warn(
+            "PMB104",
             f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
-            "warning."
+            "warning.",
         )
         return None
     if control_variate != "auto":
@@ -127,10 +129,11 @@ def decide_control_variate(
     control = ControlVariate(reference, order, temperature)
     if share > MOST_ROWS and not reference.has_kinks:  # few rows, drawn by size, tell of kinks
         warn(
+            "PMB103",
             "The Taylor expansion about the mode fits this posterior poorly, so minibatches save "
             f"little: a decision on a full-size move takes {share:.0%} of the rows. "
             f"{_cause(tall, control)} Chains may mix slowly: check R-hat and the effective sample "
-            "size."
+            "size.",
         )
     return control
 

@@ -116,9 +116,10 @@ def find_reference(
     reference = reference or search(tall, temperature, random_seed, progressbar, flat)
     if reference.several_modes:
         warn(
+            "PMB106",
             "The posterior seems to have several modes. Chains will explore only the one that was "
             "found, and R-hat will not show it. Start chains elsewhere with "
-            "find_reference(start=...), or set control_variate=0."
+            "find_reference(start=...), or set control_variate=0.",
         )
     return reference
 

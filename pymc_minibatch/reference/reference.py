@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from scipy.linalg import cho_factor, cho_solve
 
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.reference.derivatives import Derivatives, row_derivatives
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import Fingerprint
@@ -56,8 +57,10 @@ _ARRAYS = (
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
-class NoReferenceError(ValueError):
+class NoReferenceError(IdentifiedError, ValueError):
     """No reference point: the posterior has no proper mode; the message says how it failed."""
+
+    id = "PMB602"
 
 
 class SeveralModesError(NoReferenceError):

@@ -27,6 +27,7 @@ from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.jit.memory import free_bytes
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
@@ -527,10 +528,11 @@ class TallStep(BlockedStep, metaclass=StepKind):
             for (name, where), shape in zip(layout.slices.items(), layout.shapes, strict=True)
         }
         np.savez(path, **saved)
-        return (
+        return with_id(
+            "PMB304",
             f"{surprise}. The chain is stopped after {len(draws)} draws, which are saved, "
             f"unconstrained, in {path}: they are not those of the posterior. Please report this "
-            "model. To sample it meanwhile, pass another acceptance test or proposal."
+            "model. To sample it meanwhile, pass another acceptance test or proposal.",
         )
 
     def _start(self, point: PointType) -> PointType:
@@ -749,8 +751,9 @@ def _warn_of_row_deterministics(tall: TallModel) -> None:
     switch = [name for name in tall.row_names if f"{name}_probs" in sizes]
     advice = "".join(f"give {name} compute_p=False, or " for name in switch)
     warn(
+        "PMB101",
         f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows:,} rows, so "
         "computing and storing them at every draw costs a full pass over the data"
         f"{memory if needed > NOTABLE_BYTES else ''}. To leave them out, {advice}pass pm.sample "
-        "the var_names to keep, and compute them afterwards with pm.compute_deterministics."
+        "the var_names to keep, and compute them afterwards with pm.compute_deterministics.",
     )

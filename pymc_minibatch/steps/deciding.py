@@ -397,8 +397,9 @@ def least_uniform_batch(
         f"test_error does not show it. Leave batch_size out, or set it to {least}."
     )
     warn(
+        "PMB102",
         f"About {telling:,} of the {n_rows:,} rows dominate the acceptance decision (for example "
-        f"those of a rare class or category), {remedy} With rows='size' few rows suffice."
+        f"those of a rare class or category), {remedy} With rows='size' few rows suffice.",
     )
     return least
 

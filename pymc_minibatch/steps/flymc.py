@@ -334,8 +334,9 @@ class FlyMC(TallStep):
         others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
         if others:
             warn(
+                "PMB109",
                 f"The likelihood depends on {sorted(others)}, which other steps move. That is "
-                "exact, but every draw at which they have changed costs a pass over all rows."
+                "exact, but every draw at which they have changed costs a pass over all rows.",
             )
 
     # --- What is rebuilt in the process of a chain --------------------------------------------

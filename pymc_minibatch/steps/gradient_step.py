@@ -20,6 +20,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.kernels.adam import make_climb
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import (
@@ -249,10 +250,11 @@ class GradientStep(TallStep):
         """Warn of a default that nothing but patience makes good."""
         if times_shorter > SHORT:
             warn(
+                "PMB111",
                 f"The default {setting} makes steps {times_shorter:.0f} times shorter than those "
                 "for a normal posterior, because curvature or gradient noise varies strongly "
                 "around the mode. Expect slow mixing, and possibly bias in the tails: check R-hat "
-                "and pmb.ksd, or use MinibatchMH."
+                "and pmb.ksd, or use MinibatchMH.",
             )
 
     def _compile(self) -> None:
@@ -417,8 +419,11 @@ class GradientStep(TallStep):
         diverged, noise = self._transitions(flat, n_steps)
         if diverged:
             raise SamplingError(
-                f"{type(self).__name__} diverges at draw {self.n_draws}: its steps have become "
-                f"1000 times as long as the first one. {self._advice}"
+                with_id(
+                    "PMB306",
+                    f"{type(self).__name__} diverges at draw {self.n_draws}: its steps have become "
+                    f"1000 times as long as the first one. {self._advice}",
+                )
             )
         return {
             "n_gradient": n_steps * self.batch_size * (1 + self.control_variate),

@@ -49,6 +49,7 @@ from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.weight_check import LOOK_EVERY
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
 from pymc_minibatch.reference import Reference
@@ -606,10 +607,11 @@ class MinibatchMH(TallStep):
         if has_effects(self.tall, structure):
             size = self.tall.row_bytes * self.n_rows
             warn(
+                "PMB501",
                 "This model has effects, and their moves read any row at any time: its "
                 f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
                 "or a reference= of your own all variables are moved at once, and rows stay where "
-                "they are."
+                "they are.",
             )
             self.tall = self.tall.copied()
 
@@ -713,8 +715,9 @@ class MinibatchMH(TallStep):
         others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
         if others and self.temperature != 1.0:
             warn(
+                "PMB108",
                 f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
-                "must use the same temperature, or the chain has no well-defined target."
+                "must use the same temperature, or the chain has no well-defined target.",
             )
 
     @property
@@ -951,10 +954,11 @@ class MinibatchMH(TallStep):
         self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
         if self._n_still != STILL:
             return None
-        return (
+        return with_id(
+            "PMB203",
             f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
             "chain is, as beside a wall, or where kinks of the prior tie many parameters. Draws "
-            "that repeat are not those of the posterior. Use NUTS, or make the prior smooth."
+            "that repeat are not those of the posterior. Use NUTS, or make the prior smooth.",
         )
 
     def _draw_together(self, flat: np.ndarray) -> dict[str, Any]:
@@ -1095,9 +1099,12 @@ class MinibatchMH(TallStep):
         """
         if row == OUT_OF_ROWS:
             raise SamplingError(
-                f"A decision needs more than the {self.n_residents:,} rows that are gathered at a "
-                "time, or all of them, as it does far from the mode. Set rows_in_memory to more "
-                "bytes, or to np.inf, which copies all rows to this machine."
+                with_id(
+                    "PMB301",
+                    f"A decision needs more than the {self.n_residents:,} rows that are gathered "
+                    "at a time, or all of them, as it does far from the mode. Set rows_in_memory "
+                    "to more bytes, or to np.inf, which copies all rows to this machine.",
+                )
             )
         if row >= 0:
             number = row if numbers is None else int(numbers[row])
@@ -1109,15 +1116,17 @@ class MinibatchMH(TallStep):
         if self.ball is not None and np.isfinite(
             self.tall.row_logp(self.tall.layout.unflatten(flat), [row])
         ):
-            return (
+            return with_id(
+                "PMB302",
                 f"{name} varies more than the bound on its third derivative allows, so that the "
                 "exact test is not exact. Look at Exact(third=...), which must hold at every value "
-                "of the predictor, or use CorrectedBarker()."
+                "of the predictor, or use CorrectedBarker().",
             )
-        return (
+        return with_id(
+            "PMB303",
             f"{name} has a log-likelihood that is not finite at a point that was accepted from "
             "other rows. Minibatch sampling needs rows that are possible at every value of the "
-            "parameters (no support that depends on them); sample this model with NUTS."
+            "parameters (no support that depends on them); sample this model with NUTS.",
         )
 
     def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:
@@ -1144,10 +1153,11 @@ class MinibatchMH(TallStep):
         if found is None:
             return None
         mean, expected = found
-        return (
+        return with_id(
+            "PMB202",
             f"Decisions read {mean:,.0f} of {self.n_rows:,} rows (expected {expected:,.0f}): the "
             "chain is far from the posterior mode, where the Taylor expansion is poor, and has "
-            "probably not converged. Check R-hat and the effective sample size, and increase tune."
+            "probably not converged. Check R-hat and the effective sample size, and increase tune.",
         )
 
     def _warning_of_a_level(self, flat: np.ndarray) -> str | None:
@@ -1161,11 +1171,12 @@ class MinibatchMH(TallStep):
         self._level_is_found = True
         name = self.tall.layout.name_of(contradicted.position)
         element = contradicted.position - self.tall.layout.slices[name].start
-        return (
+        return with_id(
+            "PMB204",
             f"{name}[{element}] has moved to a value that its own rows contradict: their "
             f"log-likelihood is {contradicted.nats:,.0f} below what the minibatches indicated. "
             "Draws of it and of all that depends on it are wrong. Please report this model; "
-            "meanwhile, set a larger batch_size."
+            "meanwhile, set a larger batch_size.",
         )
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
@@ -1362,9 +1373,10 @@ def _warn_of_modes(sampler: ModeSampler) -> None:
     """Name the variables in which modes differ."""
     names = ", ".join(sampler.differing())
     warn(
+        "PMB107",
         f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
         "about all of them and jump between them; where R-hat says that they do not mix, there are "
-        "too few jumps: make one mode improbable by the prior, or by a constraint on a sign."
+        "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
     )
 
 

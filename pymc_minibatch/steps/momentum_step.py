@@ -14,6 +14,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.arguments import checked_share
 from pymc_minibatch.kernels.momentum import Momentum, MomentumState, momentum_state
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
@@ -266,8 +267,11 @@ class MomentumStep(GradientStep):
     def _check_ready(self) -> None:
         if not self.tuned.size[0]:
             raise SamplingError(
-                f"{type(self).__name__} finds its start and its scale while it tunes: pass tune= "
-                "to pm.sample."
+                with_id(
+                    "PMB309",
+                    f"{type(self).__name__} finds its start and its scale while it tunes: pass "
+                    "tune= to pm.sample.",
+                )
             )
 
     @property

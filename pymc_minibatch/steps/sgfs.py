@@ -29,6 +29,7 @@ from pymc_minibatch.kernels.sgfs_low_rank import (
     low_rank_state,
     make_low_rank_scoring,
 )
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.density import Density
@@ -299,8 +300,11 @@ class SGFS(GradientStep):
         stopped, most = self.tuned.stopped[0], MOST_STOPPED * self.n_draws * self.steps_per_draw
         if stopped > LEAST_STOPPED + most:
             raise SamplingError(
-                f"SGFS: {stopped:.0f} steps would have led to where the density is zero, beyond a "
-                f"hard constraint or the end of a prior. {NEAR_WALL}"
+                with_id(
+                    "PMB307",
+                    f"SGFS: {stopped:.0f} steps would have led to where the density is zero, "
+                    f"beyond a hard constraint or the end of a prior. {NEAR_WALL}",
+                )
             )
 
     @cached_property
@@ -385,16 +389,22 @@ class SGFS(GradientStep):
             return
         if isinstance(self.tuned, LowRankState) or not self.tuned.counts[0]:
             raise SamplingError(
-                "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample, or a "
-                "larger one."
+                with_id(
+                    "PMB308",
+                    "SGFS learns the Fisher information while it tunes: pass tune= to pm.sample, "
+                    "or a larger one.",
+                )
             )
         worst = least_known(self.tuned)
         raise SamplingError(
-            "The Fisher information is singular after "
-            f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
-            f"{self.tall.layout.name_of(int(self._active[worst]))}: the rows do not "
-            "identify its parameters. Tune for longer, use control_variate=2, or sample it by "
-            "another step."
+            with_id(
+                "PMB308",
+                "The Fisher information is singular after "
+                f"{int(self.tuned.counts[0]) * self.batch_size} rows, mostly in "
+                f"{self.tall.layout.name_of(int(self._active[worst]))}: the rows do not "
+                "identify its parameters. Tune for longer, use control_variate=2, or sample it by "
+                "another step.",
+            )
         )
 
     def _step_size(self) -> float:

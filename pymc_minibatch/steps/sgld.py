@@ -19,6 +19,7 @@ from pymc_minibatch.kernels.sgld import (
     make_langevin,
     stability,
 )
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.density import Density
@@ -193,7 +194,7 @@ class SGLD(GradientStep):
             noise = self._trial.noise(self.control, self.batch_size)
             limit, bias = stability(self._factor, precision, noise, self.step_size)
             if complaint := self._complaint(self.step_size, limit, bias):
-                warn(complaint)
+                warn("PMB112", complaint)
         given = preconditioner if named else self._factor
         self.options = (self.step_size, self.schedule, given)
 
@@ -227,8 +228,8 @@ class SGLD(GradientStep):
         noise, step = largest_variance(scaled(noises, self.tuned.factor)), self._step_size()
         limit, bias = largest_bias(self.batch_size / self.n_rows * noise, noise, step)
         complaint = self._complaint(step, limit, bias)
-        return (
-            complaint and f"{complaint} If the chain is still far from the mode, tune for longer."
+        return complaint and with_id(
+            "PMB112", f"{complaint} If the chain is still far from the mode, tune for longer."
         )
 
     def _needed_control(self) -> ControlVariate:

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.tables import Part
 
 __all__ = ["PartError", "Scheduler", "elsewhere", "help_with", "run"]
@@ -38,8 +39,10 @@ MAPPED_BYTES, TRIMMED_BYTES = 2**25, 2**26
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-class PartError(RuntimeError):
+class PartError(IdentifiedError, RuntimeError):
     """A part of the rows could not be read or worked on; the message says which, and why."""
+
+    id = "PMB607"
 
 
 class Scheduler:

@@ -23,6 +23,7 @@ from pytensor.tensor.shape import reshape, specify_shape
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.binding import check_source, extreme_rows
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.model import TallModel
@@ -34,8 +35,10 @@ from pymc_minibatch.tall.sparse_rows import without_sparse
 __all__ = ["NoPredictionError", "Predictive", "observed_input"]
 
 
-class NoPredictionError(ValueError):
+class NoPredictionError(IdentifiedError, ValueError):
     """An observed variable cannot be drawn, or not batch by batch; the message says why."""
+
+    id = "PMB606"
 
 
 class Predictive:

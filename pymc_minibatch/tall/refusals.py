@@ -15,6 +15,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
 TIME_SERIES = ("AR", "GARCH11", "EulerMaruyama", "RandomWalk", "GaussianRandomWalk")
 
 
-class NotTallError(ValueError):
+class NotTallError(IdentifiedError, ValueError):
     """The model is not a prior part plus independent rows; the message says why."""
+
+    id = "PMB601"
 
 
 def whole_term(name: str, distribution: str) -> str:
