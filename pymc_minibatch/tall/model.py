@@ -70,6 +70,7 @@ from pymc_minibatch.tall.refusals import (
     too_many_layouts,
     unfit_data,
 )
+from pymc_minibatch.tall.row_checks import checked_by_row
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.softmax import with_softmax
@@ -736,7 +737,8 @@ class TallModel:
     ) -> Graph:
         inputs, term = slice_rows(self._full_term, self.n_rows, row_axes, dtypes)
         everything: list[Variable] = [self.flat, *inputs]
-        return everything, [with_softmax(self._bind(term, {}), everything)]
+        bound = checked_by_row(self._bind(term, {}), self.flat, inputs)
+        return everything, [with_softmax(bound, everything)]
 
     def _full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]

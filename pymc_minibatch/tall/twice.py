@@ -1,18 +1,20 @@
 """Operations that PyTensor differentiates once, replaced by others with two derivatives.
 
-These are the product of the entries of an array, and the distribution functions of gamma and beta
-variables by their shapes, which censored and truncated rows read. NUTS needs no more than one
-derivative; an expansion of the log-likelihood does.
+These are the product of the entries of an array, the distribution functions of gamma and beta
+variables by their shapes, which censored and truncated rows read, and the Bessel functions of von
+Mises's and Rice's distributions. NUTS needs no more than one derivative; an expansion of the
+log-likelihood does.
 """
 
 import math
 from typing import Any
 
 import pytensor.scalar
+from pymc.distributions.dist_math import I0e, I1e
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
-from pytensor.scalar.basic import ScalarOp, upgrade_to_float
+from pytensor.scalar.basic import ScalarOp, upgrade_to_float, upgrade_to_float_no_complex
 from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Prod
@@ -24,6 +26,9 @@ ps: Any = pytensor.scalar
 STEP = 0.005
 """Of differences, relative to the distance over which a shape changes a probability."""
 
+TINY = 1e-100
+"""In place of an argument of 0, by which nothing can be divided."""
+
 LONGEST = 64
 """Products of at most so many entries are written out."""
 
@@ -34,19 +39,19 @@ def twice_differentiable(term: Any) -> Any:
     Derivatives by shapes become differences of fourth order, to about 1e-10 relative.
     """
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
-    for rewriter in (local_product, local_distribution_function):
+    for rewriter in (local_product, local_special_function):
         in2out(rewriter).rewrite(graph)
     return graph.outputs[0]
 
 
 @node_rewriter([Elemwise])
-def local_distribution_function(fgraph: Any, node: Apply) -> list[Variable] | None:
-    """Differentiate distribution functions by differences."""
+def local_special_function(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Take distribution and Bessel functions that have all derivatives."""
     op: Any = node.op
-    by_differences = BY_DIFFERENCES.get(type(op.scalar_op))
-    if by_differences is None:
+    with_derivatives = DIFFERENTIABLE.get(type(op.scalar_op))
+    if with_derivatives is None:
         return None
-    replaced: Any = Elemwise(by_differences)(*node.inputs)
+    replaced: Any = Elemwise(with_derivatives)(*node.inputs)
     return [replaced]
 
 
@@ -110,8 +115,33 @@ class BetaIncByDifferences(_ByDifferences, BetaInc):
         return ps.exp((a - 1) * ps.log(x) + (b - 1) * ps.log1p(-x) - scale)
 
 
-BY_DIFFERENCES: dict[type, ScalarOp] = {
+class DifferentiableI0e(I0e):
+    """e^(−|x|) I₀(x)."""
+
+    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+        """Return the derivative times `grads`."""
+        [x] = inputs
+        return [grads[0] * (_I1E(x) - ps.sign(x) * self(x))]
+
+
+class DifferentiableI1e(I1e):
+    """e^(−|x|) I₁(x)."""
+
+    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+        """Return the derivative times `grads`."""
+        [x] = inputs
+        # I₁(x) / x is even, and ½ at 0.
+        nonzero = ps.switch(ps.eq(x, 0.0), TINY, x)
+        return [grads[0] * (_I0E(x) - self(nonzero) / nonzero - ps.sign(x) * self(x))]
+
+
+_I0E: Any = DifferentiableI0e(upgrade_to_float_no_complex, name="differentiable_i0e")
+_I1E: Any = DifferentiableI1e(upgrade_to_float_no_complex, name="differentiable_i1e")
+
+DIFFERENTIABLE: dict[type, ScalarOp] = {
     GammaInc: GammaIncByDifferences(upgrade_to_float, name="gammainc_by_differences"),
     GammaIncC: GammaIncCByDifferences(upgrade_to_float, name="gammaincc_by_differences"),
     BetaInc: BetaIncByDifferences(upgrade_to_float, name="betainc_by_differences"),
+    I0e: _I0E,
+    I1e: _I1E,
 }

@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.distributions.dist_math import i0e
 from pytensor.gradient import grad
 from pytensor.tensor.math import Prod
 
@@ -59,6 +60,35 @@ def test_distribution_functions(
     found = compile_numba([x], [together])(np.array(at))
     assert found[0] == found[1]
     np.testing.assert_allclose(found[2:], [*first, *second], rtol=2e-8)
+
+
+# The first three derivatives of log e^(−x) I₀(x), which mpmath computes at 40 digits.
+BESSEL = [
+    (0.001, -0.9995000000625, 0.4999998125000521, -0.00037499979166674),
+    (0.3, -0.8516625730591247, 0.48353791796564294, -0.10705296836782768),
+    (2.0, -0.302225342035992, 0.1642231977212077, -0.13684950560894454),
+    (30.0, -0.01681044463466391, 0.0005653130416681776, -3.803068492071065e-05),
+]
+
+
+@pytest.mark.parametrize(("at", "first", "second", "third"), BESSEL)
+def test_bessel_functions(at: float, first: float, second: float, third: float) -> None:
+    x: Any = pt.dvector("x")
+    slope: Any = grad(pt.sum(twice_differentiable(pt.log(i0e(x)))), x)
+    bend: Any = grad(pt.sum(slope), x)
+    found = compile_numba([x], [pt.concatenate([slope, bend, grad(pt.sum(bend), x)])])
+    np.testing.assert_allclose(found(np.array([at])), [first, second, third], rtol=1e-8)
+    np.testing.assert_allclose(found(np.zeros(1))[:2], [0.0, 0.5], atol=1e-12)
+
+
+def test_rows_on_a_circle() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=3000)
+    with pm.Model():
+        slope, kappa = pm.Normal("slope"), pm.Gamma("kappa", 2, 0.5)
+        pm.VonMises("y", 2 * pt.arctan(slope * x), kappa, observed=rng.vonmises(0.8 * x, 3.0))
+        step = pmb.MinibatchMH()
+    assert step.control_variate == 2
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, (0, 1)])
