@@ -10,6 +10,8 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 from sphinx.util import logging as sphinx_logging
 
+from pymc_minibatch.steps.stats import with_tables
+
 HERE = Path(__file__).parent
 
 project = "pymc-minibatch"
@@ -130,7 +132,14 @@ def show_init_signature(app, what, name, obj, options, signature, returned):
     return str(inspect.Signature(bare)), None
 
 
+def fill_tables_of_stats(app, name, source):
+    """Write the tables of the sample stats into their page."""
+    if name == "stats":
+        source[0] = with_tables(source[0])
+
+
 def setup(app):
+    app.connect("source-read", fill_tables_of_stats)
     app.connect("autodoc-process-signature", show_init_signature)
     app.add_html_math_renderer(
         "mathml",

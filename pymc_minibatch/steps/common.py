@@ -31,6 +31,7 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
+from pymc_minibatch.steps.stats import described
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -154,19 +155,15 @@ class TallStep(BlockedStep, metaclass=StepKind):
     """
 
     default_blocked = True
-    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "n_rows": (np.int64, []),
-        "setup_seconds": (np.float64, []),
-        "stand_in": (np.bool_, []),
-        "rows_checksum": (np.int64, []),
-        "model_checksum": (np.int64, []),
-        "n_witnessed": (np.int64, []),
-        "witness_error": (np.float64, []),
-    }
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
     control: ControlVariate | None = None
     """What is subtracted from the rows; None where no reference point is known."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Describe the sample stats in the docstring."""
+        super().__init_subclass__(**kwargs)
+        cls.__doc__ = described(cls.__doc__, cls.__name__)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Wait for a model where there is none yet."""

@@ -38,7 +38,8 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_reference, nearer_start
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep, TallStepState
-from pymc_minibatch.steps.sweeps import OF_EFFECTS, scans_of_draw, stats_of_effects
+from pymc_minibatch.steps.stats import OF_EFFECTS, dtypes_shapes
+from pymc_minibatch.steps.sweeps import scans_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import BrightnessState, Update, Whitening, new_brightness
@@ -165,29 +166,7 @@ class FlyMC(TallStep):
 
     Sample stats, for each draw:
 
-    - ``acceptance_rate``: share of its updates of θ, or moves of effects, that were accepted.
-    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. The first draw
-      of a chain reads all rows once more, to draw which are bright.
-    - ``n_gradient``: how many of these were read with their gradient, by updates of θ.
-    - ``n_bright``: mean number of bright rows, with those that are always read.
-    - ``q``: probability of a proposal to turn a dark row bright.
-    - ``scale``: length of the moves of θ, in standard deviations of prior and bounds.
-    - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
-      were accepted; NaN elsewhere, as the next four.
-    - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
-    - ``acceptance_rate_groups``: the same for effects of groups.
-    - ``n_sweeps``: how often all levels of a grouping factor were visited.
-    - ``rows_per_sweep``: mean number of rows that such a visit read.
-    - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
-    - ``setup_seconds``: seconds that making the step took, with those of a reference that was
-      handed over; the same at every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Rows whose bounds are loose where the posterior is, such as those of a category in which all
     outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
@@ -212,16 +191,7 @@ class FlyMC(TallStep):
     """
 
     name = "flymc"
-    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "acceptance_rate": (np.float64, []),
-        "n_likelihood": (np.int64, []),
-        "n_gradient": (np.int64, []),
-        "n_bright": (np.float64, []),
-        "q": (np.float64, []),
-        "scale": (np.float64, []),
-        **dict.fromkeys(OF_EFFECTS, (np.float64, [])),
-        **TallStep.stats_dtypes_shapes,
-    }
+    stats_dtypes_shapes = dtypes_shapes("FlyMC")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
         "acceptance_rate": ("Accept", "0.2f"),

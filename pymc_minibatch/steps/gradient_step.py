@@ -101,12 +101,6 @@ class GradientStepState(TallStepState):
 class GradientStep(TallStep):
     """A step that moves by the gradient of a batch and does not accept or reject."""
 
-    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "n_gradient": (np.int64, []),
-        "step_size": (np.float64, []),
-        "gradient_noise": (np.float64, []),
-        **TallStep.stats_dtypes_shapes,
-    }
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "step_size": ("Step size", "0.2g"),
         "gradient_noise": ("Gradient noise", "0.0%"),

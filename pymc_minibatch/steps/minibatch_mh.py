@@ -14,7 +14,6 @@ import numpy as np
 from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.model import Model
-from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
@@ -83,7 +82,8 @@ from pymc_minibatch.steps.deciding import (
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import TRAJECTORY, Mixing
 from pymc_minibatch.steps.start import kept
-from pymc_minibatch.steps.sweeps import OF_EFFECTS, scans_of_draw, stats_of_effects
+from pymc_minibatch.steps.stats import OF_EFFECTS, dtypes_shapes
+from pymc_minibatch.steps.sweeps import scans_of_draw, stats_of_effects
 from pymc_minibatch.steps.trajectories import Trajectories, TrajectoryLook
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -323,37 +323,7 @@ class MinibatchMH(TallStep):
 
     Sample stats, for each draw:
 
-    - ``acceptance_rate``: share of its transitions that were accepted.
-    - ``n_likelihood``: row log-likelihoods evaluated; one row at one point counts 1. Rows that are
-      read at every decision count here, and not in ``batch_size``.
-    - ``n_gradient``: directional derivatives of rows evaluated for the control variate; those of
-      one row at the reference, towards one point, count 1.
-    - ``n_scanned``: row log-likelihoods scanned, by tests that have to know something
-      about all rows before they decide (SubLhd, and Austere with variant "nc").
-    - ``batch_size``: mean number of rows that a decision rests on.
-    - ``log_ratio_var``: mean of s², the variance of the estimated log ratio.
-    - ``test_error``: largest estimated bound on the error of an acceptance probability.
-    - ``exact``: whether decisions are exact: by Exact, without a row, or by all rows; and the
-      witness has seen it.
-    - ``diverging``: whether a trajectory with all rows diverged (`fallback`).
-    - ``scale``: length of the moves; for a random walk the factor on its standard deviations, for
-      Laplace sqrt(1 - rho²).
-    - ``acceptance_rate_hyper``: where a model has effects, share of the moves of their scales that
-      were accepted; NaN elsewhere, as the next four.
-    - ``acceptance_rate_dense``: the same for coefficients and effects that many rows share.
-    - ``acceptance_rate_groups``: the same for effects of groups.
-    - ``n_sweeps``: how often all levels of a grouping factor were visited.
-    - ``rows_per_sweep``: mean number of rows that such a visit read.
-    - ``n_rows``: rows of the data, the same at every draw, for :func:`compare`.
-    - ``setup_seconds``: seconds that making the step took, with those of a reference that was
-      handed over; the same at every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
@@ -368,21 +338,7 @@ class MinibatchMH(TallStep):
     """
 
     name = "minibatch_mh"
-    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        "acceptance_rate": (np.float64, []),
-        "n_likelihood": (np.int64, []),
-        "n_gradient": (np.int64, []),
-        "n_scanned": (np.int64, []),
-        "batch_size": (np.float64, []),
-        "log_ratio_var": (np.float64, []),
-        "test_error": (np.float64, []),
-        "exact": (np.bool_, []),
-        "diverging": (bool, []),  # as PyMC declares it
-        "scale": (np.float64, []),
-        **dict.fromkeys(OF_EFFECTS, (np.float64, [])),
-        **TallStep.stats_dtypes_shapes,
-        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
-    }
+    stats_dtypes_shapes = dtypes_shapes("MinibatchMH")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
         "acceptance_rate": ("Accept", "0.2f"),

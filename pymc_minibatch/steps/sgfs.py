@@ -37,6 +37,7 @@ from pymc_minibatch.reference.find import discrete_in_rows
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
 from pymc_minibatch.reference.wall import NEAR_WALL, refuse_near_wall
 from pymc_minibatch.steps.gradient_step import GradientStep
+from pymc_minibatch.steps.stats import dtypes_shapes
 
 __all__ = ["SGFS"]
 
@@ -132,21 +133,7 @@ class SGFS(GradientStep):
 
     Sample stats, for each draw:
 
-    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
-      and their changes by the Hessian, count too.
-    - ``step_size``: share of the way to the mode that a step makes, averaged over the directions;
-      with s of it, it takes about 2/s − 1 steps for an independent draw.
-    - ``gradient_noise``: share of the batch in the variance of the noise, in the last 32 steps;
-      nan while the chain waits.
-    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
-      including those of a reference handed to it; the same for every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.
@@ -161,6 +148,7 @@ class SGFS(GradientStep):
     """
 
     name = "sgfs"
+    stats_dtypes_shapes = dtypes_shapes("SGFS")
     learns = ("tuned",)
     tuned: ScoringState | LowRankState
 

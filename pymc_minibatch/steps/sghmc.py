@@ -12,6 +12,7 @@ from pymc_minibatch.kernels.sghmc import make_hamiltonian
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.steps.momentum_step import MomentumStep
 from pymc_minibatch.steps.schedule import Constant, Schedule
+from pymc_minibatch.steps.stats import dtypes_shapes
 
 __all__ = ["SGHMC"]
 
@@ -96,20 +97,7 @@ class SGHMC(MomentumStep):
 
     Sample stats, for each draw:
 
-    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
-      and their changes by the Hessian, count too.
-    - ``step_size``: ε of the last step.
-    - ``gradient_noise``: share of the batch in the noise of the momentum, averaged over the
-      parameters.
-    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
-      including those of a reference handed to it; the same for every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Source: Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
     the updates is that of BAOAB, Leimkuhler and Matthews (2013); the start, the scale and the
@@ -125,6 +113,7 @@ class SGHMC(MomentumStep):
     """
 
     name = "sghmc"
+    stats_dtypes_shapes = dtypes_shapes("SGHMC")
 
     def __init__(
         self,

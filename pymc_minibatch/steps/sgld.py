@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pymc.model import Model
-from pymc.stats.convergence import SamplerWarning
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
@@ -31,6 +30,7 @@ from pymc_minibatch.reference.gradient import (
 from pymc_minibatch.reference.trial import Trial
 from pymc_minibatch.steps.gradient_step import BATCHES, GradientStep, largest_variance, scaled
 from pymc_minibatch.steps.schedule import Constant, Polynomial, Schedule
+from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.warn import warn
 
 __all__ = ["SGLD"]
@@ -118,20 +118,7 @@ class SGLD(GradientStep):
 
     Sample stats, for each draw:
 
-    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
-      and their changes by the Hessian, count too.
-    - ``step_size``: ε of the last step.
-    - ``gradient_noise``: share of the batch in the variance of the noise, in the last 32 steps;
-      nothing makes up for it, so it should be small.
-    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
-      including those of a reference handed to it; the same for every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
     with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic
@@ -146,10 +133,7 @@ class SGLD(GradientStep):
     ...     idata = pm.sample(step=pmb.SGLD(steps_per_draw=10))  # doctest: +SKIP
     """
 
-    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012 - as PyMC declares it
-        **GradientStep.stats_dtypes_shapes,
-        "warning": (SamplerWarning, None),  # which pm.sample logs, and drops from its result
-    }
+    stats_dtypes_shapes = dtypes_shapes("SGLD")
     name = "sgld"
     learns = ("tuned",)
     tuned: LangevinState

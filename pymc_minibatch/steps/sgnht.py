@@ -11,6 +11,7 @@ from pymc_minibatch.kernels.sgnht import make_thermostat
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.steps.momentum_step import MomentumStep
 from pymc_minibatch.steps.schedule import Constant
+from pymc_minibatch.steps.stats import dtypes_shapes
 
 __all__ = ["SGNHT"]
 
@@ -92,20 +93,7 @@ class SGNHT(MomentumStep):
 
     Sample stats, for each draw:
 
-    - ``n_gradient``: gradients of rows evaluated; with a control variate those at the reference,
-      and their changes by the Hessian, count too.
-    - ``step_size``: ε of the last step.
-    - ``gradient_noise``: share of the friction in the last step that is there for the noise of the
-      batch.
-    - ``n_rows`` and ``setup_seconds``: rows of the data, and seconds that making the step took,
-      including those of a reference handed to it; the same for every draw.
-    - ``stand_in``: whether rows were bound by `data`, so that ``observed_data`` and
-      ``constant_data`` of the result hold the model's stand-in for them.
-    - ``rows_checksum``: checksum of the rows, by which other rows are told from those of the run; 0
-      where they stay in partitions and are not read for it.
-    - ``model_checksum``: checksum of the rest of the model: likelihood, constants and prior.
-    - ``n_witnessed``: how many comparisons with the model's own log-density the chain has passed.
-    - ``witness_error``: the largest relative error of these beyond rounding; NaN before any.
+    - Listed in :data:`.steps.stats.STATS`.
 
     Source: Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
     Gradient Thermostats; the order of the updates is that of Leimkuhler and Shang (2016).
@@ -120,6 +108,7 @@ class SGNHT(MomentumStep):
     """
 
     name = "sgnht"
+    stats_dtypes_shapes = dtypes_shapes("SGNHT")
 
     def __init__(
         self,

@@ -7,22 +7,13 @@ import numpy as np
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["OF_EFFECTS", "scans_of_draw", "stats_of_effects"]
+__all__ = ["scans_of_draw", "stats_of_effects"]
 
 ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
 
 MANY_ROWS = 200_000
 """With fewer rows this evaluation is cheaper than a round."""
-
-OF_EFFECTS = (
-    "acceptance_rate_hyper",
-    "acceptance_rate_dense",
-    "acceptance_rate_groups",
-    "n_sweeps",
-    "rows_per_sweep",
-)
-"""Stats of a model with effects, NaN elsewhere."""
 
 
 def scans_of_draw(tall: TallModel) -> int:
