@@ -21,6 +21,7 @@ __all__ = [
     "check_reference",
     "choose_order",
     "decide_control_variate",
+    "drawn_about_mode",
     "gaussian_acceptance",
     "log_density",
     "nearer_start",
@@ -300,6 +301,20 @@ def start_near_mode(
         for center in (given_others, mode)
     ]
     return max(starts, key=lambda start: log_density(tall, temperature, start))
+
+
+def drawn_about_mode(
+    control: ControlVariate, active: np.ndarray, flat: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw the parameters at the positions `active` from the Gaussian approximation about the mode.
+
+    No row is read, so that the draw may be impossible.
+    """
+    reference, drawn = control.gaussian, flat.copy()
+    precision = reference.precision_at(control.temperature)[np.ix_(active, active)]
+    away = np.linalg.solve(np.linalg.cholesky(precision).T, rng.standard_normal(active.size))
+    drawn[active] = reference.center[active] + away
+    return drawn
 
 
 def nearer_start(

@@ -475,16 +475,19 @@ class TallStep(BlockedStep, metaclass=StepKind):
         look, state = self._look(), self.rng.bit_generator.state
         if self.witness is None or look is None:
             return None
-        point = self.tall.model.initial_point()
         try:
-            start = self.tall.layout.flatten({**point, **self._near_mode(point)})
-            self.witness.look(look, start)
+            self.witness.look(look, self._point_of_look())
         except SurpriseError as surprise:
             return surprise
         finally:
             self.rng.bit_generator.state = state
             self.witness.start_chain()
         return None
+
+    def _point_of_look(self) -> np.ndarray:
+        """Return a point that is likely enough for moves from it to be accepted and rejected."""
+        point = self.tall.model.initial_point()
+        return self.tall.layout.flatten({**point, **self._near_mode(point)})
 
     def _bear_witness(self, flat: np.ndarray, stats: dict[str, Any]) -> None:
         """Compare moves with the model's own density, if it is time to.

@@ -56,6 +56,7 @@ from pymc_minibatch.reference.decide import (
     check_control_variate,
     choose_order,
     decide_control_variate,
+    drawn_about_mode,
     gaussian_acceptance,
     start_near_mode,
 )
@@ -1196,6 +1197,14 @@ class MinibatchMH(TallStep):
             rests_on=self._presumes,
             batches=self._batches,
         )
+
+    def _point_of_look(self) -> np.ndarray:
+        if self.latent is None and self.control is not None and self.control.order:
+            start = self.tall.layout.flatten(self.tall.model.initial_point())
+            point = drawn_about_mode(self.control, self._active, start, self.rng)
+            if np.isfinite(self._model_density(point)):
+                return point
+        return super()._point_of_look()
 
     def _one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
         """Make one transition from a copy of a point, as the chain would."""

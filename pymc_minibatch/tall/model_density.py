@@ -26,6 +26,9 @@ from pymc_minibatch.tall.tiled import TiledGraph
 
 __all__ = ["ModelDensity"]
 
+KNOWN_POINTS = 2
+"""Points whose log-density is kept: moves that are compared often begin at the same one."""
+
 
 class ModelDensity:
     """The log-density of a model at flat points.
@@ -40,6 +43,7 @@ class ModelDensity:
 
     def __init__(self, tall: TallModel, temperature: float = 1.0) -> None:
         self.tall, self.temperature = tall, temperature
+        self._known: dict[bytes, float] = {}
 
     def __call__(self, point: np.ndarray) -> float:
         """Return the log-density at a flat point; −∞ where it is not a number.
@@ -49,9 +53,13 @@ class ModelDensity:
         point : ndarray, shape (D,)
             Unconstrained values, as :class:`.layout.PointLayout` orders them.
         """
-        with np.errstate(all="ignore"):
-            value = self._of_split(point) if self.tall.is_bound else self._of_graph(point)
-        return -np.inf if np.isnan(value) else value
+        key = point.tobytes()
+        if key not in self._known:
+            with np.errstate(all="ignore"):
+                value = self._of_split(point) if self.tall.is_bound else self._of_graph(point)
+            self._known = dict([*self._known.items()][1 - KNOWN_POINTS :])
+            self._known[key] = -np.inf if np.isnan(value) else value
+        return self._known[key]
 
     def _of_graph(self, point: np.ndarray) -> float:
         evaluate, arrays = self._graph
@@ -79,17 +87,18 @@ class ModelDensity:
     @cached_property
     def _graph(self) -> tuple[TiledGraph, list[np.ndarray]]:
         """The whole graph as a function of the point and of what holds rows, and the latter."""
-        bound, inputs, arrays = self._inputs
-        axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], bound, axes, stable_outputs), arrays
+        return self._tiled(self._inputs[0])
 
     @cached_property
     def _gradient(self) -> tuple[TiledGraph, list[np.ndarray]]:
         """The same for the gradient."""
-        bound, inputs, arrays = self._inputs
-        slope: Any = grad(bound, self.tall.flat, disconnected_inputs="ignore")
+        return self._tiled(grad(self._inputs[0], self.tall.flat, disconnected_inputs="ignore"))
+
+    def _tiled(self, output: Any) -> tuple[TiledGraph, list[np.ndarray]]:
+        _, inputs, arrays = self._inputs
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        return TiledGraph([self.tall.flat, *inputs], slope, axes, stable_outputs), arrays
+        graph = TiledGraph([self.tall.flat, *inputs], output, axes, stable_outputs, in_threads=True)
+        return graph, arrays
 
     @cached_property
     def _inputs(self) -> tuple[Any, list[Variable], list[np.ndarray]]:
@@ -116,7 +125,7 @@ class ModelDensity:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made anew where it is needed."""
-        return {"tall": self.tall, "temperature": self.temperature}
+        return {"tall": self.tall, "temperature": self.temperature, "_known": {}}
 
 
 class _Total:

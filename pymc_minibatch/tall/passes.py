@@ -16,7 +16,7 @@ from rich.progress import track
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.tall.partitions import PartitionedArray
 
-__all__ = ["in_chunks", "over_chunks", "sum_over_chunks"]
+__all__ = ["in_chunks", "in_order", "over_chunks", "sum_over_chunks"]
 
 CHUNK_ROWS = 2**14
 CHUNK_BYTES = 2**22
@@ -65,7 +65,7 @@ def over_chunks[T](
         return function(first, *batch) if numbered else function(*batch)
 
     starts = range(0, len(data[0]), length)
-    results = zip(starts, _in_order(apply, starts), strict=True)
+    results = zip(starts, in_order(apply, starts), strict=True)
     if title is None or sum(values.nbytes for values in data) < SHOWN_BYTES:
         return results
     return iter(track(results, title, total=len(starts), transient=True))
@@ -138,7 +138,7 @@ def _length(data: Sequence[np.ndarray]) -> int:
     return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
 
-def _in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
+def in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     """Map in threads, with few results waiting at any time.
 
     BLAS is kept from starting threads of its own in each of them: more threads than cores wait for

@@ -24,6 +24,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.tall.made_up import rows_of
+from pymc_minibatch.tall.passes import in_order
 
 __all__ = ["TiledGraph"]
 
@@ -45,6 +46,8 @@ class TiledGraph:
         same length along it.
     build
         What makes a function of inputs and outputs, that returns a list.
+    in_threads : bool, default False
+        Whether several tiles are evaluated at the same time, which the function must allow.
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class TiledGraph:
         output: Variable,
         axes: Sequence[int | None],
         build: Callable[..., Callable[..., Sequence[Any]]] = compile_all,
+        in_threads: bool = False,
     ) -> None:
+        self._map = in_order if in_threads else map
         point, *arrays = inputs
         self._dtypes: list[str] = [array.type.dtype for array in arrays]
         self._cut = [(i, axis) for i, axis in enumerate(axes) if axis is not None]
@@ -86,9 +91,13 @@ class TiledGraph:
         row_bytes = sum(part.nbytes for part in self._tile(arrays, slice(0, 1)))
         step = max(1, TILE_BYTES // max(1, row_bytes))
         joined: list[np.ndarray] = []
-        for start in range(0, n_rows, step):
-            rows = slice(start, min(start + step, n_rows))
-            parts = self._on_tiles(point, *self._tile(arrays, rows))
+        starts = range(0, n_rows, step)
+
+        def evaluate(start: int) -> Sequence[Any]:
+            return self._on_tiles(point, *self._tile(arrays, slice(start, start + step)))
+
+        for start, parts in zip(starts, self._map(evaluate, starts), strict=True):
+            rows = slice(start, start + step)
             joined = joined or [
                 np.empty((*part.shape[:axis], n_rows, *part.shape[axis + 1 :]), part.dtype)
                 for part, axis in zip(parts, self._end_axes, strict=True)
