@@ -13,7 +13,7 @@ from pymc.exceptions import SamplingError
 
 import pymc_minibatch as pmb
 from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
-from pymc_minibatch.steps.sweeps import OF_EFFECTS
+from pymc_minibatch.steps.stats import OF_EFFECTS
 
 N_ROWS, N_GROUPS = 800, 12
 TUNE, DRAWS = 30, 20

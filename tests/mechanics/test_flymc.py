@@ -13,7 +13,7 @@ from models import N_GROUPS, N_ROWS, UNREPEATED, grouped_model, logistic_model, 
 from pymc.exceptions import SamplingError
 
 from pymc_minibatch import FlyMC, find_reference
-from pymc_minibatch.steps.sweeps import OF_EFFECTS
+from pymc_minibatch.steps.stats import OF_EFFECTS
 
 TUNE, DRAWS = 60, 30
 
