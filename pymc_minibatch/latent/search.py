@@ -40,7 +40,7 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["FewRows", "KnownModeError", "LatentReference", "search"]
+__all__ = ["FewRows", "KnownModeError", "LatentReference", "RowBudget", "search"]
 
 SUBSAMPLE = 20_000
 TURNS = 25
@@ -101,6 +101,31 @@ class KnownModeError(Exception):
     """A search has come to a mode that is known already."""
 
 
+@dataclass
+class RowBudget:
+    """Rows that searches may yet read.
+
+    Attributes
+    ----------
+    left : float
+        How many.
+    """
+
+    left: float
+
+    def spend(self, n_rows: int) -> None:
+        """Take rows out of it.
+
+        Raises
+        ------
+        NoFieldError
+            If it is empty.
+        """
+        if self.left < 0.0:
+            raise NoFieldError("The search has read as many rows as it may.")
+        self.left -= n_rows
+
+
 @dataclass(frozen=True)
 class LatentReference:
     """Where the log-likelihood is expanded, and the marginal of the hyperparameters there.
@@ -151,6 +176,8 @@ class _Search:
         self.rows_read = 0
         self.first = tall.start
         self.exact: Expansion | None = None
+        self.budget = RowBudget(math.inf)
+        self.is_known: Callable[[np.ndarray], bool] | None = None
         n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
         self.counts = np.zeros(n_phi)
         for factor in factors:
@@ -190,6 +217,7 @@ class _Search:
             value = surrogate.log_likelihood(surrogate.read(point))
             surrogate.expansion = replace(self.exact, value=value)
             return surrogate
+        self.budget.spend(len(data[0]))
         phi = self.field.derivatives.phi(point)
         expansion = expand(self.rows, data, phi, self.field.rows, self.temperature, concave=concave)
         self.rows_read += len(data[0])
@@ -200,6 +228,7 @@ class _Search:
     def climb_field(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
         """Newton's method for the field given h, with steps halved until the density rises."""
         for _ in range(TURNS):
+            self.refuse_known(surrogate, data)
             target, concave = self._target(surrogate, data)
             length = self._length(surrogate, target)
             if length < CLOSE and concave:
@@ -207,6 +236,17 @@ class _Search:
             step = target.point - surrogate.center
             surrogate = self._backtracked(surrogate, step, data, lengthens=not concave)
         return surrogate
+
+    def refuse_known(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> None:
+        """End the search if it is about a mode of all rows that is known.
+
+        Raises
+        ------
+        KnownModeError
+            If it is.
+        """
+        if self.is_known is not None and data is self.data and self.is_known(surrogate.center):
+            raise KnownModeError
 
     def climb_over_kinks(self, surrogate: Surrogate, data: tuple[np.ndarray, ...]) -> Surrogate:
         """Find where the field is by what the prior's kinks are on average: the mode is on some.
@@ -623,12 +663,13 @@ def search(
     parabolic: ParabolicRows | None = None,
     left_out: np.ndarray = NONE_LEFT_OUT,
     is_known: Callable[[np.ndarray], bool] | None = None,
+    budget: RowBudget | None = None,
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
     Where rows are parabolas, sums say everything of them, and take the place of all this. Rows that
     are left out, by their numbers, have no share in the expansion. The search ends as soon as it is
-    about a mode that `is_known`.
+    about a mode that `is_known`, or has read the rows of a `budget` before it is about any.
 
     Raises
     ------
@@ -639,6 +680,7 @@ def search(
     """
     started = time.perf_counter()
     run = _Search(tall, field, rows, factors, temperature, left_out)
+    run.is_known, run.budget = is_known, budget or run.budget
     point = tall.start.copy() if start is None else start
     run.first = point = field.derivatives.coordinates.from_model(point)
     stages = [run.data]
@@ -650,7 +692,8 @@ def search(
         stages.insert(0, tuple(values[some] for values in run.data))
     try:
         try:
-            surrogate = _at_mode(run, stages, point, is_known)
+            surrogate = _at_mode(run, stages, point)
+            run.budget = RowBudget(math.inf)  # it is about another mode
             if parabolic is not None:  # sums about a point that is far off lose digits
                 exact = run.sum_exactly(surrogate.center, parabolic)
                 surrogate, _, _ = run.turn(exact, run.data)
@@ -683,7 +726,6 @@ def _at_mode(
     run: _Search,
     stages: Sequence[tuple[np.ndarray, ...]],
     point: np.ndarray,
-    is_known: Callable[[np.ndarray], bool] | None,
 ) -> Surrogate:
     """Climb the marginal of h in turns, on some rows and then on all."""
     for data in stages:
@@ -692,8 +734,7 @@ def _at_mode(
             surrogate = run.climb_field(run.expand(point, data), data)
             for _ in range(TURNS):
                 surrogate, length, shift = run.turn(surrogate, data)
-                if is_known is not None and data is run.data and is_known(surrogate.center):
-                    raise KnownModeError
+                run.refuse_known(surrogate, data)
                 if length < CLOSE and shift < CLOSE:
                     break
         except NoFieldError:

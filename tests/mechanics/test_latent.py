@@ -45,7 +45,13 @@ from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
-from pymc_minibatch.latent.search import KnownModeError, LatentReference, _curvature, search
+from pymc_minibatch.latent.search import (
+    KnownModeError,
+    LatentReference,
+    RowBudget,
+    _curvature,
+    search,
+)
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
@@ -885,6 +891,33 @@ def test_a_search_ends_about_a_mode_that_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pymc_minibatch.latent.search._Search.centered", refuse)
     assert find_modes(tall, located) == [located.reference]
     assert reasons
+
+
+def test_searches_in_vain_read_no_more_rows_than_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(39)
+    group = rng.integers(0, 20, 2000)
+    with pm.Model() as model:
+        effect = pm.Normal("sd") * pm.Normal("z", shape=20)
+        pm.Bernoulli("y", logit_p=effect[group], observed=rng.integers(0, 2, 2000))
+    tall, read = TallModel(model), []
+    located = locate(tall, 1.0)
+    field, first = located.reference.surrogate.field, located.reference.passes * tall.n_rows
+
+    def in_vain(*args: object, budget: RowBudget, **kwargs: object) -> None:
+        for _ in range(1000):
+            budget.spend(tall.n_rows)
+            read.append(tall.n_rows)
+
+    monkeypatch.setattr("pymc_minibatch.latent.modes._is_same", lambda *_: False)
+    monkeypatch.setattr("pymc_minibatch.latent.modes.search", in_vain)
+    assert find_modes(tall, located) == [located.reference]
+    assert first <= sum(read) <= first + 2 * tall.n_rows
+    with pytest.raises(NoFieldError, match="as many rows as it may"):
+        search(tall, field, located.rows, located.factors, budget=RowBudget(-1.0))
+    found = search(tall, field, located.rows, located.factors, budget=RowBudget(first))
+    np.testing.assert_allclose(found.hyper, located.reference.hyper)
 
 
 def test_a_mode_is_about_itself_however_far_the_mean_of_the_field_is() -> None:
