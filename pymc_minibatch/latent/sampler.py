@@ -121,6 +121,12 @@ class LatentSampler(ABC):
         """Whether a scan costs more than an evaluation of all rows."""
         return self.work > costs.COSTLY
 
+    @property
+    def fixed_cost(self) -> float:
+        """What a scan costs apart from reading rows, in rows, with its share of factorizations."""
+        share = costs.factoring_share(self.field, self.collapsed, self.work)
+        return costs.overhead(self.field, share * self.work)
+
     @cached_property
     def model(self) -> EffectsModel:
         """What moves are planned for."""

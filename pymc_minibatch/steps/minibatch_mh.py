@@ -264,7 +264,7 @@ class MinibatchMH(TallStep):
         them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
         rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
         costly. Where draws of tuning are correlated for long, as on a ridge that only the prior
-        bounds, it takes more after tuning, again at most 50, as long as that takes seconds.
+        bounds, it takes more after tuning, again at most 50, as long as that takes a minute or two.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, when set-up is
         done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
@@ -696,9 +696,10 @@ class MinibatchMH(TallStep):
         self.transitions, self._n_still = 1, 0
         self.by_trajectories = False
         self.__dict__.pop("_trajectories", None)
-        self._mixing = Mixing(
-            self.tall.layout, TRANSITION if self.latent is None else TRANSITION_OF_EFFECTS
-        )
+        fixed = TRANSITION
+        if self.latent is not None:
+            fixed = max(TRANSITION_OF_EFFECTS, self.latent.fixed_cost)
+        self._mixing = Mixing(self.tall.layout, fixed)
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
             return
@@ -806,7 +807,7 @@ class MinibatchMH(TallStep):
 
     @property
     def _may_take_more(self) -> bool:
-        return self.steps_are_free and (self.latent is None or not self.latent.costly)
+        return self.steps_are_free
 
     @property
     def followed(self) -> tuple[np.ndarray, float]:

@@ -31,9 +31,10 @@ is taken out."""
 TRAJECTORY = 128.0
 """Passes over all rows that a trajectory takes, about: 32 gradients, each as dear as 4 values."""
 
-BUDGET = 1e8
-"""Rows that could be read in the time that the transitions of a chain may take: some five seconds,
-as set-up does. Work is reckoned in rows, without a clock, so that runs can be repeated."""
+BUDGET = 1e9
+"""Rows that could be read in the time that the transitions of a chain may take: a minute or two. A
+draw of the worst of some thousand levels is worth a fifth of an effective one or less where those
+of most are worth one. Work is reckoned in rows, without a clock, so that runs can be repeated."""
 
 
 class Mixing:

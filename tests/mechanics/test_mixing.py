@@ -28,7 +28,8 @@ def test_the_lag_is_that_of_the_slowest_parameter() -> None:
         (50, 0.0, 1000, 1, 1),  # too few to tell
         (4000, 0.0, 1000, 14, 26),  # of two transitions each
         (4000, 0.0, 10**7, 1, 1),  # would take long
-        (4000, 1e5, 1000, 1, 1),
+        (4000, 4e5, 1000, 4, 4),  # fewer than would make draws independent
+        (4000, 1e7, 1000, 1, 1),
     ],
 )
 def test_transitions_are_affordable(
