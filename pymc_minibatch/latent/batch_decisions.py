@@ -174,7 +174,9 @@ class MinibatchDecisions(Decisions):
         """Let blocks of levels decide by batches of their own rows, and those that walk by all."""
         factor, moving, walks = moves.factor, moves.moving, moves.walks
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
-        walked = self._walked(rng, moves, counts)
+        if moves.by_all_rows:
+            return self._by_all_rows(rng, moves, moves.moving, counts)
+        walked = self._by_all_rows(rng, moves, walks & moving, counts)
         cubic = self.surrogate.cubic(levels.rows)
         predictors = moves.predictors[0], self._without(walks, moves, levels)
         self._weigh(blocks.table, cubic, predictors)
@@ -189,11 +191,11 @@ class MinibatchDecisions(Decisions):
         counts.impossible_row = max(counts.impossible_row, impossible)
         return np.where(walks, walked, np.repeat(decided, np.diff(blocks.first)) & moving)
 
-    def _walked(
-        self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
+    def _by_all_rows(
+        self, rng: np.random.Generator, moves: LevelMoves, which: np.ndarray, counts: MoveCounts
     ) -> np.ndarray:
-        """Let each level that walks decide by all of its rows."""
-        chosen, table = np.flatnonzero(moves.walks & moves.moving), self.blocks[moves.factor].table
+        """Let some levels decide, each by all of its rows."""
+        chosen, table = np.flatnonzero(which), self.blocks[moves.factor].table
         decided = np.zeros(moves.moving.size, dtype=np.bool_)
         if not chosen.size:
             return decided

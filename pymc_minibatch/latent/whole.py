@@ -68,8 +68,9 @@ class WholeDecisions(Decisions):
     ) -> np.ndarray:
         """Let each level decide by its own rows."""
         predictors, factor, moving, undecided = moves[:4]
-        before, after = self._values(predictors, counts)
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
+        few = np.flatnonzero(moving[of_rows]) if moves.by_all_rows else None
+        before, after = self._values(predictors, counts, few)
         change = undecided + self._beside_surrogate_by_level(moves, before, after)
         decided = moving & (-rng.standard_exponential(moving.size) < change)
         phi, entries = predictors[0].phi.copy(), levels.rows[decided]
@@ -100,14 +101,24 @@ class WholeDecisions(Decisions):
         return change - self.surrogate.change_of_levels(moves.predictors, levels)
 
     def _values(
-        self, predictors: tuple[PredictorState, PredictorState], counts: MoveCounts
+        self,
+        predictors: tuple[PredictorState, PredictorState],
+        counts: MoveCounts,
+        few: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-likelihoods of all rows at both points."""
+        """Return the log-likelihoods of all rows at both points.
+
+        Only a `few` rows, by number, read anything else at the second, if these are given.
+        """
         is_first = counts.n_evaluated == 0
         before = self._at(predictors[0].phi, counts)
         if is_first:  # known, unless a chain is resumed here; so its counts are those of the first
             counts.n_evaluated = 0
-        after = self._at(predictors[1].phi, counts)
+        after = self._at(predictors[1].phi, counts) if few is None else before.copy()
+        if few is not None and few.size:
+            batch = [values[few] for values in self.data]
+            after[few] = self.rows.values(predictors[1].phi, *batch)[0] / self.temperature
+            counts.n_evaluated += few.size
         impossible = np.flatnonzero(~np.isfinite(before))
         if impossible.size:
             counts.impossible_row = int(impossible[0])

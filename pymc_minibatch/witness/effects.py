@@ -38,7 +38,7 @@ from pymc_minibatch.latent.moves.decisions import (
     MoveCounts,
 )
 from pymc_minibatch.latent.moves.kernels import hyper_walk_share
-from pymc_minibatch.latent.moves.levels import LevelsOfFactor, level_walk_shares, log_stretch
+from pymc_minibatch.latent.moves.levels import level_walk_shares, log_stretch
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.surrogate import PredictorState
@@ -228,8 +228,7 @@ class MovesOfEffects(Look):
         there[levels.latent[chosen]] = proposed[levels.latent[chosen]]
         found = float(np.sum((moves.log_ratios + of_rows)[chosen]))
         log_q = self._of_levels(moves, here, proposed)[chosen].sum()
-        name = LevelsOfFactor.name_of(moves.factor)
-        return self._comparison(name, (here, there), found, float(log_q), levels.latent)
+        return self._comparison(moves.name, (here, there), found, float(log_q), levels.latent)
 
     def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:
         """Return the log ratio of proposal densities of each level."""
@@ -243,7 +242,7 @@ class MovesOfEffects(Look):
             lengths.append(np.einsum("gq,gq->g", away, multiply_blocks(blocks, away)))
             etas.append(np.einsum("gqr,gq->gr", cholesky, away))
         turned = 0.5 * (lengths[1] - lengths[0])
-        often = self.moves.decisions.level_walks(moves.factor, levels)
+        often = moves.often or self.moves.decisions.level_walks(moves.factor, levels)
         before, after = (level_walk_shares(eta, often) for eta in etas)
         turned = turned + np.log((1.0 - after) / (1.0 - before))
         stretched = log_stretch(etas[1]) - log_stretch(etas[0])
@@ -371,7 +370,7 @@ class _Comparing(Listener[Decisions]):
             chosen = finite
         if chosen.any():
             compare = self.owner.of_levels
-            self._compare(moves.factor, lambda: compare(moves, of_rows, chosen))
+            self._compare(moves.name, lambda: compare(moves, of_rows, chosen))
         return moves.moving & (-rng.standard_exponential(of_rows.size) < moves.undecided + of_rows)
 
     def _compare(self, kind: Any, compare: Callable[[], Comparison]) -> None:

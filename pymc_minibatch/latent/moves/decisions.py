@@ -142,6 +142,12 @@ class LevelMoves(NamedTuple):
         The log ratio of each under the surrogate.
     walks : ndarray of bool, shape (G,)
         Which of them are steps of a random walk.
+    often : LevelWalks or None
+        How often levels walk in these moves.
+    by_all_rows : bool
+        Whether each level that moves decides by all of its rows.
+    name : str
+        That of the move.
     """
 
     predictors: tuple[PredictorState, PredictorState]
@@ -151,6 +157,9 @@ class LevelMoves(NamedTuple):
     points: tuple[np.ndarray, np.ndarray] = (NOWHERE, NOWHERE)
     log_ratios: np.ndarray = NOWHERE
     walks: np.ndarray = NOWHERE
+    often: LevelWalks | None = None
+    by_all_rows: bool = False
+    name: str = ""
 
 
 class Decisions(ABC):

@@ -30,6 +30,7 @@ from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.proposals.guided import walk_share_beyond
 
 __all__ = [
+    "LevelTuner",
     "LevelsOfFactor",
     "ProposedLevels",
     "beyond_typical",
@@ -37,10 +38,14 @@ __all__ = [
     "log_stretch",
     "moved_levels",
     "plan",
+    "proposed_levels",
 ]
 
 FARTHEST_LEVEL = 5.0
 """Standard deviations beyond which the share of levels that walk no longer grows, as for h."""
+
+MEMORY = 0.995
+"""What a move counts for relative to the one after it, where correlations of levels are learnt."""
 
 FARTHEST_WALK = math.asinh(1e5)
 """Standard deviations, in arsinh, beyond which no level walks: decisions would lose digits."""
@@ -63,10 +68,14 @@ class ProposedLevels(NamedTuple):
         The log ratio of each under the surrogate.
     walks : ndarray of bool, shape (G,)
         Which are steps of a random walk.
-    steps : ndarray, shape (G, q)
-        By how much their whitened coordinates change.
+    coordinates, steps : ndarray, shape (G, q)
+        Their whitened coordinates, and by how much these change.
     learns : bool
         Whether the tuner learns from it.
+    often : LevelWalks
+        How often levels walk.
+    by_all_rows : bool
+        Whether each level that moves decides by all of its rows.
     """
 
     factor: int
@@ -75,8 +84,42 @@ class ProposedLevels(NamedTuple):
     predictors: PredictorState
     log_ratios: np.ndarray
     walks: np.ndarray
+    coordinates: np.ndarray
     steps: np.ndarray
     learns: bool
+    often: LevelWalks
+    by_all_rows: bool = False
+
+
+class LevelTuner(NamedTuple):
+    """What moves of levels are tuned by.
+
+    Attributes
+    ----------
+    step_sizes : StepSizes
+        Of all of them.
+    n_moves : ndarray, shape (2,)
+        Moves while tuning; and with a weight that falls with each later move, as in all sums.
+    jumps : ndarray, shape (G,)
+        Sums of the squared jumps of each level, in whitened coordinates.
+    sums, squares : ndarray, shape (G, q)
+        Those of these coordinates.
+    """
+
+    step_sizes: StepSizes
+    n_moves: np.ndarray
+    jumps: np.ndarray
+    sums: np.ndarray
+    squares: np.ndarray
+
+    @property
+    def one_minus_correlation(self) -> np.ndarray:
+        """One less the correlation of a level from a move to the next, of each level."""
+        n = max(self.n_moves[1], 1.0)
+        variances = np.sum(self.squares / n - (self.sums / n) ** 2, axis=1)
+        shares = np.zeros(variances.size)
+        np.divide(self.jumps / n, 2.0 * variances, out=shares, where=variances > 0.0)
+        return shares
 
 
 class LevelsOfFactor(Move):
@@ -93,46 +136,31 @@ class LevelsOfFactor(Move):
         """Return the name of the moves of a factor."""
         return f"levels of factor {factor}"
 
-    def initial(self) -> StepSizes:
-        """Return its step sizes."""
-        return StepSizes.untuned()
+    def initial(self) -> LevelTuner:
+        """Return its step sizes, before any jump."""
+        shape = self.levels.latent.shape
+        return LevelTuner(
+            StepSizes.untuned(),
+            np.zeros(2),
+            np.zeros(shape[0]),
+            np.zeros(shape),
+            np.zeros(shape),
+        )
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> ProposedLevels | None:
         """Turn all levels in their coordinates, but for some that walk."""
-        surrogate, levels = state.surrogate, self.levels
-        given, before = state.conditional, state.predictors
-        try:
-            mean, cholesky = surrogate.given_others(given, state.point, before, levels)
-        except np.linalg.LinAlgError:
-            return None
-        eta = multiply_transposed(cholesky, state.point[levels.latent] - mean)
-        sweeping = self.sweeping
-        angle, is_set = setting.tuners[self.name].chosen(rng, sweeping.shorter, sweeping.mirrors)
-        often = setting.decisions.level_walks(self.factor, levels)
-        eta_then, log_q, walks = moved_levels(rng, eta, angle, often)
-        point = state.point.copy()
-        point[levels.latent] = mean + solve_blocks_transposed(cholesky, eta_then)
-        after = surrogate.read_levels(point, before, levels)
-        log_ratios = log_q + surrogate.level_ratios(
-            given, (state.point, point), (before, after), levels
-        )
-        return ProposedLevels(
-            self.factor,
-            levels.latent,
-            point,
-            after,
-            log_ratios,
-            walks,
-            steps=eta_then - eta,
-            learns=is_set,
-        )
+        sweeping, step_sizes = self.sweeping, setting.tuners[self.name].step_sizes
+        angle, is_set = step_sizes.chosen(rng, sweeping.shorter, sweeping.mirrors)
+        often = setting.decisions.level_walks(self.factor, self.levels)
+        proposed = proposed_levels(rng, state, self.factor, angle, often)
+        return None if proposed is None else proposed._replace(learns=is_set)
 
     def learn(
         self,
         rng: np.random.Generator,
-        tuner: StepSizes,
+        tuner: LevelTuner,
         target: None,
         proposal: ProposedLevels,
         outcome: Outcome,
@@ -141,11 +169,55 @@ class LevelsOfFactor(Move):
         turned = outcome.accepted & ~proposal.walks
         cost = OVERHEAD + turned.size + outcome.n_read
         jumps = inner_products(proposal.steps, proposal.steps)
-        tuner.record(rng, float(jumps @ turned), cost)
+        for sums in (tuner.n_moves[1:], tuner.jumps, tuner.sums, tuner.squares):
+            sums[:] *= MEMORY
+        tuner.n_moves[:] += 1.0
+        tuner.jumps[outcome.accepted] += jumps[outcome.accepted]
+        tuner.sums[:] += proposal.coordinates
+        tuner.squares[:] += proposal.coordinates**2
+        tuner.step_sizes.record(rng, float(jumps @ turned), cost)
 
-    def settle(self, tuner: StepSizes) -> None:
+    def settle(self, tuner: LevelTuner) -> None:
         """Take the best angle."""
-        tuner.take_best()
+        tuner.step_sizes.take_best()
+
+
+def proposed_levels(
+    rng: np.random.Generator, state: ChainState, factor: int, angle: float, often: LevelWalks
+) -> ProposedLevels | None:
+    """Turn all levels of a factor in their coordinates, but for some that walk.
+
+    Returns
+    -------
+    ProposedLevels or None
+        None if the precision of a level is not positive definite.
+    """
+    surrogate, given, before = state.surrogate, state.conditional, state.predictors
+    levels = surrogate.field.levels[factor]
+    try:
+        mean, cholesky = surrogate.given_others(given, state.point, before, levels)
+    except np.linalg.LinAlgError:
+        return None
+    eta = multiply_transposed(cholesky, state.point[levels.latent] - mean)
+    eta_then, log_q, walks = moved_levels(rng, eta, angle, often)
+    point = state.point.copy()
+    point[levels.latent] = mean + solve_blocks_transposed(cholesky, eta_then)
+    after = surrogate.read_levels(point, before, levels)
+    log_ratios = log_q + surrogate.level_ratios(
+        given, (state.point, point), (before, after), levels
+    )
+    return ProposedLevels(
+        factor,
+        levels.latent,
+        point,
+        after,
+        log_ratios,
+        walks,
+        coordinates=eta,
+        steps=eta_then - eta,
+        learns=False,
+        often=often,
+    )
 
 
 def moved_levels(

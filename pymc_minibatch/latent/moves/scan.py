@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_minibatch.latent.deciding import DecisionState
-from pymc_minibatch.latent.moves import border, centered, collapsed, levels, noncentered
+from pymc_minibatch.latent.moves import (
+    border,
+    centered,
+    collapsed,
+    levels,
+    noncentered,
+    slow_levels,
+)
 from pymc_minibatch.latent.moves.bank import BANK_SIZE, FactorBank
 from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
 from pymc_minibatch.latent.moves.levels import ProposedLevels
@@ -34,6 +41,7 @@ PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     collapsed.plan,
     border.plan,
     levels.plan,
+    slow_levels.plan,
 )
 """The moves of a scan, in their order."""
 
@@ -105,7 +113,7 @@ def step(
     is_array = isinstance(accepted, np.ndarray)
     share = float(accepted.mean() if is_array else accepted)
     counts.count(move.name, move.counts_as, share)
-    if move.scope == "levels":
+    if move.counts_as == "groups":
         counts.sweeps += 1
         counts.sweep_rows += outcome.n_read
     if tuning.is_on and proposal.learns:
@@ -186,7 +194,7 @@ def _by_level(
     decisions, before, point = run.decisions, state.predictors, proposal.point
     decisions.refresh(rng, before)
     psi, after = proposal.log_ratios, proposal.predictors
-    at_once = proposal.walks | decisions.sees_all
+    at_once = proposal.walks | decisions.sees_all | proposal.by_all_rows
     moving = np.isfinite(psi) & (at_once | (-rng.standard_exponential(psi.size) < psi))
     if not moving.all():
         stays = proposal.positions[~moving]
@@ -202,6 +210,9 @@ def _by_level(
         points=(state.point, point),
         log_ratios=psi,
         walks=proposal.walks,
+        often=proposal.often,
+        by_all_rows=proposal.by_all_rows,
+        name=move.name,
     )
     accepted = decisions.on_levels(rng, candidates, run.counts)
     made = state.point.copy()
