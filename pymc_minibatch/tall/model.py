@@ -65,6 +65,7 @@ from pymc_minibatch.tall.refusals import (
     NotTallError,
     dependent_rows,
     impossible_start,
+    in_single_precision,
     leaf_name,
     shared_across_rows,
     too_many_layouts,
@@ -169,6 +170,9 @@ class TallModel:
         rows_in_memory: float = ROWS_IN_MEMORY,
     ) -> None:
         self.model = checked_model(model)
+        single = [str(v.name) for v in self.model.value_vars if v.dtype == "float32"]
+        if single:
+            raise in_single_precision(single)
         start = self.model.initial_point()
         self.layout = PointLayout.of(
             start, [get_var_name(value) for value in self.model.value_vars]

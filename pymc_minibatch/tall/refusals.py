@@ -22,6 +22,7 @@ __all__ = [
     "NotTallError",
     "dependent_rows",
     "impossible_start",
+    "in_single_precision",
     "leaf_name",
     "shared_across_rows",
     "too_many_layouts",
@@ -110,6 +111,15 @@ def impossible_start(names: Sequence[str], error: Exception) -> NotTallError:
         f"The log-density of {' + '.join(names)} cannot be evaluated at model.initial_point(), nor "
         f"where single variables move away from it: {str(error).strip()}. Give a variable an "
         "initval at which all rows are possible."
+    )
+
+
+def in_single_precision(names: Sequence[str]) -> NotTallError:
+    """Say that variables have too few digits for sums over many rows."""
+    return NotTallError(
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} of type float32, whose seven "
+        "digits are too few for sums over rows. Build the model with pytensor.config.floatX = "
+        "'float64'; data may stay float32."
     )
 
 

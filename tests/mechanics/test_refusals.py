@@ -248,3 +248,12 @@ def test_what_was_not_tried_is_not_accused(monkeypatch):
     monkeypatch.setattr(tall_model, "MAX_LAYOUTS", 1)
     with pytest.raises(NotTallError, match=r"Several arrays .* length 40.* \(1 ways were tried\)"):
         TallModel(model)
+
+
+def test_variables_in_single_precision():
+    """Machine code that added rows in another order was taken to be wrong."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a", dtype="float32"), pm.Normal("b")
+        pm.Normal("y", a + b * np.arange(20.0), 1.0, observed=np.arange(20.0))
+    with pytest.raises(NotTallError, match=r"a is of type float32.*floatX = 'float64'"):
+        TallModel(model)
