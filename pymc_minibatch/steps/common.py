@@ -26,6 +26,7 @@ from rich.progress import ProgressColumn, TextColumn
 from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.memory import free_bytes
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
@@ -338,6 +339,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
+        keep_interrupts()
         self._follow_data()
         self.tall.check_sources()
         super().setup_chain(rng, tune, draws)

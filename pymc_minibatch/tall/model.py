@@ -31,6 +31,7 @@ from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
+from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.memory import NotEnoughMemoryError
@@ -169,6 +170,7 @@ class TallModel:
         data: Any = None,
         rows_in_memory: float = ROWS_IN_MEMORY,
     ) -> None:
+        keep_interrupts()
         self.model = checked_model(model)
         single = [str(v.name) for v in self.model.value_vars if v.dtype == "float32"]
         if single:

@@ -1,16 +1,21 @@
 """Exceptions raised by handlers of signals: machine code is left in order, or not reached."""
 
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 from numba import njit
 
 from pymc_minibatch import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
+from pymc_minibatch.jit import dropped
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import answer_signals, away_from_signals
 from tests.models import grouped_model, logistic_model
 
@@ -235,8 +240,8 @@ for kind in (MinibatchMH, FlyMC, SGFS, SGLD, SGNHT):
         for tune in (10, 0):
             step.setup_chain(np.random.default_rng(10), tune, 10)
             for _ in range(15):
-                try:  # again after a second: Python drops exceptions in callbacks of weakrefs
-                    signal.setitimer(signal.ITIMER_REAL, np.exp(when.uniform(-10, -5)), 1.0)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, np.exp(when.uniform(-10, -5)))
                     while True:
                         point, _ = step.step(point)
                 except KeyboardInterrupt:
@@ -253,3 +258,86 @@ def test_interrupts_at_random_moments_leave_steps_usable():
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.endswith("usable\n")
+
+
+# --- In callbacks -----------------------------------------------------------------------------
+
+
+class Let:
+    """What takes its time to be let go."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        if kind == "weak reference":
+            weakref.finalize(self, wait)
+
+    def __del__(self):
+        if self.kind == "destructor":
+            wait()
+
+
+def wait(seconds=0.3):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def let_go(things, *_):
+    """Drop the last reference to something, and go on for some time."""
+    things.clear()
+    gc.collect()
+    wait(5)
+
+
+@pytest.mark.parametrize("kind", ["weak reference", "destructor", "collector"])
+def test_an_interrupt_in_a_callback_is_not_lost(alarm, kind):
+    """Python drops exceptions there."""
+    keep_interrupts()
+    hook = sys.unraisablehook
+    keep_interrupts()
+    assert sys.unraisablehook is hook
+    thing = Let(kind)
+    callbacks = [lambda phase, info: wait()] if kind == "collector" else []
+    gc.callbacks.extend(callbacks)
+    try:
+        alarm(0.05)
+        with pytest.raises(StopError):
+            let_go([thing], thing := None)
+    finally:
+        for callback in callbacks:
+            gc.callbacks.remove(callback)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_so_are_those_of_other_signals(number):
+    """Whatever the handler is: Python's own, or an object that ends the process."""
+
+    class End:
+        def __call__(self, number, frame):
+            sys.exit(3)
+
+    before = signal.getsignal(number)
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else End())
+    try:
+        keep_interrupts()
+        thing = Let("destructor")
+        timer = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, number])
+        timer.start()
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            let_go([thing], thing := None)
+        timer.join()
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_else_is_dropped_is_told_as_before(monkeypatch):
+    told = []
+    keep_interrupts()
+    monkeypatch.setattr(dropped, "_before", told.append)
+
+    class Wrong:
+        def __del__(self):
+            raise ZeroDivisionError
+
+    Wrong()
+    assert [what.exc_type for what in told] == [ZeroDivisionError]
