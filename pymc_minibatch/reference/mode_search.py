@@ -172,7 +172,8 @@ def _climbed(
             break
         rise = float(step @ gradient)
         if rise < TOLERANCE**2 * density.dim:
-            return theta + step, True
+            # A mode on a wall may lie beyond it by rounding.
+            return (theta + step if density.is_possible(theta + step) else theta), True
         share = min(1.0, LONGEST / np.abs(step / density.units).max())
         for _ in range(HALVINGS):
             moved = density.value_gradient(theta + share * step, rows)

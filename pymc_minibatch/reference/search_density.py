@@ -77,6 +77,10 @@ class SearchDensity:
         """Gradient of the prior part."""
         return np.asarray(self._prior.slope_at(theta)()[1])
 
+    def is_possible(self, theta: np.ndarray) -> bool:
+        """Whether the prior part is finite: not beyond a wall."""
+        return bool(np.isfinite(self._prior.slope_at(theta)()[0]))
+
     def values(self, thetas: np.ndarray, rows: Rows | None) -> np.ndarray:
         """Log-density at many points."""
         data, _, scale = self._of(rows)

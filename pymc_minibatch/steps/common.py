@@ -32,6 +32,7 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
+from pymc_minibatch.steps.interrupted import tell_interrupts
 from pymc_minibatch.steps.stats import described
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
@@ -204,6 +205,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         self._active = _positions(self.tall, self.var_names)
         self._left = left_to_others(self.tall, self.var_names)
         register(self)
+        tell_interrupts()
         self.tune = True
         self.rng = get_random_generator(rng)
         self.n_draws, self.last_point = 0, np.empty(0)
@@ -340,6 +342,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
         keep_interrupts()
+        tell_interrupts()
         self._follow_data()
         self.tall.check_sources()
         super().setup_chain(rng, tune, draws)

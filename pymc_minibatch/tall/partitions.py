@@ -7,7 +7,9 @@ gathered in one job. Passes over all rows are jobs as well (:mod:`.passes`).
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -21,12 +23,43 @@ KEPT_ROWS = 50_000
 """Rows, drawn uniformly, that are gathered once for all trials."""
 
 COMPARED_ROWS = 64
-"""Rows of each part, at equal distances, by which a part is known that has changed."""
+"""Rows of each part, at equal distances, by which a part is known that has changed; and blocks of
+all of its rows, whose sums are compared in passes over it."""
 
 SAME = 1e-6
 """Relative difference up to which numbers are the same: sums taken in threads differ by less."""
 
+GOLDEN = 0.6180339887498949
+"""Multiples of it, modulo 1, fill the interval evenly: weights of rows."""
+
 type Arrays = tuple[np.ndarray, ...]
+
+
+class Seen(NamedTuple):
+    """What a part was when it was loaded first.
+
+    Attributes
+    ----------
+    rows
+        Some of its rows.
+    sums
+        Of each array, weighted sums of blocks of its rows, and of their absolute values, shape
+        (2, blocks, entries of a row). Of numbers that do not get rounded, a checksum.
+    """
+
+    rows: Arrays
+    sums: tuple[np.ndarray | int, ...]
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> "Seen":
+        """Note what a part is."""
+        return cls(some_rows(arrays), tuple(map(_block_sums, arrays)))
+
+    def is_like(self, arrays: Arrays, whole: bool) -> bool:
+        """Whether a part is still that, by some of its rows or by all of them."""
+        if not all(map(are_same, self.rows, some_rows(arrays))):
+            return False
+        return not whole or all(map(_are_same_sums, self.sums, map(_block_sums, arrays)))
 
 
 class Partitions:
@@ -64,7 +97,7 @@ class Partitions:
         self.names, self.dtypes, self.trailing = tuple(names), tuple(dtypes), tuple(trailing)
         self.scheduler = Scheduler()
         self.kept: tuple[np.ndarray, Arrays] | None = None
-        self.seen: list[Arrays | None] = []
+        self.seen: list[Seen | None] = []
         if any(part.n_rows is None for part in parts):
             counts = run(count_rows, parts, title="Counting rows", scheduler=self.scheduler)
             parts = [replace(part, n_rows=n) for part, n in zip(parts, counts, strict=True)]
@@ -107,11 +140,11 @@ class Partitions:
     ) -> Any:
         """Run a job on the parts, or on some that are chosen; see :func:`.cluster.run`.
 
-        Some rows of each part are kept when it is loaded for the first time, and compared whenever
-        it is loaded again.
+        Some rows and sums of each part are kept when it is loaded for the first time, and compared
+        whenever it is loaded again: the sums if the job reads all rows.
         """
         numbers = np.arange(len(self.parts)) if chosen is None else chosen
-        checked = _Checked(function, self.dtypes, self.trailing)
+        checked = _Checked(function, self.dtypes, self.trailing, function is not take_rows)
         given = [()] * numbers.size if arguments is None else arguments
         given = [
             (int(self.lengths[part]), self.seen[part], *extra)
@@ -252,15 +285,16 @@ class PartitionedArray:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A function of a part that is what it was said to be."""
+    """A function of a part, of all of its rows or a few, that is what it was said to be."""
 
     function: Callable[..., Any]
     dtypes: tuple[np.dtype, ...]
     trailing: tuple[tuple[int, ...], ...]
+    reads_all: bool
 
-    def __call__(self, arrays: Arrays, n_rows: int, seen: Arrays | None, *extra: Any) -> Any:
+    def __call__(self, arrays: Arrays, n_rows: int, seen: Seen | None, *extra: Any) -> Any:
         given = self.as_said(arrays, n_rows)
-        if seen is not None and not all(map(are_same, seen, some_rows(given))):
+        if seen is not None and not seen.is_like(given, self.reads_all):
             raise ValueError(
                 "it has other values than when it was loaded first. Partitions must be the same "
                 "each time they are loaded: seed what is random in them, or persist them"
@@ -290,15 +324,15 @@ class _Checked:
 
 @dataclass(frozen=True)
 class _Noting:
-    """Returns some rows of a part with what a function gives for it."""
+    """Returns what a part is with what a function gives for it."""
 
     checked: _Checked
 
     def __call__(
-        self, arrays: Arrays, n_rows: int, seen: Arrays | None, *extra: Any
-    ) -> tuple[list[Arrays], Any]:
+        self, arrays: Arrays, n_rows: int, seen: Seen | None, *extra: Any
+    ) -> tuple[list[Seen], Any]:
         given = self.checked.as_said(arrays, n_rows)
-        return [some_rows(given)], self.checked(given, n_rows, seen, *extra)
+        return [Seen.of(given)], self.checked(given, n_rows, seen, *extra)
 
 
 @dataclass(frozen=True)
@@ -324,6 +358,28 @@ def are_same(before: np.ndarray, now: np.ndarray) -> bool:
     if before.dtype.kind != "f":
         return np.array_equal(before, now)
     return bool(np.isclose(before, now, rtol=SAME, atol=0, equal_nan=True).all())
+
+
+def _block_sums(values: np.ndarray) -> np.ndarray | int:
+    """Sum blocks of rows, with weights that tell the rows apart."""
+    if values.dtype.kind != "f":
+        return crc32(np.ascontiguousarray(values))
+    n = len(values)
+    ends = np.unique(np.linspace(0, n, COMPARED_ROWS + 1).astype(np.int64))
+    sums = np.empty((2, ends.size - 1, values[:1].size))
+    for k, (first, end) in enumerate(pairwise(ends)):
+        block = values[first:end].reshape(end - first, -1).astype(np.float64)
+        weights = 1.0 + np.arange(first, end) * GOLDEN % 1.0
+        sums[:, k] = weights @ block, weights @ np.abs(block, out=block)
+    return sums
+
+
+def _are_same_sums(before: np.ndarray | int, now: np.ndarray | int) -> bool:
+    if isinstance(before, int) or isinstance(now, int):
+        return before == now
+    (sums, sizes), others = before, now[0]
+    apart = np.abs(sums - others) > SAME * sizes
+    return bool((~apart & (np.isfinite(sums) == np.isfinite(others))).all())
 
 
 def _has_file(load: Any) -> bool:

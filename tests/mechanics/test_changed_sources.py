@@ -15,6 +15,7 @@ import xarray as xr
 from scipy.stats import norm
 
 import pymc_minibatch as pmb
+from pymc_minibatch.tall.partitions import Seen
 
 N_ROWS = 400
 ROWS = np.random.default_rng(1).normal(size=N_ROWS)
@@ -124,15 +125,55 @@ class ZarrInParts(Zarr):
     options = {"rows_in_memory": 0}  # noqa: RUF012
 
 
-KINDS = (Npy, Map, InSharedMemory, Parquet, ParquetInParts, Zarr, ZarrInParts)
+class Dask(Npy):
+    """Partitions that are made by the user's own function, anew each time."""
+
+    options = {"rows_in_memory": 0}  # noqa: RUF012
+
+    def opened(self):
+        return {"data": in_parts(self.load)}
+
+    def load(self, part):
+        return np.load(self.path, mmap_mode="r")[part * HALF : (part + 1) * HALF]
+
+
+class DaskFrame(Dask):
+    """The same as a table."""
+
+    def opened(self):
+        load = lambda part: pd.DataFrame({"data": self.load(part)})  # noqa: E731
+        dataframe = pytest.importorskip("dask.dataframe", reason="dask.dataframe needs more")
+        return dataframe.from_map(load, [0, 1], meta=pd.DataFrame({"data": [0.0]}))
+
+
+HALF = N_ROWS // 2
+
+
+def in_parts(load):
+    dask, array = pytest.importorskip("dask"), pytest.importorskip("dask.array")
+    parts = [dask.delayed(load, pure=False)(part) for part in (0, 1)]
+    return array.concatenate([array.from_delayed(p, (HALF,), np.float64) for p in parts])
+
+
+KINDS = (Npy, Map, InSharedMemory, Parquet, ParquetInParts, Zarr, ZarrInParts, Dask, DaskFrame)
+
+ONE_OTHER = ROWS + np.where(np.arange(N_ROWS) == 137, 0.01, 0.0)
 
 CHANGES = {
     "written": lambda source: source.write(ROWS + 1),
+    "one row": lambda source: source.write(ONE_OTHER),
     "reordered": lambda source: source.write(ROWS[::-1].copy()),
     "of another type": lambda source: source.write(ROWS.astype(np.float32)),
     "cut": lambda source: source.cut(),
     "removed": lambda source: source.remove(),
     "elsewhere": lambda source: os.chdir(source.elsewhere),
+}
+
+THERE = {
+    "written": ROWS + 1,
+    "one row": ONE_OTHER,
+    "reordered": ROWS[::-1],
+    "elsewhere": ROWS + 5,
 }
 
 
@@ -186,7 +227,12 @@ def test_before_set_up(source, change):
     if change == "cut" and isinstance(source, Map):
         pytest.skip("NumPy fills up a file that it maps for writing")
     CHANGES[change](source)
-    there = {"written": ROWS + 1, "reordered": ROWS[::-1], "elsewhere": ROWS + 5}.get(change, ROWS)
+    there = {
+        "written": ROWS + 1,
+        "one row": ONE_OTHER,
+        "reordered": ROWS[::-1],
+        "elsewhere": ROWS + 5,
+    }.get(change, ROWS)
     refused = ""
     try:
         tall = pmb.TallModel(stand_in(), data=source.opened(), **source.options)
@@ -194,13 +240,18 @@ def test_before_set_up(source, change):
     except REFUSALS as error:
         refused = str(error)
     assert bool(refused) == (change in ("cut", "removed"))
-    assert not refused or "y." in refused or "data" in refused
+    assert not refused or names_the_source(refused)
+
+
+def names_the_source(refused):
+    """By file, variable or, if a function makes it, the number of the partition."""
+    return any(name in refused for name in ("y.", "data", "partition 0"))
 
 
 def assert_words(refused, change):
     """Whoever is refused is told of which file or variable, and nobody is for a folder's sake."""
     assert not refused or change != "elsewhere"
-    assert not refused or "y." in refused or "data" in refused
+    assert not refused or names_the_source(refused)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -246,3 +297,42 @@ def test_after_sampling(source, change):
     except REFUSALS as error:
         refused = str(error)
     assert_words(refused, change)
+
+
+UNSEEDED = {
+    "noise": lambda rng, rows: rows + 0.1 * rng.normal(size=rows.size),
+    "one row": lambda rng, rows: rows + 0.1 * (np.arange(rows.size) == rng.integers(rows.size)),
+    "order": lambda rng, rows: rng.permutation(rows),
+    "a sample": lambda rng, rows: rng.choice(rows, rows.size),
+    "small integers": lambda rng, rows: (rows + 3 * rng.normal(size=rows.size)).astype(np.int64),
+}
+
+
+@pytest.mark.parametrize("change", UNSEEDED)
+def test_partitions_that_are_random(tmp_path, change):
+    """They are other ones each time they are made: a pass tells them by all of their rows."""
+    pytest.importorskip("dask", reason="dask is an extra")
+    load = lambda part: UNSEEDED[change](np.random.default_rng(), ROWS)  # noqa: E731
+    dask, array = pytest.importorskip("dask"), pytest.importorskip("dask.array")
+    dtype = load(0).dtype
+    parts = [dask.delayed(load, pure=False)(part) for part in (0, 1)]
+    rows = array.concatenate([array.from_delayed(part, (N_ROWS,), dtype) for part in parts])
+    with pm.Model() as model:
+        data = pm.Data("data", ROWS[:40].astype(dtype))
+        pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=data)
+    with pytest.raises(REFUSALS, match="must be the same each time they are loaded"):
+        pmb.MinibatchMH(model=model, data={"data": rows}, rows_in_memory=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_partitions_that_are_rounded_otherwise_are_the_same(dtype):
+    """Sums that threads take in another order."""
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(5000, 3)).astype(dtype) * [1e-9, 1, 1e9]
+    again = rows * (1 + 3e-7 * rng.uniform(-1, 1, rows.shape))
+    seen = Seen.of((rows,))
+    assert seen.is_like((again,), whole=True)
+    for k in (0, 1, 2):
+        other = rows.copy()
+        other[1234, k] *= 1.5
+        assert not seen.is_like((other,), whole=True)

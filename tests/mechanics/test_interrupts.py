@@ -9,6 +9,7 @@ import time
 import weakref
 
 import numpy as np
+import pymc as pm
 import pytest
 from numba import njit
 
@@ -341,3 +342,32 @@ def test_what_else_is_dropped_is_told_as_before(monkeypatch):
 
     Wrong()
     assert [what.exc_type for what in told] == [ZeroDivisionError]
+
+
+# --- In PyMC ----------------------------------------------------------------------------------
+
+
+def interrupted_run(step, at, chains=1, tune=10):
+    """Interrupt a run at a draw of its first chain, or of all its processes."""
+
+    def interrupt(trace, draw):
+        if draw.draw_idx >= at and draw.chain == 0:
+            raise KeyboardInterrupt
+
+    options = {"progressbar": False, "compute_convergence_checks": False}
+    return pm.sample(
+        20, tune=tune, chains=chains, cores=1, step=step, callback=interrupt, **options
+    )
+
+
+def test_a_run_that_is_interrupted_while_it_tunes():
+    """KeyboardInterrupt if there are no draws, as when it is interrupted before; else its draws."""
+    with logistic_model():
+        step = MinibatchMH()
+        for at in (0, 9):
+            with pytest.raises(KeyboardInterrupt):
+                interrupted_run(step, at)
+        assert interrupted_run(step, 12).posterior.sizes["draw"] == 3
+        assert interrupted_run(step, 5, chains=2).posterior.sizes["draw"] == 20
+        with pytest.raises(ValueError, match="Not enough samples"):
+            interrupted_run(pm.Metropolis(), 5)
