@@ -511,14 +511,14 @@ def _order(
         return None
     if wanted is None:
         return _numbers(own, np.arange(len(own))) if _is_range(own) else None
+    # Numbers that nobody gave say no more than positions, also if labels are such numbers.
+    if dim != target and _is_default(name, dim) and _is_range(own):
+        return _numbers(own, np.arange(len(own)))
+    if dim != target and _is_default(name, target) and _is_range(wanted):
+        return _numbers(pd.RangeIndex(len(own)), wanted.to_numpy())
     positions = _positions(own, wanted)
     if positions is not None:
         return None if np.array_equal(positions, np.arange(len(own))) else positions
-    # Numbers that nobody gave say no more than positions.
-    if _is_default(name, dim) and _is_range(own):
-        return _numbers(own, np.arange(len(own)))
-    if _is_default(name, target) and _is_range(wanted):
-        return _numbers(pd.RangeIndex(len(own)), wanted.to_numpy())
     here = [label for label in own if label not in wanted]
     there = [label for label in wanted if label not in own]
     if not here and not there:

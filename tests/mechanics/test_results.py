@@ -4,6 +4,7 @@ Each function that takes a result is tried with each change of one that leaves i
 and with some that do not. There is no third outcome.
 """
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,6 +118,32 @@ def with_default_dims(group):
     return group.drop_vars(["g", "k"]).rename(g="u_dim_0", k="u_dim_1")
 
 
+def of_nutpie(_):
+    """A result as nutpie 0.16 makes it.
+
+    It has no stats of this package, dims by name with labels as objects, groups of its warm-up,
+    stats of other types, and attributes of its own.
+    """
+    draws = RUN["posterior"].assign_attrs(
+        created_at="2026-11-26T12:13:25.620969+00:00",
+        creation_library="ArviZ",
+        creation_library_version="1.3.1",
+        creation_library_language="Python",
+        sample_dims=["chain", "draw"],
+    )
+    labels = {name: np.array(values, dtype=object) for name, values in COORDS.items()}
+    draws = draws.assign_coords(labels)
+    draws = draws.assign(total=draws["u"].sum(("g", "k")))  # a Deterministic
+    kinds = {"depth": "uint64", "n_steps": "uint64", "diverging": "bool", "step_size": "float64"}
+    stats = {name: (SAMPLE, np.full(SHAPE, 3).astype(kind)) for name, kind in kinds.items()}
+    stats["divergence_message"] = (SAMPLE, np.full(SHAPE, None, dtype=object))
+    stats["divergence_energy_error"] = (SAMPLE, np.full(SHAPE, np.nan))
+    sampler = {"inference_library": "nutpie", "inference_library_version": "0.16.11"}
+    stats = xr.Dataset(stats, {dim: draws[dim] for dim in SAMPLE}, draws.attrs | sampler)
+    groups = {"posterior": draws, "sample_stats": stats}
+    return xr.DataTree.from_dict(groups | {f"warmup_{name}": groups[name] for name in groups})
+
+
 def of_another_sampler(_):
     """A result with other groups, more variables, and labels of a kind of their own."""
     posterior = with_default_dims(RUN["posterior"])
@@ -146,6 +173,13 @@ SAME = {
     "lazy": lazy,
     "float32": lambda _: tree(lambda group: group.astype(np.float32), only=["posterior"]),
     "another_sampler": of_another_sampler,
+    "nutpie": of_nutpie,
+    "one_dataset_each": lambda _: SimpleNamespace(
+        posterior=xr.DataTree(RUN["posterior"]), sample_stats=RUN["sample_stats"]
+    ),
+    "stacked_and_lazy": lambda folder: lazy(folder).map_over_datasets(
+        lambda group: group.stack(sample=SAMPLE) if "draw" in group.dims else group
+    ),
     "attributes": lambda _: SimpleNamespace(**RUN),
     "stats_of_more_draws": lambda _: tree(
         lambda group: group.pad(draw=(0, 5), mode="edge").assign_coords(
@@ -183,9 +217,25 @@ def numbers_of_table(idata):
     return table.drop(columns="verdict").loc["run"].to_numpy(dtype=float)
 
 
+def numbers_of_worst(idata):
+    table = pmb.worst(idata)
+    of_model = [name for name in table.index if name == "sigma" or name.startswith("u[")]
+    return table.loc[sorted(of_model)].to_numpy(dtype=float)
+
+
 def numbers_of_report(idata):
     words = [word.strip(".:%()") for word in pmb.report(idata).replace(",", "").split()]
     return np.array([float(word) for word in words if word.replace(".", "").isdigit()])
+
+
+def mean_by_running(idata, tall):
+    """The mean of a function of all variables, for some rows."""
+    model = tall.model
+    f = pm.math.exp(model["u"][model["group"], model["column"]] * model["sigma"])
+    mean = pmb.RunningMean(f, data={"group": [0, 2, 2], "column": [0, 0, 1]}, model=model)
+    mean.add(idata)
+    assert mean.n_draws
+    return mean.mean
 
 
 FUNCTIONS = {
@@ -194,6 +244,8 @@ FUNCTIONS = {
     "predict": lambda idata, tall: pmb.predict(idata, tall=tall)["quantile"].values,
     "predict_means": lambda idata, tall: pmb.predict(idata, tall=tall, kind="mean")["mean"].values,
     "ksd": lambda idata, tall: pmb.ksd(idata, tall=tall, control_variate=0).squared,
+    "worst": lambda idata, _: numbers_of_worst(idata),
+    "RunningMean": mean_by_running,
     "audit": lambda idata, tall: draws_of_step(idata, tall).all_points(tall, 50, least=40),
     "compare": lambda idata, _: numbers_of_table(idata),
     "report": lambda idata, _: numbers_of_report(idata),
@@ -244,6 +296,14 @@ def expected():
 @pytest.mark.parametrize("change", SAME)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FIGURES])
 def test_the_same_numbers(tmp_path, outcome, expected, name, change):
+    if change == "nutpie" and name in READ_STATS:
+        words = "no sample stat|every step of this package records|does not record how many rows"
+        assert re.search(words, outcome(name, of_nutpie(tmp_path)))
+        return
+    if change == "nutpie" and name in ("compare", "error_by_rows"):  # which count its gradients
+        assert verdict(of_nutpie(tmp_path)) == verdict(tree())
+        assert np.isfinite(outcome(name, of_nutpie(tmp_path))).any()
+        return
     if name not in expected:
         expected[name] = outcome(name, tree())
         assert np.isfinite(expected[name]).sum() > 0
@@ -285,7 +345,7 @@ OTHER = {
 }
 """Results that mean something else, with the words of the refusal."""
 
-READ_THE_DRAWS = ["loo", "log_likelihood", "predict", "ksd", "audit"]
+READ_THE_DRAWS = ["loo", "log_likelihood", "predict", "ksd", "audit", "RunningMean"]
 READ_SEVERAL = ["compare", "error_by_rows", "running_mean", "marginals"]
 READ_STATS = ["report", "batch_sizes", "bright_rows", "noise", "accuracy_by_rows"]
 
@@ -350,6 +410,12 @@ def test_one_draw(outcome, tall, name):
     if name == "log_likelihood":
         expected = pmb.log_likelihood(tree(), [3, 5], tall=tall).y[1, 7]
         np.testing.assert_allclose(outcome(name, one).ravel(), expected)
+    elif name == "RunningMean":
+        u, sigma = (one["posterior"][variable].values[0, 0] for variable in ("u", "sigma"))
+        expected = np.exp(u[[0, 2, 2], [0, 0, 1]] * sigma)
+        np.testing.assert_allclose(outcome(name, one), expected)
+    elif name == "worst":
+        assert np.isnan(outcome(name, one)).any()
     elif name == "compare":
         assert verdict(one).startswith("not compared: too few draws")
     elif name == "report":
@@ -363,7 +429,7 @@ def test_one_draw(outcome, tall, name):
         assert isinstance(outcome(name, one), str)
 
 
-@pytest.mark.parametrize("name", ["loo", "log_likelihood", "predict", "ksd", "audit"])
+@pytest.mark.parametrize("name", READ_THE_DRAWS)
 def test_results_of_bambi_need_its_model(outcome, name):
     shifted = tree(lambda group: group.assign_attrs(modeling_interface="bambi"))
     assert "result of Bambi, which moves the intercept" in outcome(name, shifted)
@@ -445,5 +511,30 @@ def test_labels_of_other_types(model):
             ([0, 1, 2], {}),
         ]
     ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_numbers_of_positions_are_no_labels():
+    """Labels of the model are the same numbers in another order; a sampler has numbered levels."""
+    group, _, y = rows()
+    with pm.Model(coords={"g": [2, 0, 1]}) as numbered:
+        u = pm.Normal("u", 0, 5, dims="g")
+        pm.Normal("y", u[pm.Data("group", group)], 1.0, observed=y)
+    values = np.random.default_rng(6).normal([-3.0, 0.0, 4.0], 0.1, (*SHAPE, 3))
+
+    def result(dim, labels, order=slice(None)):
+        draws = xr.Dataset({"u": ((*SAMPLE, dim), values[..., order])}, {dim: labels})
+        return xr.DataTree.from_dict({"posterior": draws})
+
+    runs = {
+        "labels": result("g", [2, 0, 1]),
+        "labels in another order": result("g", [0, 1, 2], [1, 2, 0]),
+        "positions": result("u_dim_0", [0, 1, 2]),
+        "positions in another order": result("u_dim_0", [1, 2, 0], [1, 2, 0]),
+    }
+    tall = pmb.TallModel(numbered)
+    found = [pmb.log_likelihood(run, [0, 1], tall=tall).y.values for run in runs.values()]
+    assert (pmb.compare(runs, "labels").verdict.drop("labels") == "agrees").all()
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])

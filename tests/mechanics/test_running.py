@@ -68,3 +68,32 @@ def test_draws_at_which_it_is_not_finite_are_counted():
     mean(None, Draw(2, **point | {"mu": -1.0}))
     assert (mean.n_draws, mean.n_left_out) == (1, 2)
     assert mean.mean == pytest.approx(1.0)
+
+
+def test_the_draws_of_a_result():
+    """The same mean as that of a callback, also where a prior reads data and f is a variable."""
+    x = np.linspace(-1, 1, 200)
+    with pm.Model():
+        width, data = pm.Data("width", 2.0), pm.Data("x", x)
+        slope, sigma = pm.Normal("slope", 0, width), pm.HalfNormal("sigma")
+        pm.Normal("y", slope * data, sigma, observed=2 * x + np.sin(9 * x))
+        fs = slope, pm.math.log(sigma) * data * width, slope * width
+        there, after = ([RunningMean(f, data={"width": 3.0}) for f in fs] for _ in range(2))
+        step = SGLD(step_size=1e-4, preconditioner="identity", control_variate=0)
+        idata = pm.sample(
+            20,
+            tune=5,
+            chains=2,
+            cores=1,
+            step=step,
+            callback=lambda **draw: [mean(**draw) for mean in there],
+            **QUIET,
+        )
+    for one, other in zip(there, after, strict=True):
+        other.add(idata)
+        assert one.n_draws == other.n_draws == 40
+        np.testing.assert_allclose(one.mean, other.mean)
+    with pytest.raises(ValueError, match=r"The posterior lacks \['sigma'\]"):
+        after[1].add(
+            idata.map_over_datasets(lambda group: group.drop_vars("sigma", errors="ignore"))
+        )

@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
+from benchmarks import walls
 
 WALLS = (-1.0, 0.0, 1.0, 3.0)
 ROWS = np.random.default_rng(1).standard_t(4, size=300) + 0.5
@@ -78,3 +79,32 @@ def test_gradient_steps(kind, sds, by):
     wall = wall_at(sds)
     draws = draws_beyond(wall, kind, by=by, steps_per_draw=20)
     assert_moments(draws, wall, bias=0.0 if kind is pmb.MinibatchMH else 0.12)
+
+
+def benchmark_cells():
+    """Mean and sd along the wall and across it, for one form and one distance for each step."""
+    forms = (("potential", 0.0), ("uniform", 1.0), ("truncated", 3.0))
+    steps = ("MinibatchMH", "SGHMC", "SGNHT")
+    return [(step, *form) for step, form in zip(steps, forms, strict=True)]
+
+
+@pytest.mark.parametrize(("step", "form", "sds"), benchmark_cells())
+def test_the_table_of_walls(step, form, sds):
+    found = walls.run(step, form, sds, draws=2000, tune=500)
+    assert found.is_right(step in walls.EXACT), found
+
+
+@pytest.mark.parametrize("step", ["SGFS", walls.ESTIMATOR])
+def test_what_is_made_for_a_gaussian_refuses(step):
+    for form in walls.FORMS:
+        with pytest.raises(ValueError, match="beyond a hard constraint"):
+            walls.run(step, form, 0.0)
+
+
+@pytest.mark.parametrize("form", walls.FORMS)
+@pytest.mark.parametrize("sds", [-1e-9, 0.0, 1e-9])
+def test_a_mode_on_a_wall_is_found(form, sds):
+    """It may lie beyond the wall by rounding."""
+    wall = walls.FORMS[form](sds)
+    found = pmb.find_reference(wall.model, progressbar=False)
+    np.testing.assert_allclose(found.flat, walls.MODE, atol=1e-4)
