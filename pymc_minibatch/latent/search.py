@@ -727,19 +727,27 @@ def _at_mode(
     stages: Sequence[tuple[np.ndarray, ...]],
     point: np.ndarray,
 ) -> Surrogate:
-    """Climb the marginal of h in turns, on some rows and then on all."""
-    for data in stages:
-        run.widen(point, data)
-        try:
-            surrogate = run.climb_field(run.expand(point, data), data)
-            for _ in range(TURNS):
-                surrogate, length, shift = run.turn(surrogate, data)
-                run.refuse_known(surrogate, data)
-                if length < CLOSE and shift < CLOSE:
-                    break
-        except NoFieldError:
-            surrogate = run.climb_over_kinks(run.expand(point, data), data)
-        point = surrogate.center
+    """Climb the marginal of h in turns, on some rows and then on all.
+
+    Of some rows there may be no mode, where levels that have their own scale keep one row or two.
+    """
+    for data in stages[:-1]:
+        with suppress(NoFieldError, np.linalg.LinAlgError):
+            point = _climbed(run, data, point).center
+    return _climbed(run, stages[-1], point)
+
+
+def _climbed(run: _Search, data: tuple[np.ndarray, ...], point: np.ndarray) -> Surrogate:
+    run.widen(point, data)
+    try:
+        surrogate = run.climb_field(run.expand(point, data), data)
+        for _ in range(TURNS):
+            surrogate, length, shift = run.turn(surrogate, data)
+            run.refuse_known(surrogate, data)
+            if length < CLOSE and shift < CLOSE:
+                break
+    except NoFieldError:
+        surrogate = run.climb_over_kinks(run.expand(point, data), data)
     return surrogate
 
 

@@ -50,6 +50,7 @@ from pymc_minibatch.latent.search import (
     LatentReference,
     RowBudget,
     _curvature,
+    _Search,
     search,
 )
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
@@ -891,6 +892,35 @@ def test_a_search_ends_about_a_mode_that_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pymc_minibatch.latent.search._Search.centered", refuse)
     assert find_modes(tall, located) == [located.reference]
     assert reasons
+
+
+def test_a_mode_of_all_rows_is_found_where_some_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of levels with a location and a scale of their own some rows keep one or none each."""
+    rng = np.random.default_rng(5)
+    n_levels = 400
+    group = np.repeat(np.arange(n_levels), 1 + rng.poisson(9, n_levels))
+    spread = np.exp(1.9 + rng.normal(0, 0.35, n_levels))
+    y = 55 + rng.normal(0, 13, n_levels)[group] + spread[group] * rng.normal(size=group.size)
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, pm.HalfNormal("sd_level", 20), shape=n_levels)
+        scale = pm.Normal("scale", 0, pm.HalfNormal("sd_scale", 1), shape=n_levels)
+        mu, log_sigma = pm.Normal("mu", 50, 20), pm.Normal("log_sigma", 2, 1)
+        pm.Normal("y", mu + level[group], pm.math.exp(log_sigma + scale[group]), observed=y)
+    turn, failed = _Search.turn, []
+
+    def made(self: _Search, surrogate: Any, data: tuple[np.ndarray, ...]) -> Any:
+        if len(data[0]) == 400:
+            failed.append("some rows")
+            raise np.linalg.LinAlgError
+        return turn(self, surrogate, data)
+
+    monkeypatch.setattr(_Search, "turn", made)
+    monkeypatch.setattr("pymc_minibatch.latent.search.SUBSAMPLE", 400)
+    hyper = locate(TallModel(model), 1.0).reference.hyper
+    assert failed == ["some rows"]
+    np.testing.assert_allclose(hyper, np.log([13.0, 0.35]), atol=0.25)
 
 
 def test_searches_in_vain_read_no_more_rows_than_the_first(
