@@ -33,8 +33,8 @@ __all__ = ["approximate"]
 TUNED = 30
 """Scans that tune the moves, which are made about the mode already."""
 
-SCANS = 2
-"""Scans from each draw."""
+SCANS, MOST_SCANS = 2, 8
+"""Scans from each draw; more if they are cheap."""
 
 LEAST_STARTS, MOST_STARTS = 48, 1000
 """Draws from which scans are made, however many are to be returned."""
@@ -42,13 +42,14 @@ LEAST_STARTS, MOST_STARTS = 48, 1000
 CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
 """Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
 
-SCAN_ROWS, ENTRY_ROWS = 2e5, 20.0
-"""What a scan costs beside reading rows, in rows (1.5 ms), and what it costs for each variable."""
+SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
+"""What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it
+costs for each variable."""
 
-DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 5e7, 20, 400
+DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 2e7, 20, 400
 """Rows for the log-density of the model at single draws, and at how many of them."""
 
-RATIO_ROWS, LEAST_RATIOS = 1e8, 40
+RATIO_ROWS, LEAST_RATIOS = 8e7, 40
 """The same for the ratios of which k̂ is found."""
 
 KEPT_STARTS = 50
@@ -188,7 +189,7 @@ class _Run:
 
     def __init__(self, step: MinibatchMH, rng: np.random.Generator, draws: int) -> None:
         self.step, self.rng, self.n_draws = step, rng, draws
-        known = approximation_of(step.latent, step.control, step.tall.start)
+        known = approximation_of(step.latent, step.control, step.tall)
         if known is None:
             raise NoReferenceError(
                 "There is no single mode about which the posterior could be approximated; the "
@@ -203,6 +204,7 @@ class _Run:
         """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
         cost = self._tuned(self.approximation.center)
         n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, LEAST_STARTS, MOST_STARTS))
+        n_scans = int(np.clip(CHECK_ROWS / cost / n_starts, SCANS, MOST_SCANS))
         points, log_q = self.approximation.draw(self.rng, self.n_draws)
         pool = points  # what is checked, which few draws would not tell
         if self.n_draws < n_starts:
@@ -210,18 +212,29 @@ class _Run:
         moments, slices = _moments(pool), self.step.tall.layout.slices
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
-        scanned = self._scanned(pool[:n_scanned], SCANS)
+        scanned = self._scanned(pool[:n_scanned], n_scans)
         check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
-        affordable = 2 * SCANS * cost * len(pool) <= CORRECTION_ROWS
+        affordable = 2 * n_scans * cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
         ):
             return Found(points, log_q, check, False)
-        rest = self._scanned(pool[n_scanned:], SCANS)
-        middle = np.concatenate([scanned.end, rest.end])
-        again = self._scanned(middle, SCANS)
+        middle = scanned.end
+        if n_scanned < len(pool):
+            middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
+        again = self._scanned(middle, n_scans)
         check = check_of(again, _moments(middle), slices, pareto_k, self.n_modes)
-        return Found(again.end[: self.n_draws], np.full(self.n_draws, np.nan), check, True)
+        ends = self._with_moments_of_all(again)[: self.n_draws]
+        return Found(ends, np.full(self.n_draws, np.nan), check, True)
+
+    def _with_moments_of_all(self, scanned: Scanned) -> np.ndarray:
+        """Return the last points, moved a little to have mean and sd of all that scans led to."""
+        ends, (own_mean, own_sd) = scanned.end, _moments(scanned.end)
+        assert scanned.moments is not None
+        mean, sd = scanned.moments
+        moves = self.step.tall.layout.is_continuous & (own_sd > 0)
+        scale = np.where(moves, sd / np.where(moves, own_sd, 1.0), 1.0)
+        return np.asarray(np.where(moves, mean + scale * (ends - own_mean), ends))
 
     def stats(self, found: Found) -> dict[str, np.ndarray]:
         """Return the sample stats."""
@@ -247,7 +260,8 @@ class _Run:
         step.setup_chain(self.rng.spawn(1)[0], TUNED, 0)
         read = [self._scan(point) for _ in range(TUNED)]
         step.stop_tuning()
-        beside = SCAN_ROWS + ENTRY_ROWS * point.size
+        beside = PLAIN_SCAN_ROWS if step.latent is None else SCAN_ROWS
+        beside += ENTRY_ROWS * point.size
         return float(np.mean(read[WARMED:])) + beside
 
     def _scan(self, point: np.ndarray) -> float:
@@ -259,17 +273,23 @@ class _Run:
     def _scanned(self, starts: np.ndarray, n_scans: int) -> Scanned:
         """Make scans from each of some points."""
         means, ends = np.zeros_like(starts), starts.copy()
+        origin, squares = starts.mean(axis=0), np.zeros(starts.shape[1])
         for mean, end in zip(means, ends, strict=True):
             for _ in range(n_scans):
                 self._scan(end)
                 mean += end / n_scans
-        return Scanned(starts, means, ends)
+                squares += (end - origin) ** 2
+        shift = means.mean(axis=0)
+        variance = squares / max(n_scans * len(starts), 1) - (shift - origin) ** 2
+        return Scanned(starts, means, ends, (shift, np.sqrt(np.maximum(variance, 0.0))))
 
     def _pareto_k(self) -> float:
         """Return k̂ of the ratios of posterior and approximation."""
         known = self.approximation
         if isinstance(known, Mixture):
             return float("nan")
+        if known.pareto_k is not None:
+            return known.pareto_k
         if isinstance(known, FieldApproximation):
             n = np.clip(RATIO_ROWS / 2 / known.cost, LEAST_RATIOS, MOST_DENSITIES)
             ratios = known.log_ratios(self.rng, int(n))

@@ -22,7 +22,7 @@ pairs and matched moments.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,12 +30,26 @@ from scipy.interpolate import CubicSpline, PchipInterpolator
 from scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
+from pymc_minibatch.approximation.design import (
+    LOG_2PI,
+    Densities,
+    WeightedDesign,
+    matched,
+    opposite,
+    scaled,
+    split_scales,
+    weighted_design,
+    with_moments_of,
+)
 from pymc_minibatch.approximation.marginal import FieldCorrection, FieldIntegral
 from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.layout import BorderAndBlocks
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.reference.derivatives import row_derivatives
+from pymc_minibatch.tall import TallModel
 
 __all__ = [
     "Approximation",
@@ -58,9 +72,6 @@ WIDER = 1.25
 FARTHEST_SDS = 10.0
 """A single hyperparameter has an even grid out to so many standard deviations."""
 
-FALL, LEAST_SCALE = 3.0, 0.2
-"""By how much the log density falls where its width is measured, and the narrowest that counts."""
-
 OUT = (0.8, 1.7, 2.5, 3.5, 4.5, 7.0, 10.0)
 AXIS, SHORT_AXIS = (*(-each for each in OUT), *OUT), (-2.4, -1.2, 1.2, 2.4)
 """Where the density is evaluated on each axis, in standard deviations, if that is fast, and if it
@@ -68,6 +79,19 @@ is not. With many rows there are many groups or much to say of each: nearer to G
 
 FAST_ROWS = 2e5
 """Evaluations of rows, times axes, up to which more points do not take a second."""
+
+MOST_JOINT, MOST_JOINT_POINTS = 12, 2048
+"""Most hyperparameters and border entries for which design points are of both, and most points."""
+
+JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
+"""Rows that they may evaluate together (about 2 s on two cores), and fewest points."""
+
+PLAIN_ROWS, PLAIN_POINT, MOST_PLAIN_POINTS = 1e8, 2e4, 4096
+"""Rows that design points of a model without effects may evaluate (about 1 s), what a point costs
+beside them, in rows, and most points."""
+
+POINTS_AT_ONCE = 64
+"""Points of a model without effects at which each chunk of rows is evaluated."""
 
 PAIRED, MOST_PAIRED = 1.5, 5
 """Where two axes are moved together, and the most hyperparameters for which they are."""
@@ -111,12 +135,16 @@ class Approximation(Protocol):
     def center(self) -> np.ndarray:
         """A point of the model in the middle of the approximation, shape (D,)."""
 
+    @property
+    def pareto_k(self) -> float | None:
+        """k̂ of the design points, after the first draw; None if there are none."""
+
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
 
 
 class GaussianApproximation:
-    """The Gaussian about the mode of a model without effects.
+    """A model without effects: design points about its mode, or the Gaussian there.
 
     Parameters
     ----------
@@ -124,25 +152,65 @@ class GaussianApproximation:
         The expansion about it.
     start : ndarray, shape (D,)
         A point of the model.
+    log_densities
+        The log posterior at points (K, D), up to a constant; None if it is not to be evaluated.
+    n_rows
+        Rows that are read for each point.
     """
 
-    def __init__(self, control: ControlVariate, start: np.ndarray) -> None:
+    def __init__(
+        self,
+        control: ControlVariate,
+        start: np.ndarray,
+        log_densities: Densities | None = None,
+        n_rows: int = 0,
+    ) -> None:
         precision = control.gaussian.precision_at(control.temperature)
         self.mean, self.start = control.gaussian.center, start
         self.factor = np.linalg.cholesky(precision)
+        self.log_densities = log_densities
+        self.n_points = int(min(PLAIN_ROWS / (n_rows + PLAIN_POINT), MOST_PLAIN_POINTS))
+        self._design: WeightedDesign | None = None
+        self._has_looked = False
 
     @property
     def center(self) -> np.ndarray:
         """The mean, shape (D,)."""
         return self.mean
 
+    @property
+    def pareto_k(self) -> float | None:
+        """k̂ of the design points; None if there are none."""
+        return None if self._design is None else self._design.pareto_k
+
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
-        noise = _matched(rng.standard_normal(((n_draws + 1) // 2, self.mean.size)))
-        eta = rng.permutation(_paired(noise)[:n_draws])
-        points = self.mean + np.linalg.solve(self.factor.T, eta.T).T
-        constant = np.log(np.diagonal(self.factor)).sum() - 0.5 * self.mean.size * _LOG_2PI
-        return Drawn(points, constant - 0.5 * np.sum(eta**2, axis=1))
+        design = self._designed(rng)
+        constant = np.log(np.diagonal(self.factor)).sum()
+        if design is not None and design.are_dense and 2 * n_draws <= len(design.z):
+            chosen = _resampled(rng, design.weights, n_draws)
+            z = with_moments_of(design.z[chosen], design.moments)
+            order = rng.permutation(n_draws)
+            return Drawn(self._points(z)[order], design.log_density[chosen][order] + constant)
+        noise = opposite(matched(rng.standard_normal(((n_draws + 1) // 2, self.mean.size))))
+        eta = rng.permutation(noise[:n_draws])
+        log_q = constant - 0.5 * np.sum(eta**2, axis=1) - 0.5 * self.mean.size * LOG_2PI
+        if design is not None:
+            eta = with_moments_of(eta, design.moments)
+            log_q -= 0.5 * np.linalg.slogdet(design.moments[1])[1]
+        return Drawn(self._points(eta), log_q)
+
+    def _points(self, z: np.ndarray) -> np.ndarray:
+        return np.asarray(self.mean + np.linalg.solve(self.factor.T, z.T).T)
+
+    def _designed(self, rng: np.random.Generator) -> WeightedDesign | None:
+        if not self._has_looked and self.log_densities is not None:
+            evaluate = self.log_densities
+            self._design = weighted_design(
+                rng, lambda z: evaluate(self._points(z)), self.mean.size, self.n_points
+            )
+            self._has_looked = True
+        return self._design
 
 
 class FieldApproximation:
@@ -164,12 +232,19 @@ class FieldApproximation:
         self.surrogate, self.field = sampler.reference.surrogate, sampler.field
         layout = self.field.latent
         work = sampler.work + 50.0 * (layout.dense.size + layout.groups.size)
-        n_design = np.clip(DESIGN_WORK / work, LEAST_DESIGN, MOST_DESIGN)
+        n_design = np.clip(DESIGN_WORK / max(work, 1.0), LEAST_DESIGN, MOST_DESIGN)
         self.n_design = 2 ** int(np.log2(n_design))  # Sobol points are balanced then
         self.cost = sampler.tall.n_rows + work
         self.integral = None if self.reference.is_exact else FieldIntegral(sampler)
         self.log_evidence = 0.0
         self._design: Design | None = None
+        self._joint: WeightedDesign | None = None
+        self._is_looked_for = self.integral is not None
+
+    @property
+    def pareto_k(self) -> float | None:
+        """k̂ of design points of h and the border; None if there are none."""
+        return None if self._joint is None else self._joint.pareto_k
 
     @property
     def center(self) -> np.ndarray:
@@ -182,9 +257,13 @@ class FieldApproximation:
             return self._drawn(rng, (n_draws + 1) // 2, n_draws)
 
     def _drawn(self, rng: np.random.Generator, n_pairs: int, n_draws: int) -> Drawn:
-        w, log_density_w = self._hyper_draws(rng, n_pairs)
         layout, to_model = self.field.latent, self.field.derivatives.coordinates.to_model
-        dense = _matched(rng.standard_normal((n_pairs, layout.dense.size)))
+        joint = self._jointly_designed(rng)
+        if joint is not None:
+            w, dense, log_density_w = self._joint_draws(rng, joint, n_pairs)
+        else:
+            w, log_density_w = self._hyper_draws(rng, n_pairs)
+            dense = matched(rng.standard_normal((n_pairs, layout.dense.size)))
         seed = int(rng.integers(2**62))
         scale = _root_mean_square(seed, layout.groups.shape, n_pairs)
         points = np.empty((n_draws, self.reference.surrogate.center.size))
@@ -195,18 +274,63 @@ class FieldApproximation:
             if known is None or not np.array_equal(w[k], w[k - 1]):
                 known = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
             groups = noise.standard_normal(layout.groups.shape) / scale
-            squares = float(np.sum(dense[k] ** 2) + np.sum(groups**2))
             log_q = log_density_w[k] + known.log_determinant
-            log_q -= 0.5 * (squares + n_latent * _LOG_2PI)
+            log_q -= 0.5 * (float(np.sum(groups**2)) + n_latent * LOG_2PI)
+            if joint is None:
+                log_q -= 0.5 * float(np.sum(dense[k] ** 2))
+            else:
+                log_q += 0.5 * layout.dense.size * LOG_2PI  # is in the density of both
             for sign in (1, -1):
                 at = 2 * k + (sign < 0)
                 if at == n_draws:
                     break
-                eta, log_slope = self._corrected((sign * dense[k], sign * groups))
+                border = dense[k] if joint is not None else sign * dense[k]
+                eta, log_slope = self._corrected((border, sign * groups))
                 inside = known.frame.color(eta)
                 points[places[at]] = to_model(inside)
                 densities[places[at]] = log_q - log_slope
         return Drawn(points, densities)
+
+    def _jointly_designed(self, rng: np.random.Generator) -> WeightedDesign | None:
+        """Return design points of h and the whitened border, if they are few; looked for once."""
+        size = self.reference.hyper.size + self.field.latent.dense.size
+        if not self._is_looked_for or not 0 < size <= MOST_JOINT:
+            return None
+        self._is_looked_for = False
+        integral = self.integral
+        assert integral is not None
+        center = self.surrogate.factored_later(self.reference.hyper)
+        if not integral.is_by_level(center):
+            return None
+        n = min(JOINT_ROWS / (integral.n_nodes * self.cost), MOST_JOINT_POINTS)
+        if n < LEAST_JOINT_POINTS:
+            return None
+        self._joint = weighted_design(rng, self._joint_densities, size, int(n))
+        if self._joint is not None:
+            volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
+            self.log_evidence = self._joint.log_evidence + volume
+        return self._joint
+
+    def _joint_densities(self, at: np.ndarray) -> np.ndarray:
+        """Return the log-density of whitened h and border, levels integrated out, shape (K,)."""
+        n_hyper, found = self.reference.hyper.size, np.full(len(at), -np.inf)
+        given, proper, slopes = self._given(at[:, :n_hyper])
+        if self.integral is not None and proper.any():
+            some = [each for each, known in zip(given, proper, strict=True) if known]
+            found[proper] = self.integral.at_borders(some, at[proper, n_hyper:]) + slopes[proper]
+        return found
+
+    def _joint_draws(
+        self, rng: np.random.Generator, joint: WeightedDesign, n: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return w, the whitened border, and their log-density, of n draws."""
+        n_hyper = self.reference.hyper.size
+        chosen = np.sort(_resampled(rng, joint.weights, n))
+        z = with_moments_of(joint.z[chosen], joint.moments)
+        w = np.array([self._w(each) for each in z[:, :n_hyper]]).reshape(n, n_hyper)
+        slopes = np.array([self.tails.log_slope(each) for each in w])
+        volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
+        return w, z[:, n_hyper:], joint.log_density[chosen] - slopes - volume
 
     def _corrected(self, eta: BorderAndBlocks) -> tuple[BorderAndBlocks, float]:
         """Return the whitened field that a standard normal one stands for, and the log-slope."""
@@ -216,12 +340,14 @@ class FieldApproximation:
     def _correction(self) -> FieldCorrection | None:
         """What the field is beyond Gaussian, at the mode of h."""
         given = self.surrogate.factored_later(self.reference.hyper)
-        return None if self.integral is None else self.integral.correction(given, self.cost)
+        if self.integral is None:
+            return None
+        return self.integral.correction(given, self.cost, moves_border=self._joint is None)
 
     def _hyper_draws(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return w of n draws of h, equal ones in a row, and the log-density of h at each."""
         if not self.reference.hyper.size:
-            self.log_evidence = self.surrogate.log_marginal(self.reference.hyper)
+            self.log_evidence = self.surrogate.log_marginal(self.reference.hyper) + self._origin
             return np.zeros((n, 0)), np.zeros(n)
         if self._design is None:
             self._design = self._designed(rng)
@@ -231,57 +357,29 @@ class FieldApproximation:
         chosen = chosen[np.arange(n) * n_different // n]
         slopes = np.array([self.tails.log_slope(each) for each in w])
         density = (log_p - slopes - self.log_evidence)[chosen]
-        return _with_moments_of(w, weights, chosen), density
+        mean = weights @ w
+        covariance = (w - mean).T @ ((w - mean) * weights[:, None])
+        return with_moments_of(w[chosen], (mean, covariance)), density
 
     def _designed(self, rng: np.random.Generator) -> Design:
         """Spread design points and weigh them."""
         size, root = self.reference.hyper.size, self.reference.hyper_cholesky
-        scales = self._scales()
+        scales = split_scales(lambda at: self._exact_densities(at)[0], size)
         if size == 1:
             v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, MOST_DESIGN)[:, None]
             log_g = np.full(len(v), -math.log(2.0 * FARTHEST_SDS))
         else:
             v = ndtri(qmc.Sobol(size, rng=rng).random(MOST_DESIGN)) * WIDER
             log_g = -0.5 * np.sum((v / WIDER) ** 2, axis=1)
-            log_g -= size * (0.5 * _LOG_2PI + math.log(WIDER))
+            log_g -= size * (0.5 * LOG_2PI + math.log(WIDER))
         log_g -= np.log(np.where(v < 0, *scales)).sum(axis=1)
-        w = np.array([self._w(z) for z in _scaled(v, scales)])
+        w = np.array([self._w(z) for z in scaled(v, scales)])
         log_p = self._log_densities(v, scales)
         log_weights = log_p - log_g
         weights = np.exp(log_weights - logsumexp(log_weights))
         volume = np.log(np.diagonal(root)).sum()
         self.log_evidence = float(logsumexp(log_weights) - math.log(len(w)) + volume)
         return Design(w, log_p, weights)
-
-    def _scales(self) -> np.ndarray:
-        """Return how much wider h is than where the search has left it, (2, H): left and right.
-
-        The density falls by 3 at √6 standard deviations of a Gaussian.
-        """
-        size, scales = self.reference.hyper.size, np.ones((2, self.reference.hyper.size))
-        reach = math.sqrt(2.0 * FALL)
-        places = [(side, i) for i in range(size) for side in (0, 1)]
-        unit = np.eye(size)
-        peak, inner = 0.0, dict.fromkeys(places, (0.0, 0.0))
-        for times in (1.0, 2.0, 4.0, 8.0):
-            at = [unit[i] * (times * reach * (1, -1)[side == 0]) for side, i in places]
-            values = self._exact_densities(np.array([np.zeros(size), *at]))[0]
-            peak, left = values[0], []
-            for place, value in zip(places, values[1:], strict=True):
-                fall = peak - value
-                near, there = inner[place]
-                if not fall < FALL:  # also where nothing is known
-                    share = (FALL - there) / (fall - there) if np.isfinite(fall) else 0.5
-                    scales[place] = max(near + share * (times - near), LEAST_SCALE)
-                    if near == 0.0:  # a parabola inside
-                        scales[place] = max(math.sqrt(share), LEAST_SCALE)
-                else:
-                    inner[place], scales[place] = (times, fall), times
-                    left.append(place)
-            places = left
-            if not places:
-                break
-        return scales
 
     def _log_densities(self, v: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Return the log-density at whitened points up to a constant, shape (K,).
@@ -290,14 +388,14 @@ class FieldApproximation:
         of it if Laplace's approximation takes long.
         """
         exact, size = self.n_design == MOST_DESIGN, v.shape[1]
-        z, whole = _scaled(v, scales), -0.5 * np.sum(v**2, axis=1)
+        z, whole = scaled(v, scales), -0.5 * np.sum(v**2, axis=1)
         if exact:
             whole = np.array([self._log_density(self._w(each)) for each in z])
             if self.integral is None:
-                return whole
+                return whole + self._origin
         is_fast = self.cost * size < FAST_ROWS
         places = _points_of_axes(size, AXIS if is_fast else SHORT_AXIS)
-        at = _scaled(places, scales)
+        at = scaled(places, scales)
         found, laplace = self._exact_densities(at)
         with np.errstate(invalid="ignore"):
             found = found - (laplace if exact else -0.5 * np.sum(places**2, axis=1))
@@ -305,17 +403,27 @@ class FieldApproximation:
 
     def _exact_densities(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-density with the field integrated out, and Laplace's, both (K,)."""
-        given = [self.surrogate.factored_later(self.tails.to_hyper(self._w(k))) for k in at]
-        proper = np.array([each.is_proper for each in given])
+        given, proper, slopes = self._given(at)
         found, laplace = np.full((2, len(at)), -np.inf)
         laplace[proper] = [self._log_density(self._w(each)) for each in at[proper]]
         if self.integral is None or not proper.any():
             return laplace.copy(), laplace
         some = [each for each, known in zip(given, proper, strict=True) if known]
-        slopes = np.array([self.tails.log_slope(self._w(each)) for each in at[proper]])
         seed = np.random.default_rng(6)  # the same points of the border each time
-        found[proper] = self.integral.over_field(seed, some, self.cost) + slopes
+        found[proper] = self.integral.over_field(seed, some, self.cost) + slopes[proper]
         return found, laplace
+
+    def _given(self, at: np.ndarray) -> tuple[list[Conditional], np.ndarray, np.ndarray]:
+        """Return Gaussians of the field given whitened h, which are proper, and log-slopes of h."""
+        w = [self._w(each) for each in at]
+        given = [self.surrogate.factored_later(self.tails.to_hyper(each)) for each in w]
+        proper = np.array([each.is_proper for each in given], dtype=bool)
+        return given, proper, np.array([self.tails.log_slope(each) for each in w])
+
+    @property
+    def _origin(self) -> float:
+        """The log-likelihood about which the surrogate counts."""
+        return float(self.surrogate.expansion.value)
 
     def _w(self, z: np.ndarray) -> np.ndarray:
         return np.asarray(self.reference.hyper + self.reference.hyper_cholesky @ z)
@@ -335,14 +443,14 @@ class FieldApproximation:
             log_q = log_density_w[k] + given.log_determinant - 0.5 * float(np.sum(dense[k] ** 2))
             both = [self._corrected((dense[k], sign * groups))[0] for sign in (1.0, -1.0)]
             points = [given.frame.color(eta) for eta in both]
-            ratios[k] = np.mean([self._log_posterior(point) for point in points]) - log_q
+            ratios[k] = np.mean(self._log_posteriors(points)) - log_q
         return ratios
 
-    def _log_posterior(self, point: np.ndarray) -> float:
-        """Return the log posterior at a point of the field."""
+    def _log_posteriors(self, points: Sequence[np.ndarray]) -> list[float]:
+        """Return the log posterior at points of the field."""
         if self.integral is None:
-            return self.surrogate.log_density(point, self.surrogate.read(point))
-        return self.integral.log_density(point)
+            return [self.surrogate.log_density(x, self.surrogate.read(x)) for x in points]
+        return self.integral.log_densities(points)
 
     def _log_density(self, w: np.ndarray) -> float:
         """Return that of w under Laplace's approximation, up to a constant."""
@@ -368,6 +476,11 @@ class Mixture:
         return len(self.parts)
 
     @property
+    def pareto_k(self) -> float | None:
+        """Is not known of all modes together."""
+        return None
+
+    @property
     def center(self) -> np.ndarray:
         """A point about the first mode, shape (D,)."""
         return self.parts[0].center
@@ -375,9 +488,7 @@ class Mixture:
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws from each mode, as many as its share of the posterior asks for."""
         drawn = [part.draw(rng, n_draws) for part in self.parts]
-        evidence = np.array(
-            [p.log_evidence + p.surrogate.expansion.value for p in self.parts], dtype=float
-        )
+        evidence = np.array([part.log_evidence for part in self.parts])
         shares = np.exp(evidence - logsumexp(evidence))
         label = _resampled(rng, shares, n_draws)
         points = np.array([drawn[k].points[s] for s, k in enumerate(label)])
@@ -386,31 +497,31 @@ class Mixture:
 
 
 def approximation_of(
-    latent: LatentSampler | None, control: ControlVariate | None, start: np.ndarray
+    latent: LatentSampler | None, control: ControlVariate | None, tall: TallModel
 ) -> Approximation | None:
     """Return what set-up knows of the posterior; None where it knows no mode."""
     if isinstance(latent, ModeSampler):
         return Mixture(latent)
     if latent is not None:
         return FieldApproximation(latent)
-    return None if control is None else GaussianApproximation(control, start)
+    if control is None:
+        return None
+    if not tall.layout.is_continuous.all():
+        return GaussianApproximation(control, tall.start)
+    densities = partial(_log_posterior, tall, control.temperature)
+    return GaussianApproximation(control, tall.start, densities, tall.n_rows)
 
 
-_LOG_2PI = math.log(2 * math.pi)
-
-
-def _paired(noise: np.ndarray) -> np.ndarray:
-    """Return each row and its opposite, one after the other."""
-    return np.stack([noise, -noise], axis=1).reshape(-1, noise.shape[1])
-
-
-def _matched(noise: np.ndarray) -> np.ndarray:
-    """Give the rows and their opposites unit covariance, or unit variances where they are few."""
-    n, size = noise.shape
-    if size and n >= 4 * size:
-        root = np.linalg.cholesky(noise.T @ noise / n)
-        return np.linalg.solve(root, noise.T).T
-    return noise / np.maximum(np.sqrt(np.mean(noise**2, axis=0)), np.finfo(float).tiny)
+def _log_posterior(tall: TallModel, temperature: float, points: np.ndarray) -> np.ndarray:
+    """Return the log posterior at points (K, D), in blocks that take little memory."""
+    rows = row_derivatives(tall)
+    with np.errstate(all="ignore"):
+        prior = [float(tall.compiled_prior_logp(point)) for point in points]
+        of_rows = [
+            rows.values(points[i : i + POINTS_AT_ONCE], tall.data)
+            for i in range(0, len(points), POINTS_AT_ONCE)
+        ]
+    return np.asarray(prior + np.concatenate(of_rows) / temperature)
 
 
 def _root_mean_square(seed: int, shape: tuple[int, ...], n: int) -> np.ndarray:
@@ -419,23 +530,6 @@ def _root_mean_square(seed: int, shape: tuple[int, ...], n: int) -> np.ndarray:
     for _ in range(n):
         squares += rng.standard_normal(shape) ** 2
     return np.sqrt(squares / n)
-
-
-def _with_moments_of(w: np.ndarray, weights: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the points chosen, moved a little to have mean and covariance of all by weight."""
-    mean, own = weights @ w, w[chosen]
-    moved = own - own.mean(axis=0)
-    try:
-        root = np.linalg.cholesky((w - mean).T @ ((w - mean) * weights[:, None]))
-        mine = np.linalg.cholesky(moved.T @ moved / len(own))
-    except np.linalg.LinAlgError:  # fewer points than dimensions
-        return own
-    return np.asarray(mean + np.linalg.solve(mine, moved.T).T @ root.T)
-
-
-def _scaled(v: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return points with their negative coordinates and the others times a scale."""
-    return np.asarray(v * np.where(v < 0, scales[0], scales[1]))
 
 
 def _points_of_axes(size: int, axis: Sequence[float]) -> np.ndarray:

@@ -53,6 +53,9 @@ NODES = {1: 7, 2: 4}
 """Nodes of each dimension, by the number of effects of a group. Four are the fewest that integrate
 the square of a cubic, which is the leading term of what Laplace's approximation leaves out."""
 
+LARGE_LEVELS, NODES_OF_LARGE = 100, 5
+"""Rows of a level, on average, from which that term suffices; five nodes cost no more than four."""
+
 MOST_BORDER_PAIRS = 8
 """Opposite pairs of points of the border."""
 
@@ -130,6 +133,12 @@ class FieldIntegral:
         """Return the log posterior at a point of the field."""
         return self._prior(point) + float(self.whole.of_all(self.surrogate.phi(point)).sum())
 
+    def log_densities(self, points: Sequence[np.ndarray]) -> list[float]:
+        """Return the log posterior at points of the field, several at a time."""
+        _ = self.whole._chunks  # not in threads
+        with ThreadPoolExecutor(n_cores()) as pool:
+            return list(pool.map(self.log_density, points))
+
     def over_field(
         self, rng: np.random.Generator, conditionals: Sequence[Conditional], cost: float
     ) -> np.ndarray:
@@ -157,7 +166,40 @@ class FieldIntegral:
         with ThreadPoolExecutor(n_cores()) as pool:
             return np.array(list(pool.map(integrated, conditionals)))
 
-    def correction(self, given: Conditional, cost: float) -> FieldCorrection | None:
+    def is_by_level(self, given: Conditional) -> bool:
+        """Whether levels are integrated out one by one, which is looked at for a Gaussian."""
+        if self.levels is not None and not self._adds_up(given):
+            self.levels = None
+        return self.levels is not None
+
+    @property
+    def n_nodes(self) -> int:
+        """Evaluations of all rows by which all levels are integrated out."""
+        return len(self._nodes)
+
+    def at_borders(self, conditionals: Sequence[Conditional], borders: np.ndarray) -> np.ndarray:
+        """Return the log-density of h and whitened borders, up to a constant, shape (K,).
+
+        Parameters
+        ----------
+        conditionals
+            The Gaussian of the field given each h.
+        borders : ndarray, shape (K, p)
+            Points of the whitened border, one for each.
+        """
+        still = np.zeros(self.field.latent.groups.shape)
+        _ = self.whole._chunks, [given.frame for given in conditionals]  # not in threads
+
+        def density(given: Conditional, border: np.ndarray) -> float:
+            value = self._given_border(given, (border, still)) - given.log_determinant
+            return value - 0.5 * float(np.sum(border**2))
+
+        with ThreadPoolExecutor(n_cores()) as pool:
+            return np.array(list(pool.map(density, conditionals, borders)))
+
+    def correction(
+        self, given: Conditional, cost: float, *, moves_border: bool = True
+    ) -> FieldCorrection | None:
         """Return what the field given h is beyond its Gaussian; None if that is not known.
 
         Parameters
@@ -166,12 +208,14 @@ class FieldIntegral:
             The Gaussian of the field given h.
         cost
             Of an evaluation of the log posterior, in rows.
+        moves_border
+            Whether the mean of the border is to be found.
         """
         if self.levels is None or not self._adds_up(given):
             return None
         nodes, size = self._nodes, self.field.latent.dense.size
         border = np.zeros(size)
-        if 2 * size * len(nodes) * cost <= BORDER_ROWS:
+        if moves_border and 2 * size * len(nodes) * cost <= BORDER_ROWS:
             _ = self.whole._chunks, given.frame
             still = np.zeros(self.field.latent.groups.shape)
             ends = [(s * axis, still) for axis in np.eye(size) for s in (1.0, -1.0)]
@@ -258,8 +302,10 @@ class FieldIntegral:
     @property
     def _nodes(self) -> list[tuple[float, np.ndarray]]:
         """Log weights and nodes."""
-        n_effects = self.field.latent.groups.shape[1]
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES[n_effects])
+        n_levels, n_effects = self.field.latent.groups.shape
+        is_large = self.n_rows >= LARGE_LEVELS * n_levels and n_effects == 1
+        n_nodes = NODES_OF_LARGE if is_large else NODES[n_effects]
+        nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
         logs = np.log(weights / weights.sum())
         return [
             (float(sum(logs[i] for i in chosen)), np.array([nodes[i] for i in chosen]))

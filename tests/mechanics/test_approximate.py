@@ -7,9 +7,12 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytest
+from scipy.special import gammaln
+from scipy.stats import loggamma
 
 import pymc_minibatch as pmb
-from pymc_minibatch.approximation.check import Scanned, check_of
+from pymc_minibatch.approximation.check import Check, Scanned, Shift, check_of
+from pymc_minibatch.approximation.design import weighted_design
 from pymc_minibatch.approximation.marginal import FieldIntegral
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.tall import TallModel
@@ -193,7 +196,51 @@ def test_errors_are_those_of_the_mean_however_slowly_scans_move():
 
 
 def test_the_verdict_follows_the_error():
-    assert autoregressive(0.0, 0.2).verdict == "use"
+    assert autoregressive(0.0, 0.2, n=1000).verdict == "use"
     assert autoregressive(0.25, 0.2, n=4000).verdict == "check"
     assert autoregressive(1.0, 0.2).verdict == "do not use"
     assert autoregressive(0.0, 0.99).verdict != "use"
+
+
+def test_an_error_near_what_matters_is_to_be_checked():
+    for size, error, verdict in ((0.05, 0.03, "use"), (0.12, 0.03, "check")):
+        of_mean = Shift("a", size, error, size - 4 * error, 0.0, 0.02, 0.2)
+        of_sd = Shift("a", 0.0, 0.02, -0.1, size, error, 0.2)
+        assert Check([of_mean], 0.1).verdict == verdict
+        assert Check([of_sd], 0.1).verdict == verdict
+
+
+@pytest.mark.parametrize("n", [64, 1024])
+def test_weighted_points_have_the_moments_of_a_skewed_density(n):
+    """The log of a Gamma variable with shape 30 beside a normal one, about the mode."""
+    rng, shape = np.random.default_rng(4), 30.0
+
+    def log_densities(z):
+        x = z[:, 0] / np.sqrt(shape)
+        return shape * (x - np.exp(x)) - 0.5 * (z[:, 1] - 0.1 * z[:, 0]) ** 2
+
+    design = weighted_design(rng, log_densities, 2, n)
+    assert design is not None
+    mean, covariance = design.moments
+    exact = loggamma(shape)
+    skewed = np.sqrt(shape) * (exact.mean() - np.log(shape))
+    variance = shape * exact.var()
+    atol = 0.05 if n == 64 else 0.02
+    np.testing.assert_allclose(mean, [skewed, 0.1 * skewed], atol=atol)
+    expected = variance * np.array([[1, 0.1], [0.1, 0.01]]) + np.diag([0, 1])
+    np.testing.assert_allclose(covariance, expected, atol=3 * atol)
+    log_integral = loggamma_integral(shape) + 0.5 * np.log(2 * np.pi)
+    assert abs(design.log_evidence - log_integral) < atol
+
+
+def loggamma_integral(shape):
+    """Log ∫ exp(a x − a eˣ) dz, z = √a x."""
+    return gammaln(shape) - shape * np.log(shape) + 0.5 * np.log(shape)
+
+
+def test_uneven_weights_are_not_used():
+    def log_densities(z):
+        return -2e4 * np.sum((z - 3) ** 2, axis=1)
+
+    for n in (64, 512):
+        assert weighted_design(np.random.default_rng(5), log_densities, 6, n) is None

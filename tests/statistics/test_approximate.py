@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.stats import gamma, loggamma
 
 import pymc_minibatch as pmb
 
@@ -102,6 +103,32 @@ def test_many_small_groups_are_those_of_quadrature():
     assert idata.attrs["verdict"] == "use"
 
 
+def test_few_events_of_groups_are_those_of_quadrature():
+    """The mean of all groups is skewed, as only 40 events in all tell of it."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 60, 1500)
+    y = rng.poisson(np.exp(-4 + 0.8 * rng.normal(size=60)[group]))
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu", 0, 3), pm.HalfNormal("sd", 1)
+        rate = pm.math.exp(mu + sd * pm.Normal("z", shape=60)[group])
+        pm.Poisson("y", rate, observed=y)
+    events, rows = np.bincount(group, y, minlength=60), np.bincount(group, minlength=60)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    at = np.meshgrid(np.linspace(-6.5, -2.5, 120), np.linspace(0.005, 3.5, 160), indexing="ij")
+    eta = at[0][..., None] + at[1][..., None] * nodes
+    log_p = -(at[0] ** 2) / 18 - at[1] ** 2 / 2
+    for n_events, n in zip(events, rows, strict=True):
+        log_p += np.log(np.exp(n_events * (eta + 4) - n * np.exp(eta)) @ weights)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    drawn = pmb.approximate(model, random_seed=1, correct=False).posterior
+    for name, values in zip(("mu", "sd"), at, strict=True):
+        mean = float((p * values).sum())
+        sd = float(np.sqrt((p * (values - mean) ** 2).sum()))
+        assert abs(float(drawn[name].mean()) - mean) < 0.06 * sd
+        assert abs(float(drawn[name].std()) / sd - 1) < 0.06
+
+
 def two_modes():
     y = np.random.default_rng(5).normal(1.0, 1.0, 1000)
     with pm.Model() as model:
@@ -131,6 +158,34 @@ def cauchy():
             observed=np.maximum(x, rng.integers(0, 2, 1000)).astype(int),
         )
     return model
+
+
+def test_a_skewed_posterior_without_effects_is_that_of_the_closed_form():
+    """Few events: Gamma, which is far from Gaussian about its mode."""
+    y = np.zeros(400, dtype=int)
+    y[:4] = 1
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Gamma("rate", 1, 0.1), observed=y)
+    idata = pmb.approximate(model, random_seed=1, correct=False)
+    rate = idata.posterior["rate"].values.ravel()
+    exact = gamma(5, scale=1 / 400.1)
+    assert abs(rate.mean() - exact.mean()) < 0.05 * exact.std()
+    assert abs(rate.std() / exact.std() - 1) < 0.06
+    log_rate = np.log(rate)
+    assert abs(log_rate.mean() - exact.expect(np.log)) < 0.05 * log_rate.std()
+    assert idata.attrs["pareto_k"] < 0.7
+
+
+def test_many_rows_have_their_mean_from_few_points():
+    """A rare event among many rows: the mode is not the mean."""
+    y = np.zeros(500_000, dtype=int)
+    y[:12] = 1
+    with pm.Model() as model:
+        pm.Poisson("y", pm.math.exp(pm.Normal("log_rate", 0, 100)), observed=y)
+    drawn = pmb.approximate(model, random_seed=1, correct=False).posterior["log_rate"].values
+    exact = loggamma(12)
+    assert abs(drawn.mean() + np.log(y.size) - exact.mean()) < 0.05 * exact.std()
+    assert abs(drawn.std() / exact.std() - 1) < 0.05
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
