@@ -203,7 +203,7 @@ def test_the_verdict_follows_the_error():
 
 
 def test_an_error_near_what_matters_is_to_be_checked():
-    for size, error, verdict in ((0.05, 0.03, "use"), (0.12, 0.03, "check")):
+    for size, error, verdict in ((0.05, 0.03, "use"), (0.15, 0.03, "check")):
         of_mean = Shift("a", size, error, size - 4 * error, 0.0, 0.02, 0.2)
         of_sd = Shift("a", 0.0, 0.02, -0.1, size, error, 0.2)
         assert Check([of_mean], 0.1).verdict == verdict
