@@ -204,7 +204,6 @@ class _Run:
         """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
         cost = self._tuned(self.approximation.center)
         n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, LEAST_STARTS, MOST_STARTS))
-        n_scans = int(np.clip(CHECK_ROWS / cost / n_starts, SCANS, MOST_SCANS))
         points, log_q = self.approximation.draw(self.rng, self.n_draws)
         pool = points  # what is checked, which few draws would not tell
         if self.n_draws < n_starts:
@@ -212,6 +211,7 @@ class _Run:
         moments, slices = _moments(pool), self.step.tall.layout.slices
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
+        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, SCANS, MOST_SCANS))
         scanned = self._scanned(pool[:n_scanned], n_scans)
         check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
         affordable = 2 * n_scans * cost * len(pool) <= CORRECTION_ROWS

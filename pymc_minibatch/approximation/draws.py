@@ -80,7 +80,7 @@ is not. With many rows there are many groups or much to say of each: nearer to G
 FAST_ROWS = 2e5
 """Evaluations of rows, times axes, up to which more points do not take a second."""
 
-MOST_JOINT, MOST_JOINT_POINTS = 12, 2048
+MOST_JOINT, MOST_JOINT_POINTS = 12, 1024
 """Most hyperparameters and border entries for which design points are of both, and most points."""
 
 JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
