@@ -32,7 +32,7 @@ import statsmodels.api as sm
 import pymc_minibatch as pmb
 
 N_ROWS, N_BIG = 20_000, 1_000_000
-DRAWS, TUNE, CHAINS = 2000, 500, 3
+DRAWS, TUNE, CHAINS = 1200, 300, 3
 FEW = 20
 
 

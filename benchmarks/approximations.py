@@ -26,7 +26,7 @@ import numpy as np
 LIMIT = 300
 """Seconds after which a process is stopped."""
 
-DRAWS, TUNE, CHAINS = 2000, 500, 3
+DRAWS, TUNE, CHAINS = 1200, 300, 3
 ADVI_STEPS, ADVI_BATCH, ADVI_RATE = 20_000, 1000, 0.01
 N_ROWS = 20_000
 
