@@ -5,21 +5,31 @@ outcomes are the same, or the prior has a long tail. What tuning has seen of the
 Most of their moves are steps of a random walk, and these read no rows but their own.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pymc_minibatch.latent.moves.decisions import LevelWalks
-from pymc_minibatch.latent.moves.levels import LevelsOfFactor, ProposedLevels, proposed_levels
+from pymc_minibatch.latent.moves.levels import (
+    LevelsOfFactor,
+    LevelTuner,
+    ProposedLevels,
+    proposed_levels,
+)
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import PCN_ANGLES
 
-__all__ = ["SlowLevels", "plan"]
+__all__ = ["SlowLevels", "SlowTuner", "plan"]
 
 IN_A_ROW, MANY_LEVELS = 3, 5000
 """Moves in a scan; with more levels only a share of the scans has any, as all levels propose."""
 
 LEAST_MOVES = 50
 """Moves of all levels, while tuning, before which none is called slow."""
+
+LOOK_EVERY = 25
+"""Moves of all levels after which it is looked again which are slow."""
 
 SLOW, SLOWER = 0.5, 0.5
 """One less the correlation from a move to the next, below which a level is slow, if that is also
@@ -32,6 +42,24 @@ SLOW_WALK = LevelWalks(0.7, 1.5)
 """How often they walk."""
 
 
+class SlowTuner(NamedTuple):
+    """Which levels are slow.
+
+    Attributes
+    ----------
+    n_moves : ndarray, shape (1,)
+        Moves of all levels that tuning had seen when it was looked.
+    is_slow : ndarray of bool, shape (G,)
+        Which are.
+    any_slow : ndarray of bool, shape (1,)
+        Whether one is.
+    """
+
+    n_moves: np.ndarray
+    is_slow: np.ndarray
+    any_slow: np.ndarray
+
+
 class SlowLevels(Move):
     """Moves of the levels of a factor that have jumped the least."""
 
@@ -42,29 +70,36 @@ class SlowLevels(Move):
         self.of_all = LevelsOfFactor.name_of(factor)
         self.n_levels = len(model.field.levels[factor].latent)
 
+    def initial(self) -> SlowTuner:
+        """Return no slow level."""
+        is_slow = np.zeros(self.n_levels, dtype=np.bool_)
+        return SlowTuner(np.zeros(1), is_slow, np.zeros(1, dtype=np.bool_))
+
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> ProposedLevels | None:
         """Move the slow levels; None if there are none."""
-        slow = self.slow(setting)
-        if not slow.size:
+        tuner = setting.tuners[self.name]
+        self._look(tuner, setting.tuners[self.of_all])
+        if not tuner.any_slow[0]:
             return None
         proposed = proposed_levels(rng, state, self.factor, PCN_ANGLES[0], SLOW_WALK)
         if proposed is None:
             return None
-        log_ratios = np.full(self.n_levels, -np.inf)
-        log_ratios[slow] = proposed.log_ratios[slow]
+        log_ratios = np.where(tuner.is_slow, proposed.log_ratios, -np.inf)
         return proposed._replace(log_ratios=log_ratios, by_all_rows=True)
 
-    def slow(self, setting: Setting) -> np.ndarray:
-        """Return the numbers of the slow levels, the slowest if these are many."""
-        tuner = setting.tuners[self.of_all]
-        if tuner.n_moves[0] < LEAST_MOVES:
-            return np.empty(0, dtype=np.int64)
-        shares = tuner.one_minus_correlation
+    def _look(self, tuner: SlowTuner, of_all: LevelTuner) -> None:
+        """Find the slow levels, the slowest if these are many, while tuning goes on."""
+        if of_all.n_moves[0] < max(LEAST_MOVES, tuner.n_moves[0] + LOOK_EVERY):
+            return
+        shares = of_all.one_minus_correlation
         slow = np.flatnonzero(shares < min(SLOW, SLOWER * float(np.median(shares))))
         most = 1 + int(MOST_SHARE * self.n_levels)
-        return slow if slow.size <= most else slow[np.argsort(shares[slow])[:most]]
+        tuner.n_moves[:] = of_all.n_moves[0]
+        tuner.is_slow[:] = False
+        tuner.is_slow[slow[np.argsort(shares[slow])[:most]]] = True
+        tuner.any_slow[:] = slow.size > 0
 
 
 def plan(model: EffectsModel) -> list[Planned]:
