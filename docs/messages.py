@@ -5,6 +5,7 @@ from pathlib import Path
 from pymc_minibatch.messages import MESSAGES
 
 GROUPS = {
+    "PMB0": ("Changes of the package", "Warnings about what the next release no longer takes."),
     "PMB1": ("While a step is set up", "Warnings before the first draw."),
     "PMB2": ("While chains run", "Warnings that are raised, or logged as PyMC logs its own."),
     "PMB3": ("Errors that stop a chain", "The message of a `SamplingError` ends with the id."),

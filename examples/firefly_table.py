@@ -111,10 +111,10 @@ def steps(experiment: Experiment) -> dict[str, pmb.FlyMC]:
     """One step for each line of the table."""
     model, update = experiment.model, experiment.update
     thin = experiment.thin or model
-    tuned = pmb.FlyMC(model=model, kernel=update, rng=1)
-    regular = pmb.FlyMC(model=thin, kernel=update, bound=none_dark(thin), rng=1)
-    untuned = pmb.FlyMC(model=thin, kernel=update, tune_bounds=False, rng=1)
-    shape = tuned if thin is model else pmb.FlyMC(model=thin, kernel=update, rng=1)
+    tuned = pmb.FlyMC(model=model, proposal=update, rng=1)
+    regular = pmb.FlyMC(model=thin, proposal=update, bound=none_dark(thin), rng=1)
+    untuned = pmb.FlyMC(model=thin, proposal=update, tune_bounds=False, rng=1)
+    shape = tuned if thin is model else pmb.FlyMC(model=thin, proposal=update, rng=1)
     for step in (regular, untuned):  # all move alike, as if they knew the posterior's shape
         step._whitening = shape._whitening
     return {

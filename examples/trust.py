@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     size = 1 if options.quick else 10
     rng = np.random.default_rng(SEED)
     runs = fit(build_model(*rows(5_000 * size, rng)), draws=200 * size)
-    print(pmb.compare(runs, reference="NUTS").T.to_string(float_format="{:,.3g}".format))
+    print(pmb.compare(runs, baseline="NUTS").T.to_string(float_format="{:,.3g}".format))
     draw(runs, rows(2_000, rng), options.figures)
     print(f"figures: {options.figures}/trust_*.png")
 

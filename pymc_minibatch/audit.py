@@ -2,7 +2,7 @@
 
 An audit is the witness of a run (:mod:`pymc_minibatch.witness`) with more moves: from draws of the
 run, moves are made as the step makes them, and their log ratios compared with PyMC's own
-log-density. Where batches of rows decide, the decision on each of some moves is repeated many
+log-density. If batches of rows decide, the decision on each of some moves is repeated many
 times, each time with a part ψ that needs no rows so that the log ratio by all rows is one of a few
 given numbers. So the frequency of acceptance can be compared with the probability that the test
 stands for, and the estimates of log ratios with what all rows make them.
@@ -199,7 +199,7 @@ def audit(
     `limit` would not have been seen, and says how many repetitions it takes. Decisions on the
     levels of a factor are compared with all rows, but not repeated. For gradients the audit
     compares those of all rows; the noise of batches is a part of the method there. An audit says
-    nothing of whether chains have converged, nor of places where none has been.
+    nothing of whether chains have converged, nor of places that none has visited.
 
     Examples
     --------
@@ -639,8 +639,8 @@ def _judged(repeats: Sequence[Repeats], limit: float, resolution: float, right: 
     if not right:
         return (
             "The decisions are WRONG: the draws are not those of the posterior. Use Exact(), or "
-            "the default control variate with rows='size', and leave batch_size out; check that a "
-            "reference that was passed is that of these data."
+            "the default control variate with row_sampling='size', and leave batch_size out; "
+            "check that a reference that was passed is that of these data."
         )
     if resolution <= limit:
         return f"No deviation was found; one of {limit:g} on average would have been seen."

@@ -61,7 +61,7 @@ class BambiPredictions:
     frame
         The rows.
     observed
-        What was observed in them; None where that is not known, or not one number for each row.
+        What was observed in them; None if that is not known, or not one number for each row.
 
     Raises
     ------

@@ -31,7 +31,7 @@ def sample_on(
 ) -> xr.DataTree:
     """Sample chains on a Dask cluster, each of them as a task.
 
-    Workers get the step with what it has gathered. Where a worker dies Dask runs its chain again
+    Workers get the step with what it has gathered. If a worker dies, Dask runs its chain again
     elsewhere, with the same seed.
 
     Parameters

@@ -15,6 +15,7 @@ import pandas as pd
 import xarray as xr
 from scipy.special import stdtr
 
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.results import Result, interrupted, layout_of, matched, named_results
 from pymc_minibatch.warn import warn
 
@@ -86,20 +87,21 @@ class _Differences(NamedTuple):
     sd_ratio: np.ndarray
 
 
+@renamed(reference="baseline")
 def compare(
     runs: Mapping[str, xr.DataTree],
-    reference: str,
+    baseline: str,
     *,
     var_names: Sequence[str] | None = None,
     n_rows: int | None = None,
 ) -> pd.DataFrame:
-    """Compare posteriors and their cost, run by run, with a reference.
+    """Compare posteriors and their cost, run by run, with a baseline.
 
     Parameters
     ----------
     runs : mapping of str to DataTree
         Results of ``pm.sample`` for the same model, by name.
-    reference : str
+    baseline : str
         The run that the others are compared with, such as a run of NUTS.
     var_names : sequence of str, optional
         The variables to compare; by default all that are in every run with the same shape.
@@ -120,15 +122,15 @@ def compare(
           draw and by effective sample. One row at one point is one evaluation, with or without
           derivatives; scans of all rows are included. NUTS evaluates all rows ``n_steps`` times;
         - ``ess_per_second``, ``ess_per_million_rows``: of the worst parameter's bulk ESS. Seconds
-          include set-up where it is recorded;
-        - ``speed_up``: ``ess_per_second`` over the reference's;
+          include set-up if it is recorded;
+        - ``speed_up``: ``ess_per_second`` over the baseline's;
         - ``mean_difference_sd``, ``mean_difference_mcse``: the worst difference of a mean, in the
-          reference's posterior standard deviations, and in Monte Carlo standard errors (of both
+          baseline's posterior standard deviations, and in Monte Carlo standard errors (of both
           runs together);
         - ``sd_ratio_min``, ``sd_ratio_max``: range of posterior standard deviations over the
-          reference's;
+          baseline's;
         - ``quantile_difference_sd``: the worst difference of a 5, 25, 50, 75 or 95 % quantile, in
-          the reference's standard deviations;
+          the baseline's standard deviations;
         - ``verdict``: "agrees", or the worst disagreement in words, such as "differs: beta[3] by
           4.1 MCSE (0.2 sd)". A run whose chains disagree is "not converged", and one with draws
           that are nan or infinite is "not finite".
@@ -136,13 +138,13 @@ def compare(
     Raises
     ------
     ValueError
-        If the reference is not among the runs, or there is no variable to compare.
+        If the baseline is not among the runs, or there is no variable to compare.
 
     Notes
     -----
     The limit in Monte Carlo standard errors grows with the number of parameters: equal
     distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
-    for one parameter and 4.8 for a hundred, and more where few effective draws tell the errors.
+    for one parameter and 4.8 for a hundred, and more if few effective draws tell the errors.
     "agrees" means that no difference was seen at this
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.
@@ -158,25 +160,25 @@ def compare(
     >>> rng = np.random.default_rng(1)
     >>> runs = {
     ...     name: az.from_dict({"posterior": {"mu": rng.normal(mean, 1.0, (4, 1000))}})
-    ...     for name, mean in {"reference": 0.0, "good": 0.0, "bad": 1.0}.items()
+    ...     for name, mean in {"baseline": 0.0, "good": 0.0, "bad": 1.0}.items()
     ... }
-    >>> table = pmb.compare(runs, reference="reference")
+    >>> table = pmb.compare(runs, baseline="baseline")
     >>> table.verdict["good"]
     'agrees'
     >>> table.verdict["bad"].startswith("differs: mu by")
     True
     """
-    results = named_results(runs, reference)
-    warn_of_other_models(results, reference)
-    names = shared_variables(results, reference, var_names)
+    results = named_results(runs, baseline)
+    warn_of_other_models(results, baseline)
+    names = shared_variables(results, baseline, var_names)
     n_rows = rows_of_data(results.values()) if n_rows is None else n_rows
     draws: dict[str, list[_Draws]] = {name: [] for name in results}
     differences: dict[str, list[_Differences]] = {name: [] for name in results}
     for name in names:
-        aligned = aligned_runs(results, reference, [name])
+        aligned = aligned_runs(results, baseline, [name])
         of = {key: _summarise(arrays[name]) for key, arrays in aligned.items()}
         for key, own in of.items():
-            differences[key].append(_differ(own, of[reference]))
+            differences[key].append(_differ(own, of[baseline]))
             draws[key].append(own._replace(values=np.empty(0)))
     table = pd.DataFrame(
         {
@@ -184,12 +186,12 @@ def compare(
             for key, result in results.items()
         }
     ).T
-    trouble = _trouble(results[reference], draws[reference])
-    table.loc[reference, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
+    trouble = _trouble(results[baseline], draws[baseline])
+    table.loc[baseline, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
     table.insert(
         table.columns.get_loc("ess_per_million_rows") + 1,
         "speed_up",
-        table.ess_per_second / table.ess_per_second[reference],
+        table.ess_per_second / table.ess_per_second[baseline],
     )
     return table.infer_objects().astype({"chains": int, "draws": int, "speed_up": float})
 

@@ -14,9 +14,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_minibatch.arguments import checked_count, checked_model, checked_type
+from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.results import Layout, Result, matched
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.predictive import observed_input
 from pymc_minibatch.warn import warn
 
@@ -161,7 +162,6 @@ def draws_of(
     idata: Any,
     model: Any,
     data: Any,
-    tall: TallModel | None,
     needs_rows: bool = True,
     all_rows: bool = False,
     same_prior: bool = True,
@@ -175,25 +175,19 @@ def draws_of(
     Raises
     ------
     TypeError
-        If `idata` is no result, or `tall` no split model.
+        If `idata` is no result.
     ValueError
-        If both `tall` and a model or data are given, a result of Bambi comes without its model, the
-        draws are not of the model, or rows were bound by data and none are given.
+        If `data` is a split model and another model is given, a result of Bambi comes without its
+        model, the draws are not of the model, or rows were bound by data and none are given.
     """
     result = Result(idata)
-    checked_type("tall", tall, TallModel, "Pass pmb.TallModel(model), or the tall of a step.")
-    if tall is not None and (model is not None or data is not None):
-        raise ValueError("tall holds a model and its data: leave out model and data, or tall.")
     bambi = model if built_by_bambi(model) else None
-    of = tall.model if tall is not None else None
-    if of is None:
-        of = checked_model(model) if bambi is None else bambi.backend.model
-    draws = Draws(result, of, bambi)
-    tall = TallModel(of, data=data) if tall is None else tall
+    tall = split(model if bambi is None else bambi.backend.model, data)
+    draws = Draws(result, tall.model, bambi)
     if needs_rows and result.is_stand_in and not tall.is_bound:
         raise ValueError(
             "The run read rows that were bound with data=, and the model holds only a stand-in for "
-            "them. Pass the same data=, or tall=step.tall."
+            "them. Pass the same data=, or data=step.tall."
         )
     if all_rows:
         refuse_other_rows(result, tall)
@@ -221,7 +215,7 @@ def draws_of_step(idata: Any, tall: TallModel, bambi: Any = None) -> Draws:
             "fitted."
         )
     if not result.is_of_bambi:
-        return draws_of(idata, None, None, tall, all_rows=True)[1]
+        return draws_of(idata, None, tall, all_rows=True)[1]
     if not built_by_bambi(bambi) or bambi.backend.model is not tall.model:
         raise ValueError(
             "model must be the Bambi model that was fitted with this step. Pass it as it was when "

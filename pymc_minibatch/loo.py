@@ -26,6 +26,7 @@ import xarray as xr
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.draws import Draws, draws_of, row_axis
 from pymc_minibatch.pointwise import as_draws, pointwise
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
 from pymc_minibatch.warn import warn
@@ -42,13 +43,13 @@ RESULT_BYTES, LARGEST_BYTES = 32, 2**31
 """Numbers for each row that the result and its making take; what rows in partitions may take."""
 
 
+@renamed(tall="data")
 def loo(
     idata: xr.DataTree,
     rows: int | Sequence[int] | np.ndarray = 1000,
     *,
     model: Any = None,
     data: Any = None,
-    tall: TallModel | None = None,
     max_draws: int = 1000,
     random_seed: int = 0,
 ) -> Any:
@@ -64,10 +65,9 @@ def loo(
         are compared should use the same ones, as they do with the same `random_seed`.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, optional
-        The data that were passed to the step, if any.
-    tall : TallModel, optional
-        The model already split, such as ``step.tall``, instead of `model` and `data`.
+    data : mapping of str to array, or TallModel, optional
+        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        :class:`TallModel`.
     max_draws : int, default 1000
         Posterior draws that are used, at equal distances.
     random_seed : int, default 0
@@ -94,7 +94,7 @@ def loo(
 
     Notes
     -----
-    All rows are read once, at the posterior mean of the unconstrained parameters. Where parameters
+    All rows are read once, at the posterior mean of the unconstrained parameters. If parameters
     are informed by few rows each, such as effects of small groups, that approximates less well, and
     more rows are needed; ``subsampling_se`` says so. Beyond the results for all rows, memory is
     that of the log-likelihoods of the sampled rows at all draws.
@@ -118,7 +118,7 @@ def loo(
     >>> found.subsample_size, found.subsampling_se < 1
     (200, True)
     """
-    tall, draws = draws_of(idata, model, data, tall, all_rows=True, same_prior=False)
+    tall, draws = draws_of(idata, model, data, all_rows=True, same_prior=False)
     _check_memory(tall)
     draws = draws.thinned(max_draws)
     _check_draws(draws)

@@ -4,6 +4,7 @@ An id is never used again for another message. ``python docs/messages.py`` write
 from these entries; a test compares the two, and finds ids that are used and not listed here.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 __all__ = ["MESSAGES", "IdentifiedError", "Message", "with_id"]
@@ -19,6 +20,11 @@ class Message(NamedTuple):
 
 
 MESSAGES = {
+    "PMB001": Message(
+        "An argument has a new name",
+        "Old names of arguments are understood for one release.",
+        "Write the new name, which the warning gives.",
+    ),
     "PMB101": Message(
         "Deterministics have one value per row",
         "PyMC computes and stores Deterministics at every draw. One with a value per row costs a "
@@ -31,7 +37,8 @@ MESSAGES = {
         "A few rows dominate the acceptance decision",
         "Some rows, such as those of a rare class, hold most of the information. Uniform batches "
         "usually miss them.",
-        "Leave out `rows='uniform'` and `batch_size`, or use the batch size in the warning.",
+        "Leave out `row_sampling='uniform'` and `batch_size`, or use the batch size in the "
+        "warning.",
     ),
     "PMB103": Message(
         "The Taylor expansion about the mode fits the posterior poorly",
@@ -300,13 +307,15 @@ def with_id(identifier: str, message: str) -> str:
     return f"{message} [{identifier}]"
 
 
-class IdentifiedError(Exception):
-    """An error of this package, with its id on a line below the message.
+class IdentifiedError:
+    """An error of this package, with its id on a line below the message; beside an exception.
 
     The id is a note and not part of the message, since reasons are quoted in other messages.
     """
 
+    # No exception itself: beside one, MemoryError would not be the base whose __new__ is called.
     id: ClassVar[str]
+    add_note: Callable[[str], None]
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_variables
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.results import Result, named_results
 
 __all__ = [
@@ -138,9 +139,10 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     return panel.finish()
 
 
+@renamed(reference="baseline")
 def error_by_rows(
     runs: Runs,
-    reference: str,
+    baseline: str,
     *,
     var_names: Sequence[str] | None = None,
     n_rows: int | None = None,
@@ -152,10 +154,10 @@ def error_by_rows(
     ----------
     runs : mapping of str to DataTree
         Runs of the same model, by name. Those of NUTS are counted by their ``n_steps``.
-    reference : str
+    baseline : str
         The run whose means and standard deviations are taken for the truth. It is not drawn.
     var_names : sequence of str, optional
-        The variables whose means are compared; all of the reference's if not given.
+        The variables whose means are compared; all of the baseline's if not given.
     n_rows : int, optional
         Rows of the data, if the runs do not record them; as in :func:`compare`.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
@@ -171,21 +173,21 @@ def error_by_rows(
     Raises
     ------
     ValueError
-        If the reference is not among the runs, or a run does not record its rows.
+        If the baseline is not among the runs, or a run does not record its rows.
     """
-    results = named_results(runs, reference)
-    matrices = _matrices(results, reference, var_names)
-    truth = matrices[reference]
+    results = named_results(runs, baseline)
+    matrices = _matrices(results, baseline, var_names)
+    truth = matrices[baseline]
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
     varies = sd > 0
     if not varies.any():
-        raise ValueError(f"Nothing varies in the draws of {reference!r}. Take more of them.")
+        raise ValueError(f"Nothing varies in the draws of {baseline!r}. Take more of them.")
 
     def error(drawn: np.ndarray) -> np.ndarray:
         running = _running_mean(drawn[:, :, varies])
         return np.sqrt((((running - mean[varies]) / sd[varies]) ** 2).mean(axis=(0, 2)))
 
-    curves = {name: error(drawn) for name, drawn in matrices.items() if name != reference}
+    curves = {name: error(drawn) for name, drawn in matrices.items() if name != baseline}
     return _by_rows(results, curves, n_rows, "error of the mean (posterior sd)", "xy", backend)
 
 
@@ -343,20 +345,21 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
     return panels.finish()
 
 
+@renamed(reference="baseline")
 def running_mean(
     runs: Runs,
-    reference: str,
+    baseline: str,
     *,
     var_names: Sequence[str] | None = None,
     backend: str | None = None,
 ) -> Any:
-    """Draw running means of every chain against the mean of a reference.
+    """Draw running means of every chain against the mean of a baseline.
 
     Parameters
     ----------
     runs : mapping of str to DataTree
         Runs of the same model, by name.
-    reference : str
+    baseline : str
         The run whose mean over all draws is the horizontal line; its own chains are not drawn.
     var_names : sequence of str, optional
         The variables to draw, one panel for each element; all if not given.
@@ -370,23 +373,23 @@ def running_mean(
     Raises
     ------
     ValueError
-        If the reference is not among the runs.
+        If the baseline is not among the runs.
     """
-    results = named_results(runs, reference)
-    names = shared_variables(results, reference, var_names)
-    titles = [label for name in names for label in labels(results[reference].posterior[name])]
-    matrices = _matrices(results, reference, names)
-    truth = matrices[reference].mean((0, 1))
+    results = named_results(runs, baseline)
+    names = shared_variables(results, baseline, var_names)
+    titles = [label for name in names for label in labels(results[baseline].posterior[name])]
+    matrices = _matrices(results, baseline, names)
+    truth = matrices[baseline].mean((0, 1))
     panels = _Panels(results, titles, backend)
     for name, drawn in matrices.items():
-        if name == reference:
+        if name == baseline:
             continue
         for chain in _running_mean(drawn):
             for k, values in enumerate(chain.T):
                 panels.line(name, *_over_draws(values), panel=k, alpha=0.8)
     n_draws = max(run.n_draws for run in results.values())
     for k, title in enumerate(titles):
-        panels.line(reference, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
+        panels.line(baseline, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
         panels.label("draw", f"running mean of {title}", log="x", panel=k)
     return panels.finish()
 

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.draws import draws_of, row_coords
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
 from pymc_minibatch.tall.passes import over_chunks
@@ -17,13 +18,13 @@ LARGEST_BYTES = 2**31
 """More numbers are refused, since they are hardly ever meant."""
 
 
+@renamed(tall="data")
 def log_likelihood(
     idata: xr.DataTree,
     rows: Sequence[int] | np.ndarray | None = None,
     *,
     model: Any = None,
     data: Any = None,
-    tall: TallModel | None = None,
     max_draws: int | None = None,
 ) -> xr.Dataset:
     """Evaluate the log-likelihood of some rows at posterior draws.
@@ -37,11 +38,9 @@ def log_likelihood(
         Row numbers, from 0 to N − 1; all rows if not given.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, optional
-        Data instead of the model's own, as for the step; or other data, such as a test set. See
+    data : mapping of str to array, or TallModel, optional
+        Data in place of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
-    tall : TallModel, optional
-        The model already split, such as ``step.tall``, instead of `model` and `data`.
     max_draws : int, optional
         Draws that are used, at equal distances; all if not given.
 
@@ -49,7 +48,7 @@ def log_likelihood(
     -------
     xarray.Dataset
         One variable, with dimensions chain, draw and that of the rows, named as what is observed.
-        Where several observed variables share the rows it is their sum.
+        If several observed variables share the rows, it is their sum.
 
     Raises
     ------
@@ -73,7 +72,7 @@ def log_likelihood(
     >>> found.y.mean(("chain", "draw")).values.round(3)
     array([-0.919, -2.919])
     """
-    tall, draws = draws_of(idata, model, data, tall)
+    tall, draws = draws_of(idata, model, data)
     draws = draws.thinned(max_draws)
     posterior = draws.posterior
     n_draws = draws.n_chosen

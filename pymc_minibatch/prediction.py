@@ -11,6 +11,7 @@ import xarray as xr
 from pymc_minibatch.arguments import checked_choice
 from pymc_minibatch.bambi_rows import ROW_DIM, BambiPredictions
 from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi, other_axes, row_axis
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.predictive import NoPredictionError, Predictive
@@ -29,13 +30,13 @@ MISSING = "missing"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
+@renamed(tall="data")
 def predict(
     idata: xr.DataTree,
     new_rows: Any = None,
     *,
     model: Any = None,
     data: Any = None,
-    tall: TallModel | None = None,
     var_name: str | None = None,
     kind: Literal["response", "mean"] = "response",
     output: Literal["summary", "draws"] = "summary",
@@ -61,12 +62,11 @@ def predict(
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model, which
         then predicts, a few rows at a time.
-    data : mapping of str to array, optional
-        The data that were passed to the step, if any; not needed for new rows.
-    tall : TallModel, optional
-        The model already split, such as ``step.tall``, instead of `model` and `data`.
+    data : mapping of str to array, or TallModel, optional
+        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        :class:`TallModel`.
     var_name : str, optional
-        The observed variable, where there are several.
+        The observed variable, if there are several.
     kind : {"response", "mean"}, default "response"
         Predict what is observed, or its expectation given the parameters. Of a Bambi model "mean"
         is the parameter that the main formula models, such as ``p`` or ``mu``.
@@ -91,7 +91,7 @@ def predict(
     Returns
     -------
     xarray.Dataset
-        A summary has ``mean``, ``sd`` and ``quantile`` for each row. Where responses are predicted
+        A summary has ``mean``, ``sd`` and ``quantile`` for each row. If responses are predicted
         and were observed it also has ``coverage``, for each group the share of rows whose
         observation lies in the central interval, and ``rows``, their number. Draws are one variable
         named as what is observed, with dimensions chain, draw and that of the rows; those in a
@@ -124,9 +124,9 @@ def predict(
     _check_store(store, output)
     drawing: _Predictions
     if built_by_bambi(model):
-        if data is not None or tall is not None:
+        if data is not None:
             raise ValueError(
-                "A Bambi model predicts by itself: leave out data and tall, and pass the data "
+                "A Bambi model predicts by itself: leave out data, and pass the data "
                 "frame to predict as new_rows."
             )
         posterior = draws_of_bambi(idata, model, max_draws)
@@ -142,11 +142,11 @@ def predict(
                 "element for each new group before sampling: it is drawn from its prior."
             )
         own_rows = new_rows is None
-        tall, draws = draws_of(idata, model, data, tall, needs_rows=own_rows)
+        tall, draws = draws_of(idata, model, data, needs_rows=own_rows)
         if own_rows and tall.partitions is not None:
             raise ValueError(
                 "The rows stay in partitions, and predictions are made on this machine. Pass those "
-                "to predict as new_rows, or tall=tall.copied() if all rows may be copied to it."
+                "to predict as new_rows, or data=tall.copied() if all rows may be copied to it."
             )
         draws = draws.thinned(max_draws)
         name = _variable(tall, var_name)
@@ -247,7 +247,7 @@ class _ModelPredictions:
         """Apply a function to the predictions of each chunk, and what was observed there."""
         has_observed = observed is not None
         arrays = [*self.arrays, *([] if observed is None else [observed])]
-        # Where nothing is read, something must tell the chunks apart.
+        # If nothing is read, something must tell the chunks apart.
         arrays = arrays or [np.broadcast_to(np.int8(0), (self.n_rows,))]
 
         def apply(first: int, *batch: np.ndarray) -> Any:

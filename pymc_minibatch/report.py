@@ -83,7 +83,7 @@ class _Chains(NamedTuple):
     """What the draws of a run look like."""
 
     r_hat: float
-    """The largest; of the halves of the chain where there is one. nan where it is not known."""
+    """The largest; of the halves of the chain where there is one. nan if it is not known."""
     ess: float
     slowest: str
     """The element with the fewest effective draws."""
@@ -313,5 +313,5 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
     if run.is_stand_in:
         yield (
             "observed_data and constant_data hold the model's stand-in: for what comes after, use "
-            "pmb.loo, pmb.predict and pmb.log_likelihood with tall=step.tall."
+            "pmb.loo, pmb.predict and pmb.log_likelihood with data=step.tall."
         )

@@ -150,7 +150,7 @@ class Result:
 
     @property
     def rows_checksum(self) -> int | None:
-        """Checksum of the rows of the run; None where it is not known."""
+        """Checksum of the rows of the run; None if it is not known."""
         return self._recorded_once("rows_checksum")
 
     def _recorded_once(self, name: str) -> int | None:
@@ -211,7 +211,7 @@ class Result:
 
     @property
     def thinning(self) -> int:
-        """Distance of the draws that are left, by their labels; 1 where that is not known."""
+        """Distance of the draws that are left, by their labels; 1 if that is not known."""
         labels = self.posterior.indexes.get("draw")
         if labels is None or labels.dtype.kind not in "iu" or len(labels) < 2:
             return 1

@@ -32,6 +32,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_control_variate, decide_control_variate
 from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.reference.gradient import make_gradient_target
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
@@ -53,7 +54,7 @@ class SteinDiscrepancy:
     Attributes
     ----------
     value : float
-        The discrepancy; 0 where the estimate of its square is negative.
+        The discrepancy; 0 if the estimate of its square is negative.
     squared : float
         Unbiased estimate of its square, which may be negative.
     standard_error : float
@@ -78,12 +79,12 @@ class SteinDiscrepancy:
     n_gradient: int
 
 
+@renamed(tall="data")
 def ksd(
     idata: Any,
     model: Any = None,
     *,
     data: Any = None,
-    tall: TallModel | None = None,
     reference: Reference | None = None,
     control_variate: Literal["auto", 0, 1, 2] = "auto",
     batch_size: int | None = None,
@@ -105,16 +106,15 @@ def ksd(
         What ``pm.sample`` returned; its posterior must hold all free variables of the model.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, optional
-        Data instead of the model's own, as for the step; see :class:`TallModel`.
-    tall : TallModel, optional
-        The model already split, such as ``step.tall``, instead of `model` and `data`.
+    data : mapping of str to array, or TallModel, optional
+        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        :class:`TallModel`.
     reference : Reference, optional
         Its covariance is the unit of length, and the control variate is about it; found here if not
         given. Hand over the same one for draws that are to be compared.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Taken off the gradients of the rows. Without one the noise of the batches drowns all but
-        large discrepancies. Where there is no reference the covariance of the draws is the unit.
+        large discrepancies. If there is no reference, the covariance of the draws is the unit.
     batch_size : int, optional
         Rows of the batch of each draw; 1000, or N if that is less.
     max_draws : int, default 2000
@@ -158,7 +158,7 @@ def ksd(
     max_draws = checked_count("max_draws", max_draws, BLOCKS)
     if batch_size is not None:
         batch_size = checked_count("batch_size", batch_size, 1)
-    tall, draws = draws_of(idata, model, data, tall, all_rows=True)
+    tall, draws = draws_of(idata, model, data, all_rows=True)
     if discrete := [get_var_name(value) for value in tall.model.discrete_value_vars]:
         raise ValueError(f"A Stein discrepancy needs gradients, and {discrete} are discrete.")
     points = draws.all_points(tall, max_draws, least=BLOCKS)

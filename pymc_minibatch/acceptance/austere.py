@@ -42,8 +42,8 @@ class Austere(Acceptance):
     error_bound : float, default 0.05
         Limit on the probability that a decision differs from that of all rows, in (0, 0.5).
     variant : {"c", "nc"}, default "c"
-        How batch size and threshold are found. "c", conservative: once, for the worst case, where
-        the mean log ratio is just at the threshold. "nc": at every decision, with the true mean and
+        How batch size and threshold are found. "c", conservative: once, for the worst case, a
+        mean log ratio just at the threshold. "nc": at every decision, with the true mean and
         standard deviation of the log ratios, which takes a scan of all rows. The rows of the scan
         are reported as ``n_scanned`` and are not part of ``n_likelihood`` and ``batch_size``.
     batch_sizes : tuple of int, default (50, 100, ..., 500)

@@ -48,7 +48,7 @@ class Barker(Acceptance):
     """Barker's test with normal noise in place of logistic noise, uncorrected.
 
     Biased, and meant for comparison. :class:`CorrectedBarker` removes the error of the normal
-    distribution and reads more rows where s² is too large.
+    distribution and reads more rows if s² is too large.
 
     Notes
     -----
@@ -56,7 +56,7 @@ class Barker(Acceptance):
     given), and is not tuned. Beyond half of the rows all are read, and Barker's exact test is made.
 
     ``test_error`` in the sample stats is at least 0.0095, the distance between the logistic and the
-    normal distribution function, and 1 where s² is 1.702² or more.
+    normal distribution function, and 1 if s² is 1.702² or more.
 
     Source: Bardenet, Doucet and Holmes (2017), On Markov chain Monte Carlo methods for tall data,
     section 6.3.

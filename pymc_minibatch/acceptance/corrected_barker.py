@@ -90,7 +90,7 @@ class CorrectedBarker(Acceptance):
             raise ValueError(
                 f"test_error must be above {error:.1e}, the error of the correction at "
                 f"sigma={self.sigma}, and below 1, or None for no limit; got {self.test_error}. "
-                "Where it is too small, take a smaller sigma or a larger limit."
+                "If it is too small, take a smaller sigma or a larger limit."
             )
 
     def ideal(self, log_ratios: np.ndarray, by_all: np.ndarray) -> np.ndarray:

@@ -229,7 +229,7 @@ def _unfold(half_atoms: np.ndarray, half_weights: np.ndarray) -> tuple[np.ndarra
 def _sup_third_derivative(tau: float, atoms: np.ndarray, weights: np.ndarray) -> float:
     """Bound |G'''| for G the distribution function of N(0, tau^2) + X_corr.
 
-    The points lie a twentieth of tau apart, within 2 tau of an atom. Where atoms leave a wider gap,
+    The points lie a twentieth of tau apart, within 2 tau of an atom. If atoms leave a wider gap,
     |G'''| is largest next to an atom.
     """
     step = tau / 20

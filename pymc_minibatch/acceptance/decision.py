@@ -203,7 +203,7 @@ class Decision(NamedTuple):
     grown
         Whether more rows had to be read than the first batch.
     log_ratio_var
-        Estimated variance s² of the log ratio, before noise is added; 0 where all rows are read.
+        Estimated variance s² of the log ratio, before noise is added; 0 if all rows are read.
     test_error
         Estimated bound on the error of the acceptance probability.
     impossible_row
@@ -319,7 +319,7 @@ class Rows(NamedTuple):
         The number of rows of which the batch is drawn without replacement; infinity where it is
         drawn with replacement.
     table
-        What rows are drawn by; empty where they are drawn uniformly.
+        What rows are drawn by; empty if they are drawn uniformly.
     """
 
     drawn: np.ndarray

@@ -162,7 +162,7 @@ def stopping(
 def error_and_rows(designs: Designs, k: int, mu_std: float, n_rows: int) -> tuple[float, float]:
     """Return the probability that design k decides wrongly, and its expected number of rows.
 
-    Where the drift is strong, paths jump far beyond the boundary at the first look. These are what
+    If the drift is strong, paths jump far beyond the boundary at the first look. These are what
     the tilted probabilities leave out.
     """
     error = rows = total = 0.0

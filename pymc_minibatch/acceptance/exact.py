@@ -117,7 +117,7 @@ class Exact(Acceptance):
     third : float or ndarray of shape (N,), optional
         For other rows: a bound on the absolute value of the third derivative of each row's
         log-likelihood by its predictor, which must hold everywhere. It is verified on random rows
-        and points, and a chain that finds a row where it does not hold stops.
+        and points, and a chain that finds a row for which it does not hold stops.
 
     Notes
     -----

@@ -36,7 +36,7 @@ say whether a batch is large enough, as in Stein's two-stage procedure:
 Let T say that the first batch is sure of itself in step 1, and let q be the probability that the
 pilot lets it decide in step 2. The pilot is independent of the batch, so the acceptance probability
 is off by ``(1 - q) E[(G1 - G3) T]``, with G1 and G3 what the batches of steps 1 and 3 make of G.
-Where q is not nearly 1 the variance is so large that T is hardly ever true.
+If q is not nearly 1 the variance is so large that T is hardly ever true.
 
 A batch must not miss the rows that matter
 ------------------------------------------

@@ -114,7 +114,7 @@ class Check:
     shifts : list of Shift
         One for each variable.
     pareto_k : float
-        k̂; NaN where it was not looked at.
+        k̂; NaN if it was not looked at.
     n_modes : int
         How many modes were found.
     """

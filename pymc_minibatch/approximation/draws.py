@@ -499,7 +499,7 @@ class Mixture:
 def approximation_of(
     latent: LatentSampler | None, control: ControlVariate | None, tall: TallModel
 ) -> Approximation | None:
-    """Return what set-up knows of the posterior; None where it knows no mode."""
+    """Return what set-up knows of the posterior; None if it knows no mode."""
     if isinstance(latent, ModeSampler):
         return Mixture(latent)
     if latent is not None:

@@ -1,6 +1,6 @@
 """What Laplace's approximation of the density of hyperparameters leaves out.
 
-Laplace's approximation looks at one point of the field. Where groups are many and small its error
+Laplace's approximation looks at one point of the field. If groups are many and small its error
 adds up to standard deviations of h. Let η be the whitened field, x its border, η_g the effects of a
 group, and ℓ(h, η) = log π − log q, which given h and x is a sum over groups. Then
 

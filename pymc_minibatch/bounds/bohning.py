@@ -28,7 +28,7 @@ __all__ = ["Bohning"]
 class Bohning:
     """Bound of the categorical likelihood with softmax probabilities.
 
-    Untuned bounds touch where all classes are equally likely (ψ = 0), tuned ones at the predictor
+    Untuned bounds touch if all classes are equally likely (ψ = 0), tuned ones at the predictor
     of each row at the posterior mode.
 
     Notes

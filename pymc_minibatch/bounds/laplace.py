@@ -44,7 +44,7 @@ def approximate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the mode of prior and bounds, and a root of the covariance there.
 
-    Where there is no mode to be found (a prior without one) the reference point takes its place,
+    If there is no mode to be found (a prior without one) the reference point takes its place,
     and where the density is not concave curvatures count by their size: what is sampled does not
     depend on the approximation.
 
@@ -104,7 +104,7 @@ def _newton(slope: Slope, start: np.ndarray) -> tuple[np.ndarray | None, np.ndar
 
 
 def _solved(curvature: np.ndarray, gradient: np.ndarray) -> np.ndarray | None:
-    """Return the Newton step; None where the curvature is no precision."""
+    """Return the Newton step; None if the curvature is no precision."""
     if not (np.isfinite(curvature).all() and np.isfinite(gradient).all()):
         return None
     lengths = _lengths(curvature)
@@ -116,7 +116,7 @@ def _solved(curvature: np.ndarray, gradient: np.ndarray) -> np.ndarray | None:
 
 
 def _lengths(curvature: np.ndarray) -> np.ndarray:
-    """Return the unit of each parameter in which its curvature is 1; 1 where it has none."""
+    """Return the unit of each parameter in which its curvature is 1; 1 if it has none."""
     diagonal = np.abs(np.nan_to_num(np.diag(curvature)))
     return np.where(diagonal > 0, diagonal, 1.0) ** -0.5
 

@@ -1,6 +1,6 @@
 """Rows whose bounds are loose where the posterior is, which are read always instead.
 
-A bound that touches at the mode is more curved there than its likelihood. Where the rows that tell
+A bound that touches at the mode is more curved there than its likelihood. If the rows that tell
 of a parameter are all but certain, as those of a dummy that separates, the likelihood is nearly
 flat and its bound is not: with these rows dark θ hardly moves, and each of them turns bright long
 before the chain is where the others are. Such rows are cheaper read at every evaluation, so that
@@ -122,7 +122,7 @@ def warn_of_narrow_bounds(target: CollapsedTarget, root: np.ndarray, curvature: 
     warn(
         "PMB110",
         f"The posterior is about {times:.0f} times as wide as the bounds of its rows, mostly in "
-        f"{target.tall.layout.name_of(int(target.active[worst]))}, as where an outcome is rare or "
-        "nearly certain in many rows. FlyMC moves in steps of the bounds' width there: draws are "
-        "right but mix slowly. Look at the effective sample size, or use MinibatchMH.",
+        f"{target.tall.layout.name_of(int(target.active[worst]))}, for example if an outcome is "
+        "rare or nearly certain in many rows. FlyMC moves in steps of the bounds' width there: "
+        "draws are right but mix slowly. Look at the effective sample size, or use MinibatchMH.",
     )

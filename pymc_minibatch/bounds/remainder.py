@@ -93,7 +93,7 @@ def bound_remainders(
     brought = None if third is None else _brought(third, tall.n_rows)
     if tall.partitions is not None and np.ndim(third):
         raise ValueError(
-            "Exact(third=...) takes one number where rows are in partitions, not one for each row."
+            "Exact(third=...) takes one number if rows are in partitions, not one for each row."
         )
     known = find_third(tall, predictor, reference.flat) if brought is None else None
     names = " + ".join(tall.row_names)

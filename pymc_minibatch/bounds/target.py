@@ -170,7 +170,7 @@ class FireflyTarget(ABC):
     ) -> tuple[np.ndarray, ...]:
         """Return what the base reads: the collapsed bounds, then the rows that are always read.
 
-        The reference point comes first. Where `rows` are given, the sums are estimated from these.
+        The reference point comes first. If `rows` are given, the sums are estimated from these.
         """
         pinned = self.batch(self.pinned) if self.pinned.size else []
         return *self.collapsed(reference, rows), *pinned

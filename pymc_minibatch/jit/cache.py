@@ -82,7 +82,7 @@ class CacheFile(caching.IndexDataCacheFile):
     """
 
     def load(self, key: Any) -> Any:
-        """Load an entry; None where there is none that can be read."""
+        """Load an entry; None if there is none that can be read."""
         try:
             return super().load((key, manner))
         except Exception as error:

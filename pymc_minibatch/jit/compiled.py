@@ -160,7 +160,7 @@ def jit_kept(
     """Compile a function, or one that is jitted already, and keep its machine code on disk.
 
     It should return plain numbers or arrays: Numba would call Python to return a named tuple, and
-    crashes where Ctrl-C has arrived in the meantime. Where an argument is called ``rng``, Python
+    crashes where Ctrl-C has arrived in the meantime. If an argument is called ``rng``, Python
     passes a ``numpy.random.Generator``, which has to stay alive meanwhile.
 
     Parameters

@@ -66,7 +66,7 @@ class KernelFromPython(CPUDispatcher):
 class GraphFromPython(CPUDispatcher):
     """A graph of PyTensor that Python calls.
 
-    Where it draws random numbers it copies their generators, in Python.
+    If it draws random numbers it copies their generators, in Python.
     """
 
     def __call__(self, *args: Any) -> Any:

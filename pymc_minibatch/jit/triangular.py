@@ -99,7 +99,7 @@ def solve_upper(lower: np.ndarray, vector: np.ndarray) -> None:
 def overwrite(vector: np.ndarray, values: np.ndarray) -> None:
     """Write values into a vector of the same length.
 
-    Where a slice is assigned to, Numba spends a second on the message that lengths differ.
+    If a slice is assigned to, Numba spends a second on the message that lengths differ.
     """
     for i in range(vector.size):
         vector[i] = values[i]

@@ -47,7 +47,7 @@ def make_repeating(
     """Make a function that repeats decisions and estimates.
 
     ``(rng, current, proposed, density, rows, parameters, psi, sizes, means, variances)``, with psi
-    of shape (R,), overwrites `psi` with 1 where the move was accepted and 0 where not, and `sizes`
+    of shape (R,), overwrites `psi` with 1 if the move was accepted and 0 where not, and `sizes`
     with the rows that it rested on. It fills `means` and `variances` with the mean log ratio of a
     batch of ``sizes[0]`` rows, as it was passed, and the estimated variance of that mean. It
     returns the log ratio of the part that reads no rows, and a row that is impossible, or -1.

@@ -1,7 +1,7 @@
 """What the stochastic-gradient kernels share: the gradient of a batch.
 
 Rows are drawn with replacement, so that the gradient N ḡ of a batch of n has covariance N² V / n.
-Where V itself is not needed, the rows are summed as the gradient is taken, and the difference of
+If V itself is not needed, the rows are summed as the gradient is taken, and the difference of
 two halves of the batch tells of the noise.
 
 A kernel that is made for a density that is `bounded`, by a hard constraint or the end of a prior,

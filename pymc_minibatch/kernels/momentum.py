@@ -73,7 +73,7 @@ class MomentumState(NamedTuple):
     limit : ndarray, shape (1,)
         Squared drift that counts as divergence; 0 before the first move.
     shorter : ndarray, shape (1,)
-        Share of the default step size that is taken: less than 1 where the chain has diverged.
+        Share of the default step size that is taken: less than 1 if the chain has diverged.
     scale, prior : ndarray, shapes of factor and (d,)
         L where it was found, and the prior's curvature there if others move what it depends on.
     """

@@ -48,7 +48,7 @@ class Coupling(NamedTuple):
     n_joint : int
         Coarse steps.
     n_fine : int
-        Fine steps for each coarse step: 2, or 1 where there is no coarse path.
+        Fine steps for each coarse step: 2, or 1 if there is no coarse path.
     n_coarse : int
         Coarse paths: 2 (antithetic), 1 (plain) or 0 (the lowest level).
     every : int

@@ -6,7 +6,7 @@ In the coordinates of :mod:`.momentum`, after the kick by the gradient of a batc
 
 where b are the variances of the batch's gradient. What the batch adds to the momentum is left out
 of the noise: β̂ of the paper, with the factor by which a kick goes as far as noise that is added
-after it. Where the noise of the batch is correlated in these coordinates, only
+after it. If the noise of the batch is correlated in these coordinates, only
 its variances are made up for.
 
 Reference

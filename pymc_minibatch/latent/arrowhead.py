@@ -8,9 +8,9 @@ between different groups are zero,
 
 is factored by eliminating the groups first, which fills nothing in: with C_g C_gᵀ = D_g and
 W_g = C_g⁻¹ B_g, what is left for the dense part is S = A − Σ W_gᵀ W_g. Time is O(G(q³ + qp²) + p³)
-and memory O(Gq(q + p)); nothing of the size of the whole is made. Where the dense part holds the
+and memory O(Gq(q + p)); nothing of the size of the whole is made. If the dense part holds the
 levels of other factors, of which each group meets few, B and W are sparse, and time and memory are
-those of the entries that are not zero. Where there are no groups, so is A (:mod:`.cholesky`).
+those of the entries that are not zero. If there are no groups, so is A (:mod:`.cholesky`).
 
 Reference
 ---------

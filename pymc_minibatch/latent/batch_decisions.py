@@ -33,7 +33,7 @@ class RepeatedDecisions(NamedTuple):
     Attributes
     ----------
     accepted, sizes : ndarray, shape (R,)
-        1 where it was accepted, and the rows that the decision rests on.
+        1 if it was accepted, and the rows that the decision rests on.
     estimates : ndarray, shape (R,)
         What each first batch makes of :meth:`MinibatchDecisions.of_rows`.
     """

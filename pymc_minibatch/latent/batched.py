@@ -88,7 +88,7 @@ def solve_blocks_transposed(cholesky: np.ndarray, right: np.ndarray) -> np.ndarr
 def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, float]:
     """Solve ``M_g x_g = b_g`` for vectors b_g, shape (G, q); also return Σ log |det M_g|.
 
-    Where a matrix is singular, that is −∞.
+    If a matrix is singular, that is −∞.
     """
     n_groups, width = right.shape
     x, log_determinant = right.copy(), 0.0

@@ -181,7 +181,7 @@ def factor_sparse(matrix: sparse.csr_array) -> DenseCholesky | SparseCholesky:
 
 @lru_cache(maxsize=8)
 def _elimination(starts_bytes: bytes, columns_bytes: bytes) -> Elimination | None:
-    """Find the order for a pattern of entries; None where the factor would be nearly full."""
+    """Find the order for a pattern of entries; None if the factor would be nearly full."""
     starts, columns = (np.frombuffer(b, dtype=np.int64) for b in (starts_bytes, columns_bytes))
     size = starts.size - 1
     numbers = np.arange(1, columns.size + 1)

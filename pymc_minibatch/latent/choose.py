@@ -32,7 +32,7 @@ def make_latent_sampler(
 ) -> LatentSampler:
     """Set up; by size, rows are drawn in proportion to what they can tell.
 
-    Where nothing is asked for, no row is read if sums say everything of them, and all are if
+    If nothing is asked for, no row is read if sums say everything of them, and all are if
     batches would be a good part of them. Without a test the penalty test is taken, with the noise
     at which moves are cheapest; without a size of the first batches, each kind of moves tunes its
     own. Models without `effects` are set up where it is said that there are none. If sums may not

@@ -97,7 +97,7 @@ def find_probes(
     is_possible
         Whether all that is looked at is finite at a point.
     product
-        ``(point, vector) -> ndarray``, the Hessian of the log prior times a vector. Where the prior
+        ``(point, vector) -> ndarray``, the Hessian of the log prior times a vector. If the prior
         cannot be drawn from, it gives the scale of variables.
     """
     start, rng = tall.layout.flatten(tall.model.initial_point()), np.random.default_rng(20090401)

@@ -204,7 +204,7 @@ class LatentField:
         Returns
         -------
         CenteredPoint or None
-            The new point; None where no z does that, as far as scales of the dense part and the
+            The new point; None if no z does that, as far as scales of the dense part and the
             blocks of groups go.
         """
         phi = self.derivatives.phi(point)
@@ -235,7 +235,7 @@ class LatentField:
     def _terms_of(self, point: np.ndarray, entries: MapEntries) -> np.ndarray:
         """Return the sum of the sizes of the terms of each entry of φ.
 
-        Where they cancel, the entry itself is small, and does not say what rounding does to it.
+        If they cancel, the entry itself is small, and does not say what rounding does to it.
         """
         projector, (dense, groups) = entries.whole, self.latent.split(np.abs(point))
         without = point.copy()

@@ -333,7 +333,7 @@ class FireflySampler(LatentSampler):
     ) -> MoveCounts:
         """Move a point of the model in place, and let rows turn bright and dark before each round.
 
-        Where the point is not that of the last draw, which rows are bright is drawn anew.
+        If the point is not that of the last draw, which rows are bright is drawn anew.
         """
         before = self._decisions.counts[0]
         if self._z_drawn_at is None or not np.array_equal(self._z_drawn_at, point):

@@ -1,6 +1,6 @@
 """Linear models with large crossed factors, whose effects are normal given their scales.
 
-Where sums are sufficient statistics of the rows (:mod:`.sums`), each entry of φ is one effect times
+If sums are sufficient statistics of the rows (:mod:`.sums`), each entry of φ is one effect times
 a scale that h determines, and effects are independent and normal a priori, the posterior is
 
     log p(h, φ) = ℓ(h) + κ(h) Q(φ) + ½ Σ log wᵢ(h) − ½ Σ wᵢ(h) (φᵢ − cᵢ(h))²,

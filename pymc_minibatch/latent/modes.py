@@ -1,7 +1,7 @@
 """Several modes of models with effects: searched, sampled in turn, and jumped between.
 
 θ² has a mode on each side of zero, an amplitude changes its sign with the phase, and a prior may be
-a mixture. Where the log-density bends upwards at draws of the prior, or a hyperparameter may be of
+a mixture. If the log-density bends upwards at draws of the prior, or a hyperparameter may be of
 either sign, the marginal mode is searched again on few rows: from the mode with the sign of single
 variables changed, and from draws of the prior. What these find is then found on all rows.
 
@@ -303,7 +303,7 @@ class ModeSampler(LatentSampler):
         return True
 
     def _whitened(self, point: np.ndarray, k: int) -> tuple[np.ndarray, ...] | None:
-        """Return the coordinates of a point about a mode; None where there are none."""
+        """Return the coordinates of a point about a mode; None if there are none."""
         mode = self.samplers[k].reference
         hyper = point[self.field.hyper]
         given = mode.surrogate.factored_later(hyper)

@@ -240,7 +240,7 @@ def _keep_curvature(
 def has_effects(tall: TallModel, structure: RowStructure) -> bool:
     """Whether variables depend on others, or enter with them, or effects are many.
 
-    Where it is not so, all variables are best moved alike, and nothing is compiled to see that.
+    If it is not so, all variables are best moved alike, and nothing is compiled to see that.
     """
     free = set(tall.model.free_RVs)
     if any(free.intersection(ancestors(rv.owner.inputs)) for rv in free):

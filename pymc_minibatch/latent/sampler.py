@@ -56,7 +56,7 @@ class LatentState(NamedTuple):
     tuners : dict
         The tuner of each move, by its name.
     tests : dict of DecisionState
-        What is tuned of the tests that decide, by the name of a move; empty where no batch decides.
+        What is tuned of the tests that decide, by the name of a move; empty if no batch decides.
     """
 
     scale: HyperScale

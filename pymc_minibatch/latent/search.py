@@ -272,7 +272,7 @@ class _Search:
     ) -> tuple[Conditional, bool]:
         """Return the Gaussian of the field given h, and whether the density is concave.
 
-        Where it is not, that of rows which are made so.
+        If it is not, that of rows which are made so.
         """
         hyper = surrogate.center[self.field.hyper]
         try:
@@ -667,7 +667,7 @@ def search(
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
-    Where rows are parabolas, sums say everything of them, and take the place of all this. Rows that
+    If rows are parabolas, sums say everything of them, and take the place of all this. Rows that
     are left out, by their numbers, have no share in the expansion. The search ends as soon as it is
     about a mode that `is_known`, or has read the rows of a `budget` before it is about any.
 

@@ -2,7 +2,7 @@
 
 The sum of many rows with kinks is nearly quadratic at the scale of the posterior, where some rows
 go over their kinks, and at no other. So a row is averaged over some standard deviations of what it
-reads. Where that is not known yet, or the search is still far off, an interval is so wide that
+reads. If that is not known yet, or the search is still far off, an interval is so wide that
 enough rows have a kink in theirs.
 """
 
@@ -103,7 +103,7 @@ def find_smoothing(
     Parameters
     ----------
     counts : ndarray, shape (P,)
-        By how many rows each gathered entry of φ is read; 0 where it is not gathered.
+        By how many rows each gathered entry of φ is read; 0 if it is not gathered.
     """
     batch, n_rows = _some(data), len(data[0])
     n_dense = np.count_nonzero(counts == 0)

@@ -1,6 +1,6 @@
 """Moves of a latent field decided by the log-likelihoods of all rows.
 
-Where a batch would have to be a good part of the data, as with few rows for each effect, all rows
+If a batch would have to be a good part of the data, as with few rows for each effect, all rows
 cost less: of each only its value is needed, and those at the present point are known. Decisions are
 then exact: the surrogate proposes, and Metropolis-Hastings corrects it.
 """

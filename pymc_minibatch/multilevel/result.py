@@ -16,7 +16,7 @@ class MultilevelResult:
     Attributes
     ----------
     estimate : float, ndarray or xarray.Dataset
-        Estimate, in the shape of f; where variables were named, a Dataset with a dimension
+        Estimate, in the shape of f; if variables were named, a Dataset with a dimension
         ``moment`` of length 2, mean and variance.
     standard_error : float, ndarray or xarray.Dataset
         Of the estimate, likewise.

@@ -39,6 +39,7 @@ from pymc_minibatch.reference.find import fitting
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_target
 from pymc_minibatch.reference.wall import refuse_near_wall
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.support import may_be_impossible
 
 __all__ = ["multilevel_sgld"]
@@ -153,7 +154,7 @@ def multilevel_sgld(
     Notes
     -----
     Step sizes are in units of time in which the Gaussian approximation of the posterior relaxes
-    as e^(−t/2). h₀ is 1/2, or less where the noise of the batches is large; the time τ, by which
+    as e^(−t/2). h₀ is 1/2, or less if the noise of the batches is large; the time τ, by which
     paths grow from level to level, is what paths with the same noise need to come together.
 
     Source: Giles, Nagapetyan, Szpruch, Vollmer and Zygalakis (2016), Multilevel Monte Carlo for
@@ -181,8 +182,8 @@ def multilevel_sgld(
     model = modelcontext(model)
     if discrete := [variable.name for variable in model.discrete_value_vars]:
         raise ValueError(f"Langevin dynamics needs gradients, and {discrete} are discrete.")
-    tall = TallModel(model, data=data, rows_in_memory=math.inf)
-    reference = find_reference(tall=tall) if reference is None else fitting(tall, reference)
+    tall = split(model, data, rows_in_memory=math.inf)
+    reference = find_reference(data=tall) if reference is None else fitting(tall, reference)
     decide_control_variate(tall, reference, 2, 1.0)  # refuses one that does not fit
     if may_be_impossible(tall.prior_graph):
         everything = np.arange(tall.layout.size)

@@ -5,7 +5,7 @@ In the coordinates z of :mod:`.guided`,
     z' = cos(φ) z + sin(φ) ξ,   ξ standard normal,
 
 is reversible for the approximation, so the acceptance test has to correct only for what is not
-Gaussian: ψ gains log N(θ; θ̂, C) − log N(θ'; θ̂, C) = ½ (|z'|² − |z|²). Where C fits, the right
+Gaussian: ψ gains log N(θ; θ̂, C) − log N(θ'; θ̂, C) = ½ (|z'|² − |z|²). If C fits, the right
 angle gives nearly independent proposals. The autoregressive form is usually written with
 ρ = cos(φ).
 

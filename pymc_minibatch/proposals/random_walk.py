@@ -74,7 +74,7 @@ class RandomWalk:
     Parameters
     ----------
     cov : float or array_like of shape (D,) or (D, D), optional
-        Covariance of a step in the unconstrained space, where D is the number of elements of the
+        Covariance of a step in the unconstrained space; D is the number of elements of the
         sampled variables in the order of the model: one variance for all, one for each, or a
         matrix. With ``adapt=True`` it is where tuning starts; the default is the covariance at the
         reference point or, without one, temperature / N, the order of magnitude of a posterior
@@ -158,7 +158,7 @@ class RandomWalk:
         return 1.0 if isinstance(state, FixedSteps) else math.exp(state.log_scale[0])
 
     def end_draw(self, state: RandomWalkState | FixedSteps) -> None:
-        """Where a window is full, take its covariance for the steps and open the next one."""
+        """If a window is full, take its covariance for the steps and open the next one."""
         if isinstance(state, FixedSteps):
             return
         n = state.counts[1]

@@ -36,7 +36,7 @@ __all__ = ["SurrogateHamiltonian"]
 class SurrogateHamiltonian(Guided):
     """Hamiltonian trajectories under prior and Taylor likelihood, mixed with a random walk.
 
-    Of use where the prior makes the posterior far from Gaussian, as in hierarchical models. A
+    Useful if the prior makes the posterior far from Gaussian, as in hierarchical models. A
     gradient costs O(D²) and reads no data. Number of steps and length are tuned towards the longest
     squared jumps for the rows read.
 

@@ -25,7 +25,7 @@ __all__ = ["SurrogateLangevin"]
 class SurrogateLangevin(SurrogateHamiltonian):
     """Langevin moves under prior and Taylor likelihood, mixed with a random walk.
 
-    Cheaper than :class:`SurrogateHamiltonian` and shorter where the posterior is not Gaussian. The
+    Cheaper than :class:`SurrogateHamiltonian` and shorter if the posterior is not Gaussian. The
     length of the moves is tuned towards the longest squared jumps for the rows read.
 
     Parameters

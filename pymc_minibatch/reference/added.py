@@ -37,7 +37,7 @@ _log = logging.getLogger("pymc.minibatch")
 def with_added_rows(
     tall: TallModel, old: Reference, prior: Derivatives, temperature: float, progressbar: bool
 ) -> Reference | None:
-    """Add the sums over partitions that follow those of a reference; None where it has none.
+    """Add the sums over partitions that follow those of a reference; None if it has none.
 
     It also returns None, and says why, where all rows have to be read again.
     """

@@ -34,7 +34,7 @@ TRIAL_ROWS = 1000
 TRIAL_PAIRS = 16
 
 MOST_ROWS = 0.5
-"""Where full-size moves need a larger share of the rows than this, there is a warning."""
+"""If full-size moves need a larger share of the rows than this, there is a warning."""
 
 TOGETHER = 0.5
 """Variables that each take a larger share of the remainder with them act together."""
@@ -80,7 +80,7 @@ def decide_control_variate(
     *,
     one_mode: bool = True,
 ) -> ControlVariate | None:
-    """Return a control variate, of order 0 where it does not pay; None without reference point.
+    """Return a control variate, of order 0 if it does not pay; None without reference point.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def decide_control_variate(
             "PMB105",
             f"No control variate, since the rows read {discrete}, which are discrete: an expansion "
             "about one of their values says nothing of the rows at another. Batches will be large, "
-            "up to all rows, and moves short. Where it can be done, sum the discrete variables out "
+            "up to all rows, and moves short. If you can, sum the discrete variables out "
             "of the model; control_variate=0 silences this warning.",
         )
     if control_variate == 0 or (control_variate == "auto" and discrete):

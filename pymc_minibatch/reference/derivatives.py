@@ -1,6 +1,6 @@
 """Value, gradient and Hessian of the log-likelihood of some rows, or all.
 
-Where rows read mostly dense columns, by what they read (:mod:`.curvature`); otherwise by a
+If rows read mostly dense columns, by what they read (:mod:`.curvature`); otherwise by a
 Hessian-vector product for each parameter.
 """
 
@@ -144,7 +144,7 @@ class Derivatives:
 
     def hessian(self, theta: np.ndarray) -> np.ndarray:
         """Evaluate the Hessian of a graph that reads no rows."""
-        # Where the gradient is constant, PyTensor gives one product for all vectors.
+        # If the gradient is constant, PyTensor gives one product for all vectors.
         shape = (theta.size, theta.size)
         hessian = np.broadcast_to(self._products(theta, np.eye(theta.size)), shape)
         return (hessian + hessian.T) / 2

@@ -4,7 +4,7 @@ The mode is found on a subsample of the rows, then polished on all of them by Ne
 subsample's Hessian. The last pass sums gradient and Hessian over all rows (:mod:`.derivatives`).
 The control variates built on it are right for any reference point; a poor one only makes batches
 larger. A few more searches, on few rows and from elsewhere, tell whether there are other modes.
-Where rows have kinks, second derivatives tell nothing, and gradients at the scale of the posterior
+If rows have kinks, second derivatives tell nothing, and gradients at the scale of the posterior
 take their place.
 """
 
@@ -18,15 +18,17 @@ import numpy as np
 from pymc.model import Model
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.arguments import checked_temperature, checked_type
+from pymc_minibatch.arguments import checked_temperature
 from pymc_minibatch.reference.added import with_added_rows
 from pymc_minibatch.reference.derivatives import Derivatives
 from pymc_minibatch.reference.mode_search import find_mode, sample_rows
 from pymc_minibatch.reference.other_modes import has_other_mode
 from pymc_minibatch.reference.reference import NoReferenceError, Reference, prior_given
 from pymc_minibatch.reference.search_density import SearchDensity
+from pymc_minibatch.renamed import renamed
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
+from pymc_minibatch.tall.model import split
 from pymc_minibatch.warn import warn
 
 __all__ = ["discrete_in_rows", "find_reference", "fitting", "search"]
@@ -43,11 +45,11 @@ VERIFIED_AT = 2.0
 _log = logging.getLogger("pymc.minibatch")
 
 
+@renamed(tall="data")
 def find_reference(
     model: Model | None = None,
     *,
     data: Any = None,
-    tall: TallModel | None = None,
     temperature: float = 1.0,
     start: Mapping[str, np.ndarray] | Reference | None = None,
     random_seed: int = 0,
@@ -59,16 +61,15 @@ def find_reference(
     ----------
     model : pymc.Model, optional
         The model; taken from the context if not given.
-    data : mapping of str to array, optional
-        Data in place of the model's own; see :class:`TallModel`.
-    tall : TallModel, optional
-        The model already split, to save doing it again.
+    data : mapping of str to array, or TallModel, optional
+        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        :class:`TallModel`.
     temperature : float, default 1.0
         T > 0; the likelihood counts with power 1/T.
     start : dict of str to ndarray, or Reference, optional
         Where the search starts: values of some or all value variables, as ``model.initial_point()``
         names them, or another reference, such as one of yesterday's data; the model's initial point
-        if not given. Of several modes it finds one near there. Discrete variables stay there. Where
+        if not given. Of several modes it finds one near there. Discrete variables stay there. If
         rows stay in partitions, and the first of these are those of a reference, only those that
         follow are read, unless the mode has moved by more than half a posterior standard deviation
         (root mean square over the parameters) or rows have kinks; a message says so.
@@ -106,8 +107,7 @@ def find_reference(
     (0.499, 0.001)
     """
     temperature = checked_temperature(temperature)
-    checked_type("tall", tall, TallModel, "Leave it out, or split the model: pmb.TallModel(model).")
-    tall = TallModel(model, data=data) if tall is None else tall
+    tall = split(model, data)
     tall.check_sources()
     flat = _checked_start(tall, start)
     reference = None
@@ -151,7 +151,7 @@ def _checked_start(tall: TallModel, start: Any) -> np.ndarray:
 def _with_added_rows(
     tall: TallModel, old: Reference, temperature: float, progressbar: bool
 ) -> Reference | None:
-    """Add the rows that follow those of a reference; None where all have to be read."""
+    """Add the rows that follow those of a reference; None if all have to be read."""
     started = time.perf_counter()
     prior = Derivatives(prior_given(tall, old.flat), tall.flat)
     found = with_added_rows(tall, old, prior, temperature, progressbar)

@@ -4,7 +4,7 @@ Without a control variate the base is the gradient of the prior part. With one o
 plus G + Hδ, and the gradient of a row is less its share gₙ + Hₙδ (notation of :mod:`.taylor`); the
 sum is the same, but near the reference the rows vary less.
 
-A gradient tells nothing of a hard constraint. Where the prior part may have one
+A gradient tells nothing of a hard constraint. If the prior part may have one
 (:mod:`pymc_minibatch.tall.support`), kernels take a base that is NaN wherever the log-density of
 the prior part is not finite.
 """
@@ -57,7 +57,7 @@ def make_gradient_sum(tall: TallModel, control: ControlVariate | None) -> Gradie
 
 
 def bounded_base(tall: TallModel) -> Callable[..., np.ndarray]:
-    """Compile the base that is NaN where the log-density of the prior part is not finite."""
+    """Compile the base that is NaN if the log-density of the prior part is not finite."""
     gradient: Any = grad(tall.prior_graph, tall.flat, disconnected_inputs="ignore")
     prior = compile_numba([tall.flat], [gradient, tall.prior_graph])
     return jit_kept(make_bounded_base(prior.jitted), [prior.cache_key])
@@ -99,7 +99,7 @@ def make_base(prior_gradient: Callable[..., Any]) -> Callable[..., np.ndarray]:
 
 
 def make_bounded_base(prior: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Build the same, NaN where the log-density of the prior part is not finite."""
+    """Build the same, NaN if the log-density of the prior part is not finite."""
 
     def base(point: np.ndarray, constants: Any) -> np.ndarray:
         reference, gradient, hessian = constants

@@ -91,7 +91,7 @@ def has_kinks(
 ) -> bool:
     """Compare curvature at a point with that close to it, along one direction for each variable.
 
-    Where rows are smooth, both agree ever better on shorter ways, and where they have kinks they do
+    If rows are smooth, both agree ever better on shorter ways, and where they have kinks they do
     not. `product` multiplies a vector with the Hessian at the point, and `precision` guesses the
     scale; a way on which the log-density falls by more is shortened first.
     """

@@ -46,7 +46,7 @@ FAR, LEAST_FALL = 3.0, 0.1
 def sample_rows(
     tall: TallModel, size: int, rng: np.random.Generator, given: Rows | None = ()
 ) -> Rows | None:
-    """Take some rows at random; None where that would be all of them.
+    """Take some rows at random; None if that would be all of them.
 
     Those that are given suffice where they are as many.
     """
@@ -158,7 +158,7 @@ def _climbed(
 ) -> tuple[np.ndarray, bool]:
     """Newton's method, as long as the density is concave and rises; also say if that is enough.
 
-    Where it is, and parameters are many, this is much faster than a method for all cases.
+    If it is, and parameters are many, this is much faster than a method for all cases.
     """
     if density.rows.by_reading is None:
         return theta, False
@@ -217,7 +217,7 @@ def polish(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Move from the mode of some rows to that of all, by Newton steps with the Hessian of more.
 
-    Where these steps do not shorten fast the search goes on with the Hessian of all rows.
+    If these steps do not shorten fast the search goes on with the Hessian of all rows.
 
     Returns
     -------

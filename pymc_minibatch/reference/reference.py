@@ -34,7 +34,7 @@ TOLERANCE = 1e-3
 square over the parameters."""
 
 KINKED_LENGTH = 0.1
-"""Where rows have kinks, and gradients jump, a step of so many sds ends the search."""
+"""If rows have kinks, and gradients jump, a step of so many sds ends the search."""
 
 SAME_SUMS = 1e-4
 """Differences of sums over rows that rounding, also of float32, makes; in units of curvature."""
@@ -54,6 +54,8 @@ _ARRAYS = (
     "row_logps",
     "parts",
 )
+MOST_NAMES = 5
+"""Names of variables that are shown."""
 _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "seconds")
 
 
@@ -67,7 +69,7 @@ class SeveralModesError(NoReferenceError):
     """A reference point would hide that there are other modes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reference:
     """A reference point and the Taylor expansion of the log-likelihood about it.
 
@@ -76,14 +78,14 @@ class Reference:
     mode : dict of str to ndarray
         The posterior mode, as ``model.initial_point()`` gives points.
     flat : ndarray, shape (D,)
-        The reference point, raveled in the order of the model's value variables: the mode, or where
+        The reference point, raveled in the order of the model's value variables: the mode, or, if
         rows were added to those of another reference, its point.
     gradient : ndarray, shape (D,)
         Sum over all rows of the gradients of their log-likelihood at the reference point.
     hessian : ndarray, shape (D, D)
         Sum over all rows of the Hessians of their log-likelihood at the reference point.
     curvature : ndarray, shape (D, D)
-        The same, averaged over the scale of the posterior where rows have kinks, which `hessian`
+        The same, averaged over the scale of the posterior if rows have kinks, which `hessian`
         does not see (Laplace errors, quantile regression); equal to it elsewhere.
     prior_hessian : ndarray, shape (D, D)
         Hessian of the prior part there. Discrete variables, which only the prior part may
@@ -97,7 +99,7 @@ class Reference:
     checksum : int
         Of the values of all rows, by which other data are noticed.
     parts : ndarray of int64, shape (P, 2)
-        Rows and checksum of each partition; P is 0 where the rows are on this machine.
+        Rows and checksum of each partition; P is 0 if the rows are on this machine.
     temperature : float
         T of the posterior whose mode it is.
     several_modes : bool
@@ -136,6 +138,13 @@ class Reference:
     passes: float
     seconds: float
     made_of: Fingerprint
+
+    def __repr__(self) -> str:
+        names = ", ".join(list(self.mode)[:MOST_NAMES]) + ", ..." * (len(self.mode) > MOST_NAMES)
+        return (
+            f"Reference of {self.flat.size:,} parameter{'s' * (self.flat.size != 1)} in {names} "
+            f"and {self.n_rows:,} rows, found in {self.passes:.3g} passes and {self.seconds:.1f} s"
+        )
 
     @property
     def center(self) -> np.ndarray:
@@ -179,7 +188,7 @@ class Reference:
     def check_likelihood(self, tall: TallModel) -> None:
         """Refuse the reference of other variables, or where rows are the same, another likelihood.
 
-        Rows are the same if :meth:`other_rows` is None. Where the graphs differ, sums of gradients
+        Rows are the same if :meth:`other_rows` is None. If the graphs differ, sums of gradients
         and Hessians over all rows decide.
 
         Raises
@@ -218,7 +227,7 @@ class Reference:
     def other_prior(self, tall: TallModel) -> str | None:
         """Say how the prior of a model differs from that of the reference.
 
-        Where the graphs differ, slope and curvature of the prior at the mode decide.
+        If the graphs differ, slope and curvature of the prior at the mode decide.
         """
         names = self.made_of.differences(tall.fingerprint)[1]
         if not names or self._prior_agrees(tall):

@@ -44,7 +44,7 @@ class SmoothingWidths(NamedTuple):
     Attributes
     ----------
     scale : ndarray, shape (k,)
-        Empty where rows have no kinks.
+        Empty if rows have no kinks.
     entries : ndarray, shape (P,)
         What a row reads of these, as it reads φ, makes its interval wider.
     least : float

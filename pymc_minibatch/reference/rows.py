@@ -6,7 +6,7 @@ first and second derivatives. PyTensor takes long to differentiate and to simpli
 those beyond the second are large; so these are differences of second ones
 (:mod:`pymc_minibatch.reference.remainders`).
 
-Where f has kinks, as −|y − v| has, its second derivative is zero and says nothing. There f is taken
+If f has kinks, as −|y − v| has, its second derivative is zero and says nothing. There f is taken
 in averages over an interval about each local input, of half-width hᵢ, whose derivatives are
 
     f'ᵢ = (f(v + hᵢ) − f(v − hᵢ)) / 2hᵢ,   f''ᵢⱼ = (f'ᵢ(v + hⱼ) − f'ᵢ(v − hⱼ)) / 2hⱼ.
@@ -204,7 +204,7 @@ class RowFunctions:
     def derivatives(self) -> CompiledFunction:
         """``(v, *batch)`` gives f, f'ᵢ and f''ᵢⱼ for j ≤ i, shape (1 + k + k (k + 1) / 2, b).
 
-        Where rows have kinks the half-widths of averages are below v, shape (2k, b).
+        If rows have kinks the half-widths of averages are below v, shape (2k, b).
         """
         if self.kinked:
             return self.build([self._v, *self.structure.batch], [self._stacked(self._averages)])

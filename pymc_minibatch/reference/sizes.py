@@ -1,7 +1,7 @@
 """How much each row can tell a decision: the sizes by which rows are drawn.
 
 The variance of an estimate from rows drawn with probabilities p is least where p_n is proportional
-to the root mean square of what row n adds to the log ratio. Where few rows hold most of it (a rare
+to the root mean square of what row n adds to the log ratio. If few rows hold most of it (a rare
 category, an outlying predictor), uniform batches miss them, and cannot know that they do.
 
 Rows that read few numbers are looked at at their own scale (:mod:`.reach`), others at points that
@@ -91,13 +91,13 @@ def row_sizes(
 
     The size of a row is the root mean square of the change of its term, the remainder where there
     is a control variate, over the posterior; if the change may tell in a decision, the largest.
-    Where the term of a row is not finite at a point that all rows share it does not count for it.
+    If the term of a row is not finite at a point that all rows share it does not count for it.
 
     Returns
     -------
     sizes : ndarray of float32, shape (N,), or SizedRows
         Positive, but 0 for rows that are read at every decision; all the same where no row varies.
-        Where rows are in partitions, how they are computed and their sums.
+        If rows are in partitions, how they are computed and their sums.
     unevenness : Unevenness
         How much they are worth, measured at other points.
     """

@@ -9,10 +9,10 @@ the scale of the posterior a remainder is of third order, so that a batch of con
 any number of rows. The estimate is unbiased for any θ̂.
 
 The directional derivatives gₙᵀδ and δᵀHₙδ come from the graph of the rows by two forward-mode
-derivatives along θ̂ + εδ; nothing of size N × D is ever made. Where a row reads few numbers v that
+derivatives along θ̂ + εδ; nothing of size N × D is ever made. If a row reads few numbers v that
 are affine in φ(θ), they are derivatives by these.
 
-Where a few rows are read at every decision (:mod:`.pinned`), they are part of the base with their
+If a few rows are read at every decision (:mod:`.pinned`), they are part of the base with their
 log-likelihood, and what batches and sums find for them is 0.
 """
 
@@ -302,7 +302,7 @@ def _verify(tall: TallModel, remainder: CompiledFunction, order: int) -> None:
 def _reads_by_structure(tall: TallModel) -> bool:
     """Whether rows are evaluated by what they read.
 
-    Where they are in partitions, what indices read was looked at in a sample only.
+    If they are in partitions, what indices read was looked at in a sample only.
     """
     structure = tall.structure
     if structure is None:

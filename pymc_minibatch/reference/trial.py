@@ -13,7 +13,7 @@ __all__ = ["Trial"]
 ROWS = 10_000
 
 ENTRIES, LEAST_ROWS = 10_000_000, 100
-"""Where there are thousands of parameters, fewer rows, so that gradients have so many entries."""
+"""If there are thousands of parameters, fewer rows, so that gradients have so many entries."""
 
 CURVED_POINTS, NOISY_POINTS = 16, 8
 """Points about the mode at which the largest curvature is looked for, and noise averaged."""

@@ -31,11 +31,13 @@ from pymc_minibatch.jit.memory import free_bytes
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
+from pymc_minibatch.renamed import with_new_names
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.steps.interrupted import tell_interrupts
 from pymc_minibatch.steps.stats import described
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
+from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.warn import warn
@@ -133,6 +135,12 @@ class WaitingStep(Sequence):
 class StepKind(ABCMeta):
     """What step classes are: asked for its steps, as a list is, a class says how to make one."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a step, from arguments under old names as well."""
+        return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
+
     def __iter__(cls) -> Iterator[Any]:
         """Say that the class is to be called."""
         raise TypeError(f"{cls.__name__} is the class of a step. Write step=pmb.{cls.__name__}().")
@@ -154,13 +162,19 @@ class TallStep(BlockedStep, metaclass=StepKind):
         The stats in the progress bar: for each the header of its column and its format.
     learns
         The attributes that draws change while the chain tunes.
+    renamed
+        New names of arguments by those of the last release.
+    default_steps
+        Steps of a draw with "auto", if a fixed number.
     """
 
     default_blocked = True
     shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    default_steps: ClassVar[int] = 1
     control: ControlVariate | None = None
-    """What is subtracted from the rows; None where no reference point is known."""
+    """What is subtracted from the rows; None if no reference point is known."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Describe the sample stats in the docstring."""
@@ -231,7 +245,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     # --- Data that are set anew ---------------------------------------------------------------
 
     made_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """What it was made with, by which it is set up again; None where it came from elsewhere."""
+    """What it was made with, by which it is set up again; None if it came from elsewhere."""
 
     @property
     def vars(self) -> list[Variable]:
@@ -681,15 +695,11 @@ def split_for_step(model: Model, data: Any, rows_in_memory: float) -> TallModel:
     ValueError
         If that is of another model.
     """
-    if not isinstance(data, TallModel):
-        return TallModel(model, data=data, rows_in_memory=rows_in_memory)
-    if data.model is not model:
-        raise ValueError(
-            "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
-            "model that is sampled, or the data themselves."
-        )
-    data.check_sources()
-    return data.copied() if rows_in_memory == math.inf else data
+    tall = split(model, data, rows_in_memory=rows_in_memory)
+    if tall is not data:
+        return tall
+    tall.check_sources()
+    return tall.copied() if rows_in_memory == math.inf else tall
 
 
 def _continuous_value_vars(

@@ -95,7 +95,7 @@ ROUNDS = 3
 """How often extreme rows are looked for."""
 
 MANY_ROWS = 5000
-"""Where a transition reads as many, PyMC's own cost of a draw hardly counts."""
+"""If a transition reads as many, PyMC's own cost of a draw hardly counts."""
 
 
 def named(argument: str, value: Any, known: Mapping[str, Callable[[], Any]], needs: str) -> Any:
@@ -146,7 +146,7 @@ class TestPlan:
     reason
         Why, for the user.
     row_sizes
-        What rows are drawn by; None where they are drawn uniformly.
+        What rows are drawn by; None if they are drawn uniformly.
     prepared
         What the test knows of the rows, as the jitted test reads it; None if that is nothing.
     unevenness
@@ -181,7 +181,7 @@ def settle(
 ) -> TestPlan:
     """Choose what the user has left open, and prepare it.
 
-    Where rows are extreme they are left out of the control variate, to be read at every decision,
+    If rows are extreme they are left out of the control variate, to be read at every decision,
     and it is chosen anew. Others may turn out to be extreme then, as the posterior may be wider.
 
     Raises
@@ -368,12 +368,12 @@ def _check_can_draw_by_size(acceptance: Acceptance, control: ControlVariate | No
     if not acceptance.draws_by_size:
         raise ValueError(
             f"{type(acceptance).__name__} draws rows uniformly, without replacement: leave "
-            "rows='size' out, or use CorrectedBarker() or Penalty()."
+            "row_sampling='size' out, or use CorrectedBarker() or Penalty()."
         )
     if control is None:
         raise ValueError(
-            "rows='size' needs a reference point, about which the rows are sized, and there is "
-            "none. Pass reference=pmb.find_reference(), or leave rows out."
+            "row_sampling='size' needs a reference point, about which the rows are sized, and "
+            "there is none. Pass reference=pmb.find_reference(), or leave row_sampling out."
         )
 
 
@@ -382,7 +382,7 @@ def least_uniform_batch(
 ) -> int:
     """Find how large a first batch must be to hold some of the rows that decide; warn if large.
 
-    Where few rows hold the variance of the log ratio, a uniform batch without them can know neither
+    If few rows hold the variance of the log ratio, a uniform batch without them can know neither
     it nor the error of the test.
     """
     if not _may_miss_rows(unevenness, size):
@@ -399,7 +399,7 @@ def least_uniform_batch(
     warn(
         "PMB102",
         f"About {telling:,} of the {n_rows:,} rows dominate the acceptance decision (for example "
-        f"those of a rare class or category), {remedy} With rows='size' few rows suffice.",
+        f"those of a rare class or category), {remedy} With row_sampling='size' few rows suffice.",
     )
     return least
 

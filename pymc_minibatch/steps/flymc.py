@@ -95,7 +95,7 @@ class FlyMC(TallStep):
         Categorical by softmax, StudentT, and Normal, which is its own bound.
     tune_bounds : bool, default True
         Whether bounds touch each row at the posterior mode. Untuned bounds leave most rows bright.
-    kernel : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
+    proposal : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
         How θ moves given the bright rows. "auto" sweeps over the effects of a model, if it has any
         and rows read one predictor; elsewhere it is Hamiltonian, the fastest measured. A reference,
         untuned bounds, a bound of your own, explicit updates of z and `theta_updates` also ask for
@@ -114,7 +114,7 @@ class FlyMC(TallStep):
     steps_per_draw : int or "auto", default "auto"
         Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
         model with effects one iteration moves all of them, and "auto" takes one while tuning and
-        two afterwards, or four where PyMC evaluates 200,000 rows or more at each draw for a
+        two afterwards, or four if PyMC evaluates 200,000 rows or more at each draw for a
         Deterministic.
     witness : bool, default True
         Whether bounds, gaps and moves are compared with the model's own log-density, when set-up is
@@ -123,12 +123,12 @@ class FlyMC(TallStep):
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Attributes
     ----------
     choice : str
-        How variables are moved, and why not by sweeps where they are not.
+        How variables are moved, and if not by sweeps, why.
     steps_per_draw : int
         Iterations for each draw.
     setup_seconds : float
@@ -191,6 +191,7 @@ class FlyMC(TallStep):
     """
 
     name = "flymc"
+    renamed = {"kernel": "proposal"}  # noqa: RUF012 - of the class, never changed
     stats_dtypes_shapes = dtypes_shapes("FlyMC")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -209,7 +210,7 @@ class FlyMC(TallStep):
         reference: Reference | None = None,
         bound: Literal["auto"] | JaakkolaJordan | Bohning | StudentT | Bound = "auto",
         tune_bounds: bool = True,
-        kernel: Literal["auto", "hamiltonian", "langevin", "metropolis", "slice"] = "auto",
+        proposal: Literal["auto", "hamiltonian", "langevin", "metropolis", "slice"] = "auto",
         z_update: Literal["implicit", "explicit"] = "implicit",
         fraction: float = 0.1,
         q: float | None = None,
@@ -221,8 +222,10 @@ class FlyMC(TallStep):
     ) -> None:
         started = time.perf_counter()
         check_reference(reference)
-        is_free = reference is None and kernel == "auto" and theta_updates is None
-        self.kernel = FASTEST if kernel == "auto" else checked_choice("kernel", kernel, UPDATES)
+        is_free = reference is None and proposal == "auto" and theta_updates is None
+        self.kernel = (
+            FASTEST if proposal == "auto" else checked_choice("proposal", proposal, UPDATES)
+        )
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
         self.fixed_q = None if q is None else checked_share("q", q, 1 - 1e-9)
@@ -272,7 +275,7 @@ class FlyMC(TallStep):
     def _latent_sampler(
         self, bound: Literal["auto"] | QuadraticBound | Bound
     ) -> FireflySampler | None:
-        """Set up the moves of effects and their scales; None where the model has none."""
+        """Set up the moves of effects and their scales; None if the model has none."""
         whole = self._active.size == self.tall.layout.size
         if isinstance(bound, Bound) or not whole:
             return None

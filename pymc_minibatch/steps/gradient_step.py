@@ -114,12 +114,14 @@ class GradientStep(TallStep):
         reference: Reference | None,
         control_variate: Literal["auto", 0, 1, 2],
         batch_size: int | None,
-        steps_per_draw: int,
+        steps_per_draw: int | Literal["auto"],
         model: Model | None,
         rng: RandomGenerator,
     ) -> None:
         started = time.perf_counter()
         check_control_variate(reference, control_variate)
+        if steps_per_draw == "auto":
+            steps_per_draw = self.default_steps
         super().__init__(vars, data, steps_per_draw, model, rng)
         self.batch_size = (
             min(DEFAULT_BATCH, self.n_rows)
@@ -133,7 +135,7 @@ class GradientStep(TallStep):
     def _decide_control(
         self, reference: Reference | None, control_variate: Literal["auto", 0, 1, 2]
     ) -> ControlVariate | None:
-        """Return the control variate; None where no reference point is known.
+        """Return the control variate; None if no reference point is known.
 
         None is searched for where there are surely several modes, or so many parameters that
         their Hessian is large.
@@ -370,7 +372,7 @@ class GradientStep(TallStep):
     def _precision_given_others(self, flat: np.ndarray, control: ControlVariate) -> np.ndarray:
         """Precision of the Gaussian approximation with the prior as it is at a point.
 
-        Where that is not convex there it counts for no less than a share of what it was.
+        If that is not convex there it counts for no less than a share of what it was.
         """
         block, reference = np.ix_(self._active, self._active), control.gaussian
         precision = control.precision(self._active)

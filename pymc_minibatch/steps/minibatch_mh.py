@@ -122,7 +122,7 @@ STILL = 50
 one in ten, none does in one of 10⁵ chains."""
 
 LASTING = 1e5
-"""Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
+"""If rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
 LEAST_RESIDENTS = 100_000
 
@@ -147,7 +147,7 @@ USUAL_DRAWS = 1000
 """Of a chain, where a step is run by hand."""
 
 NEARLY_GAUSSIAN = 0.5
-"""Where independent Gaussian proposals would be accepted this often, no others are needed."""
+"""If independent Gaussian proposals would be accepted this often, no others are needed."""
 
 
 @dataclass_state
@@ -215,37 +215,37 @@ class MinibatchMH(TallStep):
         split itself, made before with these data, to save doing it again.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
-        takes Penalty for models with effects and scales of their own, with more noise where rows
-        cost more. Two kinds of them are sampled exactly: no row is read where sums say everything
-        of all, as of normal rows with a common scale; and all rows are where batches would be a
-        good part of them. For other models "auto" takes Exact where it has bounds and is expected
-        to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere. ``choice``
-        says which, and why. Asked for, Exact moves effects by themselves where sums suffice, and
-        all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there for comparison.
+        takes Penalty for models with effects and scales of their own, with more noise if rows
+        cost more. Two kinds of them are sampled exactly: no row is read if the likelihood has
+        sufficient statistics, as for normal rows with a common scale; and all rows are if batches
+        would be a good part of them. For other models "auto" takes Exact if it has bounds and is
+        expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere.
+        ``choice`` says which, and why. Asked for, Exact moves effects by themselves if sums
+        suffice, and all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
-        control variate, Laplace where prior and Taylor likelihood together are nearly Gaussian,
+        control variate, Laplace if prior and Taylor likelihood together are nearly Gaussian,
         else SurrogateHamiltonian; without, RandomWalk.
     reference : Reference, optional
         Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
         :func:`find_reference` and hand it to several steps.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference that is subtracted from the row terms, so
-        that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 where the
-        remainder varies less than the log-likelihood at points about the mode, and 0 where it does
-        not, where there is no mode or several are seen, or where the rows read discrete variables.
-        Not every other mode is seen: where you know of one set 0, since moves about one rarely
+        that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 if the
+        remainder varies less than the log-likelihood at points about the mode, and 0 if it does
+        not, if there is no mode or several are seen, or if the rows depend on discrete variables.
+        Not every other mode is seen: if you know of one, set 0, since moves about one rarely
         reach another.
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and most
         tests tune it towards the fewest rows that suffice for nine of ten decisions. If few rows
         decide and are drawn uniformly, it is so large that a batch contains some of them. Austere
         finds it itself.
-    rows : {"auto", "size", "uniform"}, default "auto"
+    row_sampling : {"auto", "size", "uniform"}, default "auto"
         How the rows of a batch are drawn. "size": with replacement, in proportion to how far the
         term of each row varies over the posterior, which one pass about the reference point finds,
         so that the few rows that matter most (a rare category, an outlying predictor) are seen.
-        "uniform": without replacement, as in the papers. "auto" draws by size where there is a
+        "uniform": without replacement, as in the papers. "auto" draws by size if there is a
         reference point and that takes clearly fewer rows. Austere and SubLhd draw uniformly. Either
         way, a few rows so extreme that no expansion describes them (a predictor of 10⁵ among
         standard normals) are read at every decision; ``choice`` says how many.
@@ -255,15 +255,15 @@ class MinibatchMH(TallStep):
         Bytes of rows that may be copied to this machine. Of stores with more (Dask, Parquet, zarr)
         only rows that were drawn by size are, as many as are needed: Exact takes each of them once,
         and gathers others when they run out; other tests use them again and again, and their
-        ``test_error`` has the error that comes with it. Steps that need all rows copy them: where
+        ``test_error`` has the error that comes with it. Steps that need all rows copy them: if
         rows are drawn uniformly or there is no control variate.
     steps_per_draw : int or "auto", default "auto"
         Transitions for each draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
-        one where a transition reads many rows. Of a model with effects a transition moves all of
-        them; "auto" takes one while tuning and two afterwards, or four where PyMC evaluates all
-        rows, 200,000 or more, at each draw for a Deterministic, but one where a transition is
-        costly. Where draws of tuning are correlated for long, as on a ridge that only the prior
+        one if a transition reads many rows. Of a model with effects a transition moves all of
+        them; "auto" takes one while tuning and two afterwards, or four if PyMC evaluates all
+        rows, 200,000 or more, at each draw for a Deterministic, but one if a transition is
+        costly. If draws of tuning are correlated for long, as on a ridge that only the prior
         bounds, it takes more after tuning, again at most 50, as long as that takes a minute or two.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, when set-up is
@@ -285,7 +285,7 @@ class MinibatchMH(TallStep):
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Attributes
     ----------
@@ -339,6 +339,7 @@ class MinibatchMH(TallStep):
     """
 
     name = "minibatch_mh"
+    renamed = {"rows": "row_sampling"}  # noqa: RUF012 - of the class, never changed
     stats_dtypes_shapes = dtypes_shapes("MinibatchMH")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -358,7 +359,7 @@ class MinibatchMH(TallStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        rows: RowChoice = "auto",
+        row_sampling: RowChoice = "auto",
         temperature: float = 1.0,
         rows_in_memory: float = ROWS_IN_MEMORY,
         steps_per_draw: int | Literal["auto"] = "auto",
@@ -377,12 +378,14 @@ class MinibatchMH(TallStep):
         moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
         if fallback not in ("nuts", None):
             raise ValueError(f"fallback must be 'nuts' or None; got {fallback!r}.")
-        if rows not in ("auto", "size", "uniform"):
-            raise ValueError(f"rows must be 'auto', 'size' or 'uniform'; got {rows!r}.")
+        if row_sampling not in ("auto", "size", "uniform"):
+            raise ValueError(
+                f"row_sampling must be 'auto', 'size' or 'uniform'; got {row_sampling!r}."
+            )
         self.temperature = checked_temperature(temperature)
         check_control_variate(reference, control_variate)
         by_size = test is None or test.draws_by_size
-        may_stay = by_size and rows != "uniform" and control_variate != 0
+        may_stay = by_size and row_sampling != "uniform" and control_variate != 0
         super().__init__(
             vars,
             data,
@@ -412,7 +415,7 @@ class MinibatchMH(TallStep):
             and not self.tall.is_bound
             and self.tall.partitions is None
         )
-        asked = Asked(is_open, moves, reference, control_variate, rows)
+        asked = Asked(is_open, moves, reference, control_variate, row_sampling)
         self.claims = Claims()
         while True:
             self._set_up(asked)
@@ -514,7 +517,7 @@ class MinibatchMH(TallStep):
     def _latent_sampler(
         self, is_open: bool, rows: RowChoice, *, effects: bool = True
     ) -> LatentSampler | None:
-        """Set up the moves of effects and their scales; None where the model has none.
+        """Set up the moves of effects and their scales; None if the model has none.
 
         Or, without `effects`, those about several modes.
         """
@@ -915,7 +918,7 @@ class MinibatchMH(TallStep):
         return with_id(
             "PMB203",
             f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
-            "chain is, as beside a wall, or where kinks of the prior tie many parameters. Draws "
+            "chain is, as beside a wall, or if kinks of the prior tie many parameters. Draws "
             "that repeat are not those of the posterior. Use NUTS, or make the prior smooth.",
         )
 
@@ -1051,7 +1054,7 @@ class MinibatchMH(TallStep):
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
     ) -> None:
-        """Raise where a kernel has stopped at a row, or for want of rows.
+        """Raise if a kernel has stopped at a row, or for want of rows.
 
         `numbers` are those of the rows that it reads, if they are not all rows.
         """
@@ -1341,7 +1344,7 @@ def _warn_of_modes(sampler: ModeSampler) -> None:
     warn(
         "PMB107",
         f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
-        "about all of them and jump between them; where R-hat says that they do not mix, there are "
+        "about all of them and jump between them; if R-hat says that they do not mix, there are "
         "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
     )
 

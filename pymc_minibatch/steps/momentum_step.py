@@ -67,6 +67,7 @@ class MomentumStep(GradientStep):
     learns = ("tuned",)
     tuned: MomentumState
     climbs = True
+    default_steps = 20
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class MomentumStep(GradientStep):
         reference: Reference | None,
         control_variate: Literal["auto", 0, 1, 2],
         batch_size: int | None,
-        steps_per_draw: int,
+        steps_per_draw: int | Literal["auto"],
         model: Model | None,
         rng: RandomGenerator,
     ) -> None:
@@ -196,7 +197,7 @@ class MomentumStep(GradientStep):
     def _default_size(self, flat: np.ndarray, noises: np.ndarray) -> float:
         """Return the ε at which the noisiest direction has the default share of batch noise.
 
-        Where rows are fitted without error there is no noise, and the curvature is the limit.
+        If rows are fitted without error there is no noise, and the curvature is the limit.
         """
         stable = LONGEST / max(self._largest_curvature(flat), 1.0)
         return min(stable, self._longest(largest_variance(noises)))
@@ -234,7 +235,7 @@ class MomentumStep(GradientStep):
         return stats
 
     def _transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
-        """Where a chain diverges while it tunes, climb from where it was, and take shorter steps.
+        """If a chain diverges while it tunes, climb from where it was, and take shorter steps.
 
         Away from a mode the density can bend far more sharply than where the scale was found.
         """

@@ -67,7 +67,7 @@ class SGFS(GradientStep):
     variant : {"full", "diagonal", "low rank"}, default "full"
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
         tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
-        the batch unmatched where parameters are correlated; or a diagonal and `rank` directions in
+        the batch unmatched if parameters are correlated; or a diagonal and `rank` directions in
         which it is largest, for thousands of parameters: no array has D² entries.
     rank : int, default 20
         Directions of the variant "low rank".
@@ -77,7 +77,7 @@ class SGFS(GradientStep):
         the draws are those of the normal approximation; with a large α they come from the
         posterior, slowly. With a control variate at least 0.5. The default is 1 without a control
         variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
-        1 for a normal posterior, more where the density is more curved than at the mode.
+        1 for a normal posterior, more if the density is more curved than at the mode.
     B : array_like of shape (D, D), optional
         Covariance of the added noise before the factor α², in the units of the gradient; γN times
         the estimated Fisher information if not given. With a control variate α² B must be at least
@@ -91,14 +91,14 @@ class SGFS(GradientStep):
         the paper) that takes (1 + α²) N/2n steps, about a pass over the data.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 1
-        Steps for each draw that is kept. Many cost little more than one, since they run in one
-        compiled call.
+    steps_per_draw : int or "auto", default "auto"
+        Steps for each draw that is kept; one with "auto". Many cost little more than one, since
+        they run in one compiled call.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Raises
     ------
@@ -164,7 +164,7 @@ class SGFS(GradientStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:

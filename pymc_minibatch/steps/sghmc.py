@@ -51,13 +51,13 @@ class SGHMC(MomentumStep):
         rows; see :class:`MinibatchMH`. None without a reference, unless you ask for it.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 20
-        Steps for each draw that is kept.
+    steps_per_draw : int or "auto", default "auto"
+        Steps for each draw that is kept; 20 with "auto".
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class SGHMC(MomentumStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 20,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:

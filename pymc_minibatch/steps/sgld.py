@@ -60,13 +60,13 @@ class SGLD(GradientStep):
         ε, a positive number; or one that falls with the number t of steps so far (those of tuning
         included) as a (b + t)^(−gamma), which is ``a * b ** -gamma`` with the schedule
         ``Polynomial(b, gamma)``. The default is the constant that makes variances too large by
-        about 10 %, where the posterior is nearly Gaussian.
+        about 10 %, if the posterior is nearly Gaussian.
     schedule : Polynomial or Cyclical, optional
         How ε changes from step to step; constant if not given.
-    preconditioner : {"reference", "fisher", "diagonal", "identity", "rmsprop"} or array_like
-        M, which is fixed: the covariance at the reference (the default), the inverse of the
-        empirical Fisher information at the reference and the prior's curvature, the inverse of its
-        diagonal, the identity, or a matrix of shape (D, D). With "rmsprop" it is diagonal, and
+    preconditioner : {"auto", "reference", "fisher", "diagonal", "identity", "rmsprop"}
+        or array_like. M, which is fixed: the covariance at the reference ("auto"), the inverse of
+        the empirical Fisher information at the reference and the prior's curvature, the inverse of
+        its diagonal, the identity, or a matrix of shape (D, D). With "rmsprop" it is diagonal, and
         learned while the chain tunes from the squares of gradients (pSGLD): it needs no reference,
         but a step_size.
     reference : Reference, optional
@@ -77,14 +77,14 @@ class SGLD(GradientStep):
         independent draw, without it 10 N/n.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 1
-        Steps for each draw that is kept. Many cost little more than one, since they run in one
-        compiled call.
+    steps_per_draw : int or "auto", default "auto"
+        Steps for each draw that is kept; one with "auto". Many cost little more than one, since
+        they run in one compiled call.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class SGLD(GradientStep):
 
     Notes
     -----
-    A step that is too long need not diverge: where the gradient of a row is bounded, as in logistic
+    A step that is too long need not diverge: if the gradient of a row is bounded, as in logistic
     regression, the chain stays finite and its draws are far too wide.
 
     Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
@@ -145,15 +145,17 @@ class SGLD(GradientStep):
         data: Any = None,
         step_size: float | tuple[float, float, float] | None = None,
         schedule: Schedule | None = None,
-        preconditioner: Any = "reference",
+        preconditioner: Any = "auto",
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:
         size, self.schedule = _checked_schedule(step_size, schedule)
+        if isinstance(preconditioner, str) and preconditioner == "auto":
+            preconditioner = "reference"
         if isinstance(preconditioner, str) and preconditioner not in PRECONDITIONERS:
             raise ValueError(
                 f"preconditioner must be one of {PRECONDITIONERS} or a matrix; got "
@@ -223,7 +225,7 @@ class SGLD(GradientStep):
         try:
             if self.climbs:
                 raise NoReferenceError(self._why_no_mode())
-            return ControlVariate(find_reference(tall=self.tall), 0, 1.0)
+            return ControlVariate(find_reference(data=self.tall), 0, 1.0)
         except NoReferenceError as error:
             raise NoReferenceError(
                 f"{error}. Without a reference point, give SGLD a step_size and "

@@ -47,13 +47,13 @@ class SGNHT(MomentumStep):
         rows; see :class:`MinibatchMH`. None without a reference, unless you ask for it.
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
-    steps_per_draw : int, default 20
-        Steps for each draw that is kept.
+    steps_per_draw : int or "auto", default "auto"
+        Steps for each draw that is kept; 20 with "auto".
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
     rng : seed or numpy.random.Generator, optional
-        Used where the step is run by hand; ``pm.sample`` gives each chain its own.
+        Used if the step is run by hand; ``pm.sample`` gives each chain its own.
 
     Raises
     ------
@@ -83,7 +83,7 @@ class SGNHT(MomentumStep):
     shorter steps, as one of :class:`SGHMC` does. The thermostat goes on for as long as the chain
     does.
 
-    One thermostat holds the mean temperature over all directions. Where the batch is noisier in
+    One thermostat holds the mean temperature over all directions. If the batch is noisier in
     some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
     the noise nearly the same in all.
 
@@ -121,7 +121,7 @@ class SGNHT(MomentumStep):
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
-        steps_per_draw: int = 20,
+        steps_per_draw: int | Literal["auto"] = "auto",
         model: Model | None = None,
         rng: RandomGenerator = None,
     ) -> None:

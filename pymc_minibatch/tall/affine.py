@@ -119,7 +119,7 @@ class Affine:
         return Affine(shape, offset, tuple(_weighted(s, factor) for s in self.summands))
 
     def times(self, other: "Affine", shape: Lengths) -> "Affine | None":
-        """Multiply; None where the product is not affine in products of bases."""
+        """Multiply; None if the product is not affine in products of bases."""
         if not self.summands:
             return other.scaled(self.offset, shape)
         if not other.summands:

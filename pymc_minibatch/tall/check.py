@@ -118,7 +118,7 @@ class FullGraph:
         """Find a few points near the start where most rows are finite; return points and rows.
 
         The start itself is one of them; at the others no parameter keeps its value, which may be a
-        zero that hides what the parameter multiplies. Where predictors have raw scales, hundreds of
+        zero that hides what the parameter multiplies. If predictors have raw scales, hundreds of
         thousands say, coefficients stay nearer than other parameters. Points that the model makes
         impossible, such as those with a negative mean, are replaced by others.
         """
@@ -140,7 +140,7 @@ class FullGraph:
     def where_possible(
         self, point: np.ndarray, arrays: Sequence[np.ndarray | MadeUp]
     ) -> np.ndarray | None:
-        """Evaluate all rows; None where the model makes the point impossible."""
+        """Evaluate all rows; None if the model makes the point impossible."""
         try:
             return self(point, arrays)
         except FAILURES:
@@ -198,7 +198,7 @@ class SplitCheck:
     arrays
         The data, as the full graph takes them.
     axes
-        For each array the axis along which the rows lie; None where it holds none.
+        For each array the axis along which the rows lie; None if it holds none.
     rng
         Chooses rows and makes data up.
     """

@@ -165,7 +165,7 @@ class RowGraph:
     def cut(self) -> Cut:
         """Find the cut with the fewest local inputs.
 
-        The highest cut goes through the largest affine arrays. Where several of these are made of
+        The highest cut goes through the largest affine arrays. If several of these are made of
         the same parts, as ``(cut_1 - eta) / sigma`` and ``(cut_2 - eta) / sigma`` are, the parts
         are fewer; so arrays are opened, all at a time and one by one.
         """

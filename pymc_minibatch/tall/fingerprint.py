@@ -158,7 +158,7 @@ class MadeOf:
     Attributes
     ----------
     n_rows, rows_checksum
-        Of the rows; the checksum is 0 where it is not known.
+        Of the rows; the checksum is 0 if it is not known.
     model
         The rest of the model.
     sources

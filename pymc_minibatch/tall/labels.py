@@ -78,7 +78,7 @@ def check_row_labels(
 
 
 def _row_index(source: Any, axis: int) -> Any:
-    """Return the labels of the rows, a pandas Index; None where there are none in memory."""
+    """Return the labels of the rows, a pandas Index; None if there are none in memory."""
     if hasattr(source, "dask") or hasattr(source, "to_delayed"):
         return None
     if hasattr(source, "indexes") and hasattr(source, "dims"):  # xarray

@@ -259,7 +259,7 @@ class TallModel:
 
     @property
     def structure(self) -> RowStructure | None:
-        """How rows depend on the parameters, by few affine numbers; None where they do not.
+        """How rows depend on the parameters, by few affine numbers; None if they do not.
 
         Found when it is first asked for; :attr:`structure_refusal` says why there is none.
         """
@@ -310,7 +310,7 @@ class TallModel:
     def random_rows(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draw row numbers for a trial, with replacement.
 
-        Where rows are in partitions they come from a sample that is gathered once.
+        If rows are in partitions, they come from a sample that is gathered once.
         """
         if self.partitions is not None:
             return self.partitions.random_rows(rng, size)
@@ -351,7 +351,7 @@ class TallModel:
 
     @property
     def cut(self) -> int:
-        """How the rows are cut into partitions, as a number; 0 where they are not.
+        """How the rows are cut into partitions, as a number; 0 if they are not.
 
         Rows that are cut in another way have another checksum.
         """
@@ -359,7 +359,7 @@ class TallModel:
 
     @property
     def rows_checksum(self) -> int:
-        """What runs record of the rows: checksum and cut; 0 where no pass over parts was made."""
+        """What runs record of the rows: checksum and cut; 0 if no pass over parts was made."""
         is_known = self.partitions is None or "part_checksums" in self.__dict__
         return (self.cut << 32) + self.checksum if is_known else 0
 
@@ -419,7 +419,7 @@ class TallModel:
         return self.prior_logp(point) + float(total)
 
     def trial_logp(self, point: Mapping[str, np.ndarray]) -> float:
-        """Log-density of the model for a trial: where rows are in partitions, from a sample."""
+        """Log-density of the model for a trial: if rows are in partitions, from a sample."""
         if self.partitions is None:
             return self.logp(point)
         rows = self.partitions.kept_rows()
@@ -429,7 +429,7 @@ class TallModel:
     def trials(self) -> Iterator[tuple[list[np.ndarray], tuple[np.ndarray, ...]]]:
         """Yield small batches, and the points at which functions of their rows are compared.
 
-        There are none where this model was handed over by another process.
+        There are none if this model was handed over by another process.
         """
         if self._check is not None:
             for rows in self._check.batches:
@@ -463,7 +463,7 @@ class TallModel:
     def check_start(self, point: Mapping[str, np.ndarray]) -> None:
         """Refuse a point where the log-density of the model is not finite; reads every row.
 
-        Where rows are in partitions it reads those of a sample that is kept in memory.
+        If rows are in partitions, it reads those of a sample that is kept in memory.
 
         Raises
         ------
@@ -880,3 +880,23 @@ def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
         values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
         row_inputs[name] = make_input(name, leaf, axis, values)
     return row_inputs
+
+
+def split(model: Model | None, data: Any = None, **options: Any) -> TallModel:
+    """Split a model, or take the split that was passed as its data.
+
+    Raises
+    ------
+    TypeError
+        If there is no model.
+    ValueError
+        If the split is of another model.
+    """
+    if not isinstance(data, TallModel):
+        return TallModel(model, data=data, **options)
+    if model is not None and data.model is not model:
+        raise ValueError(
+            "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
+            "same model, or the data themselves."
+        )
+    return data

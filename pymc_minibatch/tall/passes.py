@@ -1,6 +1,6 @@
 """Passes over all rows: in chunks, on all cores, with a progress bar where they take long.
 
-Where rows lie in partitions a pass is a job of Dask: each partition is cut into chunks where it is.
+If rows lie in partitions a pass is a job of Dask: each partition is cut into chunks where it is.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ def over_chunks[T](
     ----------
     function
         Takes a chunk of each array, writable and contiguous. It runs in threads, so what it calls
-        should let go of the interpreter's lock; functions of `compile_numba` do. Where rows lie in
+        should let go of the interpreter's lock; functions of `compile_numba` do. If rows lie in
         partitions it is pickled for workers, with the least that it needs.
     data
         Arrays with rows along the first axis.
@@ -76,7 +76,7 @@ def sum_over_chunks(
 ) -> Sequence[Any]:
     """Add up what a function gives for the chunks, a sequence of numbers or arrays.
 
-    Where rows lie in partitions sums are taken there, and added in a tree.
+    If rows lie in partitions sums are taken there, and added in a tree.
     """
     if not isinstance(data[0], PartitionedArray):
         return reduce(_added, (part for _, part in over_chunks(function, data, title)))

@@ -49,7 +49,7 @@ def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
     """List the potentials with one term for each entry of some data.
 
     What such a potential adds to the sum of its rows, a prior say, is in :attr:`ObservedTerm.rest`.
-    Where other data take the place of the model's own (`is_bound`), their lengths are not known.
+    If other data take the place of the model's own (`is_bound`), their lengths are not known.
     """
     if not model.potentials:
         return []

@@ -62,7 +62,7 @@ class Predictive:
     inputs
         The data that are read, with rows along the first axis.
     observed
-        What was observed in these rows; None where that is not known.
+        What was observed in these rows; None if that is not known.
 
     Raises
     ------

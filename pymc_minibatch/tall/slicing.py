@@ -114,7 +114,7 @@ def batch_input(leaf: Variable, axis: int, dtype: np.dtype | None) -> TensorVari
 def _rebuild(
     node: Apply, inputs: list[Variable], n_rows: int, n_batch: TensorVariable
 ) -> Sequence[Variable] | None:
-    """Rebuild one node on its replaced inputs; None where nothing changes."""
+    """Rebuild one node on its replaced inputs; None if nothing changes."""
     if isinstance(node.op, SpecifyShape):
         # Its check is slow to compile and was made on the whole graph. A length of 1 is more than a
         # check: it lets the axis broadcast.

@@ -218,7 +218,7 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
         values.rechunk({0: rows} | dict.fromkeys(range(1, values.ndim), -1))
         for values in arrays.values()
     ]
-    # Where results are held on a cluster, optimisation leaves out the references to them.
+    # If results are held on a cluster, optimisation leaves out the references to them.
     blocks = [values.to_delayed(optimize_graph=False).ravel() for values in aligned]
     parts = [
         Part(f"partition {i} of {', '.join(arrays)}", load, n)
@@ -312,7 +312,7 @@ _copies: dict[str, weakref.ref[np.memmap]] = {}
 def _copied_to_file(name: str, source: Any) -> np.ndarray:
     """Copy a chunked store to a memory map, one row of its chunks at a time.
 
-    Where there is a copy of the same rows, made for another step, it is shared.
+    If there is a copy of the same rows, made for another step, it is shared.
     """
     stored = getattr(source, "chunks", None)
     first = stored[0] if stored else None
@@ -363,7 +363,7 @@ def _holds(known: np.ndarray, source: Any, step: int) -> bool:
 def chunks(array: np.ndarray, step: int = 0, description: str | None = None) -> Iterator[slice]:
     """Cut an array along its first axis into slices of about `CHUNK_BYTES`, or of `step` rows.
 
-    Where there are many a progress bar is shown.
+    If there are many a progress bar is shown.
     """
     row_bytes = max(1, array.nbytes // max(1, len(array)))
     step = step or max(1, CHUNK_BYTES // row_bytes)

@@ -265,7 +265,7 @@ class RowArrays:
 
 
 def find_structure(tall: "TallModel") -> RowStructure | None:
-    """Find how rows depend on the parameters; None where they do not through few affine numbers."""
+    """Find how rows depend on the parameters; None if they do not through few affine numbers."""
     try:
         return structure_of(tall)
     except NoStructureError:
@@ -470,7 +470,7 @@ def _check_indices(tall: "TallModel", structure: RowStructure) -> None:
     ends = pt.stack([end for index in graphs for end in (index.min(), index.max())])
     read = set(ancestors([ends]))
     batch = [b for b in structure.batch if b in read]
-    # Where rows are in partitions nothing is read by way of the structure: a sample will do.
+    # If rows are in partitions nothing is read by way of the structure: a sample will do.
     rows = tall.data if tall.partitions is None else tall.batch(tall.partitions.kept_rows())
     data = [v for b, v in zip(structure.batch, rows, strict=True) if b in read]
     evaluate, lock = compile_python(batch, [ends]), Lock()

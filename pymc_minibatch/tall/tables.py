@@ -51,7 +51,7 @@ class Columns:
     columns : mapping of str to str or list of str, optional
         For each variable of the model with rows, by name, its column, or its columns in order, by
         their names, which may be numbers. A variable that is not named has the column of its own
-        name, or, where the model gives its second axis labels, the columns of these names.
+        name, or, if the model gives its second axis labels, the columns of these names.
 
     Examples
     --------
@@ -279,7 +279,7 @@ class Block:
 def loads_of(delayed: Sequence[Sequence[Any]]) -> list[Any]:
     """Return what loads each part, given the blocks of each source as Delayed objects.
 
-    Where a cluster holds what a block is made of it must be a task of that cluster: a Delayed.
+    If a cluster holds what a block is made of it must be a task of that cluster: a Delayed.
     """
     from dask.delayed import delayed as lazily
     from dask.optimization import cull

@@ -41,8 +41,9 @@ def announce_copy(n_bytes: float) -> None:
         warn(
             "PMB501",
             f"{n_bytes / 1e9:,.1f} GB of rows are copied to temporary files in {_folder().parent}: "
-            "FlyMC, steps by gradients, multilevel_sgld, rows='uniform' and control_variate=0 read "
-            "any row at any time. MinibatchMH leaves rows in partitions otherwise.",
+            "FlyMC, steps by gradients, multilevel_sgld, row_sampling='uniform' and "
+            "control_variate=0 read any row at any time. MinibatchMH leaves rows in partitions "
+            "otherwise.",
         )
 
 

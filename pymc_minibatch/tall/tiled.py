@@ -42,7 +42,7 @@ class TiledGraph:
     output
         What is computed.
     axes
-        For each array the axis along which it is cut into tiles; None where it is not. All have the
+        For each array the axis along which it is cut into tiles; None if it is not. All have the
         same length along it.
     build
         What makes a function of inputs and outputs, that returns a list.
@@ -151,7 +151,7 @@ def _read_by_others(output: Variable, along: Mapping[Variable, int]) -> list[Var
 def _row_axis(node: Apply, along: Mapping[Variable, int]) -> int | None:
     """Return the axis of the outputs on which each row is made of its row of the inputs alone.
 
-    None where that is not known. Inputs without rows are the same for all of them.
+    None if that is not known. Inputs without rows are the same for all of them.
     """
     rules = (rule for op, rule in RULES.items() if isinstance(node.op, op))
     return next((rule(node, along) for rule in rules), None)

@@ -48,7 +48,7 @@ JITTER = 0.2
 """Times vary by this share, so that no orbit closes."""
 
 MOST_STEPS = 64
-"""Where steps must be short, a trajectory ends after so many of them."""
+"""If steps must be short, a trajectory ends after so many of them."""
 
 
 def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:

@@ -55,7 +55,7 @@ def in_partitions(model, rows):
 @pytest.fixture(scope="module")
 def old(model, rows):
     first = {name: values[: N_OLD * PART_ROWS] for name, values in rows.items()}
-    return pmb.find_reference(tall=in_partitions(model, first))
+    return pmb.find_reference(data=in_partitions(model, first))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def jobs(monkeypatch):
 
 def test_only_new_partitions_are_read(model, rows, old, grown, fresh, jobs, tmp_path):
     old.save(tmp_path / "old")
-    found = pmb.find_reference(tall=grown, start=pmb.Reference.load(tmp_path / "old"))
+    found = pmb.find_reference(data=grown, start=pmb.Reference.load(tmp_path / "old"))
     assert {title for title, _ in jobs} == {
         "Adding rows to the reference",
         "Taking a checksum",
@@ -109,7 +109,7 @@ def test_only_new_partitions_are_read(model, rows, old, grown, fresh, jobs, tmp_
 
 def test_chains_about_a_reference_with_added_rows(model, old, grown, fresh):
     """Moves are about the new mode, though the expansion stays about the old one."""
-    found = pmb.find_reference(tall=grown, start=old)
+    found = pmb.find_reference(data=grown, start=old)
     sd = np.sqrt(np.diag(fresh.covariance))
     assert np.abs((old.flat - fresh.flat) / sd).max() > 0.2
     control = ControlVariate(found, 2, 1.0)
@@ -137,8 +137,8 @@ def test_steps_that_need_all_rows_copy_those_of_a_split(model, grown, rows):
 def test_rows_may_be_added_again_and_again(model, rows, old, grown):
     more = {name: np.concatenate([values, values[:500]]) for name, values in rows.items()}
     last = in_partitions(model, more)
-    twice = pmb.find_reference(tall=last, start=pmb.find_reference(tall=grown, start=old))
-    once = pmb.find_reference(tall=last, start=old)
+    twice = pmb.find_reference(data=last, start=pmb.find_reference(data=grown, start=old))
+    once = pmb.find_reference(data=last, start=old)
     np.testing.assert_allclose(twice.hessian, once.hessian, rtol=1e-12)
     np.testing.assert_allclose(twice.center, once.center, rtol=1e-10)
     assert twice.checksum == once.checksum
@@ -172,7 +172,7 @@ def elsewhere(rows):
 def test_when_all_rows_are_read(model, rows, old, caplog, change, message):
     changed = change(rows)
     with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
-        found = pmb.find_reference(tall=in_partitions(model, changed), start=old)
+        found = pmb.find_reference(data=in_partitions(model, changed), start=old)
     assert caplog.messages[0].startswith("All rows are read to find the posterior mode: ")
     assert re.search(message, caplog.messages[0])
     assert found.passes > 2

@@ -39,7 +39,7 @@ def test_the_verdict_is_in_the_attributes(idata):
 def test_other_functions_read_it(model, idata):
     assert np.isfinite(pmb.loo(idata, model=model).elpd)
     assert pmb.predict(idata, model=model, random_seed=2)
-    pmb.compare({"approximate": idata, "again": idata}, reference="again")
+    pmb.compare({"approximate": idata, "again": idata}, baseline="again")
 
 
 def test_the_check_does_not_depend_on_the_number_of_draws(model, idata):
@@ -122,7 +122,7 @@ def test_a_step_takes_over_the_set_up(model, idata, monkeypatch):
             20, tune=20, chains=2, cores=1, step=step, progressbar=False, random_seed=1
         )
         with pytest.raises(ValueError, match="leave out rows"):
-            pmb.MinibatchMH(start=idata, rows="uniform")
+            pmb.MinibatchMH(start=idata, row_sampling="uniform")
     assert chains.posterior.sizes["draw"] == 20
     with pytest.raises(ValueError, match="another model"):
         pmb.MinibatchMH(start=idata, model=logistic_model())

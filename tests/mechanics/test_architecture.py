@@ -22,7 +22,7 @@ FLOORS = [
 ]
 """The rooms from the ground up; one may use those below and, on the third floor, none beside it."""
 
-ANYWHERE = {"arguments", "messages", "warn"}
+ANYWHERE = {"arguments", "messages", "renamed", "warn"}
 
 
 def imported_rooms(path):

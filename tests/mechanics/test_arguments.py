@@ -36,13 +36,12 @@ def model():
         ("MinibatchMH", {"steps_per_draw": 10**30}, "steps_per_draw .* at most 1,000,000,000; got"),
         ("FlyMC", {"theta_updates": 10**30}, "theta_updates must .* at most"),
         ("SGLD", {"batch_size": 10**30}, "batch_size must .* at most"),
-        ("FlyMC", {"kernel": ["slice"]}, "kernel must be one of"),
+        ("FlyMC", {"proposal": ["slice"]}, "proposal must be one of"),
         ("FlyMC", {"q": "small"}, "q must be over 0 and below 1; got 'small'"),
         ("MinibatchMH", {"vars": ["mu", "mu"]}, "vars names mu twice"),
         ("MinibatchMH", {"vars": ["sigma", "sigma_log__"]}, "vars names sigma_log__ twice"),
         ("MinibatchMH", {"model": "mine"}, "model must be a Model; got 'mine'"),
         ("TallModel", {"model": 3}, "model must be a Model; got 3"),
-        ("find_reference", {"tall": "mine"}, "tall must be a TallModel; got 'mine'"),
         ("find_reference", {"temperature": -1.0}, "temperature must be a positive, finite number"),
         ("find_reference", {"temperature": "hot"}, "temperature must be a positive, finite number"),
     ],
@@ -70,9 +69,9 @@ def test_what_is_no_result(model, thing):
     with pytest.raises(TypeError, match="idata must be what"):
         pmb.ksd(thing, model)
     with pytest.raises(TypeError, match="run 'mine' must be what"):
-        pmb.compare({"mine": thing}, reference="mine")
+        pmb.compare({"mine": thing}, baseline="mine")
     with pytest.raises(TypeError, match="runs must be a dict of results by name"):
-        pmb.compare(thing if not isinstance(thing, dict) else [thing], reference="mine")
+        pmb.compare(thing if not isinstance(thing, dict) else [thing], baseline="mine")
 
 
 @pytest.mark.parametrize(

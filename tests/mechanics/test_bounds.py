@@ -187,7 +187,7 @@ def test_climb_ends_near_the_mode(build):
     bound = BOUNDS[likelihood.family]
     target = CollapsedTarget(tall, likelihood, bound, active, tuned=True)
     found = climb(target, tall.layout.flatten(tall.model.initial_point()))
-    reference = pmb.find_reference(tall=tall)
+    reference = pmb.find_reference(data=tall)
     distance = (found - reference.flat) / np.sqrt(np.diag(reference.covariance))
     assert abs(distance).max() < 0.3
 

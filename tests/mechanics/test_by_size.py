@@ -154,7 +154,7 @@ def rare_category(n_rare=15, n_rows=20_000):
 @pytest.fixture(scope="module")
 def rare():
     tall = pmb.TallModel(rare_category())
-    return tall, pmb.find_reference(tall=tall)
+    return tall, pmb.find_reference(data=tall)
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -179,7 +179,7 @@ def test_an_extreme_row_is_large():
             y = rng.random(x.size) < 1 / (1 + np.exp(-np.clip(0.04 * x, -30, 30)))
             pm.Bernoulli("y", logit_p=eta, observed=y.astype(int))
         tall = pmb.TallModel(model)
-        sizes, _ = row_sizes(tall, ControlVariate(pmb.find_reference(tall=tall), 2, 1.0))
+        sizes, _ = row_sizes(tall, ControlVariate(pmb.find_reference(data=tall), 2, 1.0))
         assert sizes[7] > 3 * np.delete(sizes, 7).max()
 
 
@@ -202,7 +202,7 @@ def test_rows_that_may_be_impossible_are_not_rare_ones():
     with pm.Model() as model:
         pm.Uniform("y", pm.Normal("lower", -20, 1), 0, observed=np.linspace(-18.5, 0, 20))
     tall = pmb.TallModel(model)
-    sizes, unevenness = row_sizes(tall, ControlVariate(pmb.find_reference(tall=tall), 0, 1.0))
+    sizes, unevenness = row_sizes(tall, ControlVariate(pmb.find_reference(data=tall), 0, 1.0))
     assert np.isfinite(sizes).all()
     assert not np.isfinite(unevenness.uniform)
     step = pmb.MinibatchMH(model=model)
@@ -214,7 +214,7 @@ def test_equal_rows_are_drawn_uniformly():
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.zeros(1000))
     assert pmb.MinibatchMH(model=model).rows == "uniform"
-    assert pmb.MinibatchMH(model=model, rows="size").row_sizes is not None
+    assert pmb.MinibatchMH(model=model, row_sampling="size").row_sizes is not None
 
 
 # --- The step ---------------------------------------------------------------------------------

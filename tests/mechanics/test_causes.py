@@ -84,9 +84,9 @@ def test_a_start_for_the_search():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The posterior seems to have several modes")
         for sign in (-1.0, 1.0):
-            reference = pmb.find_reference(tall=tall, start={"mu": 1.9 * sign})
+            reference = pmb.find_reference(data=tall, start={"mu": 1.9 * sign})
             assert abs(reference.flat[0] - 2 * sign) < 0.1
-            assert pmb.find_reference(tall=tall, start=reference).flat[0] * sign > 1.9
+            assert pmb.find_reference(data=tall, start=reference).flat[0] * sign > 1.9
     for start, kind, message in (
         ({"nu": 1.0}, ValueError, r"start names nu, which is not .*\['mu'\]"),
         ({"mu": [1.0, 2.0]}, ValueError, r"mu has shape \(2,\) in start, and \(\) in the model"),
@@ -94,10 +94,10 @@ def test_a_start_for_the_search():
         ("mode", TypeError, "start must be a dict of values by name, or a Reference"),
     ):
         with pytest.raises(kind, match=message):
-            pmb.find_reference(tall=tall, start=start)
+            pmb.find_reference(data=tall, start=start)
     other = pmb.TallModel(logistic_model())
     with pytest.raises(ValueError, match="reference is of another model"):
-        pmb.find_reference(tall=other, start=reference)
+        pmb.find_reference(data=other, start=reference)
 
 
 def test_discrete_variables_that_rows_read():

@@ -289,7 +289,7 @@ def test_after_sampling(source, change):
     draws = {"mu": (("chain", "draw"), np.full((1, 4), 0.3))}
     idata = xr.DataTree.from_dict({"posterior": xr.Dataset(draws)})
     try:
-        found = pmb.log_likelihood(idata, tall=tall)["y"]
+        found = pmb.log_likelihood(idata, data=tall)["y"]
         np.testing.assert_allclose(found[0, 0], norm.logpdf(ROWS, 0.3), rtol=1e-6)
     except REFUSALS as error:
         refused = str(error)

@@ -34,7 +34,7 @@ def two_walls(n_rows=N):
 @pytest.fixture(scope="module")
 def walls():
     tall = pmb.TallModel(two_walls())
-    return tall, pmb.find_reference(tall=tall, temperature=T)
+    return tall, pmb.find_reference(data=tall, temperature=T)
 
 
 @pytest.fixture(scope="module")

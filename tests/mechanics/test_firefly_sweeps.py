@@ -156,7 +156,7 @@ def centred() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"kernel": "metropolis"},
+        {"proposal": "metropolis"},
         {"theta_updates": 2},
         {"z_update": "explicit"},
         {"tune_bounds": False},

@@ -92,7 +92,7 @@ def test_processes_make_the_same_draws(model, result):
 def test_n_likelihood_counts_rows_at_points(model, reference):
     """An explicit update of z reads the rows it picks, and Metropolis the bright rows once."""
     options = {"z_update": "explicit", "fraction": 0.1, "theta_updates": 3}
-    step = new_step(model, reference=reference, kernel="metropolis", tune_bounds=False, **options)
+    step = new_step(model, reference=reference, proposal="metropolis", tune_bounds=False, **options)
     _, stats = run(step, model.initial_point(), 0, 20)
     for i, stat in enumerate(stats):
         whole_pass = N_ROWS if i == 0 else 0
@@ -226,7 +226,7 @@ def test_a_draw_that_is_interrupted_leaves_no_trace(model, reference, monkeypatc
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("kernel", {"kernel": "metropolis"}),
+        ("kernel", {"proposal": "metropolis"}),
         ("z_update", {"z_update": "explicit"}),
         ("fixed_q", {"q": 0.01}),
         ("tune_bounds", {"tune_bounds": False}),
@@ -254,7 +254,7 @@ def test_a_violation_in_a_chain_stops_it_and_names_the_row(model, reference):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "gibbs"}, "kernel must be one of 'metropolis'"),
+        ({"proposal": "gibbs"}, "proposal must be one of 'metropolis'"),
         ({"z_update": "both"}, "z_update must be one of 'implicit', 'explicit'"),
         ({"fraction": 0.0}, "fraction must be over 0 and at most 1"),
         ({"q": 1.0}, "q must be over 0 and below 1"),

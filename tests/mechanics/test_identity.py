@@ -169,11 +169,11 @@ REFUSE = {  # what else than rows they refuse
     "log_likelihood": (),
 }
 DRAWN = {
-    "loo": lambda idata, tall: pmb.loo(idata, 50, tall=tall),
-    "ksd": lambda idata, tall: pmb.ksd(idata, tall=tall, control_variate=0),
+    "loo": lambda idata, tall: pmb.loo(idata, 50, data=tall),
+    "ksd": lambda idata, tall: pmb.ksd(idata, data=tall, control_variate=0),
     "audit": draws_of_step,
-    "predict": lambda idata, tall: pmb.predict(idata, tall=tall),
-    "log_likelihood": lambda idata, tall: pmb.log_likelihood(idata, [1], tall=tall),
+    "predict": lambda idata, tall: pmb.predict(idata, data=tall),
+    "log_likelihood": lambda idata, tall: pmb.log_likelihood(idata, [1], data=tall),
 }
 
 

@@ -66,13 +66,13 @@ def expected(model, idata):
 
 
 def test_all_rows_equal_those_of_pymc(tall, idata, expected):
-    found = pmb.log_likelihood(idata, tall=tall)
+    found = pmb.log_likelihood(idata, data=tall)
     xr.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found.y.dims == expected.y.dims
 
 
 def test_some_rows_and_draws(tall, idata, expected):
-    found = pmb.log_likelihood(idata, [7, 3, 7], tall=tall, max_draws=7)
+    found = pmb.log_likelihood(idata, [7, 3, 7], data=tall, max_draws=7)
     some = expected.isel(obs=[7, 3, 7], draw=[0, 5, 10])
     xr.testing.assert_allclose(found, some, rtol=1e-9)
 
@@ -91,7 +91,7 @@ def test_other_data_give_what_a_model_of_them_gives(tmp_path, model, idata):
 
 def test_arviz_takes_it(tall, idata):
     result = idata.copy()
-    result["log_likelihood"] = xr.DataTree(pmb.log_likelihood(idata, range(20), tall=tall))
+    result["log_likelihood"] = xr.DataTree(pmb.log_likelihood(idata, range(20), data=tall))
     assert az.loo(result).n_data_points == 20
 
 
@@ -106,49 +106,47 @@ def marked(idata, **stats):
 def test_a_stand_in_is_refused(model, idata, data):
     result = marked(idata, stand_in=True, n_rows=N_ROWS)
     for function in (pmb.log_likelihood, pmb.loo):
-        with pytest.raises(ValueError, match=r"bound with data=.* Pass the same data=, or tall="):
+        with pytest.raises(ValueError, match=r"bound with data=.* Pass the same data=, or data="):
             function(result, model=model)
     assert pmb.log_likelihood(result, [1], model=model, data=data).y.shape == (2, 15, 1)
 
 
 def test_loo_of_other_rows_is_refused(tall, idata):
     with pytest.raises(ValueError, match=r"read 70 rows and the model has 60"):
-        pmb.loo(marked(idata, n_rows=70), tall=tall)
+        pmb.loo(marked(idata, n_rows=70), data=tall)
 
 
 def test_variables_that_are_not_there(tall, idata):
     lacking = xr.DataTree.from_dict({"posterior": idata.posterior.to_dataset().drop_vars("upper")})
     with pytest.raises(ValueError, match=r"lacks \['upper'\].*Pass the model .*var_names"):
-        pmb.log_likelihood(lacking, tall=tall)
+        pmb.log_likelihood(lacking, data=tall)
 
 
 def test_draws_that_are_not_finite(tall, idata):
     broken = xr.DataTree.from_dict({"posterior": idata.posterior.to_dataset() * np.nan})
     with pytest.raises(ValueError, match="draws that are not finite"):
-        pmb.log_likelihood(broken, tall=tall)
+        pmb.log_likelihood(broken, data=tall)
 
 
 def test_draws_of_another_model(tall, idata):
     posterior = idata.posterior.to_dataset().isel(share_dim_0=slice(0, 2))
     with pytest.raises(ValueError, match=r"share has shape \(2,\) in the posterior and \(3,\)"):
-        pmb.log_likelihood(xr.DataTree.from_dict({"posterior": posterior}), tall=tall)
+        pmb.log_likelihood(xr.DataTree.from_dict({"posterior": posterior}), data=tall)
 
 
 def test_arguments(tall, model, idata):
-    with pytest.raises(ValueError, match="leave out model and data, or tall"):
-        pmb.log_likelihood(idata, tall=tall, model=model)
-    with pytest.raises(TypeError, match="tall must be a TallModel"):
-        pmb.log_likelihood(idata, tall=model)
+    with pm.Model() as other, pytest.raises(ValueError, match="is a TallModel of another model"):
+        pmb.log_likelihood(idata, data=tall, model=other)
     with pytest.raises(ValueError, match="numbers from 0 to 59; there is 60"):
-        pmb.log_likelihood(idata, [60], tall=tall)
+        pmb.log_likelihood(idata, [60], data=tall)
     with pytest.raises(TypeError, match=r"idata must be what pm\.sample returns"):
-        pmb.log_likelihood({}, tall=tall)
+        pmb.log_likelihood({}, data=tall)
 
 
 def test_loo_needs_draws_for_a_tail(tall, idata):
     few = idata.isel(draw=slice(12))
     with pytest.raises(ValueError, match=r"24 draws are too few for leave-one-out.*25 are needed"):
-        pmb.loo(few, tall=tall)
+        pmb.loo(few, data=tall)
 
 
 def test_draws_at_an_end_of_a_variable(tall, idata):
@@ -156,10 +154,10 @@ def test_draws_at_an_end_of_a_variable(tall, idata):
     edge = idata.posterior.to_dataset()
     edge["sigma"][1, 3] = 0.1
     with pytest.raises(ValueError, match="1 draws lie at or beyond an end of what sigma"):
-        pmb.log_likelihood(xr.DataTree.from_dict({"posterior": edge}), tall=tall)
+        pmb.log_likelihood(xr.DataTree.from_dict({"posterior": edge}), data=tall)
 
 
 def test_too_many_numbers_are_refused(monkeypatch, tall, idata):
     monkeypatch.setattr("pymc_minibatch.pointwise.LARGEST_BYTES", 8 * 30 * N_ROWS - 1)
     with pytest.raises(ValueError, match=r"60 rows at 30 draws take .* pmb.loo"):
-        pmb.log_likelihood(idata, tall=tall)
+        pmb.log_likelihood(idata, data=tall)

@@ -472,7 +472,9 @@ def test_warns_of_rare_rows(batch_size, message):
         pm.Bernoulli("y", logit_p=intercept + slope * category, observed=y)
         with pytest.warns(UserWarning, match=message):
             # With an expansion of second order these rows would be read at every decision.
-            step = MinibatchMH(batch_size=batch_size, rows="uniform", control_variate=1, rng=1)
+            step = MinibatchMH(
+                batch_size=batch_size, row_sampling="uniform", control_variate=1, rng=1
+            )
     assert step.least_batch > 1000
     if batch_size is None:
         point = model.initial_point()

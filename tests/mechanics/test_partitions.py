@@ -104,7 +104,7 @@ def test_sums_over_partitions_are_those_over_all_rows(tall, whole, model, expect
     assert tall.logp(point) == pytest.approx(local.logp(point), rel=1e-10)
     rows = np.array([0, N_ROWS - 1, 2499, 2500, 7, 7])
     np.testing.assert_array_equal(tall.row_logp(point, rows), local.row_logp(point, rows))
-    assert_alike(pmb.find_reference(tall=tall), expected)
+    assert_alike(pmb.find_reference(data=tall), expected)
 
 
 def test_blocks_of_other_lengths_are_aligned(model, whole):
@@ -155,7 +155,7 @@ def test_rows_with_kinks_in_partitions():
         model, data={k: da.from_array(v, chunks=9000) for k, v in data.items()}, rows_in_memory=0
     )
     local = pmb.TallModel(model, data=data)
-    expected, found = (pmb.find_reference(tall=t) for t in (local, tall))
+    expected, found = (pmb.find_reference(data=t) for t in (local, tall))
     assert found.has_kinks
     assert found.hessian.item() == 0
     np.testing.assert_allclose(found.curvature, expected.curvature, rtol=0.3)
@@ -230,7 +230,7 @@ class AskedForAModelError(Exception):
     ("make", "stays"),
     [
         (pmb.MinibatchMH, True),
-        (partial(pmb.MinibatchMH, rows="uniform"), False),
+        (partial(pmb.MinibatchMH, row_sampling="uniform"), False),
         (partial(pmb.MinibatchMH, control_variate=0), False),
         (partial(pmb.MinibatchMH, acceptance="austere"), False),
         (pmb.FlyMC, False),
@@ -332,19 +332,19 @@ def draws(expected):
 
 def test_leave_one_out_where_rows_stay(tall, model, whole, draws, monkeypatch):
     local = pmb.loo(draws, tall=pmb.TallModel(model, data=whole), rows=100)
-    found = pmb.loo(draws, tall=tall, rows=100)
+    found = pmb.loo(draws, data=tall, rows=100)
     assert found.elpd == pytest.approx(local.elpd, rel=1e-9)
     assert found.se == pytest.approx(local.se, rel=1e-6)
     monkeypatch.setattr(import_module("pymc_minibatch.loo"), "LARGEST_BYTES", 1e5)
     with pytest.raises(ValueError, match=r"stay in partitions.*0\.0 GB here.*log_likelihood"):
-        pmb.loo(draws, tall=tall)
+        pmb.loo(draws, data=tall)
 
 
 def test_predictions_are_made_on_this_machine(tall, draws, whole):
-    with pytest.raises(ValueError, match=r"stay in partitions.*new_rows, or tall=tall\.copied"):
-        pmb.predict(draws, tall=tall)
+    with pytest.raises(ValueError, match=r"stay in partitions.*new_rows, or data=tall\.copied"):
+        pmb.predict(draws, data=tall)
     new = {"X": whole["X"][:50]}
-    by_rows, by_copy = pmb.predict(draws, new, tall=tall), pmb.predict(draws, tall=tall.copied())
+    by_rows, by_copy = pmb.predict(draws, new, data=tall), pmb.predict(draws, data=tall.copied())
     np.testing.assert_array_equal(by_rows["mean"], by_copy["mean"][:50])
 
 

@@ -60,7 +60,7 @@ def pymcs(model, idata):
 
 @pytest.fixture(scope="module")
 def summary(tall, idata):
-    return pmb.predict(idata, tall=tall, by="group")
+    return pmb.predict(idata, data=tall, by="group")
 
 
 def test_summary_agrees_with_pymc(summary, pymcs):
@@ -91,7 +91,7 @@ def test_coverage_by_group_agrees_with_pymc(summary, pymcs, data):
 
 
 def test_means_are_those_of_the_distribution(tall, idata, data):
-    found = pmb.predict(idata, tall=tall, kind="mean", output="draws", max_draws=10)
+    found = pmb.predict(idata, data=tall, kind="mean", output="draws", max_draws=10)
     alpha = idata.posterior.alpha.values[:, ::50]
     scale = idata.posterior.scale.values[:, ::50]
     expected = np.exp(alpha[..., data["group"]] + scale[..., None] * data["x"])
@@ -102,7 +102,7 @@ def test_new_rows(tmp_path, tall, idata):
     new = rows(3, 700)
     np.save(tmp_path / "x.npy", new["x"])
     given = {"x": tmp_path / "x.npy", "group": new["group"].astype(np.int8)}
-    found = pmb.predict(idata, given, tall=tall)
+    found = pmb.predict(idata, given, data=tall)
     mean = np.exp(
         idata.posterior.alpha.values[..., new["group"]].reshape(-1, 700)
         + idata.posterior.scale.values.reshape(-1, 1) * new["x"]
@@ -111,7 +111,7 @@ def test_new_rows(tmp_path, tall, idata):
     z = (found["mean"].values - mean.mean(axis=0)) / error
     assert np.abs(z).max() < 5.5
     assert "coverage" not in found
-    assert "coverage" in pmb.predict(idata, new, tall=tall, max_draws=50)
+    assert "coverage" in pmb.predict(idata, new, data=tall, max_draws=50)
 
 
 def test_draws_do_not_depend_on_where_they_go(tmp_path, monkeypatch, tall, idata):
@@ -130,7 +130,7 @@ def test_draws_do_not_depend_on_where_they_go(tmp_path, monkeypatch, tall, idata
 def test_many_draws_need_a_store(monkeypatch, tall, idata):
     monkeypatch.setattr("pymc_minibatch.prediction.LARGEST_BYTES", 1000)
     with pytest.raises(ValueError, match=r"Set store to the path of a zarr store"):
-        pmb.predict(idata, tall=tall, output="draws")
+        pmb.predict(idata, data=tall, output="draws")
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_new_rows_that_do_not_fit(tall, idata, change, message):
     given = {"x": np.zeros(2), "group": np.zeros(2, dtype=int)} | change
     given = {name: values for name, values in given.items() if values is not None}
     with pytest.raises(ValueError, match=message):
-        pmb.predict(idata, given, tall=tall)
+        pmb.predict(idata, given, data=tall)
 
 
 def test_new_rows_without_names(tall, idata):
     with pytest.raises(ValueError, match=r"new_rows must map names.*'x': \.\.\..*got ndarray"):
-        pmb.predict(idata, np.zeros((5, 2)), tall=tall)
+        pmb.predict(idata, np.zeros((5, 2)), data=tall)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_new_rows_without_names(tall, idata):
 )
 def test_arguments(tall, idata, options, message):
     with pytest.raises(ValueError, match=message):
-        pmb.predict(idata, tall=tall, **options)
+        pmb.predict(idata, data=tall, **options)
 
 
 def test_a_variable_without_draws(idata):
@@ -207,7 +207,7 @@ def kinds():
 @pytest.mark.parametrize("name", ["heavy", "cut", "counts", "yes", "flat"])
 def test_kinds_of_distributions(kinds, name):
     idata, tall, pymcs = kinds
-    drawn = pmb.predict(idata, tall=tall, var_name=name, output="draws")[name]
+    drawn = pmb.predict(idata, data=tall, var_name=name, output="draws")[name]
     found, expected = (v.values.reshape(-1, 2, 150).astype(float) for v in (drawn, pymcs[name]))
     for moment in (1, 2):
         error = np.sqrt(2 * (expected**moment).var(axis=(0, 2)) / (200 * 150))
@@ -218,4 +218,4 @@ def test_kinds_of_distributions(kinds, name):
 def test_one_of_several_variables_must_be_named(kinds):
     idata, tall, _ = kinds
     with pytest.raises(ValueError, match=r"var_name must be one of .* got None"):
-        pmb.predict(idata, tall=tall)
+        pmb.predict(idata, data=tall)

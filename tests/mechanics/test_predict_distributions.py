@@ -130,11 +130,11 @@ def wide():
 
 
 def test_axes_have_the_names_and_labels_of_the_model(idata, wide):
-    found = pmb.predict(idata, tall=wide, kind="mean")
+    found = pmb.predict(idata, data=wide, kind="mean")
     assert found["mean"].dims == ("obs", "what")
     np.testing.assert_allclose(found["mean"].sel(what="two"), T - 2 * X)
     assert found.obs.values[0] == 10
-    new = pmb.predict(idata, {"x": np.array([1.0, 2.0])}, tall=wide, kind="mean")
+    new = pmb.predict(idata, {"x": np.array([1.0, 2.0])}, data=wide, kind="mean")
     np.testing.assert_allclose(new["mean"], [[T + 1, T - 2], [T + 2, T - 4]])
 
 
@@ -149,7 +149,7 @@ def test_axes_have_the_names_and_labels_of_the_model(idata, wide):
 )
 def test_rows_whose_label_is_missing_are_a_group(idata, wide, labels, groups):
     tiled = pd.Series(labels).iloc[np.arange(N_ROWS) % 3].to_numpy()
-    found = pmb.predict(idata, tall=wide, by=tiled)
+    found = pmb.predict(idata, data=wide, by=tiled)
     assert [str(g) for g in found.group.values] == [str(g) for g in groups]
     assert found.rows.values.tolist() == [N_ROWS // 3] * 3
     assert np.isfinite(found.coverage).all()

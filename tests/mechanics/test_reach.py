@@ -20,7 +20,7 @@ WALL = 17
 
 def about(model, order=2):
     tall = pmb.TallModel(model)
-    return tall, ControlVariate(pmb.find_reference(tall=tall), order, 1.0)
+    return tall, ControlVariate(pmb.find_reference(data=tall), order, 1.0)
 
 
 def test_covariance_of_what_rows_read():

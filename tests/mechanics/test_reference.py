@@ -48,7 +48,7 @@ def tall(model):
 
 @pytest.fixture(scope="module")
 def reference(tall):
-    return pmb.find_reference(tall=tall)
+    return pmb.find_reference(data=tall)
 
 
 def test_trigamma_matches_scipy():
@@ -257,7 +257,7 @@ def test_acceptance_of_gaussian_moves(prior):
         x = getattr(pm, prior)("x", **parameters)
         pm.Normal("y", x, 30, observed=np.zeros(50))
     tall = pmb.TallModel(model)
-    reference = pmb.find_reference(tall=tall)
+    reference = pmb.find_reference(data=tall)
     sd = reference.covariance[0, 0] ** 0.5
     delta = np.linspace(-30, 30, 3001) * sd
     log_p = np.array([tall.compiled_prior_logp(reference.flat + d) for d in delta[:, None]])

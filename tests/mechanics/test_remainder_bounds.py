@@ -187,7 +187,7 @@ def test_a_bound_that_is_brought_is_verified():
     with pm.Model() as model:
         FAMILIES["logit"](predictor())
     tall = pmb.TallModel(model)
-    control = ControlVariate(pmb.find_reference(tall=tall), 2, 1.0)
+    control = ControlVariate(pmb.find_reference(data=tall), 2, 1.0)
     bounds = bound_remainders(tall, control, third=np.sqrt(3) / 18)
     known = bound_remainders(tall, control)
     assert (bounds.sizes >= known.sizes).all()
@@ -207,7 +207,7 @@ def test_rows_are_not_bounded_in_vain():
         beta = pm.Normal("beta", 0, 1, shape=dim)
         pm.Bernoulli("y", logit_p=design @ beta, observed=rng.integers(0, 2, n_rows))
     tall = pmb.TallModel(model)
-    control = ControlVariate(pmb.find_reference(tall=tall), 2, 1.0)
+    control = ControlVariate(pmb.find_reference(data=tall), 2, 1.0)
     expected = bound_remainders(tall, control).expected_rows
     assert bound_remainders(tall, control, most_rows=expected).expected_rows == expected
     with pytest.raises(NoPredictorError, match="Exact would take about") as refusal:

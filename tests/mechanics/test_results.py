@@ -239,11 +239,11 @@ def mean_by_running(idata, tall):
 
 
 FUNCTIONS = {
-    "loo": lambda idata, tall: pmb.loo(idata, 50, tall=tall).elpd,
-    "log_likelihood": lambda idata, tall: pmb.log_likelihood(idata, [3, 5], tall=tall).y.values,
-    "predict": lambda idata, tall: pmb.predict(idata, tall=tall)["quantile"].values,
-    "predict_means": lambda idata, tall: pmb.predict(idata, tall=tall, kind="mean")["mean"].values,
-    "ksd": lambda idata, tall: pmb.ksd(idata, tall=tall, control_variate=0).squared,
+    "loo": lambda idata, tall: pmb.loo(idata, 50, data=tall).elpd,
+    "log_likelihood": lambda idata, tall: pmb.log_likelihood(idata, [3, 5], data=tall).y.values,
+    "predict": lambda idata, tall: pmb.predict(idata, data=tall)["quantile"].values,
+    "predict_means": lambda idata, tall: pmb.predict(idata, data=tall, kind="mean")["mean"].values,
+    "ksd": lambda idata, tall: pmb.ksd(idata, data=tall, control_variate=0).squared,
     "worst": lambda idata, _: numbers_of_worst(idata),
     "RunningMean": mean_by_running,
     "audit": lambda idata, tall: draws_of_step(idata, tall).all_points(tall, 50, least=40),
@@ -408,7 +408,7 @@ def test_one_draw(outcome, tall, name):
     """Its own numbers, or words."""
     one = tree(lambda group: group.isel(chain=[1], draw=[7]))
     if name == "log_likelihood":
-        expected = pmb.log_likelihood(tree(), [3, 5], tall=tall).y[1, 7]
+        expected = pmb.log_likelihood(tree(), [3, 5], data=tall).y[1, 7]
         np.testing.assert_allclose(outcome(name, one).ravel(), expected)
     elif name == "RunningMean":
         u, sigma = (one["posterior"][variable].values[0, 0] for variable in ("u", "sigma"))
@@ -444,8 +444,8 @@ def test_a_stand_in_is_refused(model, function):
 
 def test_thinned_by_hand_is_thinned_by_the_function(tall):
     by_hand = tree(lambda group: group.isel(draw=np.arange(0, 60, 3)))
-    found = pmb.log_likelihood(by_hand, [3, 5], tall=tall)
-    xr.testing.assert_allclose(found, pmb.log_likelihood(tree(), [3, 5], tall=tall, max_draws=60))
+    found = pmb.log_likelihood(by_hand, [3, 5], data=tall)
+    xr.testing.assert_allclose(found, pmb.log_likelihood(tree(), [3, 5], data=tall, max_draws=60))
 
 
 def test_what_thinning_left_out_was_read_as_well():
@@ -502,7 +502,7 @@ def test_labels_of_other_types(model):
                 {"posterior": xr.Dataset({"u": ((*SAMPLE, "day"), values[..., order])}, coords)}
             ),
             [0, 1],
-            tall=tall,
+            data=tall,
         ).y.values
         for order, coords in [
             ([0, 1, 2], {"day": times}),
@@ -534,7 +534,7 @@ def test_numbers_of_positions_are_no_labels():
         "positions in another order": result("u_dim_0", [1, 2, 0], [1, 2, 0]),
     }
     tall = pmb.TallModel(numbered)
-    found = [pmb.log_likelihood(run, [0, 1], tall=tall).y.values for run in runs.values()]
+    found = [pmb.log_likelihood(run, [0, 1], data=tall).y.values for run in runs.values()]
     assert (pmb.compare(runs, "labels").verdict.drop("labels") == "agrees").all()
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])

@@ -80,7 +80,7 @@ def bounds_of(build):
     with pm.Model():
         build()
         tall = pmb.TallModel()
-        control = ControlVariate(pmb.find_reference(tall=tall), 2, 1.0)
+        control = ControlVariate(pmb.find_reference(data=tall), 2, 1.0)
     return bound_remainders(tall, control)
 
 

@@ -215,7 +215,7 @@ def test_no_row_is_read_and_draws_are_the_same_in_processes() -> None:
         ]  # fmt: skip
     assert "sums say everything of the rows" in step.choice
     assert "batches" not in str(step)
-    costs = pmb.compare({"one": draws[0], "other": draws[1]}, reference="one")
+    costs = pmb.compare({"one": draws[0], "other": draws[1]}, baseline="one")
     assert np.isinf(costs["ess_per_million_rows"]).all()
     stats = draws[0].sample_stats
     assert not stats["n_likelihood"].any()

@@ -35,7 +35,7 @@ def test_odds_of_bright_rows_are_those_at_the_point_where_they_are_lit():
         b, s = pm.Normal("b", 0, 10), pm.HalfNormal("s", 5)
         pm.StudentT("y", nu=4, mu=b, sigma=s, observed=y)
         with pytest.warns(UserWarning, match="which other steps move"):
-            step = pmb.FlyMC([b], kernel="metropolis", tune_bounds=False, rng=1)
+            step = pmb.FlyMC([b], proposal="metropolis", tune_bounds=False, rng=1)
     point = model.initial_point()
     for _ in range(5):
         point, _ = step.step(point)
@@ -56,7 +56,7 @@ def test_a_trajectory_has_a_longest_length():
     with pm.Model() as model:
         beta = pm.Normal("beta", shape=2)
         pm.Bernoulli("y", logit_p=X @ beta, observed=rng.integers(0, 2, 500))
-        step = pmb.FlyMC(kernel="hamiltonian", tune_bounds=False, rng=1)
+        step = pmb.FlyMC(proposal="hamiltonian", tune_bounds=False, rng=1)
     step.tuning.log_step[0] = np.log(1e-4)
     step.tune = False
     _, [stat] = step.step(model.initial_point())

@@ -35,7 +35,7 @@ def logistic_step(kernel, **options):
         beta = pm.Normal("beta", shape=2)
         y = pm.Data("y_rows", np.arange(N_ROWS) % 2)
         pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
-        return pmb.FlyMC(kernel=kernel, rng=1, **options)
+        return pmb.FlyMC(proposal=kernel, rng=1, **options)
 
 
 def replace_data(step, y, stretch=1.0):

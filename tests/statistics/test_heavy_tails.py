@@ -26,7 +26,7 @@ def separated(prior: str, n: int = 4000, ones: int = 20) -> pm.Model:
 @pytest.mark.parametrize("prior", ["cauchy", "student"])
 def test_axes_with_a_heavy_tail_are_found(prior):
     tall = pmb.TallModel(separated(prior))
-    control = ControlVariate(pmb.find_reference(tall=tall, model=tall.model), 2, 1.0)
+    control = ControlVariate(pmb.find_reference(data=tall, model=tall.model), 2, 1.0)
     assert heavy_axes(tall, control).tolist() == [1]
 
 

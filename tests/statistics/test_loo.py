@@ -58,14 +58,14 @@ def whole(model):
     y = heavy(100, 3000)
     tall, idata = pmb.TallModel(model, data={"y": y}), posterior(100, y, 100)
     result = idata.copy()
-    result["log_likelihood"] = xr.DataTree(pmb.log_likelihood(idata, tall=tall))
+    result["log_likelihood"] = xr.DataTree(pmb.log_likelihood(idata, data=tall))
     return tall, idata, az.loo(result, pointwise=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*Pareto k")
 def test_intervals_cover(whole):
     tall, idata, expected = whole
-    found = [pmb.loo(idata, 100, tall=tall, random_seed=seed) for seed in range(200)]
+    found = [pmb.loo(idata, 100, data=tall, random_seed=seed) for seed in range(200)]
     z = np.array([(f.elpd - expected.elpd) / f.subsampling_se for f in found])
     assert 0.85 < np.mean(np.abs(z) < 1.96) < 0.995  # 0.95 ± 0.015, less for skewed rows
     assert abs(z.mean()) < 0.35
@@ -75,7 +75,7 @@ def test_intervals_cover(whole):
 @pytest.mark.filterwarnings("ignore:.*Pareto k")
 def test_all_rows_are_arviz_loo(whole):
     tall, idata, expected = whole
-    found = pmb.loo(idata, tall.n_rows, tall=tall)
+    found = pmb.loo(idata, tall.n_rows, data=tall)
     assert found.subsampling_se == 0
     assert found.elpd == pytest.approx(expected.elpd, abs=1e-6)
     assert found.p == pytest.approx(expected.p, abs=1e-6)

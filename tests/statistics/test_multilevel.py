@@ -57,7 +57,7 @@ def test_errors_are_those_reported(gaussian):
     model, mean, precision = gaussian
     expected, rtol, n = np.trace(np.linalg.inv(precision)), 0.05, 300
     tall = TallModel(model)
-    reference = find_reference(tall=tall)
+    reference = find_reference(data=tall)
     estimand = make_estimand(lambda mu: ((mu - mean) ** 2).sum(), tall, reference.flat)
     target = make_gradient_target(tall, ControlVariate(reference, 2, 1.0))
     paths = Paths(tall, reference, target, np.random.default_rng(4), 2)
@@ -82,7 +82,7 @@ def test_errors_are_those_reported(gaussian):
 def logistic():
     """Return a function that makes paths, and the address of the one that they evaluate."""
     tall = TallModel(logistic_model(300))
-    reference = find_reference(tall=tall)
+    reference = find_reference(data=tall)
     mode = reference.mode["beta"]
     estimand = make_estimand(
         lambda beta: pm.math.concatenate([beta - mode, (beta - mode) ** 2]),
@@ -155,7 +155,7 @@ def test_covariance_of_pairs(gaussian, taylor):
     """
     point = identity()
     tall = TallModel(gaussian[0])
-    reference = find_reference(tall=tall)
+    reference = find_reference(data=tall)
     target = make_gradient_target(tall, ControlVariate(reference, 2 if taylor else 0, 1.0))
     paths = Paths(tall, reference, target, np.random.default_rng(5), 2)
     address, noise = paths.address(point), 0.0 if taylor else N_ROWS / BATCH

@@ -69,7 +69,7 @@ def assert_moments(draws, wall, bias=0.0):
 @pytest.mark.parametrize("kernel", ["hamiltonian", "langevin", "metropolis", "slice"])
 def test_firefly(kernel, sds):
     wall = wall_at(sds)
-    assert_moments(draws_beyond(wall, pmb.FlyMC, kernel=kernel), wall)
+    assert_moments(draws_beyond(wall, pmb.FlyMC, proposal=kernel), wall)
 
 
 @pytest.mark.parametrize(("sds", "by"), [(0.0, "uniform"), *((sds, "potential") for sds in WALLS)])

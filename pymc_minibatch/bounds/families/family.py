@@ -4,7 +4,7 @@ A family says up to three things of rows f(η): by which distributions PyMC writ
 bound they have that is quadratic in η, and how large their third derivative is.
 
 The last is for the exact test. There a family is told by identities of its derivatives on random
-rows, so that it does not matter how a likelihood is written. Where a derivative is not computed to
+rows, so that it does not matter how a likelihood is written. If a derivative is not computed to
 so many digits, as of log(1 − p) with p next to 1, it is compared up to its rounding error.
 """
 

@@ -14,14 +14,14 @@ under the surrogate:
 :mod:`.protocol` says what a move is, and :mod:`.scan` lists them in their order and makes them: it
 alone decides, counts and tunes.
 
-Where the border is large, as with crossed factors, each new h asks for a factorization that takes
+If the border is large, as with crossed factors, each new h asks for a factorization that takes
 longer than all else. Then h mostly moves with predictors held, or with one factor following it, and
 the border moves in the coordinates of an h close by, whose factor is kept (:mod:`.bank`): which
 proposes a little worse, and is decided all the same.
 
 The surrogate reads no row and is most of every log ratio; what rows add to it is left to what
 decides (:mod:`.decisions`): a minibatch test that estimates their remainders, all rows, or the
-bright rows of Firefly Monte Carlo. Where it is the posterior itself, nothing is left to decide.
+bright rows of Firefly Monte Carlo. If it is the posterior itself, nothing is left to decide.
 
 References
 ----------

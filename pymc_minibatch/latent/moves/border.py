@@ -1,6 +1,6 @@
 """The border of the latent field moves, in its coordinates η, and carries the groups along.
 
-Where a factorization for each h would be costly, the point goes to an h of the bank and back, with
+If a factorization for each h would be costly, the point goes to an h of the bank and back, with
 predictors held. A large border is split at random, and its blocks move by themselves, if moves of
 all of it are seldom accepted.
 """

@@ -1,7 +1,7 @@
 """One direction of h moves, and the effects as rows read them stay.
 
 Rows read the same predictors, so that the prior decides, with the Jacobian of z: no row is read.
-Where scalars that all rows share depend on h, what sums say of these is added.
+If scalars that all rows share depend on h, what sums say of these is added.
 
 Reference
 ---------

@@ -93,7 +93,7 @@ def followed(
 ) -> tuple[ChainState | None, float]:
     """Return a point with another h that some levels follow, and log |∂z'/∂z|.
 
-    Where that is not finite, there is no such point.
+    If that is not finite, there is no such point.
     """
     surrogate, point = state.surrogate, state.point
     centered = surrogate.field.with_effects_held(point, hyper)
