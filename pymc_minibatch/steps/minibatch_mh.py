@@ -221,7 +221,8 @@ class MinibatchMH(TallStep):
         would be a good part of them. For other models "auto" takes Exact if it has bounds and is
         expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere.
         ``choice`` says which, and why. Asked for, Exact moves effects by themselves if sums
-        suffice, and all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there for comparison.
+        suffice, and all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there
+        for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
         control variate, Laplace if prior and Taylor likelihood together are nearly Gaussian,
