@@ -1,5 +1,6 @@
 """The check that a release has real addresses, and the tag of its version."""
 
+import re
 import runpy
 import tomllib
 from pathlib import Path
@@ -34,3 +35,15 @@ def test_placeholders_are_in_one_place():
     assert text <= {"pyproject.toml"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["urls"]
+
+
+def test_actions_are_pinned_by_hash():
+    used = [
+        line.split("uses:")[1].strip()
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v[\d.]+", action), action
