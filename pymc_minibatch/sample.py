@@ -22,7 +22,7 @@ from pymc_minibatch.recorded import Values, recorded
 from pymc_minibatch.results import Result, note_made_of
 from pymc_minibatch.run import Chain, run_chains
 from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
-from pymc_minibatch.steps.common import Block, TallStep, WaitingStep
+from pymc_minibatch.steps.common import Block, TallStep, WaitingStep, will_record
 from pymc_minibatch.store import Begun, Keeper, begin_store, identity_of, read_store
 from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf
@@ -168,7 +168,9 @@ def sample(
             f"{step.__name__} is the class of a step. Write step=pmb.{step.__name__}()."
         )
     draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
-    wanted = step if step is not None else _step_of(method, fallback, pymc_model, data)
+    kept = kwargs.get("var_names") or (None if bambi is None else _bambi_names(bambi))
+    with will_record(kept):
+        wanted = step if step is not None else _step_of(method, fallback, pymc_model, data)
     options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
     if chains is not None:
         options["chains"] = checked_count("chains", chains, 1)
@@ -181,7 +183,8 @@ def sample(
         return _by_nuts(bambi, pymc_model, options)
     with pymc_model:
         if isinstance(wanted, WaitingStep):
-            wanted = wanted[0]
+            with will_record(kept):
+                wanted = wanted[0]
         if not (_is_whole(wanted, pymc_model) and set(kwargs) <= set(OWN)):
             if store is not None:
                 raise ValueError(

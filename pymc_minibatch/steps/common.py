@@ -3,10 +3,13 @@
 import copy
 import logging
 import math
+import sys
 import tempfile
 import time
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import field
 from functools import cached_property
 from html import escape
@@ -755,10 +758,38 @@ def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
 
+_recorded: ContextVar[Collection[str] | None] = ContextVar("recorded", default=None)
+"""The variables that a run keeps; None if that is not known, as `pm.sample` does not tell."""
+
+
+@contextmanager
+def will_record(names: Collection[str] | None) -> Iterator[None]:
+    """Let steps that are made within know which variables their run keeps."""
+    token = _recorded.set(names)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+def _bambi_fits() -> bool:
+    """Whether a step is made in Bambi's ``fit``, which leaves out what has a value for each row."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_globals.get("__name__", "").startswith("bambi."):
+            return True
+    return False
+
+
 def _warn_of_row_deterministics(tall: TallModel) -> None:
     """Warn of Deterministics that make every draw cost N, and say what their draws would take."""
-    sizes = tall.sizes_of_row_deterministics()
-    if not sizes:
+    recorded = _recorded.get()
+    sizes = {
+        name: size
+        for name, size in tall.sizes_of_row_deterministics().items()
+        if recorded is None or name in recorded
+    }
+    if not sizes or _bambi_fits():
         return
     needed, free = 8.0 * DRAWS_OF_A_CHAIN * sum(sizes.values()), free_bytes()
     memory = f", and {DRAWS_OF_A_CHAIN:,} draws of one chain take {needed / 1e9:.1f} GB of memory"

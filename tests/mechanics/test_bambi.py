@@ -5,10 +5,12 @@ import warnings
 import bambi
 import numpy as np
 import pandas as pd
+import pymc as pm
 import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.steps.common import will_record
 
 N_ROWS = 4000
 
@@ -35,7 +37,10 @@ def predicted_share(model, idata):
 
 def test_a_step_made_before_the_model(frame):
     model = new_model(frame)
-    idata = model.fit(step=pmb.MinibatchMH(steps_per_draw=5), progressbar=False, **OPTIONS)
+    with warnings.catch_warnings():
+        # Bambi leaves out the probability of each row, so there is nothing to warn of.
+        warnings.filterwarnings("error", "Deterministics", pmb.MinibatchWarning)
+        idata = model.fit(step=pmb.MinibatchMH(steps_per_draw=5), progressbar=False, **OPTIONS)
     assert "batch_size" in idata.sample_stats
     assert abs(predicted_share(model, idata) - frame.yes.mean()) < 0.01
 
@@ -61,6 +66,19 @@ def test_the_recipe(frame):
     step = pmb.MinibatchMH(model=model.backend.model, steps_per_draw=5)
     idata = model.fit(step=step, progressbar=False, **OPTIONS)
     assert abs(predicted_share(model, idata) - frame.yes.mean()) < 0.01
+
+
+def test_variables_that_are_left_out_are_not_warned_of(frame):
+    with pm.Model() as model:
+        x = pm.Data("x", frame["x"].to_numpy())
+        odds = pm.Deterministic("odds", x * pm.Normal("slope"))
+        pm.Bernoulli("yes", logit_p=odds, observed=frame["yes"].to_numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pmb.MinibatchWarning)
+        with will_record(["slope"]):
+            pmb.SGLD(model=model, step_size=1e-4, control_variate=0)
+    with pytest.warns(pmb.MinibatchWarning, match=r"Deterministics \['odds'\]"):
+        pmb.SGLD(model=model, step_size=1e-4, control_variate=0)
 
 
 def test_a_step_that_waits_says_so():
