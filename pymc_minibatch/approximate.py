@@ -93,7 +93,7 @@ def approximate(
         of rows.
     var_names : list of str, optional
         Variables of the result; all free variables and Deterministics if not given, except for
-        Deterministics with a value for each row.
+        Deterministics with one value per row.
 
     Returns
     -------
@@ -323,7 +323,7 @@ def _values(points: np.ndarray, tall: TallModel, names: Sequence[str]) -> dict[s
 
 @contextmanager
 def _without_row_warnings() -> Iterator[None]:
-    """Keep quiet of Deterministics with a value for each row, which are left out."""
+    """Keep quiet of Deterministics with one value per row, which are left out."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Deterministics .* have one value for each")
         yield

@@ -79,10 +79,10 @@ class Audit:
     Attributes
     ----------
     comparisons : pandas.DataFrame
-        One row for each comparison with the model's own density: ``move``, ``variables``,
+        One row per comparison with the model's own density: ``move``, ``variables``,
         ``log_ratio``, ``expected``, ``error`` (relative, beyond rounding).
     moves : pandas.DataFrame
-        One row for each move that was decided on repeatedly: its ``move``, ``log_ratio``,
+        One row per move that was decided on repeatedly: its ``move``, ``log_ratio``,
         ``batch_size`` (mean), ``error`` (mean frequency of acceptance less the probability), its
         ``standard_error``, ``z``, and ``p`` of an error beyond `limit` after Holm's correction for
         the number of moves. Empty if no batch decides.

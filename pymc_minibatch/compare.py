@@ -112,7 +112,7 @@ def compare(
     Returns
     -------
     pandas.DataFrame
-        One row for each run, with columns
+        One row per run, with columns
 
         - ``chains``, ``draws``: kept draws of each chain;
         - ``setup_seconds``, ``sampling_seconds``: set-up is recorded by the steps of this package

@@ -66,7 +66,7 @@ def loo(
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
     data : mapping of str to array, or TallModel, optional
-        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     max_draws : int, default 1000
         Posterior draws that are used, at equal distances.

@@ -166,7 +166,7 @@ def error_by_rows(
     Returns
     -------
     arviz_plots.PlotCollection
-        One curve for each run: the error of the running mean of a chain, in posterior standard
+        One curve per run: the error of the running mean of a chain, in posterior standard
         deviations, as root mean square over parameters and chains, against the rows that a chain
         has evaluated since tuning ended.
 
@@ -206,7 +206,7 @@ def accuracy_by_rows(
     runs : mapping of str to DataTree
         Runs, by name.
     accuracy : mapping of str to array_like, shape (chains, draws)
-        The number for each draw of each run.
+        The number per draw of each run.
     label : str, default "accuracy"
         What the number is, with its unit.
     n_rows : int, optional
@@ -217,7 +217,7 @@ def accuracy_by_rows(
     Returns
     -------
     arviz_plots.PlotCollection
-        One curve for each run: the mean over chains against the rows that a chain has evaluated
+        One curve per run: the mean over chains against the rows that a chain has evaluated
         since tuning ended.
 
     Raises
@@ -243,7 +243,7 @@ def accuracy_by_rows(
 
 
 def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
-    """Draw the number of bright rows of Firefly Monte Carlo over time, one line for each chain.
+    """Draw the number of bright rows of Firefly Monte Carlo over time, one line per chain.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def running_mean(
     baseline : str
         The run whose mean over all draws is the horizontal line; its own chains are not drawn.
     var_names : sequence of str, optional
-        The variables to draw, one panel for each element; all if not given.
+        The variables to draw, one panel per element; all if not given.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 

@@ -112,7 +112,7 @@ def sample(
         does: a model that is not supported raises the reason, and others are sampled by
         minibatches.
     step : step of this package, optional
-        A step with settings of your own, in place of `method`.
+        A step with settings of your own, instead of `method`.
     data : mapping of str to array, or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
     store : str or path, optional
@@ -343,7 +343,7 @@ def _values_that_fit(
 ) -> tuple[Values, float]:
     """Return what computes the variables that are kept, and the bytes of a draw of these.
 
-    If draws of all variables do not fit into memory, those with a value for each row are left out.
+    If draws of all variables do not fit into memory, those with one value per row are left out.
     Draws that do not fit even so are no error: the run stops when memory is short, and a person may
     mean to interrupt it before.
 

@@ -107,7 +107,7 @@ def ksd(
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
     data : mapping of str to array, or TallModel, optional
-        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     reference : Reference, optional
         Its covariance is the unit of length, and the control variate is about it; found here if not

@@ -45,7 +45,7 @@ NODES = 97
 
 @dataclass(frozen=True)
 class Barker(Acceptance):
-    """Barker's test with normal noise in place of logistic noise, uncorrected.
+    """Barker's test with normal noise instead of logistic noise, uncorrected.
 
     Biased, and meant for comparison. :class:`CorrectedBarker` removes the error of the normal
     distribution and reads more rows if s² is too large.

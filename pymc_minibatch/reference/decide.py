@@ -97,7 +97,7 @@ def decide_control_variate(
         warn(
             "PMB105",
             f"No control variate, since the rows read {discrete}, which are discrete: an expansion "
-            "about one of their values says nothing of the rows at another. Batches will be large, "
+            "about one of their values does not hold at another. Batches will be large, "
             "up to all rows, and moves short. If you can, sum the discrete variables out "
             "of the model; control_variate=0 silences this warning.",
         )

@@ -62,7 +62,7 @@ def find_reference(
     model : pymc.Model, optional
         The model; taken from the context if not given.
     data : mapping of str to array, or TallModel, optional
-        Data in place of the model's own, or the model already split, such as ``step.tall``; see
+        Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     temperature : float, default 1.0
         T > 0; the likelihood counts with power 1/T.
@@ -170,7 +170,7 @@ def search(
     if discrete := discrete_in_rows(tall):
         raise NoReferenceError(
             f"the rows read {discrete}, which are discrete, and an expansion about one of their "
-            "values says nothing of the rows at another"
+            "values does not hold at another"
         )
     initial = tall.start.copy() if start is None else start
     held = initial.copy()

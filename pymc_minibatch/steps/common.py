@@ -773,7 +773,7 @@ def will_record(names: Collection[str] | None) -> Iterator[None]:
 
 
 def _bambi_fits() -> bool:
-    """Whether a step is made in Bambi's ``fit``, which leaves out what has a value for each row."""
+    """Whether a step is made in Bambi's ``fit``, which leaves out what has one value per row."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_globals.get("__name__", "").startswith("bambi."):

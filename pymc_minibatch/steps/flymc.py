@@ -109,7 +109,7 @@ class FlyMC(TallStep):
         The probability that an implicit update proposes to turn a dark row bright, over 0 and below
         1; if not given it is tuned so that updates of z cost about as much as those of θ.
     theta_updates : int, optional
-        Updates of θ for each update of z; 1 if not given, the best measured except for Langevin
+        Updates of θ per update of z; 1 if not given, the best measured except for Langevin
         updates, which gain from 4.
     steps_per_draw : int or "auto", default "auto"
         Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
@@ -130,7 +130,7 @@ class FlyMC(TallStep):
     choice : str
         How variables are moved, and if not by sweeps, why.
     steps_per_draw : int
-        Iterations for each draw.
+        Iterations per draw.
     setup_seconds : float
         Time spent on the search for the mode, the sums and compilation, with that of a reference
         that was handed over.
@@ -152,7 +152,7 @@ class FlyMC(TallStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; if the
+        If a Deterministic has one value per row, which makes every draw cost N; if the
         likelihood depends on variables that other steps move; and if bounds are so much narrower
         than the posterior that chains mix slowly.
 
@@ -164,7 +164,7 @@ class FlyMC(TallStep):
     Hard constraints (``pm.Potential`` of a switch to −inf) and priors that end without a transform
     are part of the density, and taken exactly.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 

@@ -259,7 +259,7 @@ class MinibatchMH(TallStep):
         ``test_error`` has the error that comes with it. Steps that need all rows copy them: if
         rows are drawn uniformly or there is no control variate.
     steps_per_draw : int or "auto", default "auto"
-        Transitions for each draw that is kept. Many cost little more than one, since they run in
+        Transitions per draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
         one if a transition reads many rows. Of a model with effects a transition moves all of
         them; "auto" takes one while tuning and two afterwards, or four if PyMC evaluates all
@@ -295,7 +295,7 @@ class MinibatchMH(TallStep):
     rows : {"size", "uniform"}
         How rows are drawn.
     steps_per_draw : int
-        Transitions for each draw, at least: after tuning ``transitions`` may be more.
+        Transitions per draw, at least: after tuning ``transitions`` may be more.
     choice : str
         How it decides, and why.
 
@@ -313,7 +313,7 @@ class MinibatchMH(TallStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; if a
+        If a Deterministic has one value per row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
         helps little; and if few rows decide, so that batches must be large. While sampling,
         ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
@@ -323,7 +323,7 @@ class MinibatchMH(TallStep):
     With a control variate, a chain that tunes and starts far from the posterior mode is first moved
     to a random point near it.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 

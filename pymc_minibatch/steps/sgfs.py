@@ -42,7 +42,7 @@ from pymc_minibatch.steps.stats import dtypes_shapes
 __all__ = ["SGFS"]
 
 ROWS_PER_PARAMETER = 10
-"""The first estimate of the information rests on at least so many rows for each parameter."""
+"""The first estimate of the information rests on at least so many rows per parameter."""
 
 MOST_STOPPED, LEAST_STOPPED = 1e-3, 20
 """Share of the steps that may end at a hard constraint, and how many at least."""
@@ -65,8 +65,8 @@ class SGFS(GradientStep):
     data : mapping of str to array, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     variant : {"full", "diagonal", "low rank"}, default "full"
-        Whether the Fisher information is a matrix (SGFS-f), at a cost of D² for each row while
-        tuning and of D² for each step, or its diagonal alone (SGFS-d), which leaves the noise of
+        Whether the Fisher information is a matrix (SGFS-f), at a cost of D² per row while
+        tuning and of D² per step, or its diagonal alone (SGFS-d), which leaves the noise of
         the batch unmatched if parameters are correlated; or a diagonal and `rank` directions in
         which it is largest, for thousands of parameters: no array has D² entries.
     rank : int, default 20
@@ -92,7 +92,7 @@ class SGFS(GradientStep):
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int or "auto", default "auto"
-        Steps for each draw that is kept; one with "auto". Many cost little more than one, since
+        Steps per draw that is kept; one with "auto". Many cost little more than one, since
         they run in one compiled call.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
@@ -117,13 +117,13 @@ class SGFS(GradientStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; or if the
+        If a Deterministic has one value per row, which makes every draw cost N; or if the
         default alpha makes steps more than 50 times shorter than for a normal posterior.
 
     Notes
     -----
     The Fisher information is a running average while the chain tunes and is frozen afterwards.
-    Until it rests on 10 rows for each parameter and has full rank, the chain stays where it is.
+    Until it rests on 10 rows per parameter and has full rank, the chain stays where it is.
     Batch t of them counts with weight t², not 1 as in the paper, so that the way from a far start
     is forgotten.
 
@@ -131,7 +131,7 @@ class SGFS(GradientStep):
     diagonal of the prior's curvature is added to γN times the information, so that directions of
     which rows say nothing, such as a constant added to all scores of a softmax, have their prior.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 
@@ -248,7 +248,7 @@ class SGFS(GradientStep):
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
-                f"The rows say nothing about {sorted(names)}: their gradients are zero, so that "
+                f"The rows do not inform {sorted(names)}: their gradients are zero, so that "
                 "there is no Fisher information to scale a step by. Use control_variate=2 if the "
                 "posterior has a mode, or name the other variables in vars and let another step, "
                 "such as MinibatchMH, sample these."

@@ -52,7 +52,7 @@ class SGHMC(MomentumStep):
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int or "auto", default "auto"
-        Steps for each draw that is kept; 20 with "auto".
+        Steps per draw that is kept; 20 with "auto".
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -74,7 +74,7 @@ class SGHMC(MomentumStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N.
+        If a Deterministic has one value per row, which makes every draw cost N.
 
     Notes
     -----
@@ -95,7 +95,7 @@ class SGHMC(MomentumStep):
     the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
     near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 

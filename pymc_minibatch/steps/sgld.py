@@ -78,7 +78,7 @@ class SGLD(GradientStep):
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int or "auto", default "auto"
-        Steps for each draw that is kept; one with "auto". Many cost little more than one, since
+        Steps per draw that is kept; one with "auto". Many cost little more than one, since
         they run in one compiled call.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
@@ -101,7 +101,7 @@ class SGLD(GradientStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N; if the default
+        If a Deterministic has one value per row, which makes every draw cost N; if the default
         step size is more than 50 times smaller than for a normal posterior; or if the one that is
         given is unstable or makes variances too large by more than 50 %, by linear theory. Without
         a reference the last is logged at the end of tuning.
@@ -116,7 +116,7 @@ class SGLD(GradientStep):
     made. Draws near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it
     exactly.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 

@@ -32,7 +32,7 @@ class SGNHT(MomentumStep):
         ε, the square of the time that a step takes. By default, the batch makes up one fifth of
         the noise in its noisiest direction.
     friction : float, default 0.1
-        a, from which the friction starts, and which sets the noise that is added: 2a for each step.
+        a, from which the friction starts, and which sets the noise that is added: 2a per step.
         Over 0, at most 1.
     preconditioner : {"auto", "fisher", "diagonal", "identity"}, default "auto"
         M, found where the chain is while it tunes: the inverse of the empirical Fisher information
@@ -48,7 +48,7 @@ class SGNHT(MomentumStep):
     batch_size : int, optional
         Rows n of each step, drawn with replacement; 300, or N if that is less.
     steps_per_draw : int or "auto", default "auto"
-        Steps for each draw that is kept; 20 with "auto".
+        Steps per draw that is kept; 20 with "auto".
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -70,7 +70,7 @@ class SGNHT(MomentumStep):
     Warns
     -----
     UserWarning
-        If a Deterministic has a value for each row, which makes every draw cost N.
+        If a Deterministic has one value per row, which makes every draw cost N.
 
     Notes
     -----
@@ -91,7 +91,7 @@ class SGNHT(MomentumStep):
     the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
     near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
 
-    Sample stats, for each draw:
+    Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 

@@ -1,4 +1,4 @@
-"""Other data in place of the model's own: matched by name, and put through both graphs."""
+"""Other data instead of the model's own: matched by name, and put through both graphs."""
 
 from collections.abc import Mapping
 from dataclasses import replace

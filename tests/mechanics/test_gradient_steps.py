@@ -286,7 +286,7 @@ def test_singular_information_is_named():
 
 
 def test_parameters_without_rows_are_named():
-    with pytest.raises(ValueError, match=r"say nothing about \['mu', 'tau_log__'\]"):
+    with pytest.raises(ValueError, match=r"do not inform \['mu', 'tau_log__'\]"):
         SGFS(model=grouped_model(), control_variate=0)
 
 
