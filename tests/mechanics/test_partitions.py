@@ -331,7 +331,7 @@ def draws(expected):
 
 
 def test_leave_one_out_where_rows_stay(tall, model, whole, draws, monkeypatch):
-    local = pmb.loo(draws, tall=pmb.TallModel(model, data=whole), rows=100)
+    local = pmb.loo(draws, data=pmb.TallModel(model, data=whole), rows=100)
     found = pmb.loo(draws, data=tall, rows=100)
     assert found.elpd == pytest.approx(local.elpd, rel=1e-9)
     assert found.se == pytest.approx(local.se, rel=1e-6)
