@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     acceptance = pmb.Penalty() if options.penalty else pmb.CorrectedBarker()
     with logistic(options.rows, options.columns) as model:
-        step = pmb.MinibatchMH(acceptance=acceptance, rows=options.draw, steps_per_draw=1)
+        step = pmb.MinibatchMH(acceptance=acceptance, row_sampling=options.draw, steps_per_draw=1)
         step.setup_chain(np.random.default_rng(3), 500, 0)
         point = model.initial_point()
         for _ in range(500):

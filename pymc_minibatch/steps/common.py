@@ -1,9 +1,9 @@
 """What steps share: everything between PyMC and the draws of an algorithm."""
 
 import copy
+import inspect
 import logging
 import math
-import sys
 import tempfile
 import time
 from abc import ABCMeta, abstractmethod
@@ -774,10 +774,11 @@ def will_record(names: Collection[str] | None) -> Iterator[None]:
 
 def _bambi_fits() -> bool:
     """Whether a step is made in Bambi's ``fit``, which leaves out what has one value per row."""
-    frame = sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
+    frame = inspect.currentframe()
+    while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("bambi."):
             return True
+        frame = frame.f_back
     return False
 
 
