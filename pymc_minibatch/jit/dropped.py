@@ -44,7 +44,7 @@ def _hook(dropped: "sys.UnraisableHookArgs") -> None:
 def _set_off(number: int) -> None:
     """Set a signal off when the main thread has left the hook, which would drop it as well."""
     time.sleep(PAUSE)
-    _thread.interrupt_main(signal.Signals(number))
+    _thread.interrupt_main(number)  # type: ignore[arg-type]  # as documented
 
 
 def _signal_of(dropped: "sys.UnraisableHookArgs") -> int | None:

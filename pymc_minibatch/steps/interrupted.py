@@ -32,7 +32,7 @@ def _telling(choose: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return choose(traces, tune)
         except ValueError:
-            if any(len(trace) > tune for trace in traces) or not any(map(_is_ours, traces)):
+            if not any(_is_ours(trace) and _ended_early(trace) for trace in traces):
                 raise
         raise KeyboardInterrupt("The run was interrupted before a chain had made a draw.")
 
@@ -42,3 +42,8 @@ def _telling(choose: Callable[..., Any]) -> Callable[..., Any]:
 def _is_ours(trace: Any) -> bool:
     """Whether a step of this package records in a trace."""
     return any(RECORDED in stats for stats in getattr(trace, "sampler_vars", None) or [])
+
+
+def _ended_early(trace: Any) -> bool:
+    """Whether a trace has less than was asked for, which may be no draws at all."""
+    return len(trace) < getattr(trace, "draws", 0)

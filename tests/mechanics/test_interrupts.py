@@ -347,7 +347,7 @@ def test_what_else_is_dropped_is_told_as_before(monkeypatch):
 # --- In PyMC ----------------------------------------------------------------------------------
 
 
-def interrupted_run(step, at, chains=1, tune=10):
+def interrupted_run(step, at, chains=1, draws=20):
     """Interrupt a run at a draw of its first chain, or of all its processes."""
 
     def interrupt(trace, draw):
@@ -356,7 +356,7 @@ def interrupted_run(step, at, chains=1, tune=10):
 
     options = {"progressbar": False, "compute_convergence_checks": False}
     return pm.sample(
-        20, tune=tune, chains=chains, cores=1, step=step, callback=interrupt, **options
+        draws, tune=10, chains=chains, cores=1, step=step, callback=interrupt, **options
     )
 
 
@@ -371,3 +371,5 @@ def test_a_run_that_is_interrupted_while_it_tunes():
         assert interrupted_run(step, 5, chains=2).posterior.sizes["draw"] == 20
         with pytest.raises(ValueError, match="Not enough samples"):
             interrupted_run(pm.Metropolis(), 5)
+        with pytest.raises(ValueError, match="Not enough samples"):  # nobody interrupts it
+            interrupted_run(step, 50, draws=0)
