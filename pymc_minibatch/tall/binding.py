@@ -151,8 +151,14 @@ def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model
             f"data[{name!r}] has shape {source.shape}; the model needs {described}, N any number."
         )
     dtype = np.dtype(own.leaf.type.dtype)
+    if not source.dtype.isnative:
+        raise ValueError(
+            f"data[{name!r}] has the bytes of its numbers in another order than this machine "
+            f"({source.dtype.str}), as files of FITS do. Convert it, as in "
+            f"{name}.astype({source.dtype.newbyteorder('=').name!r})."
+        )
     integers = source.dtype.kind in "iu" and dtype.kind in "iu"  # their range is looked at later
-    if not ((integers or np.can_cast(source.dtype, dtype, "safe")) and source.dtype.isnative):
+    if not (integers or np.can_cast(source.dtype, dtype, "safe")):
         raise ValueError(
             f"data[{name!r}] has dtype {source.dtype.str}, which does not convert safely to "
             f"{dtype}, that of the model's own data. Convert it, or build the model on data of "

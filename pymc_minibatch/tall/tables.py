@@ -327,6 +327,11 @@ def _open_dask(frame: Any) -> Table:
 
 
 def _open_frame(frame: Any) -> Table:
+    if hasattr(frame, "collect"):
+        raise ValueError(
+            f"A {type(frame).__name__} has no rows yet. Pass frame.collect(), or the Parquet files "
+            "that it reads."
+        )
     several = repeated(frame.columns)
     dtypes = {
         str(name): None if str(name) in several else _number_of(frame[name])
@@ -578,7 +583,8 @@ def _footer(filesystem: Any, path: str) -> _Footer:
             return _Footer(types, lengths, repeated(file.schema_arrow.names), state)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not a complete Parquet file ({_first_line(error)}). Write it again."
+            f"{path} is not a complete Parquet file ({_first_line(error)}). Write it again; if it "
+            "is of another kind, such as CSV, read it with pandas or polars and pass the table."
         ) from error
 
 
