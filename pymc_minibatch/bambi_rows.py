@@ -149,11 +149,12 @@ class BambiPredictions:
                 self._model.predict(found, self._kind, data=rows, random_seed=seed)
         except NewLevelsError:
             raise
-        except (*FAILURES, KeyError, NotImplementedError) as error:
+        except (*FAILURES, KeyError, TypeError, NotImplementedError) as error:
             self._check_known(found, first)  # a parameter that is nan may be refused as such
             raise ValueError(
                 f"Bambi cannot predict rows {first} to {first + len(rows) - 1} ({error}). Look for "
-                "columns that are missing and for levels of a group that the model has not seen."
+                "columns that are missing or of another type, and for levels of a group that the "
+                "model has not seen."
             ) from error
         parameter = self._check_known(found, first)
         if self._kind == "response_params":

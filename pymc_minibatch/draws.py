@@ -19,6 +19,7 @@ from pymc_minibatch.results import Layout, Result, matched
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.predictive import observed_input
+from pymc_minibatch.tall.slicing import leaf_value
 from pymc_minibatch.warn import warn
 
 __all__ = [
@@ -299,6 +300,7 @@ def draws_of_bambi(idata: Any, bambi: Any, max_draws: int | None) -> xr.Dataset:
         If shapes or labels are not those of the model, or draws are not finite.
     """
     result = Result(idata)
+    _warn_of_other_outcomes(result, bambi.backend.model)
     draws = Draws.__new__(Draws)
     draws.result, draws.model = result, bambi.backend.model
     draws.posterior = aligned(result.posterior, draws.model, with_effects=True)
@@ -306,6 +308,31 @@ def draws_of_bambi(idata: Any, bambi: Any, max_draws: int | None) -> xr.Dataset:
     for name, values in posterior.items():
         result.check_finite(str(name), values)
     return posterior
+
+
+def _warn_of_other_outcomes(result: Result, model: Model) -> None:
+    """Warn if a result of Bambi was observed on other outcomes than those of the model.
+
+    Bambi takes from its own rows what a formula computes of a whole column.
+    """
+    own = {str(rv.name): leaf_value(model.rvs_to_values[rv]) for rv in model.observed_RVs}
+    for values in result.observed():
+        name = str(values.name)
+        if name in own and not _are_equal(own[name], values.values):
+            warn(
+                "PMB407",
+                f"{result.what} was observed on other values of {name} than those of the Bambi "
+                "model. It predicts with the means, knots and levels of its own rows, where the "
+                "formula has functions of a whole column, such as scale(x). Pass the model that "
+                "was fitted.",
+            )
+
+
+def _are_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether values are the same, but for the rounding of a store."""
+    if np.shape(one) != np.shape(other) or {one.dtype.kind, other.dtype.kind} - set("biuf"):
+        return np.array_equal(one, other)
+    return bool(np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True))
 
 
 def aligned(posterior: xr.Dataset, model: Model, with_effects: bool = False) -> xr.Dataset:

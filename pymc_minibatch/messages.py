@@ -211,6 +211,12 @@ MESSAGES = {
         "Chains are stuck, so draws do not vary.",
         "Look at the chains first.",
     ),
+    "PMB407": Message(
+        "A result of Bambi is of other rows than its model",
+        "The outcomes of the model that you pass are not those of the result. Functions of a whole "
+        "column, such as `scale(x)`, use the rows of the model.",
+        "Pass the model that was fitted, and the rows to predict as `new_rows`.",
+    ),
     "PMB501": Message(
         "Rows are copied to this machine",
         "The step reads any row at any time, and the data are in partitions.",

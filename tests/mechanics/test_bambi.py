@@ -350,3 +350,21 @@ def test_the_discrepancy_puts_the_intercept_back(grouped):
     found = pmb.ksd(varied, model, control_variate=0)
     expected = pmb.ksd(plain, model.backend.model, control_variate=0)
     assert found.squared == pytest.approx(expected.squared, rel=1e-6)
+
+
+def test_a_result_of_other_rows(frame):
+    """Functions of a whole column are those of the model that is passed."""
+    few = frame.iloc[:300]
+    fitted = bambi.Model("yes ~ scale(x)", few, family="bernoulli")
+    options = OPTIONS | {"draws": 20, "tune": 20, "chains": 1, "progressbar": False}
+    idata = fitted.fit(compute_convergence_checks=False, **options)
+    new = pd.DataFrame({"x": [4.0, 6.0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pmb.MinibatchWarning)
+        pmb.predict(idata, model=fitted, new_rows=new)
+    for other in (frame.iloc[300:600], frame.iloc[:200]):
+        model = bambi.Model("yes ~ scale(x)", other, family="bernoulli")
+        with pytest.warns(pmb.MinibatchWarning, match="observed on other values of yes"):
+            pmb.predict(idata, model=model, new_rows=new)
+    with pytest.raises(ValueError, match="missing or of another type"):
+        pmb.predict(idata, model=fitted, new_rows=new.astype(str))

@@ -220,3 +220,17 @@ def test_a_damaged_file_is_named(model, frame, folder):
 def test_no_files(model, tmp_path):
     with pytest.raises(ValueError, match="There is no Parquet file at"):
         pmb.TallModel(model, data=tmp_path / "nothing")
+
+
+def test_what_is_no_table_yet(model, frame, tmp_path):
+    """Lazy frames, and files of other kinds."""
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    lazy = polars.LazyFrame({name: frame[name].to_numpy() for name in ("a", "b", "bought")})
+    with pytest.raises(ValueError, match=r"LazyFrame has no rows yet. Pass frame.collect\(\)"):
+        pmb.TallModel(model, data=lazy)
+    frame[:10].to_csv(tmp_path / "rows.csv")
+    with pytest.raises(ValueError, match="if it is of another kind, such as CSV, read it with"):
+        pmb.TallModel(model, data=str(tmp_path / "rows.csv"))
+    swapped = {"X": frame[["a", "b"]].to_numpy().astype(">f8"), "y": frame["bought"].to_numpy()}
+    with pytest.raises(ValueError, match=r"another order .*\(>f8\).*X.astype\('float64'\)"):
+        pmb.TallModel(model, data=swapped)
