@@ -4,9 +4,11 @@ A model is made of parts, each picked at random: predictors in raw units, priors
 (with kinks, heavy tails, bounds), group effects and their priors, a family, potentials, odd shapes
 and a few rows of another kind. :func:`generate` builds the same model for the same numbers, and,
 with `unit`, the same model with its predictors in other units. :func:`check` says what a short run
-makes of it. As a program it checks many::
+makes of it, and :func:`check_posterior` compares a longer one with importance sampling. As a
+program it checks many::
 
     python -m tests.generated --models 2000 --seed 1
+    python -m tests.generated --models 400 --posterior
 """
 
 import argparse
@@ -18,9 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from pymc.blocking import DictToArrayBijection, RaveledVars
+from scipy import stats
+from scipy.optimize import minimize
 
 import pymc_minibatch as pmb
 
@@ -790,12 +796,145 @@ def log_densities_differ(model: pm.Model, tall: pmb.TallModel, seed: int) -> str
     return ""
 
 
+# --- Posteriors -------------------------------------------------------------------------------
+
+MOST_PARAMETERS = 6
+"""Of a posterior that is known by importance sampling."""
+
+LEARNT, WEIGHTED = 1000, 5000
+"""Points that a proposal is learnt from, in each of some turns, and that are weighted."""
+
+LEAST_EFFECTIVE = 700.0
+"""Of them, with which a posterior counts as known."""
+
+FAR = 5.0
+"""Standard errors by which a mean or a variance may be off."""
+
+LONG_TUNE, LONG = 1000, 4000
+"""Draws of a run whose moments are compared."""
+
+
+class Known(NamedTuple):
+    """Means and variances of a posterior on unconstrained scales, and their standard errors."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    mean_error: np.ndarray
+    variance_error: np.ndarray
+
+
+def known_posterior(model: pm.Model, seed: int) -> Known | None:
+    """Integrate a posterior by importance sampling; None if it is not found that way.
+
+    The proposal is a Student distribution, learnt from weighted points: nothing of the package
+    takes part in it.
+    """
+    start, logp = (
+        DictToArrayBijection.map(model.initial_point()),
+        model.compile_logp(mode="FAST_COMPILE"),
+    )
+
+    def log_density(flat: np.ndarray) -> float:
+        point = DictToArrayBijection.rmap(RaveledVars(flat, start.point_map_info))
+        try:
+            value = float(logp(point))
+        except pm.distributions.dist_math.ParameterValueError:
+            return -np.inf
+        return value if np.isfinite(value) else -np.inf
+
+    with np.errstate(all="ignore"):
+        found = minimize(
+            lambda flat: min(-log_density(flat), 1e100),
+            start.data,
+            method="Nelder-Mead",
+            options={"maxfev": 100 * start.data.size, "fatol": 1e-3, "adaptive": True},
+        )
+        centre, covariance = found.x, np.diag(_widths(log_density, found.x) ** 2)
+        rng, n = np.random.default_rng(seed), LEARNT
+        for turn in range(6):
+            n = WEIGHTED if turn == 5 else LEARNT
+            law = stats.multivariate_t(centre, covariance, df=4, allow_singular=True, seed=rng)
+            points = np.atleast_2d(law.rvs(n).reshape(n, -1))
+            logs = np.array([log_density(point) for point in points]) - law.logpdf(points)
+            weights = np.exp(logs - logs.max())
+            weights /= weights.sum()
+            if turn < 5 and weights.max() > 0.05:  # a few points must not narrow the proposal
+                weights = np.minimum(weights, 0.05)
+                weights /= weights.sum()
+            centre = weights @ points
+            covariance = np.atleast_2d(np.cov(points.T, aweights=weights + 1e-300, ddof=0))
+            if not np.isfinite(covariance).all():
+                return None
+        if 1.0 / np.sum(weights**2) < LEAST_EFFECTIVE:
+            return None
+    away = points - centre
+    variance = weights @ away**2
+    return Known(
+        centre,
+        variance,
+        np.sqrt(weights**2 @ away**2),
+        np.sqrt(weights**2 @ (away**2 - variance) ** 2),
+    )
+
+
+def _widths(log_density: Callable[[np.ndarray], float], mode: np.ndarray) -> np.ndarray:
+    """Return how far along each axis the density falls by half a unit."""
+    top, widths = log_density(mode), np.ones(mode.size)
+    for i in range(mode.size):
+        step = np.zeros(mode.size)
+        for widths[i] in 10.0 ** np.arange(3, -12, -0.5):
+            step[i] = widths[i]
+            if min(top - log_density(mode + step), top - log_density(mode - step)) < 1.0:
+                break
+    return widths
+
+
+def check_posterior(made: Generated, seed: int = 0) -> Outcome:
+    """Compare the draws of a model with its posterior, where that is known."""
+    model = made.model
+    if sum(np.size(value) for value in model.initial_point().values()) > MOST_PARAMETERS:
+        return Outcome("unknown", "many parameters")
+    if model.discrete_value_vars:
+        return Outcome("unknown", "discrete")
+    known = known_posterior(model, seed)
+    if known is None:
+        return Outcome("unknown", "importance sampling")
+    try:
+        step = pmb.MinibatchMH(model=model, rng=seed)
+    except REFUSALS as refusal:
+        return Outcome("refused", str(refusal))
+    step.setup_chain(np.random.default_rng(seed), LONG_TUNE, LONG)
+    point = model.initial_point()
+    for _ in range(LONG_TUNE):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    draws = np.empty((LONG, known.mean.size))
+    for i in range(LONG):
+        point, _ = step.step(point)
+        draws[i] = DictToArrayBijection.map(point).data
+    away = draws - known.mean
+    found = []
+    for what, values, right, error in (
+        ("mean", draws, known.mean, known.mean_error),
+        ("variance", away**2, known.variance, known.variance_error),
+    ):
+        effective = np.array([float(az.ess(values[None, :, i])) for i in range(draws.shape[1])])
+        noise = np.hypot(values.std(axis=0) / np.sqrt(np.fmax(effective, 1.0)), error)
+        z = (values.mean(axis=0) - right) / noise
+        worst = int(np.argmax(np.abs(z)))
+        text = f"{what} {worst}: z {z[worst]:.1f}, of {effective[worst]:.0f} draws"
+        found.append((abs(z[worst]), text))
+    kind = "fault" if max(found)[0] > FAR else "agreed"
+    return Outcome(kind, f"{max(found)[1]}; {step.choice}")
+
+
 def main() -> None:
     """Check many models, and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--posterior", action="store_true", help="compare small ones' draws")
     parser.add_argument("--seconds", type=float, default=np.inf, help="stop after so many")
     options = parser.parse_args()
     logging.getLogger("pymc").setLevel(logging.ERROR)
@@ -807,7 +946,7 @@ def main() -> None:
             break
         before = time.perf_counter()
         made = generate(options.seed, number)
-        outcome = check(made)
+        outcome = (check_posterior if options.posterior else check)(made)
         counts[outcome.kind] += 1
         n += 1
         seconds = time.perf_counter() - before

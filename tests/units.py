@@ -45,6 +45,10 @@ ORDERS = {
 }
 
 
+type Draws = dict[str, np.ndarray]
+"""Of each variable, on its unconstrained scale."""
+
+
 def power_of_two(exponent: int) -> float:
     """Return the power of two next to 10 to the power of an exponent."""
     return float(2.0 ** round(exponent * np.log2(10.0)))
@@ -87,7 +91,7 @@ def in_units(unit: float, units: dict[str, float]) -> Iterator[None]:
         yield
 
 
-def run(build: Callable[[], pm.Model], unit: float) -> tuple[str, dict[str, np.ndarray]]:
+def run(build: Callable[[], pm.Model], unit: float = 1.0) -> tuple[str, Draws]:
     """Return how a model is sampled, or why it is not, and some draws, in the units it is in."""
     units: dict[str, float] = {}
     with in_units(unit, units):
@@ -116,7 +120,12 @@ def run(build: Callable[[], pm.Model], unit: float) -> tuple[str, dict[str, np.n
 
 def difference(build: Callable[[], pm.Model], unit: float) -> str:
     """Say how a run in another unit differs; nothing if it does not."""
-    (choice, draws), (other, others) = run(build, 1.0), run(build, unit)
+    return differ(run(build), run(build, unit))
+
+
+def differ(first: tuple[str, Draws], second: tuple[str, Draws]) -> str:
+    """Say how two runs differ; nothing if they do not."""
+    (choice, draws), (other, others) = first, second
     if choice != other:
         return f"{choice!r} becomes {other!r}"
     for name, chain in draws.items():
