@@ -6,6 +6,7 @@ others, whose effects may move beside its own.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
         by_row = [part for part in each if _is_like(part, value) and _reads(part, flat, inputs)]
         if not by_row:
             return None
-        checked: Any = pt.switch(pt.and_(*by_row) if by_row[1:] else by_row[0], value, -np.inf)
+        checked: Any = pt.switch(reduce(pt.and_, by_row), value, -np.inf)
         others = [pt.all(part) for part in each if part not in by_row]
         return [pt.cast(op(checked, *others) if others else checked, node.outputs[0].type.dtype)]
 

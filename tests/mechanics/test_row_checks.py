@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
+from scipy import stats
 
 import pymc_minibatch as pmb
 
@@ -45,6 +47,21 @@ def test_one_impossible_row(kind: str) -> None:
     alone = {**point, "scale_log__": np.array(-800.0)}  # of all rows
     if kind != "beta binomial":
         assert not np.isfinite(tall.row_logp(alone, np.arange(N))).any()
+
+
+def test_three_conditions_of_a_row() -> None:
+    """As of negative binomial rows that have a dispersion each: 0 ≤ p, p ≤ 1 and n > 0."""
+    rng = np.random.default_rng(2)
+    group, y = np.arange(N) % GROUPS, rng.poisson(2.0, N)
+    with pytensor.config.change_flags(on_opt_error="raise"), pm.Model() as model:
+        effect, of_alpha = pm.Normal("effect", shape=GROUPS), pm.Normal("of_alpha", shape=GROUPS)
+        mu, alpha = pt.exp(effect)[group], pt.exp(of_alpha)[group]
+        pm.NegativeBinomial("y", mu=mu, alpha=alpha, observed=y)
+        tall = pmb.TallModel()
+    point = {name: rng.normal(size=GROUPS) for name in model.initial_point()}
+    n, mean = np.exp(point["of_alpha"])[group], np.exp(point["effect"])[group]
+    expected = stats.nbinom.logpmf(y, n, n / (n + mean))
+    np.testing.assert_allclose(tall.row_logp(point, np.arange(N)), expected)
 
 
 def test_levels_move_beside_one_that_cannot() -> None:
