@@ -51,6 +51,9 @@ FEW_POINTS, FEWEST_POINTS = 256, 40
 """Fewer points are spread as opposite pairs from the normal approximation, and none if k̂ could not
 be found of them."""
 
+POINTS_BY_DIMENSION = 16
+"""So are fewer than so many for each coordinate, of which their widths alone take four."""
+
 EVEN = 0.5
 """Share of the points that weights are worth, from which no second spread is needed."""
 
@@ -115,7 +118,7 @@ def weighted_design(
     n
         How many points can be afforded.
     """
-    if n < FEW_POINTS:
+    if n < max(FEW_POINTS, POINTS_BY_DIMENSION * size):
         return _of_few(rng, log_densities, size, n)
     n = 2 ** int(math.log2(n))  # Sobol points are balanced then
     mean, root = np.zeros(size), np.eye(size)

@@ -90,6 +90,9 @@ PLAIN_ROWS, PLAIN_POINT, MOST_PLAIN_POINTS = 1e8, 2e4, 4096
 """Rows that design points of a model without effects may evaluate (about 1 s), what a point costs
 beside them, in rows, and most points."""
 
+COLUMNS_OF_A_ROW = 50
+"""So many more columns make a row cost as much again."""
+
 POINTS_AT_ONCE = 64
 """Points of a model without effects at which each chunk of rows is evaluated."""
 
@@ -169,7 +172,8 @@ class GaussianApproximation:
         self.mean, self.start = control.gaussian.center, start
         self.factor = np.linalg.cholesky(precision)
         self.log_densities = log_densities
-        self.n_points = int(min(PLAIN_ROWS / (n_rows + PLAIN_POINT), MOST_PLAIN_POINTS))
+        cost = n_rows * (1.0 + self.mean.size / COLUMNS_OF_A_ROW) + PLAIN_POINT
+        self.n_points = int(min(PLAIN_ROWS / cost, MOST_PLAIN_POINTS))
         self._design: WeightedDesign | None = None
         self._has_looked = False
 
