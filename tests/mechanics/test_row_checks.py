@@ -20,6 +20,10 @@ def _rows(kind: str, group: np.ndarray, effect: Any, scale: Any, x: np.ndarray) 
         trials = np.full(N, 9)
         alpha, beta = 50 * rate, 50 * (1 - rate)
         pm.BetaBinomial("y", n=trials, alpha=alpha, beta=beta, observed=np.full(N, 4))
+    elif kind == "several conditions":
+        log_size = pm.Normal("log_size", shape=GROUPS)
+        mean, size = pt.exp(-effect[group]), pt.exp(log_size[group])
+        pm.NegativeBinomial("y", mu=mean, alpha=size, observed=np.full(N, 4))
     elif kind == "two columns":
         mean = pt.exp(effect[group])[:, None] * np.ones(2)
         pm.Gamma("y", mu=mean, sigma=scale, observed=np.column_stack([x, x]))
@@ -27,7 +31,9 @@ def _rows(kind: str, group: np.ndarray, effect: Any, scale: Any, x: np.ndarray) 
         pm.Gamma("y", mu=pt.exp(effect[group]), sigma=scale, observed=pm.Data("x", x))
 
 
-@pytest.mark.parametrize("kind", ["beta binomial", "two columns", "data that can be set"])
+@pytest.mark.parametrize(
+    "kind", ["beta binomial", "two columns", "several conditions", "data that can be set"]
+)
 def test_one_impossible_row(kind: str) -> None:
     rng = np.random.default_rng(1)
     group, x = np.arange(N) % GROUPS, rng.gamma(2.0, 1.0, N)
@@ -39,13 +45,17 @@ def test_one_impossible_row(kind: str) -> None:
     point = {k: np.asarray(v, dtype=float) for k, v in model.initial_point().items()}
     usual = tall.row_logp(point, np.arange(N))
     far = {**point, "effect": np.where(np.arange(GROUPS) == 3, 800.0, 0.0)}
-    if kind != "beta binomial":
+    if kind not in ("beta binomial", "several conditions"):
         far["effect"] *= -1.0
     found = tall.row_logp(far, np.arange(N))
     np.testing.assert_array_equal(found[group != 3], usual[group != 3])
+    if kind == "several conditions":  # which are that the size is positive, and a share in [0, 1]
+        far = {**point, "log_size": np.where(np.arange(GROUPS) == 3, -800.0, 0.0)}
+        found = tall.row_logp(far, np.arange(N))
+        np.testing.assert_array_equal(found[group != 3], usual[group != 3])
     assert not np.isfinite(found[group == 3]).any()
     alone = {**point, "scale_log__": np.array(-800.0)}  # of all rows
-    if kind != "beta binomial":
+    if kind not in ("beta binomial", "several conditions"):
         assert not np.isfinite(tall.row_logp(alone, np.arange(N))).any()
 
 
