@@ -110,7 +110,10 @@ class LatentField:
         everything = latent.dense, latent.groups.ravel()
         sizes = of_phi[np.concatenate(both)], spread
         probed = points[:PROBES]
-        self._map = SparseJacobian(derivatives, "push", probed, latent.dense, both, sizes)
+        apart = [column for factor in levels[1:] for column in factor.latent.T]
+        self._map = SparseJacobian(
+            derivatives, "push", probed, latent.dense, both, sizes, apart=apart
+        )
         self._prior = SparseJacobian(
             derivatives,
             "prior_product",
@@ -119,6 +122,7 @@ class LatentField:
             everything,
             (1.0 / spread[np.concatenate(everything)], spread),
             symmetric=True,
+            apart=apart,
         )
         own = spread[latent.groups]
         self._noise_of_map = ROUNDING * of_phi[rows.groups][:, :, None] / own[:, None, :]

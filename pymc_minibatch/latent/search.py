@@ -53,6 +53,12 @@ DENSE_SHARE = 0.25
 LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
 
+LONGEST_EXACTLY = 4.0
+"""The same where an expansion is right everywhere."""
+
+WIDTH = 0.1
+"""Steps over which the width of the marginal of a hyperparameter is looked at."""
+
 HALVINGS = 12
 WRONG, WRONG_BY_SIZE = 30.0, 0.5
 """The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
@@ -178,6 +184,7 @@ class _Search:
         self.exact: Expansion | None = None
         self.budget = RowBudget(math.inf)
         self.is_known: Callable[[np.ndarray], bool] | None = None
+        self.scale_of_hyper: np.ndarray | None = None
         n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
         self.counts = np.zeros(n_phi)
         for factor in factors:
@@ -330,14 +337,34 @@ class _Search:
         start = surrogate.center[self.field.hyper]
         if not start.size:
             return start
+        scale = self._scale_of_hyper(surrogate, start)
+        longest = LONGEST if self.exact is None else LONGEST_EXACTLY
         found = minimize(
-            lambda h: -max(surrogate.log_marginal(h), -1e300),
-            start,
+            lambda u: -max(surrogate.log_marginal(start + scale * u), -1e300),
+            np.zeros(start.size),
             method="L-BFGS-B",
-            bounds=[(h - LONGEST, h + LONGEST) for h in start],
-            options={"eps": DIFFERENCE, "maxiter": 30, "ftol": 1e-7},
+            bounds=[(-longest / s, longest / s) for s in scale],
+            options={"eps": DIFFERENCE / scale, "maxiter": 30, "ftol": 1e-7},
         )
-        return found.x
+        return np.asarray(start + scale * found.x)
+
+    def _scale_of_hyper(self, surrogate: Surrogate, start: np.ndarray) -> np.ndarray:
+        """Return about how wide the marginal of each hyperparameter is, given the others.
+
+        That of a scale of few levels is wider by orders than that of many rows. In their own units
+        the climb would take many steps.
+        """
+        if self.scale_of_hyper is None:
+            peak, scale = surrogate.log_marginal(start), np.ones(start.size)
+            for i in range(start.size):
+                step = np.zeros(start.size)
+                step[i] = WIDTH
+                ends = surrogate.log_marginal(start + step), surrogate.log_marginal(start - step)
+                curvature = (2 * peak - sum(ends)) / WIDTH**2
+                if math.isfinite(curvature):
+                    scale[i] = 1.0 / math.sqrt(max(curvature, 1.0))
+            self.scale_of_hyper = scale
+        return self.scale_of_hyper
 
     def turn(
         self, surrogate: Surrogate, data: tuple[np.ndarray, ...]

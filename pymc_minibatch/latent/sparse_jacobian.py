@@ -31,6 +31,12 @@ LEAST_SINGULAR = 1e-6
 MOST_SCALED = 4 * 10**6
 """Entries of a matrix whose columns are scaled together; its inverse costs their power 3/2."""
 
+LEAST_APART, MOST_SHARED, NOTICED, RTOL_APART = 8, 8, 1e-9, 1e-9
+"""More columns than this are looked at together, if they have no more rows in common than the next,
+as levels have that of their mean. Of these sums are not what they should be, by so much relative to
+them; and where entries are smaller than this, relative to what is natural for them, columns are
+looked at one after the other."""
+
 FULL_COLUMN = 5
 """A column with more entries has derivatives of its own, and its row is not read again."""
 
@@ -113,6 +119,9 @@ class SparseJacobian:
     symmetric
         Whether the first part is symmetric. Then entries that others have in common with a column
         of many, such as effects with their mean, are taken from that column.
+    apart
+        Positions of columns of which no two are thought to have a row in common, such as those of
+        the levels of a factor. They are found by three derivatives, if it is so.
 
     Attributes
     ----------
@@ -129,11 +138,12 @@ class SparseJacobian:
         rows: tuple[np.ndarray, np.ndarray],
         sizes: tuple[np.ndarray, np.ndarray],
         symmetric: bool = False,
+        apart: Sequence[np.ndarray] = (),
     ) -> None:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, np.concatenate(rows)
         self.of_rows, self.of_columns = sizes[0], sizes[1][positions]
-        self.row, self.column, seen = self._probe(points)
+        self.row, self.column, seen = self._probe(points, apart, symmetric)
         changes = np.zeros(positions.size, dtype=np.bool_)
         self.noise = ROUNDING * self.of_rows[self.row] / self.of_columns[self.column]
         close = RTOL * np.abs(seen).max(axis=0) + self.noise
@@ -177,10 +187,31 @@ class SparseJacobian:
         there = keys[mirror] == wanted if keys.size else np.zeros(0, dtype=np.bool_)
         return in_square[taken][there], mirror[there]
 
-    def _probe(self, points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _probe(
+        self, points: Sequence[np.ndarray], apart: Sequence[np.ndarray], symmetric: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where entries are not zero at some of the points, by rows, and these entries."""
-        at, columns, entries = [], [], []
-        for j, position in enumerate(self.positions):
+        at: list[np.ndarray] = []
+        columns: list[np.ndarray] = []
+        entries: list[np.ndarray] = []
+        waits = np.ones(self.positions.size, dtype=np.bool_)
+        joined: dict[int, list[np.ndarray]] = {}
+        for positions in apart:
+            own = np.searchsorted(self.positions, positions)
+            found = self._probe_apart(points, own) if own.size > LEAST_APART else None
+            if found is None:
+                continue
+            *own_entries, shared = found
+            if shared.size and not (symmetric and self._are_others(shared, apart)):
+                continue
+            waits[own] = False
+            for row in shared.tolist():
+                joined.setdefault(row, []).append(own)
+            for parts, part in zip((at, columns, entries), own_entries, strict=True):
+                parts.append(part)
+        waits[[*joined]] = True
+        for j in np.flatnonzero(waits):
+            position = self.positions[j]
             derivatives = []
             for point in points:
                 seed = np.zeros(point.size)
@@ -193,11 +224,57 @@ class SparseJacobian:
             at.append(own)
             columns.append(np.full(own.size, j))
             entries.append(column[:, own])
+            for others in joined.get(int(j), []):
+                below = np.intersect1d(own, others)
+                at.append(np.full(below.size, j))
+                columns.append(below)
+                entries.append(column[:, below])
         none = np.empty(0, dtype=np.int64)
         row, column = np.concatenate([none, *at]), np.concatenate([none, *columns])
         order = np.lexsort((column, row))
         seen = np.concatenate([np.empty((len(points), 0)), *entries], axis=1)
         return row[order], column[order], seen[:, order]
+
+    def _probe_apart(
+        self, points: Sequence[np.ndarray], own: np.ndarray
+    ) -> tuple[np.ndarray, ...] | None:
+        """Return the same for columns of which no two have a row in common but for a few rows.
+
+        Also return these rows; nothing where there are many. Of three sums of the columns with
+        other weights, the first gives the entries, the ratio of the second to it says of which
+        column each is, and the third has to be what follows.
+        """
+        n = own.size
+        ratios = 1.0 + np.arange(n) / n, np.random.default_rng(7).uniform(0.5, 1.5, n)
+        first = self.of_columns[own]
+        sums = np.empty((len(points), 3, self.rows.size))
+        for point, parts in zip(points, sums, strict=True):
+            for part, ratio in zip(parts, (1.0, *ratios), strict=True):
+                seed = np.zeros(point.size)
+                seed[self.positions[own]] = first * ratio
+                part[:] = self.along(point, seed)
+        read = np.flatnonzero(sums.any(axis=(0, 1)))
+        sums = sums[:, :, read]
+        if not np.isfinite(sums).all() or not read.size:
+            return None
+        size = np.abs(sums[:, 0])
+        largest = np.argmax(size, axis=0), np.arange(read.size)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = np.nan_to_num((sums[:, 1][largest] / sums[:, 0][largest] - 1.0) * n)
+        j = np.clip(np.rint(place), 0, n - 1).astype(np.int64)
+        shared = np.zeros(read.size, dtype=np.bool_)
+        for part, ratio in zip((sums[:, 1], sums[:, 2]), ratios, strict=True):
+            shared |= np.any(np.abs(part - sums[:, 0] * ratio[j]) > RTOL_APART * size, axis=0)
+        small = size[largest] <= NOTICED * np.minimum(size.max(), self.of_rows[read])
+        if np.count_nonzero(shared) > MOST_SHARED or np.any(small & ~shared):
+            return None
+        alone = ~shared
+        return read[alone], own[j[alone]], (sums[:, 0] / first[j])[:, alone], read[shared]
+
+    def _are_others(self, rows: np.ndarray, apart: Sequence[np.ndarray]) -> bool:
+        """Whether some rows are, in the symmetric part, those of columns that are not apart."""
+        in_square = rows.max() < self.positions.size
+        return bool(in_square and not np.isin(self.positions[rows], np.concatenate(apart)).any())
 
     def along(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
         """Return the derivative along a direction."""

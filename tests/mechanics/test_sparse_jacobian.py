@@ -1,0 +1,58 @@
+"""Columns of a sparse matrix by few directional derivatives."""
+
+import numpy as np
+import pytest
+
+from pymc_minibatch.latent import sparse_jacobian
+from pymc_minibatch.latent.sparse_jacobian import SparseJacobian
+
+N, MEAN, COMMON = 40, 40, 41
+"""Levels; then their mean, and a coefficient."""
+
+
+class Precision:
+    """Products with the precision of levels with a mean and a scale, and of a coefficient."""
+
+    def __init__(self, joined: bool) -> None:
+        self.joined, self.n_products = joined, 0
+
+    def product(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        self.n_products += 1
+        matrix = np.diag(np.append(np.linspace(1.0, 2.0, N), [30.0, 5.0]))
+        matrix[:N, MEAN] = matrix[MEAN, :N] = -0.5
+        matrix[MEAN, COMMON] = matrix[COMMON, MEAN] = 0.1
+        if self.joined:
+            matrix[np.arange(N - 1), np.arange(1, N)] = 0.2
+            matrix[np.arange(1, N), np.arange(N - 1)] = 0.2
+        return np.exp(-2.0 * point[0]) * (matrix @ seed)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_levels_are_found_together(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as one by one, also if neighbours have entries in common, as in a random walk."""
+    rng = np.random.default_rng(1)
+    points, positions = list(rng.normal(size=(3, N + 2))), np.arange(N + 2)
+    found, products = [], []
+    for least in (8, N):
+        monkeypatch.setattr(sparse_jacobian, "LEAST_APART", least)
+        precision = Precision(joined)
+        found.append(
+            SparseJacobian(
+                precision,
+                "product",
+                points,
+                positions,
+                (positions, positions[:0]),
+                (np.ones(N + 2), np.ones(N + 2)),
+                symmetric=True,
+                apart=[np.arange(N)],
+            )
+        )
+        products.append(precision.n_products)
+    together, singly = found
+    np.testing.assert_array_equal(together.row, singly.row)
+    np.testing.assert_array_equal(together.column, singly.column)
+    np.testing.assert_allclose(together.base, singly.base, rtol=1e-12)
+    np.testing.assert_allclose(together.entries(points[1]), singly.entries(points[1]), rtol=1e-12)
+    assert products[1] == 3 * (N + 2)
+    assert products[0] == (3 * (3 + 2) if not joined else 3 * (3 + N + 2))
