@@ -189,6 +189,12 @@ class _Run:
 
     def __init__(self, step: MinibatchMH, rng: np.random.Generator, draws: int) -> None:
         self.step, self.rng, self.n_draws = step, rng, draws
+        if step.latent is not None and not step.latent.has_determinant:
+            raise NoReferenceError(
+                f"{step.latent.field.latent.dense.size:,} coefficients and effects are outside of "
+                "the largest grouping factor. Sample the model instead, with MinibatchMH: the "
+                "density of hyperparameters is known to an estimate only."
+            )
         known = approximation_of(step.latent, step.control, step.tall)
         if known is None:
             raise NoReferenceError(

@@ -40,6 +40,7 @@ from pymc_minibatch.latent.cholesky import (
     factor_dense,
     factor_sparse,
 )
+from pymc_minibatch.latent.krylov import KrylovRoot
 from pymc_minibatch.latent.layout import ArrowheadLayout
 
 __all__ = [
@@ -60,6 +61,11 @@ Matrix = Any
 
 SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 """From what size and below what share of entries that are not zero a matrix is kept sparse."""
+
+
+MOST_FACTORED = 3000
+"""A larger border beside groups is not factored: it would take more than half a second for each
+value of the hyperparameters, with the cube of the size."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,10 @@ class ArrowheadMatrix:
         """
         cholesky = factored_blocks(self.blocks)
         reduced = _solve_each(cholesky, self.cross)
+        if reduced.size and self.dense.shape[0] > MOST_FACTORED:
+            root = KrylovRoot(self.dense, reduced)
+            _ = root.scale
+            return ArrowheadFactor(root, reduced, cholesky)
         rest = _minus_gram(self.dense, reduced)
         schur = factor_sparse(rest) if sparse.issparse(rest) else factor_dense(rest)
         return ArrowheadFactor(schur, reduced, cholesky)
@@ -152,15 +162,15 @@ class ArrowheadFactor:
 
     Attributes
     ----------
-    schur : DenseCholesky or SparseCholesky
-        Factor of what elimination of the groups leaves for the dense part.
+    schur : DenseCholesky, SparseCholesky or KrylovRoot
+        Factor, or another root, of what elimination of the groups leaves for the dense part.
     reduced : ndarray or sparse array, shape (G q, p)
         ``W_g = C_g⁻¹ B_g``, one below the other.
     cholesky : ndarray, shape (G, q, q)
         Lower factors C_g of the groups' blocks.
     """
 
-    schur: DenseCholesky | SparseCholesky
+    schur: DenseCholesky | SparseCholesky | KrylovRoot
     reduced: Matrix
     cholesky: np.ndarray
 

@@ -42,6 +42,7 @@ class DenseCholesky:
     """
 
     lower: np.ndarray
+    has_determinant = True
 
     @property
     def work(self) -> float:
@@ -111,6 +112,7 @@ class SparseCholesky:
     rows: np.ndarray
     entries: np.ndarray
     diagonal: np.ndarray
+    has_determinant = True
 
     @property
     def work(self) -> float:

@@ -68,6 +68,11 @@ def make_latent_sampler(
         samplers = [
             WholeSampler(tall, latent_model._replace(reference=mode), temperature) for mode in modes
         ]
+    if len(samplers) > 1 and not samplers[0].has_determinant:
+        raise NoFieldError(
+            "There are several modes, and too many effects outside of the largest grouping factor "
+            "to move between them."
+        )
     return samplers[0] if len(samplers) == 1 else ModeSampler(samplers)
 
 

@@ -11,7 +11,7 @@ the dense columns by BLAS, the gathered entries by group.
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -20,6 +20,7 @@ from scipy import sparse
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.jit.memory import SHARE, free_bytes, require_memory
+from pymc_minibatch.latent import arrowhead
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.reference.remainders import second_order
@@ -113,12 +114,14 @@ def expand(
             first, second = rest[:k], _concave(rest[k:], k) if concave else rest[k:]
             columns, entries, weights = rows.arrays.jitted(*batch)
             sums.value += float(np.sum(logp))
-            _add_dense(reads, columns, first, second, place, sums.slope, sums.dense)
+            sums.add_columns(reads, columns, first, second, place)
             if entries.shape[1]:
                 pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
                 pairs = pairs.reshape(k, k, -1)
                 places = place[entries]
                 meetings += _meetings(places, weights, reads.local, pairs, layout.dense.size)
+                if sums.is_sparse:
+                    sums.add_dense_entries(reads, columns, places, weights, pairs)
                 add_gathered(
                     columns,
                     place[reads.dense],
@@ -134,6 +137,7 @@ def expand(
                     sums.columns,
                     sums.blocks,
                 )
+        sums.close()
         if meetings:
             values, at, others = (np.concatenate(parts) for parts in zip(*meetings, strict=True))
             sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
@@ -145,8 +149,8 @@ def expand(
         total = reduce(_Sums.__add__, pool.map(part, bounds))
     t, none = temperature, np.zeros(phi.size)
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
-    cross = total.cross(place[reads.dense]) / t
-    curvature = ArrowheadMatrix(compact((total.dense + total.dense.T) / (2 * t)), cross, blocks)
+    cross, dense = (make(place[reads.dense]) / t for make in (total.cross, total.whole_dense))
+    curvature = ArrowheadMatrix(compact(dense), cross, blocks)
     with np.errstate(invalid="ignore"):  # not finite where the log-likelihood is not
         psd_shift = semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
@@ -174,7 +178,8 @@ def _n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
 def curvature_bytes(layout: ArrowheadLayout, n_columns: int) -> float:
     """Return the bytes of the curvature by all that rows read of a number of dense columns."""
     (n_groups, width), n_dense = layout.groups.shape, layout.dense.size
-    entries = n_dense**2 + n_groups * width * (n_columns + width)
+    size = n_dense if n_dense <= arrowhead.MOST_FACTORED else n_columns
+    entries = n_dense * size + n_groups * width * (n_columns + width)
     return 8.0 * max(1, entries)
 
 
@@ -188,6 +193,11 @@ class _Sums:
         With each dense column of the data.
     meetings : sparse array, shape (G q', P_dense)
         With gathered entries, those of other factors.
+    by_column, of_columns : ndarray, shapes (P_dense, C) and (C, C)
+        Where the dense part is large and not kept as an array: its gathered entries with the dense
+        columns of the data, and these with each other.
+    pairs : sparse array, shape (P_dense, P_dense)
+        There, its gathered entries with each other.
     """
 
     value: float
@@ -196,28 +206,100 @@ class _Sums:
     columns: np.ndarray
     meetings: sparse.csr_array
     blocks: np.ndarray
+    by_column: np.ndarray
+    of_columns: np.ndarray
+    pairs: sparse.csr_array
 
     @classmethod
     def zeros(cls, layout: ArrowheadLayout, reads: DesignTerms) -> "_Sums":
         n_dense, (n_groups, width) = layout.dense.size, layout.groups.shape
+        is_sparse, n_columns = n_dense > arrowhead.MOST_FACTORED, reads.dense.size
         return cls(
             0.0,
             np.zeros(n_dense + layout.groups.size),
-            np.zeros((n_dense, n_dense)),
-            np.zeros((layout.groups.size, reads.dense.size)),
+            np.zeros((n_dense, 0 if is_sparse else n_dense)),
+            np.zeros((layout.groups.size, n_columns)),
             sparse.csr_array((layout.groups.size, n_dense)),
             np.zeros((n_groups, width, width)),
+            np.zeros((n_dense if is_sparse else 0, n_columns)),
+            np.zeros((n_columns, n_columns)),
+            sparse.csr_array((n_dense, n_dense)),
         )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the dense part is large and kept in parts."""
+        return self.dense.shape[1] < self.dense.shape[0]
+
+    def add_columns(
+        self,
+        reads: DesignTerms,
+        columns: np.ndarray,
+        first: list[np.ndarray],
+        second: list[np.ndarray],
+        place: np.ndarray,
+    ) -> None:
+        """Add what dense columns give."""
+        at, curvature = place[reads.dense], self.dense
+        if self.is_sparse:
+            at, curvature = np.arange(reads.dense.size), self.of_columns
+        _add_dense(reads, columns, first, second, at, self.slope, curvature)
+
+    def add_dense_entries(
+        self,
+        reads: DesignTerms,
+        columns: np.ndarray,
+        places: np.ndarray,
+        weights: np.ndarray,
+        second: np.ndarray,
+    ) -> None:
+        """Add what gathered entries of the dense part give with columns and each other."""
+        in_dense, local = places < self.dense.shape[0], reads.local
+        for s in range(places.shape[1]):
+            own = np.flatnonzero(in_dense[:, s])
+            if not own.size:
+                continue
+            of_columns = second[local[s], reads.dense_local][:, own].T * columns[own]
+            np.subtract.at(self.by_column, places[own, s], weights[own, s, None] * of_columns)
+            for t in range(places.shape[1]):
+                both = own[in_dense[own, t]]
+                values = weights[both, s] * weights[both, t] * second[local[s], local[t], both]
+                self.triplets.append((-values, places[both, s], places[both, t]))
+
+    @cached_property
+    def triplets(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What is to be added to `pairs`: entries, rows and columns."""
+        return []
+
+    def close(self) -> None:
+        """Sum what was listed."""
+        if self.triplets:
+            values, at, others = (np.concatenate(x) for x in zip(*self.triplets, strict=True))
+            self.pairs += sparse.csr_array((values, (at, others)), self.pairs.shape)
+            self.triplets.clear()
 
     def __add__(self, other: "_Sums") -> "_Sums":
         return _Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def cross(self, places: np.ndarray) -> Matrix:
-        """Join both parts; `places` are those of the columns in the dense part."""
+    def whole_dense(self, places: np.ndarray) -> Matrix:
+        """Join the parts of the dense part; `places` are those of the columns in it."""
+        if not self.is_sparse:
+            return (self.dense + self.dense.T) / 2
+        projector = self._projector(places)
+        by_column = sparse.csr_array(self.by_column) @ projector
+        of_columns = projector.T @ sparse.csr_array(self.of_columns) @ projector
+        whole = self.pairs + of_columns
+        return (whole + whole.T) / 2 + by_column + by_column.T
+
+    def _projector(self, places: np.ndarray) -> sparse.csr_array:
         n_columns = places.size
         shape = n_columns, self.dense.shape[0]
-        projector = sparse.csr_array((np.ones(n_columns), (np.arange(n_columns), places)), shape)
-        return compact(sparse.csr_array(self.columns) @ projector + self.meetings)
+        return sparse.csr_array((np.ones(n_columns), (np.arange(n_columns), places)), shape)
+
+    def cross(self, places: np.ndarray) -> Matrix:
+        """Join both parts; `places` are those of the columns in the dense part."""
+        of_columns = sparse.csr_array(self.columns) @ self._projector(places)
+        return compact(of_columns + self.meetings)
 
 
 def _meetings(
@@ -279,7 +361,7 @@ def _add_dense(
     slope: np.ndarray,
     curvature: np.ndarray,
 ) -> None:
-    """Add what dense columns give."""
+    """Add what dense columns give, each at its place in the curvature."""
     for i in range(len(first)):
         own = np.flatnonzero(reads.dense_local == i)
         if not own.size:
@@ -291,7 +373,7 @@ def _add_dense(
             if not others.size:
                 continue
             block = mine.T @ (_full(second, i, j)[:, None] * columns[:, others])
-            rows, cols = place[reads.dense[own]], place[reads.dense[others]]
+            rows, cols = place[own], place[others]
             np.subtract.at(curvature, np.ix_(rows, cols), block)
             if i != j:
                 np.subtract.at(curvature, np.ix_(cols, rows), block.T)
@@ -326,7 +408,7 @@ def add_gathered(
                 value = ws * second[ls, column_local[c], n] * columns[n, c]
                 if in_group:
                     by_columns[ps - p, c] -= value
-                else:
+                elif dense.shape[1] > 0:
                     dense[ps, column_place[c]] -= value
                     dense[column_place[c], ps] -= value
             for t in range(entries.shape[1]):
@@ -334,5 +416,5 @@ def add_gathered(
                 value = ws * weights[n, t] * second[ls, entry_local[t], n]
                 if in_group and pt_ >= p:
                     blocks[g, slot, (pt_ - p) % width] -= value
-                elif not in_group and pt_ < p:
+                elif not in_group and pt_ < p and dense.shape[1] > 0:
                     dense[ps, pt_] -= value

@@ -124,8 +124,10 @@ class LinearMoves(LatentMoves):
             Planned(DensePart(self)),
         ]
         super().__init__(model, ExactDecisions(), plan)
-        bank_size = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + linear.n_dense**2)))
-        self.bank = FactorBank(linear.frame, model.tails, bank_size)
+        number = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + linear.n_dense**2)))
+        if not model.has_determinant:  # it cancels as long as all moves have the same
+            number = 1
+        self.bank = FactorBank(linear.frame, model.tails, number)
 
     def start(self, rng: np.random.Generator, point: np.ndarray) -> LinearPlace:
         """Return the place from which a scan starts."""

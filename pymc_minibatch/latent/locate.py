@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.latent.arrowhead import MOST_FACTORED
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
@@ -93,6 +94,11 @@ def _located(
         entries = [factor.entries for factor in factors]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
+        if parabolic is None and field.latent.dense.size > MOST_FACTORED:
+            raise NoFieldError(
+                f"{field.latent.dense.size:,} coefficients and effects are outside of the largest "
+                f"grouping factor (limit {MOST_FACTORED:,}, unless rows are normal)."
+            )
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):
             rows.smoothing = find_smoothing(rows, start, tall.data, np.zeros(start.size))

@@ -236,6 +236,7 @@ class ModeSampler(LatentSampler):
         first = self.samplers[0]
         self.tall, self.reference, self.tails = first.tall, first.reference, first.tails
         self.work, self.collapsed = first.work, first.collapsed
+        self.has_determinant = first.has_determinant
         self.evaluations, self.by_batches = first.evaluations, first.by_batches
         self.share = 0.5 * min(1.0, JUMP_ROWS / self.tall.n_rows)
 

@@ -41,7 +41,7 @@ __all__ = ["find_field", "has_effects"]
 RTOL_OF_PHI = 1e-9
 """That of φ and what its derivatives foretell."""
 
-MOST_DENSE = 3000
+MOST_DENSE = 200_000
 """More latent variables than this outside of groups are too many for a dense matrix."""
 
 MOST_HYPER, MOST_SCALES = 30, 3000

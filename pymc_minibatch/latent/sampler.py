@@ -27,6 +27,7 @@ from pymc_minibatch.latent.moves.kernels import MOST_AT_ONCE
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning, moves_of, plan_scan
 from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
+from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.weight_check import Contradiction
@@ -91,8 +92,14 @@ class LatentSampler(ABC):
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
         self.tall, self.reference = tall, reference
         surrogate = reference.surrogate
-        self.work = surrogate.conditional(reference.hyper).factor.schur.work
+        schur = surrogate.conditional(reference.hyper).factor.schur
+        self.work, self.has_determinant = schur.work, schur.has_determinant
         self.collapsed = collapsed_pairs(surrogate) if self.costly else None
+        if not self.has_determinant and (self.collapsed is None or find_linear(surrogate) is None):
+            raise NoFieldError(
+                f"{self.field.latent.dense.size:,} coefficients and effects are outside of the "
+                "largest grouping factor, and are not normal given their scales."
+            )
         hyper, self.tails = reference.hyper, SkewTransform.none(reference.hyper)
         if hyper.size <= MOST_AT_ONCE and not self.costly:
             self.tails = find_tails(surrogate.log_marginal, hyper, reference.hyper_cholesky)
@@ -119,7 +126,7 @@ class LatentSampler(ABC):
     @property
     def costly(self) -> bool:
         """Whether a scan costs more than an evaluation of all rows."""
-        return self.work > costs.COSTLY
+        return self.work > costs.COSTLY or not self.has_determinant
 
     @property
     def fixed_cost(self) -> float:
@@ -138,6 +145,7 @@ class LatentSampler(ABC):
             tails=self.tails,
             work=self.work,
             collapsed=self.collapsed,
+            has_determinant=self.has_determinant,
             sweeping=self.sweeping,
         )
 

@@ -84,8 +84,8 @@ class Noncentered(Move):
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: not at all without h, and seldom where it is costly."""
-    if not model.field.hyper.size:
+    """Return how it enters a scan: seldom where it is costly, not at all without determinants."""
+    if not (model.field.hyper.size and model.has_determinant):
         return []
     if model.fixed_factor:
         return [Planned(Noncentered(model), share=model.factoring_share)]

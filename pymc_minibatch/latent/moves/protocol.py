@@ -201,6 +201,8 @@ class EffectsModel:
         Hyperparameters with the factors whose levels follow them, where h is costly.
     sweeping : Sweeping
         How factors are swept.
+    has_determinant : bool
+        Whether the determinant of the border is known.
     """
 
     surrogate: Surrogate
@@ -210,6 +212,7 @@ class EffectsModel:
     work: float
     collapsed: Sequence[tuple[int, int]] | None
     sweeping: Sweeping
+    has_determinant: bool = True
 
     @property
     def field(self) -> LatentField:
@@ -219,7 +222,7 @@ class EffectsModel:
     @property
     def costly(self) -> bool:
         """Whether a scan costs more than an evaluation of all rows."""
-        return self.work > costs.COSTLY
+        return self.work > costs.COSTLY or not self.has_determinant
 
     @property
     def fixed_factor(self) -> bool:
