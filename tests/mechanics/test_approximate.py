@@ -121,7 +121,7 @@ def test_a_step_takes_over_the_set_up(model, idata, monkeypatch):
         chains = pm.sample(
             20, tune=20, chains=2, cores=1, step=step, progressbar=False, random_seed=1
         )
-        with pytest.raises(ValueError, match="leave out rows"):
+        with pytest.raises(ValueError, match="leave out row_sampling"):
             pmb.MinibatchMH(start=idata, row_sampling="uniform")
     assert chains.posterior.sizes["draw"] == 20
     with pytest.raises(ValueError, match="another model"):
