@@ -15,10 +15,9 @@ import xarray as xr
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.rows import make_readers
-from pymc_minibatch.multilevel import sgld
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import row_sizes
-from pymc_minibatch.steps import common, minibatch_mh
+from pymc_minibatch.steps import minibatch_mh
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import temporary
 from pymc_minibatch.tall.cluster import PartError
@@ -248,8 +247,7 @@ def test_which_steps_leave_rows_where_they_are(model, monkeypatch, make, stays):
         def __init__(self, model, *, data, rows_in_memory):
             raise AskedForAModelError(rows_in_memory)
 
-    for module in (common, sgld):
-        monkeypatch.setattr(module, "TallModel", Asked)
+    monkeypatch.setattr("pymc_minibatch.tall.model.TallModel", Asked)
     with model, pytest.raises(AskedForAModelError) as error:
         make(data={})
     assert (error.value.args[0] < np.inf) == stays
