@@ -352,8 +352,11 @@ class _Search:
         """Return about how wide the marginal of each hyperparameter is, given the others.
 
         That of a scale of few levels is wider by orders than that of many rows. In their own units
-        the climb would take many steps.
+        the climb would take many steps. Where an expansion holds nearby only, turns are short, and
+        all are taken in their own units.
         """
+        if self.exact is None:
+            return np.ones(start.size)
         if self.scale_of_hyper is None:
             peak, scale = surrogate.log_marginal(start), np.ones(start.size)
             for i in range(start.size):
