@@ -30,9 +30,10 @@ from pymc_minibatch.latent.linear_model import (
     integrate,
     log_density,
 )
+from pymc_minibatch.latent.moves import kernels
 from pymc_minibatch.latent.moves.bank import FactorBank
+from pymc_minibatch.latent.moves.collapsed import Collapsed
 from pymc_minibatch.latent.moves.decisions import ExactDecisions, MoveCounts
-from pymc_minibatch.latent.moves.kernels import moved_alone
 from pymc_minibatch.latent.moves.protocol import (
     EffectsModel,
     Move,
@@ -80,6 +81,11 @@ class LinearPlace:
     ) -> None:
         self.state, self.given, self.frame = state, given, frame
         self._log_density = log_density
+
+    @property
+    def hyper(self) -> np.ndarray:
+        """The hyperparameters."""
+        return self.state.hyper
 
     @property
     def log_density(self) -> float:
@@ -212,7 +218,7 @@ class HeldPredictors(Move):
             hyper, log_kernel, walks = here.hyper.copy(), 0.0, True
             hyper[target] += math.exp(log_length) * rng.standard_normal()
         else:
-            hyper, log_kernel, walks = moved_alone(
+            hyper, log_kernel, walks = kernels.moved_alone(
                 rng, here.hyper, target, setting.scale, log_length
             )
         proposed = LinearPlace(here.with_hyper(hyper, self.linear.scales(hyper)))
@@ -230,49 +236,25 @@ class HeldPredictors(Move):
         tuner.learn(target, outcome.log_ratio)
 
 
-class CollapsedFactor(Move):
+class CollapsedFactor(Collapsed):
     """Moves of a hyperparameter with a factor integrated out, whose levels are then drawn anew."""
 
-    name, counts_as = "collapsed", "hyper"
     words = "a hyperparameter, one factor integrated out"
 
     def __init__(self, moves: LinearMoves, model: EffectsModel) -> None:
-        self.moves, self.log_lengths = moves, model.log_lengths
-
-    def initial(self) -> Walks:
-        """Return a walk for each pair of a hyperparameter and a factor."""
-        return Walks.of(self.log_lengths[[axis for axis, _ in self.moves.pairs]])
-
-    def targets(self, rng: np.random.Generator, tuner: Walks) -> Sequence[int]:
-        """Return the numbers of pairs in random order."""
-        return [int(i) for i in rng.permutation(len(self.moves.pairs))]
+        super().__init__(model)
+        self.moves = moves
 
     def begin(self, state: LinearPlace, target: int, setting: Setting) -> LinearPlace:
         """Integrate the factor out."""
         return self._integrated(state.state, target)
 
-    def propose(
-        self, rng: np.random.Generator, state: LinearPlace, target: int, setting: Setting
-    ) -> Proposal:
-        """Walk, or draw what is known of it."""
-        here, axis = state.state, self.moves.pairs[target][0]
-        hyper, log_kernel, walks = moved_alone(
-            rng, here.hyper, axis, setting.scale, setting.tuners[self.name].log_length[target]
-        )
-        there = here.with_hyper(hyper, self.moves.linear.scales(hyper))
-        proposed = self._integrated(there, target)
-        return Proposal(proposed, log_kernel, learns=walks, walks=walks)
-
-    def learn(
-        self,
-        rng: np.random.Generator,
-        tuner: Walks,
-        target: int,
-        proposal: Proposal,
-        outcome: Outcome,
-    ) -> None:
-        """Change the length of walks, by whether they are accepted."""
-        tuner.tune(target, float(outcome.accepted))
+    def follow(
+        self, state: LinearPlace, hyper: np.ndarray, target: int
+    ) -> tuple[LinearPlace, float]:
+        """Return the place with another h, and the factor integrated out there."""
+        there = state.state.with_hyper(hyper, self.moves.linear.scales(hyper))
+        return self._integrated(there, target), 0.0
 
     def finish(
         self, rng: np.random.Generator, state: LinearPlace, target: int, counts: MoveCounts
@@ -318,7 +300,7 @@ class DensePart(Move):
         if target == "with h" and pairs:
             i = int(rng.integers(len(pairs)))
             log_length = setting.tuners[CollapsedFactor.name].log_length[i]
-            hyper, log_kernel, walks = moved_alone(
+            hyper, log_kernel, walks = kernels.moved_alone(
                 rng, hyper, pairs[i][0], setting.scale, log_length
             )
             scales = linear.scales(hyper)

@@ -388,7 +388,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "linear",
         replaced(L, "given_others", lambda f: lambda *a: _off(f(*a))),
     ),
-    ("proposal left out", "linear", replaced(linear, "moved_alone", last_left_out)),
+    ("proposal left out", "linear", replaced(K, "moved_alone", last_left_out)),
     ("density off by 10 %", "linear", replaced(linear, "log_density", lambda f: scaled(f, 0.9))),
     (
         "proposal of the dense part left out",

@@ -10,6 +10,7 @@ van Dyk and Park (2008), Partially collapsed Gibbs samplers.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,17 +65,23 @@ class Collapsed(Move):
         return [int(i) for i in rng.permutation(len(self.pairs))]
 
     def propose(
-        self, rng: np.random.Generator, state: ChainState, target: int, setting: Setting
+        self, rng: np.random.Generator, state: Any, target: int, setting: Setting
     ) -> Proposal:
         """Draw a hyperparameter, and let the levels follow."""
-        axis, factor = self.pairs[target]
         hyper, log_kernel, walks = kernels.moved_alone(
-            rng, state.hyper, axis, setting.scale, setting.tuners[self.name].log_length[target]
+            rng,
+            state.hyper,
+            self.pairs[target][0],
+            setting.scale,
+            setting.tuners[self.name].log_length[target],
         )
-        proposed, log_jacobian = followed(state, hyper, self.levels[factor])
-        if not math.isfinite(log_jacobian):
-            proposed = None
+        proposed, log_jacobian = self.follow(state, hyper, target)
         return Proposal(proposed, log_kernel, log_jacobian, learns=walks, walks=walks)
+
+    def follow(self, state: Any, hyper: np.ndarray, target: int) -> tuple[Any, float]:
+        """Return the state with another h, which the factor follows, and log |∂z'/∂z|."""
+        proposed, log_jacobian = followed(state, hyper, self.levels[self.pairs[target][1]])
+        return proposed if math.isfinite(log_jacobian) else None, log_jacobian
 
     def learn(
         self,
