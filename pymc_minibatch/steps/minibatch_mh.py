@@ -1,46 +1,33 @@
 """The PyMC step for minibatch Metropolis-Hastings."""
 
-import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from hashlib import sha256
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pymc.blocking import PointType
-from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
-from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
-from pymc_minibatch.acceptance.exact import MADE_UP, Ball, bound_factor
+from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
     UNKNOWN_KURTOSIS,
     FirstBatch,
     new_first_batch,
-    tune_first_batch,
-    with_kurtosis,
 )
 from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
 from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
-from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
-from pymc_minibatch.kernels.metropolis import (
-    Totals,
-    compile_transitions,
-    of_one_draw,
-    summed,
-)
-from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
-from pymc_minibatch.kernels.rows import Drawing, clear
+from pymc_minibatch.kernels.by_size import RowSizes
+from pymc_minibatch.kernels.residents import Residents
+from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.modes import ModeSampler
@@ -49,35 +36,22 @@ from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.messages import with_id
-from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
-from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
+from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     check_control_variate,
-    choose_order,
-    decide_control_variate,
     drawn_about_mode,
-    gaussian_acceptance,
     start_near_mode,
 )
-from pymc_minibatch.reference.density import Density, make_density
-from pymc_minibatch.reference.heavy import heavy_axes
 from pymc_minibatch.reference.reference import SeveralModesError
-from pymc_minibatch.reference.taylor import (
-    Target,
-    compile_prior_gradient,
-    make_target,
-)
+from pymc_minibatch.steps.batch_moves import Asked, Claims
 from pymc_minibatch.steps.bound import register
-from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
+from pymc_minibatch.steps.common import TallStepState, expansion
 from pymc_minibatch.steps.deciding import (
-    DEFAULT_BATCH,
     PROPOSALS,
     TESTS,
     RowChoice,
-    least_uniform_batch,
     named,
-    settle,
     steps_of_draw,
 )
 from pymc_minibatch.steps.memory import bytes_of_step
@@ -86,48 +60,22 @@ from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.stats import OF_EFFECTS, dtypes_shapes
 from pymc_minibatch.steps.sweeps import scans_of_draw, stats_of_effects
 from pymc_minibatch.steps.trajectories import Trajectories, TrajectoryLook
+from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError
-from pymc_minibatch.witness.batches import (
-    MOST_ROWS,
-    Batch,
-    Probabilities,
-    expected_rows,
-    first_batch,
-    n_batches,
-    probabilities,
-)
 from pymc_minibatch.witness.choose import moves_of
-from pymc_minibatch.witness.together import JointMove, MovesTogether
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 _log = logging.getLogger("pymc_minibatch")
 
-CHECKED_DECISIONS = 50
-"""Decisions after tuning before their cost is compared with that of the trial."""
-
-SUSPICIOUS_ROWS, SUSPICIOUS_SHARE = 500, 0.5
-"""Decisions that read fewer rows, or a smaller share of them, are no reason to look."""
-
-DEARER = 2.5
-"""Warn of decisions that read so many times the rows that a trial about the mode needed."""
-
 STILL = 50
 """Draws without a move after which a chain is said to stand still. Of 100 transitions that accept
 one in ten, none does in one of 10⁵ chains."""
-
-LASTING = 1e5
-"""If rows are in partitions, rows that are gathered: so many times those that a move takes."""
-
-LEAST_RESIDENTS = 100_000
-
-HEAVY_WALK = 0.4
-"""Share of the random walk where tails are heavy, half of it along their axes."""
 
 TRANSITION, TRANSITION_OF_EFFECTS = 200.0, 20_000.0
 """What one costs besides rows, in rows of some 50 ns."""
@@ -145,9 +93,6 @@ variances are 101 draws long, after 50 that are left out."""
 
 USUAL_DRAWS = 1000
 """Of a chain, where a step is run by hand."""
-
-NEARLY_GAUSSIAN = 0.5
-"""If independent Gaussian proposals would be accepted this often, no others are needed."""
 
 
 @dataclass_state
@@ -167,38 +112,7 @@ class MinibatchMHState(TallStepState):
     rows: str = field(metadata={"frozen": True})
 
 
-class Claims(NamedTuple):
-    """What set-up may presume, unless its witness finds it wrong.
-
-    Attributes
-    ----------
-    sums
-        That sums say everything of the rows.
-    effects
-        That effects and their scales are a latent Gaussian field.
-    bounds
-        That third derivatives of rows are bounded.
-    expansion
-        That rows are an expansion and its remainders.
-    """
-
-    sums: bool = True
-    effects: bool = True
-    bounds: bool = True
-    expansion: bool = True
-
-
-class Asked(NamedTuple):
-    """What the user has asked for, or left open."""
-
-    is_open: bool
-    proposal: Proposal | None
-    reference: Reference | None
-    control_variate: Literal["auto", 0, 1, 2]
-    rows: RowChoice
-
-
-class MinibatchMH(TallStep):
+class MinibatchMH(WitnessedBatches):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
@@ -451,7 +365,7 @@ class MinibatchMH(TallStep):
         self._reset_tuning()
         register(self)
 
-    def _set_up(self, asked: "Asked") -> None:
+    def _set_up(self, asked: Asked) -> None:
         """Settle how the model is sampled."""
         for name, value in vars(type(self)).items():
             if isinstance(value, cached_property):
@@ -490,7 +404,7 @@ class MinibatchMH(TallStep):
         _log.info(self.choice)
         self._warn_of_other_temperatures()
 
-    def _claim_less(self, asked: "Asked", surprise: SurpriseError) -> None:
+    def _claim_less(self, asked: Asked, surprise: SurpriseError) -> None:
         """Leave out the claim that a look has found not to hold; refuse the model if none is left.
 
         Raises
@@ -576,102 +490,6 @@ class MinibatchMH(TallStep):
             )
             self.tall = self.tall.copied()
 
-    def _set_up_plainly(self, asked: "Asked", *, one_mode: bool) -> float:
-        """Settle how all variables are moved at once; return about how many rows a move takes.
-
-        Raises
-        ------
-        SeveralModesError
-            If there are several modes, unless it is to be done for one all the same.
-        """
-        is_open, proposal, reference, control_variate, rows = asked
-        if not self.claims.expansion:
-            control_variate = 0
-        if self.acceptance.needs_order == 2 and control_variate == "auto":
-            control_variate = 2
-        self.control = decide_control_variate(
-            self.tall, reference, control_variate, self.temperature, one_mode=one_mode
-        )
-        if self.tall.partitions is not None and not self.control_variate:
-            self.tall = self.tall.copied()
-        rows_read = self._settle_decisions(is_open, rows)
-        self.proposal = self._default_proposal() if proposal is None else proposal
-        _check_target(self.proposal, self.acceptance)
-        self.proposal_options = self.proposal.jit_options
-        return rows_read
-
-    def _settle_decisions(self, is_open: bool, rows: RowChoice) -> float:
-        """Settle the test and how rows are drawn; return about how many a full-size move takes."""
-        test: Acceptance | Literal["auto"] = self.acceptance
-        if is_open:
-            may_bound = self.batch_size is None and self.claims.bounds
-            test = "auto" if may_bound else CorrectedBarker()
-        settled = settle(self.tall, self.control, test, rows)
-        self.acceptance, self.rows, self.control = (
-            settled.acceptance,
-            settled.rows,
-            settled.control,
-        )
-        self.row_sizes, self.prepared = settled.row_sizes, settled.prepared
-        if self.ball is not None:
-            self.prepared = self.ball._replace(at_once=bool(self._heavy.size))
-        self.sized = settled.sized
-        if self.sized is not None:
-            self.residents = self._first_residents(self.sized, settled.rows_read)
-        self.choice = f"{type(self.acceptance).__name__}: {settled.reason}."
-        uneven = settled.unevenness
-        if uneven:
-            of_rows = uneven.kurtosis_by_size if self.rows == "size" else uneven.uniform_kurtosis
-            self.kurtosis = min(of_rows, float(self.n_rows))
-        if uneven and self.rows == "uniform" and self.acceptance.first_batch == "tuned":
-            self.least_batch = least_uniform_batch(
-                self.n_rows, self._initial_batch, self.batch_size, uneven
-            )
-        # Without a control variate a random walk needs a constant share of the rows.
-        return settled.rows_read if self.control_variate else float(self.n_rows)
-
-    def _first_residents(self, sized: SizedRows, rows_read: float) -> Residents:
-        """Gather rows by size; for the exact test, each chain gathers its own when it needs them.
-
-        For the exact test they are to last for many decisions; where rows serve again, the error
-        that is left is small if they are many times the rows at which s² = 1.
-        """
-        most = max(LEAST_RESIDENTS, int(self.rows_in_memory / self.tall.row_bytes))
-        n = np.clip(LASTING * rows_read, LEAST_RESIDENTS, most)
-        self.n_residents = int(n)
-        if self.ball is not None:
-            return Residents.none(sized)
-        return Residents.gather(sized, self.n_residents, np.random.default_rng(0), once=False)
-
-    def _default_proposal(self) -> Proposal:
-        if self.control is None or not self.control.order:
-            return RandomWalk()
-        if self.tall.layout.discrete:  # the prior changes with them
-            return SurrogateHamiltonian()
-        fit = gaussian_acceptance(self.tall, self.control)
-        share = HEAVY_WALK if self._heavy.size else Laplace.random_walk
-        if fit > NEARLY_GAUSSIAN or self._heavy.size:
-            return Laplace(random_walk=share)
-        return SurrogateHamiltonian(random_walk=share)
-
-    @property
-    def ball(self) -> Ball | None:
-        """The bounds of the exact test; None for others."""
-        return self.prepared if isinstance(self.prepared, Ball) else None
-
-    @cached_property
-    def _heavy(self) -> np.ndarray:
-        """Positions of parameters whose tails are heavier than a Gaussian's."""
-        if self.control is None or not self.control.order or self.tall.partitions is not None:
-            return np.empty(0, dtype=np.int64)
-        return heavy_axes(self.tall, self.control)
-
-    @property
-    def _approximation(self) -> Approximation | None:
-        if self.control is None:
-            return None
-        return approximate(self.control, self._active, self._heavy)
-
     def _warn_of_other_temperatures(self) -> None:
         others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
         if others and self.temperature != 1.0:
@@ -681,17 +499,10 @@ class MinibatchMH(TallStep):
                 "must use the same temperature, or the chain has no well-defined target.",
             )
 
-    @property
-    def _initial_batch(self) -> int:
-        """Rows of a first batch before tuning."""
-        return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
-
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain; rows that served another one do not serve this one."""
         super().setup_chain(rng, tune, draws)
         self._draws_to_come, self._tuning_to_come = draws, tune
-        if self.sized is not None and self.ball is not None:
-            self._put_in_place(Residents.none(self.sized))
 
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
@@ -712,12 +523,6 @@ class MinibatchMH(TallStep):
             self._active.size, variance, self._approximation
         )
 
-    def _start(self, point: PointType) -> PointType:
-        """Let a chain start near the mode if only rows that tell there are on this machine."""
-        if self.residents is not None and self.n_draws == 0:
-            return {**point, **self._near_mode(point)}
-        return super()._start(point)
-
     starts: np.ndarray | None = None
     """Points from which chains start, if they were handed over."""
 
@@ -731,54 +536,6 @@ class MinibatchMH(TallStep):
         if self.control is None or not self.control.order:
             return point
         return start_near_mode(self.tall, self.control, self._active, point, self.rng)
-
-    @cached_property
-    def _target(self) -> Target:
-        return make_target(self.tall, self.control)
-
-    @cached_property
-    def _prior_gradient(self) -> Callable[..., np.ndarray]:
-        return compile_prior_gradient(self.tall)
-
-    @cached_property
-    def _guide(self) -> tuple[Any, ...]:
-        wanted = self.proposal.needs_prior_gradient
-        gradient = address_of(self._prior_gradient, self.tall.layout.empty()) if wanted else 0
-        return self.proposal.guide(self._approximation, gradient)
-
-    @cached_property
-    def _kernel(self) -> Callable[..., int]:
-        ndims = [values.ndim for values in self._density.data]
-        return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
-
-    @property
-    def drawing(self) -> Drawing:
-        """How kernels draw rows; see :func:`.kernels.rows.make_readers`."""
-        return self.residents is None or "residents"
-
-    @cached_property
-    def _density(self) -> Density:
-        if self.residents is None:
-            return make_density(self.tall, self._target)
-        density = make_density(self.tall, self._target, self.residents.data)
-        return density._replace(drawn=self.residents.drawn)
-
-    @cached_property
-    def _rows(self) -> Rows:
-        if self.residents is not None:
-            return row_workspace(self.residents.numbers.size, self.residents.table)
-        sizes = NO_SIZES if self.row_sizes is None else self.row_sizes.table
-        return row_workspace(self.n_rows, sizes)
-
-    @cached_property
-    def _first_batch(self) -> np.ndarray:
-        return self.batch_state.size.copy()
-
-    @cached_property
-    def _parameters(self) -> tuple[Any, ...]:
-        given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
-        given = with_kurtosis(given, self.kurtosis)
-        return given if self.prepared is None else (*given, self.prepared)
 
     def _compile(self) -> None:
         start = self.tall.start.copy()
@@ -923,38 +680,9 @@ class MinibatchMH(TallStep):
             "that repeat are not those of the posterior. Use NUTS, or make the prior smooth.",
         )
 
-    def _draw_together(self, flat: np.ndarray) -> dict[str, Any]:
-        before = self._snapshot(flat)
-        totals = self._transitions(flat, self._made)
-        if totals.impossible_row == OUT_OF_ROWS:
-            self._restore(flat, before)
-            totals = self._one_by_one(flat)
-        numbers = None if self.residents is None else self.residents.numbers
-        self.refuse_impossible(totals.impossible_row, flat, numbers)
-        if self.tune:
-            self.proposal.end_draw(self.proposal_state)
-            self._tune_batch(totals.n_grown, totals.n_decisions)
-        stats = self._stats(totals)
-        stats["warning"] = None
-        if not self.tune:
-            stats["warning"] = self._warning_of_cost(totals)
-        elif self._may_begin_trajectories and self._are_affordable:
-            self._is_beyond |= self._beyond_expansion(totals) is not None
-        return stats
-
     @property
     def _can_make_blocks(self) -> bool:  # type: ignore[override]
         return self.latent is None and self.residents is None and not self.by_trajectories
-
-    def _draw_block(self, flat: np.ndarray, points: np.ndarray) -> dict[str, Any]:
-        made = np.zeros((len(points), len(Totals._fields)))
-        n_made = self._make_draws(flat, self.steps_per_draw, points, made)
-        totals = Totals(*made.T)
-        self.refuse_impossible(int(made[n_made - 1, 7]), points[n_made - 1])
-        stats = self._stats(totals)
-        of_all = of_one_draw(made.sum(axis=0)[None])
-        stats["warning"] = self._warning_of_cost(of_all)
-        return stats
 
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
         assert self.latent is not None
@@ -982,13 +710,6 @@ class MinibatchMH(TallStep):
             **stats_of_effects(counts),
         }
 
-    def _snapshot(self, flat: np.ndarray) -> tuple[Any, ...]:
-        """Copy what transitions change, where they may run out of rows."""
-        if self.residents is None:
-            return ()
-        turn, state = self.residents.table.turn.copy(), copy.deepcopy(self.proposal_state)
-        return flat.copy(), self.rng.bit_generator.state, state, turn
-
     def _forget_work(self) -> None:
         if self.latent is not None:
             self.latent.forget()
@@ -996,131 +717,9 @@ class MinibatchMH(TallStep):
             clear(self._rows)
 
     def _changing(self) -> dict[str, Any]:
-        """Copy whose turn it is of rows that were gathered, which changes after tuning as well."""
-        gathered = {} if self.residents is None else {"_gathered": self._gathered}
+        """Copy what trajectories have learnt, too."""
         learnt = {"trajectories": self.trajectories} if self.tune and self.by_trajectories else {}
-        return super()._changing() | gathered | learnt
-
-    @property
-    def _gathered(self) -> tuple[Residents, np.ndarray]:
-        """The rows that were gathered, and whose turn it is."""
-        assert self.residents is not None
-        return self.residents, self.residents.table.turn.copy()
-
-    @_gathered.setter
-    def _gathered(self, stored: tuple[Residents, np.ndarray]) -> None:
-        residents, turn = stored
-        self._put_in_place(residents)
-        residents.table.turn[:] = turn
-
-    def _restore(self, flat: np.ndarray, before: tuple[Any, ...]) -> None:
-        assert self.residents is not None
-        flat[:], self.rng.bit_generator.state, self.proposal_state, turn = before
-        self.residents.table.turn[:] = turn
-
-    def _one_by_one(self, flat: np.ndarray) -> Totals:
-        """Make the transitions of a draw one by one, and gather rows where they run out.
-
-        A decision that runs out is made again with the same random numbers, and so with the same
-        number of rows: that they had run out tells nothing of the rows, and the test stays exact.
-        """
-        made = []
-        for _ in range(self._made):
-            before = self._snapshot(flat)
-            totals = self._transitions(flat, 1)
-            if totals.impossible_row == OUT_OF_ROWS:
-                self._restore(flat, before)
-                self._gather()
-                totals = self._transitions(flat, 1)
-            made.append(totals)
-            if totals.impossible_row != -1:
-                break
-        return summed(made)
-
-    def _gather(self) -> None:
-        """Gather rows for the exact test, drawn by a generator of their own."""
-        if self.ball is None:
-            return
-        assert self.sized is not None
-        digest = sha256(repr(self.rng.bit_generator.state).encode()).digest()
-        rng = np.random.default_rng(int.from_bytes(digest))
-        self._put_in_place(Residents.gather(self.sized, self.n_residents, rng, once=True))
-
-    def _put_in_place(self, residents: Residents) -> None:
-        self.residents = residents
-        self.__dict__.pop("_rows", None)
-        if "_density" in self.__dict__:
-            self._density = self._density._replace(data=residents.data, drawn=residents.drawn)
-
-    def refuse_impossible(
-        self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
-    ) -> None:
-        """Raise if a kernel has stopped at a row, or for want of rows.
-
-        `numbers` are those of the rows that it reads, if they are not all rows.
-        """
-        if row == OUT_OF_ROWS:
-            raise SamplingError(
-                with_id(
-                    "PMB301",
-                    f"A decision needs more than the {self.n_residents:,} rows that are gathered "
-                    "at a time, or all of them, as it does far from the mode. Set rows_in_memory "
-                    "to more bytes, or to np.inf, which copies all rows to this machine.",
-                )
-            )
-        if row >= 0:
-            number = row if numbers is None else int(numbers[row])
-            raise SamplingError(self.complaint(number, flat))
-
-    def complaint(self, row: int, flat: np.ndarray) -> str:
-        """Say what is wrong with a row at which the kernel has stopped."""
-        name = f"Row {row} of {' + '.join(self.tall.row_names)}"
-        if self.ball is not None and np.isfinite(
-            self.tall.row_logp(self.tall.layout.unflatten(flat), [row])
-        ):
-            return with_id(
-                "PMB302",
-                f"{name} varies more than the bound on its third derivative allows, so that the "
-                "exact test is not exact. Look at Exact(third=...), which must hold at every value "
-                "of the predictor, or use CorrectedBarker().",
-            )
-        return with_id(
-            "PMB303",
-            f"{name} has a log-likelihood that is not finite at a point that was accepted from "
-            "other rows. Minibatch sampling needs rows that are possible at every value of the "
-            "parameters (no support that depends on them); sample this model with NUTS.",
-        )
-
-    def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:
-        """Return how many rows decisions read, and needed in a trial, if it is far more.
-
-        Then the chain is where the expansion about the mode does not hold, and the moves made for
-        the neighbourhood of the mode are no good either. It is asked once.
-        """
-        self._read += (totals.n_decisions, totals.batch_rows)
-        n_decisions, n_rows = self._read
-        if self._cost_is_checked or not self.control_variate or n_decisions < CHECKED_DECISIONS:
-            return None
-        mean = n_rows / n_decisions
-        if mean < max(SUSPICIOUS_ROWS, SUSPICIOUS_SHARE * self.n_rows):
-            return None
-        self._cost_is_checked = True
-        assert self.control is not None
-        expected = self.n_rows * choose_order(self.tall, self.control.gaussian, self.temperature)[2]
-        return None if mean < DEARER * max(expected, SUSPICIOUS_ROWS) else (mean, expected)
-
-    def _warning_of_cost(self, totals: Totals) -> str | None:
-        """Warn once where decisions read far more rows than the surrogate is good for."""
-        found = self._beyond_expansion(totals)
-        if found is None:
-            return None
-        mean, expected = found
-        return with_id(
-            "PMB202",
-            f"Decisions read {mean:,.0f} of {self.n_rows:,} rows (expected {expected:,.0f}): the "
-            "chain is far from the posterior mode, where the Taylor expansion is poor, and has "
-            "probably not converged. Check R-hat and the effective sample size, and increase tune.",
-        )
+        return super()._changing() | learnt
 
     def _warning_of_a_level(self, flat: np.ndarray) -> str | None:
         """Warn once where batches have let a level go where its own rows object."""
@@ -1141,42 +740,6 @@ class MinibatchMH(TallStep):
             "meanwhile, set a larger batch_size.",
         )
 
-    def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
-        point, totals = self._one_draw
-        self._make_draws(flat, n_steps, point, totals)
-        return of_one_draw(totals)
-
-    def _make_draws(
-        self, flat: np.ndarray, n_steps: int, points: np.ndarray, totals: np.ndarray
-    ) -> int:
-        """Move a point, and write draws and what happened in them; return how many were made."""
-        self._first_batch[0] = self.batch_state.size[0]
-        return self._kernel(
-            self.rng,
-            flat,
-            self._active,
-            self._density,
-            n_steps,
-            self.tune,
-            self.proposal_state,
-            self._guide,
-            self._parameters,
-            self._rows,
-            *self._last_proposal,
-            points,
-            totals,
-        )
-
-    @cached_property
-    def _one_draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where a draw that is made by itself is written."""
-        return self.tall.layout.empty()[None], np.zeros((1, len(Totals._fields)))
-
-    @cached_property
-    def _last_proposal(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where kernels leave their last proposal, and its log ratios."""
-        return self.tall.layout.empty(), np.zeros(2)
-
     # --- The witness --------------------------------------------------------------------------
 
     def _look(self) -> Look | None:
@@ -1184,24 +747,7 @@ class MinibatchMH(TallStep):
             return TrajectoryLook(self._model_density, self._trajectories)
         if self.latent is not None:
             return moves_of(self._model_density, self.latent, self.proposal_state)
-        if self.tall.partitions is not None:
-            return None
-        wanted = getattr(self.proposal, "needs_prior_gradient", False)
-        return MovesTogether(
-            self._model_density,
-            self._one_transition,
-            self._target.row,
-            constants=self._density.constants,
-            data=self._density.data,
-            active=self._active,
-            proposal=self.proposal,
-            state=self.proposal_state,
-            guide=self._guide,
-            prior_gradient=self._prior_gradient if wanted else None,
-            drawn=self._drawn,
-            rests_on=self._presumes,
-            batches=self._batches,
-        )
+        return super()._look()
 
     def _point_of_look(self) -> np.ndarray:
         if self.latent is None and self.control is not None and self.control.order:
@@ -1210,133 +756,6 @@ class MinibatchMH(TallStep):
             if np.isfinite(self._model_density(point)):
                 return point
         return super()._point_of_look()
-
-    def _one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
-        """Make one transition from a copy of a point, as the chain would."""
-        kept = self.rng, self.proposal_state, self.tune
-        self.rng, self.proposal_state, self.tune = rng, copy.deepcopy(self.proposal_state), False
-        try:
-            totals = self._transitions(point.copy(), 1)
-        finally:
-            self.rng, self.proposal_state, self.tune = kept
-        proposed, ratios = self._last_proposal
-        return JointMove(proposed.copy(), float(ratios[0]), float(ratios[1]), totals)
-
-    def _batches(
-        self, rng: np.random.Generator, point: np.ndarray
-    ) -> tuple[list[Batch], Probabilities | None]:
-        """Draw batches for decisions on moves from a point; return the probabilities of rows too.
-
-        They have as many rows as :func:`.first_batch` says.
-        """
-        if self.n_rows > MOST_ROWS or self.residents is not None:
-            return [], None
-        kept, batches = (self.batch_state, self._parameters), []
-        try:
-            with np.errstate(all="ignore"):  # rows may be impossible at a proposal
-                for seed in rng.integers(2**63, size=n_batches(self.n_rows)).tolist():
-                    self.batch_state, self._parameters = kept
-                    batches.append(self._one_batch(seed, point))
-        finally:
-            self.batch_state, self._parameters = kept
-            clear(self._rows)
-        known = [batch for batch in batches if batch is not None]
-        return known, probabilities(self._rows.table, self.n_rows)
-
-    def _one_batch(self, seed: int, point: np.ndarray) -> Batch | None:
-        """Decide on one move by a larger batch than the chain's own, if it reads a batch."""
-        size = first_batch(self.n_rows)
-        self.batch_state, rows = new_first_batch(size), (np.nan, np.nan, np.nan)
-        if self.ball is not None:
-            move = self._one_transition(np.random.default_rng(seed), point)
-            largest, factor = bound_factor(point, move.proposed, self.ball)
-            if not (np.isfinite(move.without_rows) and 0.0 < largest <= self.ball.radius):
-                return None
-            mean = expected_rows(self.ball.total, factor, self.temperature)
-            if mean == 0.0:
-                return None
-            rows = self._many_rows(size / mean, size, move.without_rows)
-        clear(self._rows)
-        move = self._one_transition(np.random.default_rng(seed), point)
-        n, totals = int(self._rows.n_drawn[0]), move.totals
-        assert totals is not None
-        drawn, terms = self._rows.drawn[:n].copy(), self._rows.log_ratios[:n].copy()
-        batch = tuple(values[drawn] for values in self._density.data)
-        both = self._target.row(point, move.proposed, self._density.constants, batch)
-        noise = np.nan, np.nan
-        if self.acceptance.first_batch == "tuned" and n == totals.batch_rows:
-            scale = self.n_rows / self.temperature
-            s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / self._rows.population)
-            noise = totals.log_ratio_var, float(s2)
-        if self.ball is not None:
-            rows = float(totals.batch_rows), *rows[1:]
-        return Batch(drawn, terms, both[1] - both[0], noise, rows)
-
-    def _many_rows(self, times: float, mean: float, psi: float) -> tuple[float, float, float]:
-        """Let the exact test draw so many times the rows; say how many, for a move with ψ.
-
-        It stays right, as larger bounds are bounds. It draws none where stage 1 rejects.
-        """
-        temperature, ball = self._parameters
-        self._parameters = temperature, ball._replace(total=times * ball.total)
-        second = max(-MADE_UP * mean, min(psi, MADE_UP * mean))
-        share = math.exp(min(0.0, psi - second))
-        return 0.0, share * mean, share * mean + share * (1.0 - share) * mean**2
-
-    def _drawn(self, here: np.ndarray, there: np.ndarray) -> np.ndarray | None:
-        """Return which rows decisions on a move may read; None for all."""
-        if self.ball is None:
-            return None if self.row_sizes is None else self.row_sizes.drawn(self.n_rows)
-        if bound_factor(here, there, self.ball)[0] > self.ball.radius:
-            return None
-        if not self.ball.total:
-            return np.zeros(self.n_rows, dtype=np.bool_)
-        assert self.row_sizes is not None
-        return self.row_sizes.drawn(self.n_rows)
-
-    @property
-    def _presumes(self) -> str:
-        """What decisions rest on, in words."""
-        if self.ball is not None:
-            return "third derivatives of rows are within their bounds, and 0 where these are"
-        if self.control_variate:
-            return "rows are what an expansion and its remainders make of them"
-        return "the rows found in the model are all that depends on data"
-
-    def _tune_batch(self, n_grown: int, n_decisions: int) -> None:
-        if self.batch_size is None and self.acceptance.first_batch == "tuned":
-            tune_first_batch(self.batch_state, n_grown, n_decisions, self.n_rows, self.least_batch)
-
-    def _stats(self, totals: Totals) -> dict[str, Any]:
-        """Return the stats of a draw, or of many."""
-        n_decisions = np.maximum(totals.n_decisions, 1)
-        pinned = 0 if self.control is None else self.control.always_read.size
-        return {
-            "acceptance_rate": totals.n_accepted / self._made,
-            # Rows that are read always, at the first point and at each proposal.
-            "n_likelihood": 2 * totals.n_evaluated + pinned * (self._made + 1),
-            "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
-            "n_scanned": 2 * totals.n_scanned,
-            "batch_size": totals.batch_rows / n_decisions,
-            "log_ratio_var": totals.log_ratio_var / n_decisions,
-            "test_error": np.minimum(1.0, totals.test_error + self._fixed_error(totals)),
-            "exact": self.ball is not None,
-            "diverging": False,
-            "scale": self.proposal.scale(self.proposal_state),
-            **dict.fromkeys(OF_EFFECTS, np.nan),
-        }
-
-    def _fixed_error(self, totals: Totals) -> float:
-        """Return what acceptance probabilities are off by since gathered rows serve again."""
-        if self.residents is None or self.ball is not None:
-            return 0.0
-        n = max(totals.n_decisions, 1)
-        return self.residents.fixed_error(
-            totals.log_ratio_var / n,
-            totals.batch_rows / n,
-            self.acceptance.steepest,
-            self.temperature,
-        )
 
 
 def _warn_of_modes(sampler: ModeSampler) -> None:
@@ -1348,14 +767,3 @@ def _warn_of_modes(sampler: ModeSampler) -> None:
         "about all of them and jump between them; if R-hat says that they do not mix, there are "
         "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
     )
-
-
-def _check_target(proposal: Proposal, acceptance: Acceptance) -> None:
-    """Refuse an acceptance rate that the test never reaches: the moves would shrink to nothing."""
-    most = acceptance.most_accepted
-    if isinstance(proposal, RandomWalk) and proposal.adapt and proposal.target_accept >= most:
-        raise ValueError(
-            f"RandomWalk(target_accept={proposal.target_accept}) is tuned to a rate that "
-            f"{acceptance} never reaches: it accepts {most:.2g} of the proposals at most. Set a "
-            "lower rate."
-        )

@@ -7,7 +7,7 @@ from scipy.stats import chi2, kstest
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.steps import minibatch_mh
+from pymc_minibatch.steps import gathered_rows
 from pymc_minibatch.tall.sources import open_sources
 from pymc_minibatch.tall.weighted import size_rows
 
@@ -23,8 +23,8 @@ def in_this_thread():
 
 def test_the_exact_test_is_exact_with_few_rows_at_a_time(monkeypatch):
     """A model of 30 rows, of which 25 are gathered at a time, more than 100 times."""
-    monkeypatch.setattr(minibatch_mh, "LEAST_RESIDENTS", 25)
-    monkeypatch.setattr(minibatch_mh, "LASTING", 0)
+    monkeypatch.setattr(gathered_rows, "LEAST_RESIDENTS", 25)
+    monkeypatch.setattr(gathered_rows, "LASTING", 0)
     rng = np.random.default_rng(3)
     x = rng.normal(1, 1, 30)
     y = (rng.random(30) < 1 / (1 + np.exp(-x))).astype(np.int8)
