@@ -7,11 +7,12 @@ drawn by size or uniformly, and a kernel that makes the transitions of a draw.
 import copy
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 
 from pymc_minibatch.acceptance import CorrectedBarker
@@ -30,7 +31,7 @@ from pymc_minibatch.kernels.metropolis import (
     of_one_draw,
 )
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.kernels.rows import Drawing
+from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
@@ -39,6 +40,7 @@ from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
     gaussian_acceptance,
+    start_near_mode,
 )
 from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.heavy import heavy_axes
@@ -274,7 +276,29 @@ class BatchMoves(TallStep):
         given = with_kurtosis(given, self.kurtosis)
         return given if self.prepared is None else (*given, self.prepared)
 
-    def _draw_together(self, flat: np.ndarray) -> dict[str, Any]:
+    def _reset_tuning(self) -> None:
+        variance = self.temperature / self.n_rows
+        self.proposal_state = self.proposal.initial_state(
+            self._active.size, variance, self._approximation
+        )
+
+    def _count_anew(self) -> None:
+        """Forget what decisions have read so far."""
+        self._read, self._cost_is_checked = np.zeros(2), False
+
+    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        if self.control is None or not self.control.order:
+            return point
+        return start_near_mode(self.tall, self.control, self._active, point, self.rng)
+
+    def _compile(self) -> None:
+        self._transitions(self.tall.start.copy(), n_steps=0)
+
+    def _forget_work(self) -> None:
+        if "_rows" in self.__dict__:
+            clear(self._rows)
+
+    def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         totals = self._transitions_of_draw(flat)
         self.refuse_impossible(totals.impossible_row, flat)
         if self.tune:

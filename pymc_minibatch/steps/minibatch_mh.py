@@ -27,12 +27,10 @@ from pymc_minibatch.arguments import checked_count, checked_model, checked_tempe
 from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.no_field import NoFieldError
-from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.messages import with_id
@@ -41,7 +39,6 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     check_control_variate,
     drawn_about_mode,
-    start_near_mode,
 )
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.batch_moves import Asked, Claims
@@ -55,11 +52,22 @@ from pymc_minibatch.steps.deciding import (
     steps_of_draw,
 )
 from pymc_minibatch.steps.memory import bytes_of_step
-from pymc_minibatch.steps.mixing import TRAJECTORY, Mixing
+from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.start import kept
-from pymc_minibatch.steps.stats import OF_EFFECTS, dtypes_shapes
-from pymc_minibatch.steps.sweeps import scans_of_draw, stats_of_effects
-from pymc_minibatch.steps.trajectories import Trajectories, TrajectoryLook
+from pymc_minibatch.steps.stats import dtypes_shapes
+from pymc_minibatch.steps.sweeps import (
+    complaint_of_level,
+    copied_for_effects,
+    scans_of_draw,
+    stats_of_sampler,
+    warn_of_modes,
+)
+from pymc_minibatch.steps.trajectories import (
+    Trajectories,
+    TrajectoryLook,
+    are_affordable,
+    may_begin,
+)
 from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -79,17 +87,6 @@ one in ten, none does in one of 10⁵ chains."""
 
 TRANSITION, TRANSITION_OF_EFFECTS = 200.0, 20_000.0
 """What one costs besides rows, in rows of some 50 ns."""
-
-SETTLED = 100
-"""Draws of tuning before which decisions tell nothing of those to come."""
-
-AFFORDABLE = 2e9
-"""Rows that trajectories of a chain may read if decisions are dear, but draws not correlated: some
-100 seconds."""
-
-LEAST_TUNING = 150
-"""Draws of tuning that are left, without which trajectories are not begun: windows of PyMC's
-variances are 101 draws long, after 50 that are left out."""
 
 USUAL_DRAWS = 1000
 """Of a chain, where a step is run by hand."""
@@ -441,7 +438,7 @@ class MinibatchMH(WitnessedBatches):
         if not (whole and (acceptance is None or acceptance.decides_levels)):
             return None
         if acceptance is None or not acceptance.is_exact:
-            self._copy_for_effects()
+            self.tall = copied_for_effects(self.tall)
         if self.tall.partitions is not None:
             return None
         try:
@@ -462,7 +459,7 @@ class MinibatchMH(WitnessedBatches):
             self._moved_alike = f"Effects are not updated by group: {reason}"
             return None
         if isinstance(sampler, ModeSampler):
-            _warn_of_modes(sampler)
+            warn_of_modes(sampler)
         if not sampler.by_batches:
             self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
             return sampler
@@ -473,22 +470,6 @@ class MinibatchMH(WitnessedBatches):
             name += " of tuned sigma" if is_open else f" at sigma {test.sigma:g}"
         self.choice = f"{name}: {sampler.describe()}."
         return sampler
-
-    def _copy_for_effects(self) -> None:
-        """Copy rows in partitions to this machine where the model has effects, and say so."""
-        structure = self.tall.structure
-        if self.tall.partitions is None or structure is None:
-            return
-        if has_effects(self.tall, structure):
-            size = self.tall.row_bytes * self.n_rows
-            warn(
-                "PMB501",
-                "This model has effects, and their moves read any row at any time: its "
-                f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
-                "or a reference= of your own all variables are moved at once, and rows stay where "
-                "they are.",
-            )
-            self.tall = self.tall.copied()
 
     def _warn_of_other_temperatures(self) -> None:
         others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
@@ -506,8 +487,8 @@ class MinibatchMH(WitnessedBatches):
 
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
-        self._read, self._cost_is_checked, self._is_beyond = np.zeros(2), False, False
-        self._level_is_found = False
+        self._level_is_found = self._is_beyond = False
+        self._count_anew()
         self.transitions, self._n_still = 1, 0
         self.by_trajectories = False
         self.__dict__.pop("_trajectories", None)
@@ -517,11 +498,8 @@ class MinibatchMH(WitnessedBatches):
         self._mixing = Mixing(self.tall.layout, fixed)
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
-            return
-        variance = self.temperature / self.n_rows
-        self.proposal_state = self.proposal.initial_state(
-            self._active.size, variance, self._approximation
-        )
+        else:
+            super()._reset_tuning()
 
     starts: np.ndarray | None = None
     """Points from which chains start, if they were handed over."""
@@ -533,23 +511,20 @@ class MinibatchMH(WitnessedBatches):
         if self.latent is not None:
             flat = self.tall.layout.flatten(point)
             return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
-        if self.control is None or not self.control.order:
-            return point
-        return start_near_mode(self.tall, self.control, self._active, point, self.rng)
+        return super()._near_mode(point)
 
     def _compile(self) -> None:
-        start = self.tall.start.copy()
         if self.latent is not None:
             self.latent.compile()
         else:
-            self._transitions(start, n_steps=0)
+            super()._compile()
 
     def stop_tuning(self) -> None:
         """Fix what tuning has found."""
         if self._may_take_more and not self.by_trajectories:
             self.transitions = self._mixing.transitions(self._made, self._draws_to_come)
         self._mixing.draws.clear()
-        self._read, self._cost_is_checked = np.zeros(2), False
+        self._count_anew()
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
 
@@ -588,8 +563,8 @@ class MinibatchMH(WitnessedBatches):
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.by_trajectories:
-            return self._draw_along_trajectory(flat)
-        stats = self._draw_together(flat) if self.latent is None else self._draw_latent(flat)
+            return self._trajectories.draw_with_stats(flat, self.rng, self.tune)
+        stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self._warning_of_no_move(stats)
         elif self._may_take_more or self.may_follow_trajectories:
@@ -600,14 +575,12 @@ class MinibatchMH(WitnessedBatches):
 
     @property
     def _may_begin_trajectories(self) -> bool:
-        """Whether enough of tuning is left, and nothing that was asked for stands against it."""
         made = self.n_draws + 1
-        left = self._tuning_to_come - made
-        return self.may_follow_trajectories and made >= SETTLED and left >= LEAST_TUNING
+        return self.may_follow_trajectories and may_begin(made, self._tuning_to_come - made)
 
     @property
     def _are_affordable(self) -> bool:
-        return self._draws_to_come * self.n_rows * TRAJECTORY <= AFFORDABLE
+        return are_affordable(self._draws_to_come, self.n_rows)
 
     def _follow_trajectories_if_needed(self, flat: np.ndarray) -> None:
         """Go on with all rows if batches do not pay.
@@ -650,24 +623,6 @@ class MinibatchMH(WitnessedBatches):
     def _trajectories(self) -> Trajectories:
         return self._trajectories_from(self.tall.start)
 
-    def _draw_along_trajectory(self, flat: np.ndarray) -> dict[str, Any]:
-        made = self._trajectories.draw(flat, self.rng, self.tune)
-        read = int(made["tree_size"]) * self.n_rows
-        return {
-            "acceptance_rate": made["mean_tree_accept"],
-            "n_likelihood": read,
-            "n_gradient": read,
-            "n_scanned": 0,
-            "batch_size": float(self.n_rows),
-            "log_ratio_var": 0.0,
-            "test_error": 0.0,
-            "exact": True,
-            "diverging": made["diverging"],
-            "scale": made["step_size"],
-            "warning": None,
-            **dict.fromkeys(OF_EFFECTS, np.nan),
-        }
-
     def _warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
         """Warn once where a chain stands still, which R-hat does not see if others do as well."""
         self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
@@ -694,27 +649,15 @@ class MinibatchMH(WitnessedBatches):
             self.proposal_state,
         )
         self.refuse_impossible(counts.impossible_row, flat)
-        n_decisions = max(counts.decisions, 1)
-        values, gradients = self.latent.evaluations
-        return {
-            "n_likelihood": values * counts.n_evaluated,
-            "n_gradient": gradients * counts.n_evaluated,
-            "n_scanned": 0,
-            "batch_size": counts.batch_rows / n_decisions,
-            "log_ratio_var": counts.variance / n_decisions,
-            "test_error": counts.test_error,
-            "exact": not self.latent.by_batches,
-            "diverging": False,
-            "scale": self.latent.scale(self.proposal_state),
-            "warning": None if self.tune else self._warning_of_a_level(flat),
-            **stats_of_effects(counts),
-        }
+        warning = None if self.tune else self._warning_of_a_level(flat)
+        scale = self.latent.scale(self.proposal_state)
+        return {**stats_of_sampler(self.latent, counts), "scale": scale, "warning": warning}
 
     def _forget_work(self) -> None:
         if self.latent is not None:
             self.latent.forget()
-        elif "_rows" in self.__dict__:
-            clear(self._rows)
+        else:
+            super()._forget_work()
 
     def _changing(self) -> dict[str, Any]:
         """Copy what trajectories have learnt, too."""
@@ -730,15 +673,7 @@ class MinibatchMH(WitnessedBatches):
         if contradicted is None:
             return None
         self._level_is_found = True
-        name = self.tall.layout.name_of(contradicted.position)
-        element = contradicted.position - self.tall.layout.slices[name].start
-        return with_id(
-            "PMB204",
-            f"{name}[{element}] has moved to a value that its own rows contradict: their "
-            f"log-likelihood is {contradicted.nats:,.0f} below what the minibatches indicated. "
-            "Draws of it and of all that depends on it are wrong. Please report this model; "
-            "meanwhile, set a larger batch_size.",
-        )
+        return complaint_of_level(self.tall, contradicted)
 
     # --- The witness --------------------------------------------------------------------------
 
@@ -756,14 +691,3 @@ class MinibatchMH(WitnessedBatches):
             if np.isfinite(self._model_density(point)):
                 return point
         return super()._point_of_look()
-
-
-def _warn_of_modes(sampler: ModeSampler) -> None:
-    """Name the variables in which modes differ."""
-    names = ", ".join(sampler.differing())
-    warn(
-        "PMB107",
-        f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
-        "about all of them and jump between them; if R-hat says that they do not mix, there are "
-        "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
-    )

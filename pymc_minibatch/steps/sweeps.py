@@ -4,10 +4,23 @@ from typing import Any
 
 import numpy as np
 
+from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.moves.decisions import MoveCounts
+from pymc_minibatch.latent.recognition import has_effects
+from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.weight_check import Contradiction
+from pymc_minibatch.messages import with_id
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.warn import warn
 
-__all__ = ["scans_of_draw", "stats_of_effects"]
+__all__ = [
+    "complaint_of_level",
+    "copied_for_effects",
+    "scans_of_draw",
+    "stats_of_effects",
+    "stats_of_sampler",
+    "warn_of_modes",
+]
 
 ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 """Moves of all effects for a draw; and for one at which PyMC evaluates a number for each row."""
@@ -34,3 +47,60 @@ def stats_of_effects(counts: MoveCounts) -> dict[str, Any]:
         "n_sweeps": counts.sweeps,
         "rows_per_sweep": counts.sweep_rows / counts.sweeps if counts.sweeps else np.nan,
     }
+
+
+def stats_of_sampler(latent: LatentSampler, counts: MoveCounts) -> dict[str, Any]:
+    """Return the stats of a draw in which a test or all rows decide on moves of effects."""
+    n_decisions = max(counts.decisions, 1)
+    values, gradients = latent.evaluations
+    return {
+        "n_likelihood": values * counts.n_evaluated,
+        "n_gradient": gradients * counts.n_evaluated,
+        "n_scanned": 0,
+        "batch_size": counts.batch_rows / n_decisions,
+        "log_ratio_var": counts.variance / n_decisions,
+        "test_error": counts.test_error,
+        "exact": not latent.by_batches,
+        "diverging": False,
+        **stats_of_effects(counts),
+    }
+
+
+def copied_for_effects(tall: TallModel) -> TallModel:
+    """Copy rows in partitions to this machine where the model has effects, and say so."""
+    structure = tall.structure
+    if tall.partitions is None or structure is None or not has_effects(tall, structure):
+        return tall
+    size = tall.row_bytes * tall.n_rows
+    warn(
+        "PMB501",
+        "This model has effects, and their moves read any row at any time: its "
+        f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
+        "or a reference= of your own all variables are moved at once, and rows stay where "
+        "they are.",
+    )
+    return tall.copied()
+
+
+def warn_of_modes(sampler: ModeSampler) -> None:
+    """Name the variables in which modes differ."""
+    names = ", ".join(sampler.differing())
+    warn(
+        "PMB107",
+        f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
+        "about all of them and jump between them; where R-hat says that they do not mix, there are "
+        "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
+    )
+
+
+def complaint_of_level(tall: TallModel, contradicted: Contradiction) -> str:
+    """Say that a level is where its own rows object."""
+    name = tall.layout.name_of(contradicted.position)
+    element = contradicted.position - tall.layout.slices[name].start
+    return with_id(
+        "PMB204",
+        f"{name}[{element}] has moved to a value that its own rows contradict: their "
+        f"log-likelihood is {contradicted.nats:,.0f} below what the minibatches indicated. "
+        "Draws of it and of all that depends on it are wrong. Please report this model; "
+        "meanwhile, set a larger batch_size.",
+    )

@@ -21,12 +21,14 @@ from pymc.step_methods.hmc.quadpotential import (
 )
 from pymc.util import RandomGeneratorState
 
+from pymc_minibatch.steps.mixing import TRAJECTORY
+from pymc_minibatch.steps.stats import OF_EFFECTS
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["Trajectories", "TrajectoryLook"]
+__all__ = ["Trajectories", "TrajectoryLook", "are_affordable", "may_begin"]
 
 MOST_DENSE = 500
 """Parameters up to which correlations are learnt, beside variances: a factor of their matrix, after
@@ -38,6 +40,27 @@ WEIGHT = 10
 
 UPDATED_EVERY = 10
 """Draws of tuning after which correlations are learnt anew."""
+
+SETTLED = 100
+"""Draws of tuning before which decisions tell nothing of those to come."""
+
+AFFORDABLE = 2e9
+"""Rows that trajectories of a chain may read if decisions are dear, but draws not correlated: some
+100 seconds."""
+
+LEAST_TUNING = 150
+"""Draws of tuning that are left, without which trajectories are not begun: windows of PyMC's
+variances are 101 draws long, after 50 that are left out."""
+
+
+def may_begin(made: int, left: int) -> bool:
+    """Whether draws of tuning say enough of those to come, and enough of tuning is left."""
+    return made >= SETTLED and left >= LEAST_TUNING
+
+
+def are_affordable(n_draws: int, n_rows: int) -> bool:
+    """Whether trajectories with all rows take no longer than users wait."""
+    return n_draws * n_rows * TRAJECTORY <= AFFORDABLE
 
 
 class Trajectories:
@@ -76,6 +99,27 @@ class Trajectories:
                 potential=_potential(start[active], covariance),
                 initial_point=point,
             )
+
+    def draw_with_stats(
+        self, flat: np.ndarray, rng: np.random.Generator, tune: bool
+    ) -> dict[str, Any]:
+        """Move a point along a trajectory, and return the stats of :class:`MinibatchMH`."""
+        made = self.draw(flat, rng, tune)
+        read = int(made["tree_size"]) * self.tall.n_rows
+        return {
+            "acceptance_rate": made["mean_tree_accept"],
+            "n_likelihood": read,
+            "n_gradient": read,
+            "n_scanned": 0,
+            "batch_size": float(self.tall.n_rows),
+            "log_ratio_var": 0.0,
+            "test_error": 0.0,
+            "exact": True,
+            "diverging": made["diverging"],
+            "scale": made["step_size"],
+            "warning": None,
+            **dict.fromkeys(OF_EFFECTS, np.nan),
+        }
 
     def draw(self, flat: np.ndarray, rng: np.random.Generator, tune: bool) -> dict[str, Any]:
         """Move a flat point along a trajectory, in place; return PyMC's stats of it."""
