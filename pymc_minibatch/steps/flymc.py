@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,35 +16,23 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.arguments import checked_choice, checked_count, checked_share
 from pymc_minibatch.bounds import Bohning, Bound, JaakkolaJordan, StudentT
-from pymc_minibatch.bounds.choose import settle
-from pymc_minibatch.bounds.laplace import approximate
 from pymc_minibatch.bounds.likelihood import NoBoundError
 from pymc_minibatch.bounds.quadratic import QuadraticBound
-from pymc_minibatch.bounds.target import JittedTarget, violation
-from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.jit.pointers import address_of, batch_of_one
+from pymc_minibatch.bounds.target import violation
 from pymc_minibatch.kernels.firefly import (
-    EXPLICIT,
-    IMPLICIT,
     Tuning,
-    Work,
-    make_iterations,
-    restore,
 )
 from pymc_minibatch.latent.firefly import FireflySampler, make_firefly_sampler
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import check_reference, nearer_start
-from pymc_minibatch.reference.density import Density
-from pymc_minibatch.steps.common import TallStep, TallStepState
-from pymc_minibatch.steps.stats import OF_EFFECTS, dtypes_shapes
+from pymc_minibatch.reference.decide import check_reference
+from pymc_minibatch.steps.common import TallStepState
+from pymc_minibatch.steps.firefly_moves import FireflyMoves
+from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import scans_of_draw, stats_of_effects
 from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.updates import UPDATES
-from pymc_minibatch.updates.update import BrightnessState, Update, Whitening, new_brightness
-from pymc_minibatch.warn import warn
 from pymc_minibatch.witness.choose import moves_of
-from pymc_minibatch.witness.densities import BoundedDensity, Brightness
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["FlyMC", "FlyMCState"]
@@ -71,7 +58,7 @@ class FlyMCState(TallStepState):
     theta_updates: int = field(metadata={"frozen": True})
 
 
-class FlyMC(TallStep):
+class FlyMC(FireflyMoves):
     """Firefly Monte Carlo: exact sampling that reads a few bright rows.
 
     A lower bound Bₙ ≤ Lₙ under the likelihood of each row lets most rows stay dark: they count with
@@ -232,7 +219,6 @@ class FlyMC(TallStep):
         self.theta_updates = checked_count(
             "theta_updates", 1 if theta_updates is None else theta_updates, 1
         )
-        self.bound: QuadraticBound | Bound
         self.moves: Any = ()
         self.steps_are_free = steps_per_draw == "auto"
         super().__init__(
@@ -263,7 +249,7 @@ class FlyMC(TallStep):
         may_sweep: bool,
     ) -> None:
         """Settle how the model is sampled."""
-        self._z_drawn_at: np.ndarray | None = None
+        self._z_drawn_at = None
         self.latent = self._latent_sampler(bound) if may_sweep else None
         if self.latent is None:
             self._set_up_plainly(bound, reference)
@@ -288,87 +274,19 @@ class FlyMC(TallStep):
         self.choice = f"Bright rows decide: {sampler.describe()}."
         return sampler
 
-    def _set_up_plainly(
-        self, bound: Literal["auto"] | QuadraticBound | Bound, reference: Reference | None
-    ) -> None:
-        """Settle how all variables are moved at once."""
-        self.target, self.bound, self._settled = settle(
-            self.tall,
-            self._active,
-            bound,
-            self.tune_bounds,
-            reference,
-            self._update.uses_gradient,
-        )
-        self._whitening = Whitening(self._active, *self._settled.approximation)
-        self._warn_of_passes()
-
-    def _warn_of_passes(self) -> None:
-        others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
-        if others:
-            warn(
-                "PMB109",
-                f"The likelihood depends on {sorted(others)}, which other steps move. That is "
-                "exact, but every draw at which they have changed costs a pass over all rows.",
-            )
-
     # --- What is rebuilt in the process of a chain --------------------------------------------
-
-    @property
-    def _update(self) -> Update:
-        return UPDATES[self.kernel]
-
-    @property
-    def _elsewhere(self) -> np.ndarray:
-        """Positions that the likelihood depends on and other steps move."""
-        return np.setdiff1d(self.target.entering, self._active)
-
-    @cached_property
-    def _kernel(self) -> Callable[..., tuple[float, int]]:
-        update, ndims = self._update, [values.ndim for values in self.target.data]
-        loop = make_iterations(
-            ndims,
-            update.build,
-            update.uses_gradient,
-            update.target_signal,
-            update.longest_step,
-        )
-        return jit_kept(loop, [self.kernel, repr(ndims)])
-
-    @cached_property
-    def _jitted(self) -> JittedTarget:
-        return self.target.jitted(self._settled.constants)
-
-    @cached_property
-    def _addresses(self) -> tuple[int, int]:
-        """Where the compiled gaps and the base are."""
-        data, constants = self.target.data, self._settled.constants
-        point, gradient = self.tall.layout.empty(), self.tall.layout.empty()
-        return (
-            address_of(self._jitted.gap, point, constants, batch_of_one(data), gradient),
-            address_of(self._jitted.base, point, constants, gradient),
-        )
-
-    @cached_property
-    def _brightness(self) -> BrightnessState:
-        return new_brightness(self.n_rows, self.target.pinned)
 
     def _reset_tuning(self) -> None:
         if self.latent is not None:
             self.tuning, self.moves = self.latent.new_z_tuning(), self.latent.initial_state()
             return
-        first_step = self._update.first_step(self._active.size)
-        q = -1.0 if self.fixed_q is None else self.fixed_q
-        self.tuning = Tuning(
-            np.array([np.log(first_step)]), np.zeros(1), np.array([q]), np.zeros(1)
-        )
+        super()._reset_tuning()
 
     def _compile(self) -> None:
         if self.latent is not None:
             self.latent.compile()
             return
-        flat = self.tall.start.copy()
-        self._run(flat, 0, redraw_z=False)
+        super()._compile()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep which rows are bright, and leave out the work space."""
@@ -403,33 +321,14 @@ class FlyMC(TallStep):
     @property
     def fireflies(self) -> tuple[np.ndarray, ...]:
         """The bright rows, their log odds, and where they were drawn; empty before the start."""
-        if self.latent is not None:
-            return self.latent.fireflies
-        if self._z_drawn_at is None:
-            return ()
-        n_bright = self._brightness.n_bright[0]
-        return (
-            self._brightness.bright[:n_bright].copy(),
-            self._brightness.log_odds[:n_bright].copy(),
-            self._z_drawn_at.copy(),
-            self._settled.constants[0].copy(),
-        )
+        return self._bright_rows() if self.latent is None else self.latent.fireflies
 
     @fireflies.setter
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
-        if self.latent is not None:
+        if self.latent is None:
+            self._restore_bright_rows(stored)
+        else:
             self.latent.fireflies = stored
-            return
-        if not stored:
-            self._z_drawn_at = None
-            if "_brightness" in self.__dict__:
-                restore(self._brightness, np.empty(0, np.int64), np.empty(0))
-            return
-        bright, log_odds, lit_at, reference = stored
-        restore(self._brightness, bright, log_odds)
-        self._settled = self._settled.moved(self.target, reference, self._elsewhere)
-        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=0.0)
-        self._z_drawn_at = lit_at if touches_here else None
 
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which draws anew which rows are bright."""
@@ -443,16 +342,10 @@ class FlyMC(TallStep):
             self.latent.end_tuning(self.moves)
 
     def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        if self.latent is None:
+            return super()._near_mode(point)
         flat = self.tall.layout.flatten(point)
-        if self.latent is not None:
-            return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
-        others = np.setdiff1d(np.arange(flat.size), self._active)
-        center, _, inverse = self._settled.approximation
-        if not np.array_equal(flat[others], self._settled.constants[0][others]):
-            reference = self._settled.constants[0].copy()
-            reference[others] = flat[others]
-            center, _, inverse = approximate(self.target, self.target.constants(reference))
-        return nearer_start(self.tall, center, inverse, 1.0, self._active, point, self.rng)
+        return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
 
     def _forget_work(self) -> None:
         if self.latent is not None:
@@ -462,17 +355,9 @@ class FlyMC(TallStep):
         return super()._changing() | {"fireflies": self.fireflies}
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
-        if self.latent is not None:
-            return self._draw_by_sweeps(self.latent, flat)
-        here = flat[self.target.entering]
-        redraw_z = self._z_drawn_at is None or not np.array_equal(here, self._z_drawn_at)
-        if redraw_z:
-            self._settled = self._settled.moved(self.target, flat, self._elsewhere)
-        accept, n_bright, counts = self._run(flat, self.steps_per_draw, redraw_z)
-        if counts[2] >= 0:
-            raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
-        self._z_drawn_at = flat[self.target.entering]
-        return self._stats(accept, n_bright, counts)
+        if self.latent is None:
+            return super()._draw(flat)
+        return self._draw_by_sweeps(self.latent, flat)
 
     def _draw_by_sweeps(self, latent: FireflySampler, flat: np.ndarray) -> dict[str, Any]:
         latent.z_tuning = self.tuning
@@ -492,69 +377,4 @@ class FlyMC(TallStep):
     def _look(self) -> Look | None:
         if self.latent is not None:
             return moves_of(self._model_density, self.latent, self.moves)
-        return self._look_at_target()
-
-    def _look_at_target(self) -> Look:
-        constants, target = self._settled.constants, self.target
-        lit = None
-        if self._z_drawn_at is not None:
-            n_bright = self._brightness.n_bright[0]
-            lit = Brightness(
-                self._brightness.bright[:n_bright].copy(),
-                self._brightness.log_odds[:n_bright].copy(),
-                lambda point, rows: target.gaps(point, constants[0], rows),
-                entering=target.entering,
-                at=self._z_drawn_at,
-            )
-        return BoundedDensity(
-            self._model_density,
-            lambda point: target.base(point, constants)[0],
-            lambda point, *batch: target.compiled_gap(point, constants[0], *batch),
-            data=target.data,
-            pinned=target.pinned,
-            root=self._whitening.root,
-            active=self._active,
-            tolerance=self._settled.tolerance,
-            brightness=lit,
-            others=(self._elsewhere, constants[0][self._elsewhere]),
-        )
-
-    def _run(
-        self, flat: np.ndarray, n_iterations: int, redraw_z: bool
-    ) -> tuple[float, int, np.ndarray]:
-        counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
-        tunes_q = self.fixed_q is None and self.z_update == "implicit"
-        work = Work(
-            n_iterations,
-            self.theta_updates,
-            IMPLICIT if self.z_update == "implicit" else EXPLICIT,
-            int(np.ceil(self.fraction * self.n_rows)),
-            self._update.z_cost if tunes_q else 0.0,
-            redraw_z,
-            self.tune,
-        )
-        accept, n_bright = self._kernel(
-            self.rng,
-            flat,
-            Density(self.target.data, self._settled.constants, *self._addresses),
-            self._brightness,
-            self._whitening,
-            self.tuning,
-            work,
-            self._settled.tolerance,
-            counts,
-        )
-        return accept, n_bright, counts
-
-    def _stats(self, accept: float, n_bright: int, counts: np.ndarray) -> dict[str, Any]:
-        n_always = self.target.pinned.size
-        read_with_base = n_always * int(counts[4])
-        return {
-            "acceptance_rate": accept / (self.steps_per_draw * self.theta_updates),
-            "n_likelihood": int(counts[0]) + read_with_base,
-            "n_gradient": int(counts[1]) + (read_with_base if self._update.uses_gradient else 0),
-            "n_bright": n_bright / self.steps_per_draw + n_always,
-            "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
-            "scale": float(np.exp(self.tuning.log_step[0])),
-            **dict.fromkeys(OF_EFFECTS, np.nan),
-        }
+        return super()._look()
