@@ -19,7 +19,7 @@ models, for the averages.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -27,12 +27,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pymc_minibatch.latent.conditional import Conditional
-from pymc_minibatch.latent.cubic import cubic_of
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.expectation import by_expectation
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.kinks import find_kinks
+from pymc_minibatch.latent.marginal_curvature import covariance_cholesky
+from pymc_minibatch.latent.mean_correction import MeanCorrection
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.smoothing import find_smoothing
 from pymc_minibatch.latent.sums import ParabolicRows, agree_with_rows, expand_exactly
@@ -69,18 +70,9 @@ AVERAGED_TURNS, STILL = 25, 0.25
 EACH, MOST_LEFT = 3, 0.9
 """After so many turns, all that are to come are foretold; each leaves at most this of a step."""
 
-TILT_PAIRS = 2
-"""Opposite points of the field over which the slope of the remainders is averaged."""
-
-CUBIC_PAIRS, TILT_TURNS = 20, 2
-"""Those over which that of the higher orders is, and how often, since it moves the points."""
-
 FAR, TOO_FAR = 1.0, 10.0
 """From how many standard deviations on the mean of the field is not taken for its mode, and from
 how many it is not believed in the end."""
-
-MOST_CUBES = 2 * 10**6
-"""Factors whose higher orders have more entries than this go without."""
 
 LEVELS_TURNS = 3
 """How often h is climbed, and the field given it, where levels are averaged over."""
@@ -95,12 +87,6 @@ FEW_TURNS = 8
 """Turns of a search on few rows."""
 
 NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
-
-MOST_PAIRED = 50
-"""Of more hyperparameters correlations are left to tuning: each pair takes four evaluations."""
-
-LEAST_CURVATURE = 0.25
-"""The marginal of a hyperparameter counts as no wider than a standard deviation of 2."""
 
 
 class KnownModeError(Exception):
@@ -180,6 +166,9 @@ class _Search:
         if left_out.size:
             self.data = tuple(np.delete(values, left_out, axis=0) for values in tall.data)
         self.rows_read = 0
+        self.mean = MeanCorrection(
+            rows, self.data, temperature, lambda point: self.expand(point, self.data)
+        )
         self.first = tall.start
         self.exact: Expansion | None = None
         self.budget = RowBudget(math.inf)
@@ -439,15 +428,15 @@ class _Search:
         hyper_cholesky : ndarray, shape (H, H)
             Lower factor of the covariance of h.
         """
-        cholesky = _cholesky(surrogate, surrogate.center[self.field.hyper])
+        cholesky = covariance_cholesky(surrogate, surrogate.center[self.field.hyper])
         try:
             present = self._averaged_turns(surrogate, np.sqrt(np.sum(cholesky**2, axis=1)))
-            cholesky = _cholesky(present, present.center[self.field.hyper])
+            cholesky = covariance_cholesky(present, present.center[self.field.hyper])
         except np.linalg.LinAlgError:  # no density there
             return surrogate, cholesky
         there = self.proper(self.expand(present.center, self.data))
         mean_correction = present.expansion.slope - there.expansion.slope
-        return self._with_mean_correction(
+        return self.mean.with_mean_correction(
             there, mean_correction, np.zeros(mean_correction.size)
         ), cholesky
 
@@ -493,7 +482,7 @@ class _Search:
         Two opposite points suffice: what a group's own average lacks has either sign. They also
         give the lower bound of the log marginal that averages climb, up to a constant.
         """
-        points = list(self._points(surrogate, 1))
+        points = list(self.mean.points(surrogate, 1))
         one, other = (self.expand(point, self.data).expansion for point in points)
         if not np.isfinite(one.value + other.value):
             raise np.linalg.LinAlgError("The log-likelihood is not finite all over the field.")
@@ -524,7 +513,7 @@ class _Search:
         """
         hyper, cholesky = surrogate.center[self.field.hyper], np.empty((0, 0))
         if self.exact is not None or self.rows.kinked:
-            return surrogate, _cholesky(surrogate, hyper)
+            return surrogate, covariance_cholesky(surrogate, hyper)
         mode = surrogate
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
@@ -532,14 +521,14 @@ class _Search:
         if away > FAR and not hyper.size:
             with suppress(np.linalg.LinAlgError):
                 found, of_hyper = self.with_levels_averaged(surrogate)
-                return self.with_higher_orders(found, factors), of_hyper
+                return self.mean.with_higher_orders(found, factors), of_hyper
         if away > FAR and not hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
             corrected, away = self._tilted_with_higher_orders(surrogate, factors)
         if self._is_worse(surrogate, mode):
-            surrogate, cholesky, away = mode, _cholesky(mode, hyper), math.inf
+            surrogate, cholesky, away = mode, covariance_cholesky(mode, hyper), math.inf
         return (
-            corrected if away < TOO_FAR else self.with_higher_orders(surrogate, factors)
+            corrected if away < TOO_FAR else self.mean.with_higher_orders(surrogate, factors)
         ), cholesky
 
     def with_levels_averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
@@ -561,12 +550,12 @@ class _Search:
             point = averaged.center.copy()
             there = self.expand(point, self.data)
             correction = averaged.expansion.slope - there.expansion.slope
-            about = self._with_mean_correction(there, correction, np.zeros(correction.size))
+            about = self.mean.with_mean_correction(there, correction, np.zeros(correction.size))
             about = self.proper(about)
             hyper = self.climb_hyper(about)
             if np.abs(hyper - point[self.field.hyper]).max(initial=0.0) < CLOSE:
                 break
-        return about, _cholesky(about, point[self.field.hyper])
+        return about, covariance_cholesky(about, point[self.field.hyper])
 
     def _is_worse(self, surrogate: Surrogate, mode: Surrogate) -> bool:
         """Whether averages have led to where the Laplace marginal says nobody is."""
@@ -582,105 +571,11 @@ class _Search:
         self, surrogate: Surrogate, factors: Sequence[Factor]
     ) -> tuple[Surrogate, float]:
         """Also return how far the mean of the dense part is from where rows are expanded."""
-        corrected = self.corrected(self.with_higher_orders(surrogate, factors))
+        corrected = self.mean.corrected(self.mean.with_higher_orders(surrogate, factors))
         if not corrected.expansion.mean_correction.any():  # not finite all over the field
             return corrected, math.inf
         mean = corrected.conditional(corrected.center[self.field.hyper])
         return corrected, self._farthest(corrected, mean)
-
-    def corrected(self, surrogate: Surrogate) -> Surrogate:
-        """Find the slope of what is not of second order, averaged over the field given h.
-
-        It moves the field over which it is averaged, hence some turns where none is known yet.
-        Remainders of the effects of many groups add up: to third order, their slope by coefficients
-        that all groups share is a sum of squares, which moves these by standard deviations. That of
-        the higher orders by groups reads no row; what is left is averaged for the dense part.
-        """
-        about, none = surrogate.expansion.mean_correction, np.zeros(surrogate.expansion.at.size)
-        for _ in range(0 if about.any() else TILT_TURNS):
-            about = self._slope_of_higher_orders(self._with_mean_correction(surrogate, about, none))
-        guess = self._with_mean_correction(surrogate, about, none)
-        mean_correction, smoothing_correction = (
-            self._slope_of_higher_orders(guess),
-            self._slope_of_rest(guess),
-        )
-        if not np.isfinite(smoothing_correction + mean_correction).all():
-            return surrogate
-        return self._with_mean_correction(
-            surrogate, mean_correction + smoothing_correction, smoothing_correction
-        )
-
-    def _with_mean_correction(
-        self, surrogate: Surrogate, mean_correction: np.ndarray, smoothing_correction: np.ndarray
-    ) -> Surrogate:
-        corrected = replace(
-            surrogate.expansion,
-            mean_correction=mean_correction,
-            smoothing_correction=smoothing_correction,
-        )
-        return Surrogate(self.tall, self.field, corrected, surrogate.center, surrogate.cubics)
-
-    def _points(self, surrogate: Surrogate, n_pairs: int) -> Iterator[np.ndarray]:
-        """Draw opposite points of the field given h."""
-        given = surrogate.conditional(surrogate.center[self.field.hyper])
-        rng = np.random.default_rng(5)
-        for _ in range(n_pairs):
-            dense, groups = given.layout.noise(rng)
-            for sign in (1.0, -1.0):
-                yield given.frame.color((sign * dense, sign * groups))
-
-    def _slope_of_higher_orders(self, surrogate: Surrogate) -> np.ndarray:
-        if not surrogate.cubics:
-            return np.zeros(surrogate.expansion.at.size)
-        slopes = []
-        for point in self._points(surrogate, CUBIC_PAIRS):
-            delta = self.field.derivatives.phi(point) - surrogate.expansion.at
-            slopes.append(
-                surrogate.slope_of_higher_orders(delta, surrogate.curvature_product(delta))
-            )
-        return np.mean(slopes, axis=0)
-
-    def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
-        expansion, own = surrogate.expansion, self.field.rows.dense
-        slopes = []
-        for point in self._points(surrogate, TILT_PAIRS):
-            there = self.expand(point, self.data).expansion
-            delta = there.at - expansion.at
-            curved = surrogate.curvature_product(delta)
-            higher = surrogate.slope_of_higher_orders(delta, curved)
-            slopes.append((there.slope - expansion.slope + curved - higher)[own])
-        smoothing_correction = np.zeros(expansion.at.size)
-        smoothing_correction[own] = np.mean(slopes, axis=0)
-        return smoothing_correction
-
-    def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
-        """Add third and fourth order by each grouping factor."""
-        if not factors or not self.rows.triples:
-            return surrogate
-        scalars, at = self.rows.reads.scalars, surrogate.expansion.at
-        widths = [factor.entries.shape[1] + scalars.size for factor in factors]
-        few = [
-            factor.entries
-            for factor, width in zip(factors, widths, strict=True)
-            if factor.n_levels * width**4 <= MOST_CUBES
-        ]
-        layout, curvature = self.field.rows, surrogate.expansion.curvature
-        cubics = [
-            cubic_of(
-                self.rows,
-                self.data,
-                at,
-                entries,
-                (
-                    curvature.blocks_of(layout, entries),
-                    curvature.columns_of(layout, entries, scalars),
-                    curvature.dense.diagonal()[np.searchsorted(layout.dense, scalars)],
-                ),
-                self.temperature,
-            )
-            for entries in few
-        ]
-        return Surrogate(self.tall, self.field, surrogate.expansion, surrogate.center, cubics)
 
 
 def search(
@@ -734,7 +629,7 @@ def search(
             if parabolic is not None or not field.latent.groups.size:
                 raise
             found, cholesky = run.with_levels_averaged(run.expand(run.first, run.data))
-            surrogate = run.with_higher_orders(found, factors)
+            surrogate = run.mean.with_higher_orders(found, factors)
         hyper = surrogate.center[field.hyper]
         if parabolic is not None and not run.agrees(surrogate, cholesky):
             raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
@@ -850,49 +745,3 @@ def _limit(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarr
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.clip(np.nan_to_num(after / before), 0.0, MOST_LEFT)
     return np.asarray(third + after * share / (1.0 - share))
-
-
-def _cholesky(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
-    """Return the lower factor of the covariance of h about its mode."""
-    return np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
-
-
-def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
-    """Minus the Hessian of the log marginal, by differences over about a standard deviation."""
-    size = hyper.size
-    peak = surrogate.log_marginal(hyper)
-
-    def fall(*steps: tuple[int, float]) -> float:
-        moved = hyper.copy()
-        for i, step in steps:
-            moved[i] += step
-        return max(peak - surrogate.log_marginal(moved), -1e3)
-
-    lengths, curvature = np.full(size, 0.1), np.zeros((size, size))
-    for i in range(size):
-        for _ in range(6):
-            curvature_product = fall((i, lengths[i])) + fall((i, -lengths[i]))
-            curvature[i, i] = max(curvature_product / lengths[i] ** 2, LEAST_CURVATURE)
-            if 0.2 < curvature_product < 5.0 or (curvature_product <= 0.2 and lengths[i] > 1.0):
-                break
-            sd = 1 / math.sqrt(curvature[i, i])
-            lengths[i] = min(max(sd, 0.05 * lengths[i]), 20 * lengths[i], 2.0)
-    return curvature if size > MOST_PAIRED else _with_correlations(curvature, lengths, fall)
-
-
-def _with_correlations(curvature: np.ndarray, lengths: np.ndarray, fall: object) -> np.ndarray:
-    """Add what pairs give, shrunk until the matrix is positive definite."""
-    size = lengths.size
-    full = np.zeros_like(curvature)
-    for i in range(size):
-        for j in range(i):
-            a, b = lengths[i] / 2, lengths[j] / 2
-            mixed = fall((i, a), (j, b)) + fall((i, -a), (j, -b))  # type: ignore[operator]
-            mixed -= fall((i, a), (j, -b)) + fall((i, -a), (j, b))  # type: ignore[operator]
-            full[i, j] = full[j, i] = mixed / (4 * a * b) if math.isfinite(mixed) else 0.0
-    for shrink in (1.0, 0.7, 0.4, 0.0):
-        candidate = curvature + shrink * full
-        scale = np.sqrt(np.diagonal(candidate))
-        if np.linalg.eigvalsh(candidate / np.outer(scale, scale)).min(initial=1.0) > 0.02:
-            return candidate
-    return curvature
