@@ -24,20 +24,14 @@ import numpy as np
 from rich.progress import track
 
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.tall import frames
 from pymc_minibatch.tall.chunked import check_chunks
+from pymc_minibatch.tall.columns import Columns, is_table, open_table
 from pymc_minibatch.tall.labels import check_row_labels, columns_in_order
 from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions, are_same
 from pymc_minibatch.tall.passes import over_chunks
-from pymc_minibatch.tall.tables import (
-    Columns,
-    Part,
-    Wanted,
-    choose,
-    is_table,
-    loads_of,
-    open_table,
-)
+from pymc_minibatch.tall.tables import Part, Wanted, choose
 from pymc_minibatch.tall.temporary import announce_copy, new_array, reopened
 
 __all__ = [
@@ -222,7 +216,7 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
     blocks = [values.to_delayed(optimize_graph=False).ravel() for values in aligned]
     parts = [
         Part(f"partition {i} of {', '.join(arrays)}", load, n)
-        for i, (n, load) in enumerate(zip(rows, loads_of(blocks), strict=True))
+        for i, (n, load) in enumerate(zip(rows, frames.loads_of(blocks), strict=True))
     ]
     dtypes = [values.dtype for values in arrays.values()]
     return Partitions(

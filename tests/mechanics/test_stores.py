@@ -9,8 +9,9 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.tall.columns import open_table
 from pymc_minibatch.tall.sources import open_sources
-from pymc_minibatch.tall.tables import Wanted, open_table
+from pymc_minibatch.tall.tables import Wanted
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
