@@ -56,7 +56,6 @@ from pymc_minibatch.steps.deciding import (
     least_uniform_batch,
     settle,
 )
-from pymc_minibatch.steps.stats import OF_EFFECTS
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.witness.together import JointMove
 
@@ -453,7 +452,6 @@ class BatchMoves(TallStep):
             "exact": self.ball is not None,
             "diverging": False,
             "scale": self.proposal.scale(self.proposal_state),
-            **dict.fromkeys(OF_EFFECTS, np.nan),
         }
 
 

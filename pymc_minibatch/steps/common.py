@@ -431,6 +431,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         """Make draws after tuning, and compare moves with the model's own density."""
         self.tall.watch.check()
         stats = self._or_nothing(lambda start: self._draw_block(start, points), flat.copy())
+        stats = {**self._not_recorded, **stats}
         stats["n_witnessed"], stats["witness_error"] = 0, np.nan
         if self.witness is not None:
             witnessed, errors = self._bear_witness_to_many(points, stats)
@@ -481,9 +482,15 @@ class TallStep(BlockedStep, metaclass=StepKind):
             self.tall.check_start(point)
         return self._start(point)
 
+    @cached_property
+    def _not_recorded(self) -> dict[str, float]:
+        """NaN for each stat that is no whole number, where the algorithm has none."""
+        kinds = self.stats_dtypes_shapes
+        return {name: np.nan for name, (dtype, _) in kinds.items() if dtype is np.float64}
+
     def _witnessed(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw, and compare moves with the model's own density if it is time to."""
-        stats = self._draw(flat)
+        stats = {**self._not_recorded, **self._draw(flat)}
         self._bear_witness(flat, stats)
         return stats
 

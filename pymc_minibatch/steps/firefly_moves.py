@@ -27,7 +27,6 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import nearer_start
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.steps.common import TallStep
-from pymc_minibatch.steps.stats import OF_EFFECTS
 from pymc_minibatch.updates import UPDATES
 from pymc_minibatch.updates.update import BrightnessState, Update, Whitening, new_brightness
 from pymc_minibatch.warn import warn
@@ -234,5 +233,4 @@ class FireflyMoves(TallStep):
             "n_bright": n_bright / self.steps_per_draw + n_always,
             "q": float(self.tuning.q[0]) if self.z_update == "implicit" else self.fraction,
             "scale": float(np.exp(self.tuning.log_step[0])),
-            **dict.fromkeys(OF_EFFECTS, np.nan),
         }

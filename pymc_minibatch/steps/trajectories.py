@@ -22,7 +22,6 @@ from pymc.step_methods.hmc.quadpotential import (
 from pymc.util import RandomGeneratorState
 
 from pymc_minibatch.steps.mixing import TRAJECTORY
-from pymc_minibatch.steps.stats import OF_EFFECTS
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
@@ -118,7 +117,6 @@ class Trajectories:
             "diverging": made["diverging"],
             "scale": made["step_size"],
             "warning": None,
-            **dict.fromkeys(OF_EFFECTS, np.nan),
         }
 
     def draw(self, flat: np.ndarray, rng: np.random.Generator, tune: bool) -> dict[str, Any]:
