@@ -144,11 +144,6 @@ class Result:
         return stats
 
     @property
-    def has_stats(self) -> bool:
-        """Whether the sampler recorded anything."""
-        return self._stats is not None
-
-    @property
     def rows_checksum(self) -> int | None:
         """Checksum of the rows of the run; None if it is not known."""
         return self._recorded_once("rows_checksum")

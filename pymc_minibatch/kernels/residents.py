@@ -93,11 +93,6 @@ class Residents:
         return cls(table, tuple(map(read_only, partitions.take(rows))), rows)
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether no row has served yet."""
-        return self.table.turn[0] == 0
-
-    @property
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what :class:`.Density` holds of them."""
         return (np.empty(0) if self.table.turn[1] else self.table.weights), self.noise

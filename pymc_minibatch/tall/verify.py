@@ -27,7 +27,6 @@ __all__ = [
     "Violation",
     "agree",
     "compare",
-    "gaussian_points",
     "quadratic",
     "rounding",
     "uneven",
@@ -51,6 +50,7 @@ SHAKEN = 8
 LENGTHS = (0.1, 0.5, 1.0, 3.0, 5.0, 10.0)
 """Standard deviations, to both sides, at which a function is compared with a parabola; at twice as
 many, too."""
+
 
 RADII = (1.0, 3.0, 6.0)
 """Standard deviations from the mean of a Gaussian approximation at which functions are compared."""
@@ -229,31 +229,3 @@ def uneven(arrays: Sequence[np.ndarray], rtol: float = RTOL) -> Violation | None
         if worst is not None:
             return worst._replace(point=number + 1)
     return None
-
-
-def gaussian_points(
-    rng: np.random.Generator,
-    mean: np.ndarray,
-    root: np.ndarray,
-    *,
-    radii: Sequence[float] = RADII,
-    n: int = 2,
-) -> list[np.ndarray]:
-    """Return points at some standard deviations from the mean of a Gaussian, both ways.
-
-    Every whitened coordinate is so far out, in one sense or the other.
-
-    Parameters
-    ----------
-    rng
-        Chooses the senses.
-    mean, root
-        Its mean and a root of its covariance, C = root @ root.T.
-    radii
-        Standard deviations.
-    n
-        Pairs of opposite points at each.
-    """
-    signs = rng.choice([-1.0, 1.0], (len(radii), n, root.shape[1]))
-    steps = (signs * np.reshape(radii, (-1, 1, 1))).reshape(-1, root.shape[1]) @ root.T
-    return [mean + way * step for step in steps for way in (1.0, -1.0)]

@@ -6,7 +6,7 @@ import pytest
 
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.probes import prior_points
-from pymc_minibatch.tall.verify import agree, compare, gaussian_points, quadratic, uneven
+from pymc_minibatch.tall.verify import agree, compare, quadratic, uneven
 
 POINTS = [np.array([0.3, -1.2]), np.array([4.0, 1e-6])]
 
@@ -89,14 +89,6 @@ def test_arrays_are_compared_entry_by_entry():
     array = np.array([1e12, 1.0])
     assert uneven([array, array, array]) is None
     assert uneven([array, array, array + np.array([0, 0.1])]).point == 2
-
-
-def test_gaussian_points_lie_as_far_out_as_is_said():
-    root = np.array([[2.0, 0.0], [1.0, 1e-6]])
-    points = gaussian_points(np.random.default_rng(0), np.ones(2), root)
-    z = np.linalg.solve(root, (np.array(points) - 1.0).T)
-    np.testing.assert_allclose(np.abs(z), np.repeat([1.0, 3.0, 6.0], 4) * np.ones((2, 1)))
-    np.testing.assert_allclose(np.mean(points, axis=0), 1.0)
 
 
 def test_points_of_the_prior_have_its_scales_and_constraints():
