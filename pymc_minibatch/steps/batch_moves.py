@@ -76,7 +76,7 @@ HEAVY_WALK = 0.4
 """Share of the random walk where tails are heavy, half of it along their axes."""
 
 NEARLY_GAUSSIAN = 0.5
-"""Where independent Gaussian proposals would be accepted this often, no others are needed."""
+"""If independent Gaussian proposals would be accepted this often, no others are needed."""
 
 
 class Claims(NamedTuple):
@@ -327,7 +327,7 @@ class BatchMoves(TallStep):
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
     ) -> None:
-        """Raise where a kernel has stopped at a row.
+        """Raise if a kernel has stopped at a row.
 
         `numbers` are those of the rows that it reads, if they are not all rows.
         """

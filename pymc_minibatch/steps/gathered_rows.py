@@ -28,7 +28,7 @@ from pymc_minibatch.tall.weighted import SizedRows
 __all__ = ["GatheredRows"]
 
 LASTING = 1e5
-"""Where rows are in partitions, rows that are gathered: so many times those that a move takes."""
+"""If rows are in partitions, rows that are gathered: so many times those that a move takes."""
 
 LEAST_RESIDENTS = 100_000
 
@@ -149,7 +149,7 @@ class GatheredRows(BatchMoves):
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
     ) -> None:
-        """Raise where a kernel has stopped at a row, or for want of rows."""
+        """Raise if a kernel has stopped at a row, or for want of rows."""
         if row == OUT_OF_ROWS:
             raise SamplingError(
                 with_id(

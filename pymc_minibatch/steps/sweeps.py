@@ -88,7 +88,7 @@ def warn_of_modes(sampler: ModeSampler) -> None:
     warn(
         "PMB107",
         f"The posterior has {len(sampler.samplers)} modes, which differ in {names}. Chains start "
-        "about all of them and jump between them; where R-hat says that they do not mix, there are "
+        "about all of them and jump between them; if R-hat says that they do not mix, there are "
         "too few jumps: make one mode improbable by the prior, or by a constraint on a sign.",
     )
 

@@ -33,7 +33,7 @@ class Columns:
     columns : mapping of str to str or list of str, optional
         For each variable of the model with rows, by name, its column, or its columns in order, by
         their names, which may be numbers. A variable that is not named has the column of its own
-        name, or, where the model gives its second axis labels, the columns of these names.
+        name, or, if the model gives its second axis labels, the columns of these names.
 
     Examples
     --------

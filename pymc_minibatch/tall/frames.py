@@ -49,7 +49,7 @@ class Block:
 def loads_of(delayed: Sequence[Sequence[Any]]) -> list[Any]:
     """Return what loads each part, given the blocks of each source as Delayed objects.
 
-    Where a cluster holds what a block is made of it must be a task of that cluster: a Delayed.
+    If a cluster holds what a block is made of it must be a task of that cluster: a Delayed.
     """
     from dask.delayed import delayed as lazily
     from dask.optimization import cull
@@ -92,6 +92,11 @@ def _open_dask(frame: Any) -> Table:
 
 
 def _open_frame(frame: Any) -> Table:
+    if hasattr(frame, "collect"):
+        raise ValueError(
+            f"A {type(frame).__name__} has no rows yet. Pass frame.collect(), or the Parquet files "
+            "that it reads."
+        )
     several = repeated(frame.columns)
     dtypes = {
         str(name): None if str(name) in several else _number_of(frame[name])

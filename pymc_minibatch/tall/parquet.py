@@ -226,7 +226,8 @@ def _footer(filesystem: Any, path: str) -> _Footer:
             return _Footer(types, lengths, repeated(file.schema_arrow.names), state)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not a complete Parquet file ({_first_line(error)}). Write it again."
+            f"{path} is not a complete Parquet file ({_first_line(error)}). Write it again; if it "
+            "is of another kind, such as CSV, read it with pandas or polars and pass the table."
         ) from error
 
 
