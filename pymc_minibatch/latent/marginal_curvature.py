@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_minibatch.latent.surrogate import Surrogate
 
-__all__ = ["covariance_cholesky"]
+__all__ = ["covariance_cholesky", "curvature_of_marginal"]
 
 MOST_PAIRED = 50
 """Of more hyperparameters correlations are left to tuning: each pair takes four evaluations."""
@@ -17,11 +17,11 @@ LEAST_CURVATURE = 0.25
 
 def covariance_cholesky(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
     """Return the lower factor of the covariance of h about its mode."""
-    return np.linalg.cholesky(np.linalg.inv(_curvature(surrogate, hyper)))
+    return np.linalg.cholesky(np.linalg.inv(curvature_of_marginal(surrogate, hyper)))
 
 
-def _curvature(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
-    """Minus the Hessian of the log marginal, by differences over about a standard deviation."""
+def curvature_of_marginal(surrogate: Surrogate, hyper: np.ndarray) -> np.ndarray:
+    """Return minus the Hessian of the log marginal, by differences over a standard deviation."""
     size = hyper.size
     peak = surrogate.log_marginal(hyper)
 

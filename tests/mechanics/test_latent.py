@@ -34,6 +34,7 @@ from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.locate import locate
+from pymc_minibatch.latent.marginal_curvature import curvature_of_marginal
 from pymc_minibatch.latent.minibatch import SIGMAS, MinibatchSampler
 from pymc_minibatch.latent.modes import APART, _is_same, find_modes
 from pymc_minibatch.latent.moves import scan
@@ -49,7 +50,6 @@ from pymc_minibatch.latent.search import (
     KnownModeError,
     LatentReference,
     RowBudget,
-    _curvature,
     _Search,
     search,
 )
@@ -993,7 +993,7 @@ def test_hundreds_of_scales_are_a_field_whose_correlations_are_left_to_tuning() 
             return -0.5 * float(hyper @ hyper)
 
     surrogate = Counted()
-    curvature = _curvature(surrogate, np.zeros(231))
+    curvature = curvature_of_marginal(surrogate, np.zeros(231))
     np.testing.assert_allclose(curvature, np.eye(231), atol=1e-6)
     assert surrogate.calls < 20 * 231
 
