@@ -6,6 +6,7 @@ it, so that an array that the likelihood reads in several places is one.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,17 @@ MAX_LEVELS = 8
 
 CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
 """Operations whose entries are those of their first input."""
+
+STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
+"""Operations that are no functions by which effects are bent, if the others of their inputs are
+constants."""
+
+FEWEST_GATHERED = 30
+"""Effects that are too many to be hyperparameters, all of which moves change at once."""
+
+MOST_BELOW = 12
+"""Numbers that a row may read below functions of effects: its derivatives are as many as their
+pairs."""
 
 PROBE_ROWS = (3, 5)
 """Sizes of the batches on which shapes are evaluated."""
@@ -167,9 +179,18 @@ class RowGraph:
 
         The highest cut goes through the largest affine arrays. If several of these are made of
         the same parts, as ``(cut_1 - eta) / sigma`` and ``(cut_2 - eta) / sigma`` are, the parts
-        are fewer; so arrays are opened, all at a time and one by one.
+        are fewer; so arrays are opened, all at a time and one by one. Those that weigh functions of
+        effects, as ``-exp(mu + sd * z)[group] * cost`` does, are opened before, if rows do not read
+        many numbers then: below the function the effects enter linearly.
         """
-        opened: frozenset[Variable] = frozenset()
+        opened = self._opened_to_functions()
+        cut = self._best_below(opened)
+        if opened and self.cost(cut)[0] > MOST_BELOW:
+            return self._best_below(frozenset())
+        return cut
+
+    def _best_below(self, opened: frozenset[Variable]) -> Cut:
+        """Find the cut with the fewest local inputs below some arrays."""
         cut = self._collect(opened)
         levels = [(self.cost(cut), opened, cut)]
         while (tops := self._tops(cut.arrays)) and len(levels) < MAX_LEVELS:
@@ -187,6 +208,38 @@ class RowGraph:
                     improved = True
                     break
         return cut
+
+    def _opened_to_functions(self) -> frozenset[Variable]:
+        """List sums and products that hide functions of effects, of which each row gathers one."""
+        opened: frozenset[Variable] = frozenset()
+        while hiding := set(filter(self._hides_function, self._collect(opened).arrays)):
+            opened |= hiding
+        return opened
+
+    def _hides_function(self, array: Any) -> bool:
+        affine = self.affine(array)
+        return (
+            affine is not None
+            and isinstance(array.owner.op, Elemwise | DimShuffle)
+            and any(map(self._gathers_function, affine.summands))
+        )
+
+    def _gathers_function(self, summand: Summand) -> bool:
+        """Whether rows gather a function of one array of many effects."""
+        variable: Any = summand.base
+        while summand.index is not None and variable not in self.values and variable.owner:
+            op, above = variable.owner.op, variable.owner.inputs
+            if isinstance(op, Elemwise):
+                above = [i for i in above if not isinstance(i, Constant)]
+                if not isinstance(op.scalar_op, STRAIGHT) and len(above) == 1:
+                    lengths = [n or 1 for n in self.shapes.get(variable, ())]
+                    return math.prod(lengths) >= FEWEST_GATHERED
+            elif isinstance(op, DimShuffle | Reshape | SpecifyShape | Subtensor):
+                above = above[:1]
+            if len(above) != 1:
+                return False
+            [variable] = above
+        return False
 
     def _tops(self, arrays: Sequence[Variable]) -> list[Variable]:
         """List sums, products and pieces of arrays, which no other array is made of."""

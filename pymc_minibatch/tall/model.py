@@ -37,6 +37,7 @@ from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.memory import NotEnoughMemoryError
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
+from pymc_minibatch.tall.by_entry import entries_of
 from pymc_minibatch.tall.check import (
     FAILURES,
     IMPOSSIBLE,
@@ -638,9 +639,45 @@ class TallModel:
             try:
                 return self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
             except NotTallError as error:
-                refusal = refusal or error
+                first, refusal = refusal is None, refusal or error
+            if first and (found := self._split_entries(rows)) is not None:
+                return found
         assert refusal is not None
         raise refusal
+
+    def _split_entries(
+        self, terms: Sequence[ObservedTerm]
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]] | None:
+        """Split matrices into entries, whose axes are not independent; None if they are none."""
+        shape = terms[0].shape
+        if self.is_bound or any(term.shape != shape or term.term.ndim != 2 for term in terms):
+            return None
+        whole = unmerge(pt.cast(pt.add(*[term.term for term in terms], 0.0), "float64"))
+        entries = entries_of(whole, shape)
+        if entries is None or not entries.leaves:
+            return None
+        self._full_term = twice_differentiable(entries.term)
+        self.n_rows = self._n_own = shape[0] * shape[1]
+        own = {term.leaf for term in terms}
+        seen = frozenset(
+            leaf
+            for leaf, source in entries.leaves.items()
+            if source is not None and own.intersection(data_leaves([source]))
+        )
+        try:
+            found = self._split_along({leaf: [0] for leaf in entries.leaves}, list(entries.leaves))
+        except NotTallError:
+            return None
+        evaluate = compile_python([self.flat], [self._bind(whole, {})])
+        for point, rows in found[1]:
+            if difference(rows, evaluate(point).ravel()) is not None:
+                return None
+        names = tuple(term.name for term in terms)
+        axes = dict.fromkeys(entries.leaves, 0)
+        rows_of_all = RowSet(names, self._full_term, self.n_rows, axes, seen)
+        starts = np.array([0, self.n_rows])
+        self.union = Union(self._full_term, starts, (rows_of_all,), tuple(axes), seen)
+        return found
 
     def _union(self, terms: Sequence[ObservedTerm]) -> Union | None:
         """Join likelihoods of different lengths, or many in a loop; None if one set is best."""

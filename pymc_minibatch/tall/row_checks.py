@@ -20,7 +20,7 @@ from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import All
 
-__all__ = ["checked_by_row"]
+__all__ = ["checked_by_row", "parts_of_condition"]
 
 
 def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
@@ -43,7 +43,7 @@ def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
         if not op.can_be_replaced_by_ninf:
             return None
         value, *conditions = node.inputs
-        each = [part for condition in conditions for part in _parts(condition)]
+        each = [part for condition in conditions for part in parts_of_condition(condition)]
         by_row = [part for part in each if _is_like(part, value) and _reads(part, flat, inputs)]
         if not by_row:
             return None
@@ -56,18 +56,18 @@ def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
     return graph.outputs[0]
 
 
-def _parts(condition: Any) -> list[Any]:
+def parts_of_condition(condition: Any) -> list[Any]:
     """Return the conditions that all are to be met, without what joins them to one."""
     node = condition.owner
     op = None if node is None else node.op
     if isinstance(op, All) and op.axis in (None, tuple(range(node.inputs[0].type.ndim))):
-        return _parts(node.inputs[0])
+        return parts_of_condition(node.inputs[0])
     if isinstance(op, MakeVector):
-        return [part for each in node.inputs for part in _parts(each)]
+        return [part for each in node.inputs for part in parts_of_condition(each)]
     if isinstance(op, ScalarFromTensor | TensorFromScalar):
-        return _parts(node.inputs[0])
+        return parts_of_condition(node.inputs[0])
     if isinstance(op, DimShuffle) and condition.type.ndim == 0:
-        return _parts(node.inputs[0])
+        return parts_of_condition(node.inputs[0])
     return [condition]
 
 

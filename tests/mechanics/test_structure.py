@@ -284,3 +284,25 @@ def test_no_structure_is_found_before_it_is_asked_for():
     assert "_structure" not in vars(tall)
     assert tall.structure is tall.structure
     assert tall.structure_refusal is None
+
+
+def test_weighed_functions_of_many_effects():
+    """Rows read what a function is of, so that effects enter linearly: −exp(mean + sd z) × cost."""
+    rng = np.random.default_rng(4)
+    n, groups = 400, 40
+    group, cost, x = np.arange(n) % groups, rng.gamma(2.0, 1.0, (n, 3)), rng.normal(size=(n, 3))
+    with pm.Model():
+        mean, sd, beta = pm.Normal("mean"), pm.HalfNormal("sd"), pm.Normal("beta")
+        z = pm.Normal("z", shape=groups)
+        weight = -pt.exp(mean + sd * z)
+        utility = weight[group][:, None] * cost + beta * x
+        pm.Categorical("y", p=pm.math.softmax(utility, axis=-1), observed=rng.integers(0, 3, n))
+        tall = TallModel()
+    structure = tall.structure
+    assert structure is not None
+    assert len(structure.locals) == 2  # the effect and beta
+    point = {"mean": 0.3, "sd_log__": -0.5, "beta": 0.7, "z": rng.normal(size=groups)}
+    flat = tall.layout.flatten({name: np.asarray(value) for name, value in point.items()})
+    phi = compile_all([tall.flat], [structure.phi])(flat)[0]
+    expected = [*(0.3 + np.exp(-0.5) * point["z"]), 0.7]
+    np.testing.assert_allclose(np.sort(phi), np.sort(expected), rtol=1e-12)
