@@ -23,6 +23,7 @@ from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 from pymc_minibatch.tall.sparse_rows import without_sparse
 from pymc_minibatch.tall.tiled import TiledGraph
+from pymc_minibatch.tall.verify import rounding
 
 __all__ = ["ModelDensity"]
 
@@ -55,11 +56,23 @@ class ModelDensity:
         """
         key = point.tobytes()
         if key not in self._known:
-            with np.errstate(all="ignore"):
-                value = self._of_split(point) if self.tall.is_bound else self._of_graph(point)
+            value = self._evaluate(point)
             self._known = dict([*self._known.items()][1 - KNOWN_POINTS :])
             self._known[key] = -np.inf if np.isnan(value) else value
         return self._known[key]
+
+    def noise(self) -> float:
+        """Return how far rounding may put off the difference of the last two points evaluated.
+
+        Rows log Γ(y + α) − log Γ(α) with α = 10¹⁰ have lost eleven digits, which the size of their
+        sum does not tell: the points are rounded otherwise (:func:`.verify.rounding`).
+        """
+        points = (np.frombuffer(key) for key in self._known)
+        return float(sum(rounding(self._evaluate, point) for point in points))
+
+    def _evaluate(self, point: np.ndarray) -> float:
+        with np.errstate(all="ignore"):
+            return self._of_split(point) if self.tall.is_bound else self._of_graph(point)
 
     def _of_graph(self, point: np.ndarray) -> float:
         evaluate, arrays = self._graph

@@ -15,6 +15,7 @@ import numpy as np
 
 from pymc_minibatch.kernels.farthest import farthest
 from pymc_minibatch.tall.layout import PointLayout
+from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, SurpriseError
 
 __all__ = ["FarthestPoints", "Look", "Witness"]
@@ -33,6 +34,8 @@ SETTLED = 20
 
 class Look(Protocol):
     """What compares moves from a point."""
+
+    density: ModelDensity
 
     def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
         """Yield comparisons, one for each kind of moves."""
@@ -229,6 +232,9 @@ class Witness:
             for comparison in chain(look.look(rng, point), batches):
                 self.n_moves += 1
                 self.kinds.add(comparison.move)
+                if not comparison.agrees and not comparison.says:
+                    allowed = comparison.rounding + look.density.noise()
+                    comparison = comparison._replace(rounding=allowed)
                 self.error = max(self.error, comparison.error)
                 if not comparison.agrees:
                     raise SurpriseError(comparison)

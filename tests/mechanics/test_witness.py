@@ -1,6 +1,7 @@
 """The witness: moves agree with the model's own density, and wrong ones are found at run time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,10 @@ from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.latent.moves import collapsed, kernels, scan
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.skew_transform import SkewTransform
-from pymc_minibatch.witness import SurpriseError
-from pymc_minibatch.witness.comparison import AGREES
+from pymc_minibatch.tall.model_density import ModelDensity
+from pymc_minibatch.witness import SurpriseError, Witness
+from pymc_minibatch.witness.comparison import AGREES, Comparison
+from pymc_minibatch.witness.witness import Look
 
 
 @pytest.fixture(scope="module")
@@ -534,3 +537,25 @@ def test_without_a_witness_nothing_is_exact() -> None:
     assert np.isnan(without.witness_error).all()
     for name in runs[0].posterior.data_vars:
         np.testing.assert_array_equal(runs[0].posterior[name], runs[1].posterior[name])
+
+
+@pytest.mark.parametrize(("log_alpha", "is_noise"), [(20.0, True), (1.0, False)])
+def test_digits_that_the_model_has_lost_are_no_violation(log_alpha: float, is_noise: bool) -> None:
+    """Rows log Γ(y + α) − log Γ(α) with α = e²⁰ are known to 10⁻⁶ each, and to 10⁻¹⁵ with α = e."""
+    with pm.Model() as model:
+        alpha = pm.HalfCauchy("alpha", 10.0)
+        pm.NegativeBinomial("y", 2.0, alpha, observed=np.arange(200) % 5)
+    density = ModelDensity(pmb.TallModel(model))
+    before, after = (density(np.array([log_alpha + step])) for step in (0.0, 0.01))
+    off = Comparison("all", ("alpha",), "nothing", after - before + 1e-4, after - before, 1e-9)
+
+    class Off(Look):
+        def __init__(self) -> None:
+            self.density = density
+
+        def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+            yield off
+
+    witness = Witness(density.tall.layout, 200)
+    with nullcontext() if is_noise else pytest.raises(SurpriseError):
+        witness.look(Off(), np.array([log_alpha]))
