@@ -49,7 +49,9 @@ def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
             return None
         checked: Any = pt.switch(reduce(pt.and_, by_row), value, -np.inf)
         others = [pt.all(part) for part in each if part not in by_row]
-        return [pt.cast(op(checked, *others) if others else checked, node.outputs[0].type.dtype)]
+        if others:  # one condition, as PyTensor vectorizes checks of one only
+            checked = op(checked, reduce(pt.and_, others))
+        return [pt.cast(checked, node.outputs[0].type.dtype)]
 
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
     in2out(local_check_by_row).rewrite(graph)

@@ -245,7 +245,7 @@ def test_draws_that_do_not_fit(grouped):
     of_pymc = xr.DataTree.from_dict({"posterior": posterior.assign_attrs(modeling_interface="")})
     with pytest.raises(ValueError, match=r"Sample with fit\(step=\.\.\.\)"):
         pmb.predict(of_pymc, model=model)
-    with pytest.raises(ValueError, match="leave out data and tall"):
+    with pytest.raises(ValueError, match="leave out data, and pass"):
         pmb.predict(idata, model=model, data={"x": np.zeros(3)})
 
 

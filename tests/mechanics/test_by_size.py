@@ -234,7 +234,10 @@ def test_rare_rows_need_no_large_batches(rare, recwarn):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": "weighted"}, "rows must be 'auto', 'size' or 'uniform'; got 'weighted'"),
+        (
+            {"row_sampling": "weighted"},
+            "row_sampling must be 'auto', 'size' or 'uniform'; got 'weighted'",
+        ),
         ({"rows": "size", "acceptance": pmb.Austere()}, "Austere draws rows uniformly"),
         ({"rows": "size", "control_variate": 0}, "needs a reference point"),
     ],
