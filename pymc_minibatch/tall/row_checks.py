@@ -49,8 +49,8 @@ def checked_by_row(term: Any, flat: Variable, batch: Sequence[Variable]) -> Any:
             return None
         checked: Any = pt.switch(reduce(pt.and_, by_row), value, -np.inf)
         others = [pt.all(part) for part in each if part not in by_row]
-        if others:  # one condition, as PyTensor vectorizes checks of one only
-            checked = op(checked, reduce(pt.and_, others))
+        if others:  # one condition, as PyMC has: PyTensor vectorizes no checks of several
+            checked = op(checked, pt.all(pt.stack(others)))
         return [pt.cast(checked, node.outputs[0].type.dtype)]
 
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
