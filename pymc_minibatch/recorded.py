@@ -127,9 +127,8 @@ class Values:
 
     def _of_many(self, graphs: Sequence[Any]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
         batched = {
-            value: pt.tensor(
-                f"{value.name}_batch", shape=(None, *value.type.shape), dtype=value.dtype
-            )
+            # `pt.tensor` takes a name with commas for a list of types.
+            value: pt.TensorType(value.dtype, (None, *value.type.shape))(f"{value.name}_batch")
             for value in self._inputs
         }
         many: Any = vectorize_graph(list(graphs), batched)

@@ -106,7 +106,9 @@ def _compile_remainder(
             [taylor] = graph_replace([term], zero, strict=False)
             remainder = remainder - taylor
             if power + 1 < order:
-                term = pushforward(term, epsilon, pt.ones_like(epsilon))
+                term = pushforward(
+                    term, epsilon, pt.ones_like(epsilon), disconnected_outputs="ignore"
+                )
     return compile_numba([flat, reference, *batch], [remainder])
 
 

@@ -399,6 +399,16 @@ def test_refuses_arguments(normal, arguments, message):
         PlainMH(**arguments, model=normal)
 
 
+def test_rows_that_read_no_parameter_leave_the_prior():
+    with pm.Model() as model:
+        pm.Normal("beta", 3.0, 0.5)
+        pm.DiscreteUniform("y", -1, np.repeat([4, 6], 20), observed=np.arange(40) % 4)
+    step = MinibatchMH(model=model, rng=1)
+    points, _ = walk(step, 400)
+    assert abs(points[50:].mean() - 3.0) < 0.2
+    assert 0.3 < points[50:].std() < 0.7
+
+
 def test_refuses_discrete_variables():
     with pm.Model() as model:
         mu = pm.Normal("mu")

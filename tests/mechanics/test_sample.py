@@ -9,6 +9,8 @@ import pytest
 
 import pymc_minibatch as pmb
 from pymc_minibatch import run as running
+from pymc_minibatch.recorded import Values
+from pymc_minibatch.tall.layout import PointLayout
 
 N = 3000
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
@@ -98,6 +100,16 @@ def test_blocks_of_any_length_are_the_same_draws(model, step):
     np.testing.assert_array_equal(points, expected)
     for name, values in expected_stats.items():
         np.testing.assert_array_equal(stats[name], values, err_msg=name)
+
+
+def test_names_with_commas_are_no_lists_of_types(caplog):
+    with pm.Model() as model:
+        pm.HalfNormal("bs(hour, df=5)", shape=2)
+    with caplog.at_level(logging.INFO, logger="pymc_minibatch"):
+        values = Values(model, PointLayout.of(model.initial_point(), ["bs(hour, df=5)_log__"]))
+    draws = values(np.array([[0.0, 1.0], [2.0, 3.0]]))
+    np.testing.assert_allclose(draws["bs(hour, df=5)"], np.exp([[0.0, 1.0], [2.0, 3.0]]))
+    assert "draw by draw" not in caplog.text
 
 
 def test_the_witness_looks_at_the_same_draws_in_blocks(model, step, monkeypatch):
