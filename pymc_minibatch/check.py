@@ -255,7 +255,7 @@ def _of_all_at_once(tall: TallModel) -> _Manner:
     """Set up moves of all variables at once on a few rows, each of which stands for many."""
     reason = "All variables are moved at once."
     structure = tall.structure
-    is_small = structure is not None and len(structure.locals) == 1
+    is_small = structure is not None and len(structure.predictors) == 1
     if tall.partitions is not None or not is_small or tall.layout.size > MOST_PARAMETERS:
         return _Manner(None, min(tall.n_rows, OFTEN_READ), {}, reason, PLAIN_SECONDS)
     part = _some_rows(tall, LOOKED_AT)

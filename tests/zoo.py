@@ -33,7 +33,7 @@ class Case(NamedTuple):
     """A model and its structure: local inputs, gathered blocks (with sizes), dense entries."""
 
     build: Callable[[], pm.Model]
-    n_locals: int
+    n_predictors: int
     gathers: dict[str, int]
     n_dense: int
 
@@ -41,14 +41,14 @@ class Case(NamedTuple):
 ZOO: dict[str, Case] = {}
 
 
-def case(n_locals: int, gathers: dict[str, int], n_dense: int) -> Callable[..., object]:
+def case(n_predictors: int, gathers: dict[str, int], n_dense: int) -> Callable[..., object]:
     def listed(declare: Callable[[], None]) -> Callable[[], None]:
         def build() -> pm.Model:
             with pm.Model() as model:
                 declare()
             return model
 
-        ZOO[declare.__name__] = Case(build, n_locals, gathers, n_dense)
+        ZOO[declare.__name__] = Case(build, n_predictors, gathers, n_dense)
         return declare
 
     return listed

@@ -64,10 +64,11 @@ class BoundedRows(RowFunctions):
     ) -> None:
         super().__init__(structure)
         self.likelihood, self.bound = likelihood, bound
-        if self.n_locals > 1:
+        if self.n_predictors > 1:
             raise NoBoundError(
-                f"Rows of {tall.row_names[0]} read {self.n_locals} numbers, and bounds of effects "
-                "are there for those that read one, the predictor: no unknown scale, no classes."
+                f"Rows of {tall.row_names[0]} read {self.n_predictors} numbers, and bounds of "
+                "effects are there for those that read one, the predictor: no unknown scale, no "
+                "classes."
             )
         self._check_predictor(tall)
 
@@ -102,7 +103,7 @@ class BoundedRows(RowFunctions):
 
     @property
     def _predictor(self) -> Any:
-        return self.structure.locals[0]
+        return self.structure.predictors[0]
 
     @property
     def _rows(self) -> Likelihood:
@@ -120,7 +121,7 @@ class BoundedRows(RowFunctions):
         predictor = evaluator(self.likelihood.inputs, [self.likelihood.predictor])
         read = evaluator(
             [self.structure.flat, *self.structure.batch],
-            self.structure.local_graphs(self.structure.phi),
+            self.structure.predictor_graphs(self.structure.phi),
         )
         points = [*(tall.start + rng.standard_normal((N_POINTS, tall.layout.size)))]
         with suppress(NotImplementedError, ValueError):  # priors that cannot be drawn from
@@ -143,7 +144,7 @@ class BoundedRows(RowFunctions):
     def tolerance(self, at: np.ndarray, tall: TallModel) -> float:
         """Negative gaps up to this size are rounding errors."""
         batch = tall.batch(trial_rows(tall.n_rows))
-        largest = np.abs(self.row(self.local_inputs(at, *batch), *batch)).max()
+        largest = np.abs(self.row(self.predictors_at(at, *batch), *batch)).max()
         return TOLERANCE * max(1.0, float(largest))
 
     def check(self, tall: TallModel, at: np.ndarray, readings: list[np.ndarray]) -> None:
@@ -158,13 +159,13 @@ class BoundedRows(RowFunctions):
         """
         numbers, tolerance = trial_rows(tall.n_rows), self.tolerance(at, tall)
         batch = tall.batch(numbers)
-        [touches] = self.local_inputs(at, *batch)
+        [touches] = self.predictors_at(at, *batch)
         for phi in readings:
             gaps = self.remainders(phi, phi, at, batch)[0]
             if not gaps.min() >= -tolerance:
                 worst = int(np.argmin(np.nan_to_num(gaps, nan=-np.inf)))
                 raise BoundError(violation(tall, int(numbers[worst]), float(gaps[worst])))
-            [v] = self.local_inputs(phi, *batch)
+            [v] = self.predictors_at(phi, *batch)
             error = np.abs(gaps - self.gaps_by_formula(v, touches, *batch)).max()
             if not error <= 1e3 * tolerance:
                 raise NoBoundError(

@@ -92,5 +92,5 @@ def most_read(rows: RowFunctions) -> float:
     Of a row in a batch the derivatives up to second order are needed, and those at other places to
     take differences of them.
     """
-    k, places = rows.n_locals, 1 + 2 * len({last for *_, last in rows.triples})
+    k, places = rows.n_predictors, 1 + 2 * len({last for *_, last in rows.triples})
     return min(MOST_READ, DERIVATIVES / (places * (1 + k + k * (k + 1) // 2)))

@@ -12,9 +12,9 @@ group hold nearly all of the third and fourth order,
     C(φ) = Σ_g (⅙ T_g[u_g, u_g, u_g] + ¹⁄₂₄ F_g[u_g, u_g, u_g, u_g]),   T_g = Σ_n f‴ w ⊗ w ⊗ w,
 
 and F_g likewise, with w the weights by which row n reads the entries of its group. An entry of φ
-that is a local input by itself, such as the scale of the rows, is one more coordinate of each
+that is a predictor by itself, such as the scale of the rows, is one more coordinate of each
 group, u = δ, and is left out of the sum. Third derivatives by such entries alone, and fourth ones
-by them or by four different local inputs, are left to the remainders. Each row has its share in C,
+by them or by four different predictors, are left to the remainders. Each row has its share in C,
 which its remainder subtracts; so nothing depends on how well u says what the rows read.
 
 Reference
@@ -55,7 +55,7 @@ class Cubic:
     entries : ndarray of int64, shape (G, q)
         Positions in φ of what rows read of each level.
     scalars : ndarray of int64, shape (m,)
-        Positions of those that are local inputs by themselves.
+        Positions of those that are predictors by themselves.
     blocks : ndarray, shape (G, q, q)
         K_gg.
     inverse : ndarray, shape (G, q, q)
@@ -207,14 +207,14 @@ def cubic_of(
     place = np.full(phi.size, -1, dtype=np.int64)
     place[entries.ravel()] = np.arange(entries.size)
     reads = rows.reads
-    locals_ = np.concatenate([reads.local, reads.scalar_local])
-    triples, n_triples = _numbered(rows.triples, locals_, order=3), len(rows.triples)
-    quads = _numbered([(*quad, quad[2]) for quad in rows.quads], reads.local, order=4)
+    predictors = np.concatenate([reads.predictor, reads.scalar_predictor])
+    triples, n_triples = _numbered(rows.triples, predictors, order=3), len(rows.triples)
+    quads = _numbered([(*quad, quad[2]) for quad in rows.quads], reads.predictor, order=4)
     tensor = np.zeros((n_groups, *(width + reads.scalars.size,) * 3))
     quartic = np.zeros((n_groups, *(width,) * 4))
 
     def add(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        v = rows.local_inputs(phi, *batch)
+        v = rows.predictors_at(phi, *batch)
         beyond = rows.higher(v, rows.derivatives(v, *batch), batch)
         third, fourth = beyond[:n_triples], beyond[n_triples:]
         columns, read, weights = rows.arrays.jitted(*batch)
@@ -298,13 +298,13 @@ def add_quartics(
 
 
 def _numbered(
-    derivatives: Sequence[tuple[int, ...]], locals_: np.ndarray, order: int
+    derivatives: Sequence[tuple[int, ...]], predictors: np.ndarray, order: int
 ) -> np.ndarray:
-    """Return which of some derivatives is by any local inputs of entries; -1 where none is."""
+    """Return which of some derivatives is by any predictors of entries; -1 where none is."""
     number = {tuple(sorted(by)): i for i, by in enumerate(derivatives)}
-    found = np.full((locals_.size,) * order, -1, dtype=np.int64)
+    found = np.full((predictors.size,) * order, -1, dtype=np.int64)
     for index in np.ndindex(found.shape):
-        found[index] = number.get(tuple(sorted(int(locals_[s]) for s in index)), -1)
+        found[index] = number.get(tuple(sorted(int(predictors[s]) for s in index)), -1)
     return found
 
 

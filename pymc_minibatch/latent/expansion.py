@@ -1,6 +1,6 @@
 """The log-likelihood to second order in what the rows read.
 
-A row reads the parameters through φ(θ) and a few local inputs vₙ = Jₙ φ with a sparse Jacobian.
+A row reads the parameters through φ(θ) and a few predictors vₙ = Jₙ φ with a sparse Jacobian.
 With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 
     G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ,
@@ -101,7 +101,7 @@ def expand(
     place = np.zeros(phi.size, dtype=np.int64)  # dense entries 0 to p - 1, then the groups
     place[layout.dense] = np.arange(layout.dense.size)
     place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
-    n_rows, k, reads = len(data[0]), rows.n_locals, rows.reads
+    n_rows, k, reads = len(data[0]), rows.n_predictors, rows.reads
 
     def part(bounds: tuple[int, int]) -> _Sums:
         sums = _Sums.zeros(layout, reads)
@@ -109,8 +109,7 @@ def expand(
         for start in range(bounds[0], bounds[1], CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
-            local_inputs = rows.local_inputs(phi, *batch)
-            logp, *rest = rows.taylor(local_inputs, *batch)
+            logp, *rest = rows.taylor(rows.predictors_at(phi, *batch), *batch)
             first, second = rest[:k], _concave(rest[k:], k) if concave else rest[k:]
             columns, entries, weights = rows.arrays.jitted(*batch)
             sums.value += float(np.sum(logp))
@@ -119,17 +118,17 @@ def expand(
                 pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
                 pairs = pairs.reshape(k, k, -1)
                 places = place[entries]
-                meetings += _meetings(places, weights, reads.local, pairs, layout.dense.size)
+                meetings += _meetings(places, weights, reads.predictor, pairs, layout.dense.size)
                 if sums.is_sparse:
                     sums.add_dense_entries(reads, columns, places, weights, pairs)
                 add_gathered(
                     columns,
                     place[reads.dense],
-                    reads.dense_local,
+                    reads.dense_predictor,
                     entries,
                     places,
                     weights,
-                    reads.local,
+                    reads.predictor,
                     np.array(first),
                     pairs,
                     sums.slope,
@@ -254,16 +253,18 @@ class _Sums:
         second: np.ndarray,
     ) -> None:
         """Add what gathered entries of the dense part give with columns and each other."""
-        in_dense, local = places < self.dense.shape[0], reads.local
+        in_dense, predictor = places < self.dense.shape[0], reads.predictor
         for s in range(places.shape[1]):
             own = np.flatnonzero(in_dense[:, s])
             if not own.size:
                 continue
-            of_columns = second[local[s], reads.dense_local][:, own].T * columns[own]
+            of_columns = second[predictor[s], reads.dense_predictor][:, own].T * columns[own]
             np.subtract.at(self.by_column, places[own, s], weights[own, s, None] * of_columns)
             for t in range(places.shape[1]):
                 both = own[in_dense[own, t]]
-                values = weights[both, s] * weights[both, t] * second[local[s], local[t], both]
+                values = (
+                    weights[both, s] * weights[both, t] * second[predictor[s], predictor[t], both]
+                )
                 self.triplets.append((-values, places[both, s], places[both, t]))
 
     @cached_property
@@ -305,7 +306,7 @@ class _Sums:
 def _meetings(
     places: np.ndarray,
     weights: np.ndarray,
-    local: np.ndarray,
+    predictor: np.ndarray,
     second: np.ndarray,
     n_dense: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -314,7 +315,7 @@ def _meetings(
     for s, t in permutations(range(places.shape[1]), 2):
         own = np.flatnonzero(in_group[:, s] & ~in_group[:, t])
         if own.size:
-            values = weights[own, s] * weights[own, t] * second[local[s], local[t], own]
+            values = weights[own, s] * weights[own, t] * second[predictor[s], predictor[t], own]
             yield -values, places[own, s] - n_dense, places[own, t]
 
 
@@ -342,13 +343,13 @@ def semidefinite(blocks: np.ndarray) -> np.ndarray:
     if not indefinite.size:
         return blocks
     values, vectors = np.linalg.eigh(blocks[indefinite])
-    raised = blocks.copy()
-    raised[indefinite] = np.einsum("gij,gj,gkj->gik", vectors, np.maximum(values, 0.0), vectors)
-    return raised
+    shifted = blocks.copy()
+    shifted[indefinite] = np.einsum("gij,gj,gkj->gik", vectors, np.maximum(values, 0.0), vectors)
+    return shifted
 
 
 def _full(second: list[np.ndarray], i: int, j: int) -> np.ndarray:
-    """Return the second derivative by local inputs i and j from the lower triangle."""
+    """Return the second derivative by predictors i and j from the lower triangle."""
     return second[second_order(max(i, j), min(i, j))]
 
 
@@ -363,13 +364,13 @@ def _add_dense(
 ) -> None:
     """Add what dense columns give, each at its place in the curvature."""
     for i in range(len(first)):
-        own = np.flatnonzero(reads.dense_local == i)
+        own = np.flatnonzero(reads.dense_predictor == i)
         if not own.size:
             continue
         mine = columns[:, own]
         np.add.at(slope, reads.dense[own], mine.T @ first[i])
         for j in range(i + 1):
-            others = np.flatnonzero(reads.dense_local == j)
+            others = np.flatnonzero(reads.dense_predictor == j)
             if not others.size:
                 continue
             block = mine.T @ (_full(second, i, j)[:, None] * columns[:, others])

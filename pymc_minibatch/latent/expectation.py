@@ -134,9 +134,9 @@ class _Expectation:
         dense = given.dense.toarray() if sparse.issparse(given.dense) else given.dense
         step = np.zeros_like(given.here)
         for damping in DAMPING:
-            raised = dense + damping * np.diag(np.abs(dense.diagonal()))
+            shifted = dense + damping * np.diag(np.abs(dense.diagonal()))
             try:
-                factor = factor_dense(np.asfortranarray(raised))
+                factor = factor_dense(np.asfortranarray(shifted))
             except np.linalg.LinAlgError:
                 continue
             step[self.field.latent.dense] = factor.solve_transposed(factor.solve(given.slope[0]))

@@ -63,7 +63,7 @@ class Projector:
     cross: Matrix
     blocks: np.ndarray
 
-    def pull_back_dense(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
+    def project_dense(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
         """Return the dense part of ``Aᵀ K A``.
 
         Given is what the dense part of A makes of K, and K's blocks.
@@ -74,11 +74,11 @@ class Projector:
             dense = dense + mixed + mixed.T + c.T @ multiply_each(blocks, c)
         return denser(dense)
 
-    def pull_back_blocks(self, blocks: np.ndarray) -> np.ndarray:
+    def project_blocks(self, blocks: np.ndarray) -> np.ndarray:
         """Return the groups' blocks of ``Aᵀ K A``."""
         return multiply_matrices(self._transposed_blocks, multiply_matrices(blocks, self.blocks))
 
-    def pull_back_cross(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
+    def project_cross(self, joined: ProjectedCurvature, blocks: np.ndarray) -> Matrix:
         """Return what ``Aᵀ K A`` has between groups and the dense part."""
         through, c = joined.through, self.cross
         if not is_empty(c):

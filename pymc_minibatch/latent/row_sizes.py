@@ -70,7 +70,7 @@ def sizes_of_rows(
                 distances.append(cubic.distances(surrogate.coordinates(cubic, predictor)))
         seen.append(pair)
 
-    _ = rows.row, rows.derivatives, rows.local_inputs  # before threads ask for them
+    _ = rows.row, rows.derivatives, rows.predictors_at  # before threads ask for them
 
     def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = surrogate.expansion.at
@@ -99,9 +99,9 @@ def _walls(
     Each is looked at at its own scale: along axes of the covariance of what it reads, which some
     posterior points tell, far beyond these points.
     """
-    there = rows.local_inputs(at, *batch)
+    there = rows.predictors_at(at, *batch)
     taylor = rows.taylor(there, *batch)
-    away = np.array([rows.local_inputs(phi, *batch) - there for phi in near]) / width
+    away = np.array([rows.predictors_at(phi, *batch) - there for phi in near]) / width
     k, steepest = there.shape[0], np.zeros(there.shape[1])
     with np.errstate(all="ignore"):
         for i in range(k):

@@ -391,8 +391,8 @@ class _Search:
         if surrogate.factored_later(hyper).is_proper or not expansion.psd_shift.any():
             return surrogate
         for by in RAISED:
-            raised = replace(expansion, psd_shift=by * expansion.psd_shift)
-            other = Surrogate(self.tall, self.field, raised, surrogate.center, surrogate.cubics)
+            shifted = replace(expansion, psd_shift=by * expansion.psd_shift)
+            other = Surrogate(self.tall, self.field, shifted, surrogate.center, surrogate.cubics)
             if other.factored_later(hyper).is_proper:
                 return other
         raise np.linalg.LinAlgError("The dense part is not positive definite.")

@@ -28,7 +28,7 @@ LOOKED_AT = 4096
 """Rows."""
 
 NEARBY, INTERVALS, HALVINGS = 0.2, 8, 12
-"""Where kinks are looked for, in units of the scale on which a row tells a local input, and how."""
+"""Where kinks are looked for, in units of the scale on which a row tells a predictor, and how."""
 
 OF_KINKS = 0.3
 """Rows have kinks if more of the change of their slopes is that of jumps."""
@@ -52,10 +52,10 @@ def rows_have_kinks(structure: RowStructure, phi: np.ndarray, data: Sequence[np.
     if not any(isinstance(op, WITH_KINKS) for op in scalar_ops):
         return False
     rows, batch = RowFunctions(structure, evaluator), _some(data)
-    v = rows.local_inputs(phi, *batch)
+    v = rows.predictors_at(phi, *batch)
 
     def slope(i: int, away: np.ndarray | float) -> np.ndarray:
-        """Return the slope of each row by a local input, some way off along it."""
+        """Return the slope of each row by a predictor, some way off along it."""
         moved = v.copy()
         moved[i] += away
         found: np.ndarray = rows.first(moved, *batch)[1 + i]
@@ -109,12 +109,12 @@ def find_smoothing(
     n_dense = np.count_nonzero(counts == 0)
     least = math.sqrt(min(1.0, max(int(n_dense), 1) / n_rows))
     entries = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
-    v = rows.local_inputs(phi, *batch)
-    rows.smoothing = SmoothingWidths(np.ones(rows.n_locals), entries, least)
+    v = rows.predictors_at(phi, *batch)
+    rows.smoothing = SmoothingWidths(np.ones(rows.n_predictors), entries, least)
     unit, share = rows.half_widths(*batch), phi.size / n_rows
     with np.errstate(all="ignore"):
         scale = SDS * _scale(rows, v, batch)
-        for i in range(rows.n_locals):
+        for i in range(rows.n_predictors):
             for _ in range(DOUBLINGS):
                 step = np.zeros_like(v)
                 step[i] = scale[i] * unit[i]
@@ -132,7 +132,7 @@ def _some(data: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scale(rows: RowFunctions, v: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
-    """Return how far off a local input a typical row notices."""
+    """Return how far off a predictor a typical row notices."""
     slopes = rows.first(v, *batch)[1:]
     squares = np.where(np.isfinite(slopes), slopes, 0.0) ** 2
     return np.asarray(1 / np.sqrt(np.maximum(squares.mean(axis=1), 1e-300)))

@@ -1,6 +1,6 @@
 """Rows of which sums say everything, so that no move has to read one.
 
-Let the log-likelihood of a row be quadratic in one local input v, and let the scalars s that all
+Let the log-likelihood of a row be quadratic in one predictor v, and let the scalars s that all
 rows share change its curvature by the same factor κ for each,
 
     f(vₙ, s) = fₙ* + α(s) + ½ κ(s) f''ₙ (vₙ − vₙ*)²,   α(ŝ) = 0,   κ(ŝ) = 1.
@@ -66,13 +66,13 @@ class ParabolicRows(NamedTuple):
 
     Attributes
     ----------
-    local : int
-        The local input v.
+    predictor : int
+        The predictor v.
     scalars : ndarray of int64
         Positions in φ of s.
     """
 
-    local: int
+    predictor: int
     scalars: np.ndarray
 
 
@@ -86,8 +86,8 @@ class CommonFactor:
         What the rows read.
     row : tuple of ndarray
         The data of that row.
-    local : int
-        The local input v.
+    predictor : int
+        The predictor v.
     v : float
         What the row reads at φ̂.
     n_rows : float
@@ -100,7 +100,7 @@ class CommonFactor:
 
     rows: RowFunctions
     row: tuple[np.ndarray, ...]
-    local: int
+    predictor: int
     v: float
     n_rows: float
     squares: float
@@ -109,9 +109,9 @@ class CommonFactor:
 
     def __call__(self, phi: np.ndarray) -> tuple[float, float]:
         """Return ``N α + (κ − 1) C`` and κ."""
-        v = self.rows.local_inputs(phi, *self.row)
-        v[self.local] = self.v
-        tops, _, curvatures = _parabolas(self.rows, self.local, v, self.row)
+        v = self.rows.predictors_at(phi, *self.row)
+        v[self.predictor] = self.v
+        tops, _, curvatures = _parabolas(self.rows, self.predictor, v, self.row)
         factor, alpha = float(curvatures[0]) / self.curvature, float(tops[0]) - self.top
         return self.n_rows * alpha + (factor - 1.0) * self.squares, factor
 
@@ -119,7 +119,7 @@ class CommonFactor:
 def find_parabolic_rows(tall: TallModel, structure: RowStructure) -> ParabolicRows | None:
     """Say in what rows are quadratic, from the values of all of them; None if they are not."""
     rows = RowFunctions(structure, evaluator)
-    others = np.setdiff1d(np.arange(rows.n_locals), rows.reads.scalar_local)
+    others = np.setdiff1d(np.arange(rows.n_predictors), rows.reads.scalar_predictor)
     if others.size != 1 or _read_twice(structure, rows.reads.scalars):
         return None
     found = ParabolicRows(int(others[0]), rows.reads.scalars)
@@ -149,24 +149,24 @@ def expand_exactly(
     temperature: float,
 ) -> Expansion:
     """Sum all rows at φ; the expansion holds everywhere, up to a constant."""
-    local, scalars = parabolic
+    predictor, scalars = parabolic
 
     def squares_of(*batch: np.ndarray) -> float:
-        v = rows.local_inputs(phi, *batch)
-        _, tips, curvatures = _parabolas(rows, local, v, batch)
-        return float(np.sum(0.5 * curvatures * (v[local] - tips) ** 2))
+        v = rows.predictors_at(phi, *batch)
+        _, tips, curvatures = _parabolas(rows, predictor, v, batch)
+        return float(np.sum(0.5 * curvatures * (v[predictor] - tips) ** 2))
 
     squares = sum(part for _, part in over_chunks(squares_of, data))
     row = tuple(np.array(values[:1]) for values in data)
-    v = rows.local_inputs(phi, *row)
-    [top], _, [curvature] = _parabolas(rows, local, v, row)
+    v = rows.predictors_at(phi, *row)
+    [top], _, [curvature] = _parabolas(rows, predictor, v, row)
     common = None
     if scalars.size:
         common = CommonFactor(
             rows,
             row,
-            local,
-            v=float(v[local, 0]),
+            predictor,
+            v=float(v[predictor, 0]),
             n_rows=len(data[0]) / temperature,
             squares=squares / temperature,
             top=float(top),
@@ -204,7 +204,7 @@ def agree_with_rows(
 
     def values(*batch: np.ndarray) -> np.ndarray:
         return np.array(
-            [rows.row(rows.local_inputs(each.phi, *batch), *batch).sum() for each in predictors]
+            [rows.row(rows.predictors_at(each.phi, *batch), *batch).sum() for each in predictors]
         )
 
     by_rows = sum(part for _, part in over_chunks(values, data)) / temperature
@@ -213,12 +213,15 @@ def agree_with_rows(
 
 
 def _parabolas(
-    rows: RowFunctions, local: int, v: np.ndarray, batch: Sequence[np.ndarray]
+    rows: RowFunctions, predictor: int, v: np.ndarray, batch: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return f*, v* and f'' of rows as their value and two derivatives at v have them."""
     taylor = rows.derivatives(v, *batch)
-    slope, curvature = taylor[1 + local], taylor[1 + rows.n_locals + second_order(local, local)]
-    return taylor[0] - 0.5 * slope**2 / curvature, v[local] - slope / curvature, curvature
+    slope, curvature = (
+        taylor[1 + predictor],
+        taylor[1 + rows.n_predictors + second_order(predictor, predictor)],
+    )
+    return taylor[0] - 0.5 * slope**2 / curvature, v[predictor] - slope / curvature, curvature
 
 
 def _read_twice(structure: RowStructure, entries: np.ndarray) -> bool:
@@ -231,10 +234,10 @@ def _curved_alike(
     rows: RowFunctions, found: ParabolicRows, phi: np.ndarray, batch: Sequence[np.ndarray]
 ) -> bool:
     """Whether second differences of rows are the same all along v, which takes no derivative."""
-    v, values = rows.local_inputs(phi, *batch), []
+    v, values = rows.predictors_at(phi, *batch), []
     for step in range(-2, 3):
         moved = v.copy()
-        moved[found.local] += step
+        moved[found.predictor] += step
         values.append(rows.row(moved, *batch)[0])
     second = np.diff(values, 2, axis=0)
     close = 1e-6 * np.abs(second).max(axis=0) + ROUNDING * np.abs(values).max(axis=0)
@@ -268,16 +271,18 @@ class _Seen(NamedTuple):
         batch: Sequence[np.ndarray],
     ) -> "_Seen":
         """Look at rows about their tips, where no digits are lost."""
-        local, v = found.local, rows.local_inputs(points[0], *batch)
-        _, v[local], _ = _parabolas(rows, local, v, batch)
-        tops, tips, curvatures = _parabolas(rows, local, v, batch)
+        predictor, v = found.predictor, rows.predictors_at(points[0], *batch)
+        _, v[predictor], _ = _parabolas(rows, predictor, v, batch)
+        tops, tips, curvatures = _parabolas(rows, predictor, v, batch)
         seen = []
         for distance, phi in zip(DISTANCES, points[1:], strict=True):
-            v = rows.local_inputs(phi, *batch)
-            v[local] = tips
-            higher, tips_then, curvatures_then = _parabolas(rows, local, v, batch)
+            v = rows.predictors_at(phi, *batch)
+            v[predictor] = tips
+            higher, tips_then, curvatures_then = _parabolas(rows, predictor, v, batch)
             alpha, factor, square = higher - tops, curvatures_then / curvatures, -0.5 * distance**2
-            v[local] = tips + distance / np.sqrt(-curvatures)  # not a number where it bends upwards
+            v[predictor] = tips + distance / np.sqrt(
+                -curvatures
+            )  # not a number where it bends upwards
             values = rows.row(v, *batch)[0]
             wrong = np.abs(values - higher - square * factor)
             wrong += np.abs((tips_then - tips) * np.sqrt(-curvatures))

@@ -201,12 +201,12 @@ class Surrogate:
         _, factor = self.expansion.shared(phi)
 
         def dense_later() -> Matrix:
-            of_rows = _scaled(factor, projector.pull_back_dense(joined, self._shifted))
+            of_rows = _scaled(factor, projector.project_dense(joined, self._shifted))
             dense = prior_precision.dense + of_rows
             return dense if self.kinks is None else dense + self.kinks[1]
 
         def cross_later() -> Matrix:
-            of_rows = _scaled(factor, projector.pull_back_cross(joined, self._shifted))
+            of_rows = _scaled(factor, projector.project_cross(joined, self._shifted))
             return added(prior_precision.cross, of_rows)
 
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
@@ -220,7 +220,7 @@ class Surrogate:
             field.latent,
             here,
             blocks=prior_precision.blocks
-            + _scaled(factor, projector.pull_back_blocks(self._shifted)),
+            + _scaled(factor, projector.project_blocks(self._shifted)),
             dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_dense + of_rows[0], of_prior[1] + of_rows[1]),

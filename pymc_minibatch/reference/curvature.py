@@ -1,6 +1,6 @@
 """Gradient and Hessian of the log-likelihood by what the rows read.
 
-A row reads φ(θ) through k local inputs vₙ = Jₙ φ. With f' and f'' its derivatives by these,
+A row reads φ(θ) through k predictors vₙ = Jₙ φ. With f' and f'' its derivatives by these,
 
     G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ
 
@@ -59,30 +59,30 @@ class Curvature:
         slope, vector = pt.dvector("slope"), pt.dvector("vector")
         along: Any = pushforward(phi, flat, vector)
         rise: Any = grad(pt.sum(phi * slope), flat)
-        bend: Any = grad(pt.sum(rise * vector), flat, disconnected_inputs="ignore")
+        curved: Any = grad(pt.sum(rise * vector), flat, disconnected_inputs="ignore")
         self._phi = evaluator([flat], [phi])
         self._rise = evaluator([flat, slope], [rise])
         self._chain = evaluator(
             [flat, slope, (units := pt.dmatrix())],
-            [*vectorize_graph([along, bend], {vector: units})],
+            [*vectorize_graph([along, curved], {vector: units})],
         )
 
     def slope_at(self, theta: np.ndarray) -> Callable[..., tuple[float, np.ndarray]]:
         """Return ``(*batch) -> (value, G)`` at a point, which can be pickled."""
         rows = self.rows
-        functions = rows.local_inputs, rows.first, rows.arrays
+        functions = rows.predictors_at, rows.first, rows.arrays
         return partial(_slopes, *functions, rows.reads, self._phi(theta))
 
     def sums_at(self, theta: np.ndarray) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         """Return ``(*batch) -> (G, H)`` at a point, which can be pickled."""
         rows = self.rows
-        functions = rows.local_inputs, rows.derivatives, rows.arrays
+        functions = rows.predictors_at, rows.derivatives, rows.arrays
         return partial(_sums, *functions, rows.reads, self._phi(theta))
 
     def values_at(self, thetas: np.ndarray) -> Callable[..., tuple[np.ndarray]]:
         """Return ``(*batch) -> (values,)`` at many points, which can be pickled."""
         rows, phis = self.rows, np.array([self._phi(theta) for theta in thetas])
-        return partial(_values, rows.local_inputs, rows.row, rows.arrays, rows.reads, phis)
+        return partial(_values, rows.predictors_at, rows.row, rows.arrays, rows.reads, phis)
 
     def slope_by_parameters(self, theta: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Return the gradient by θ, given G."""
@@ -97,14 +97,14 @@ class Curvature:
 
 
 def _slopes(
-    local_inputs: Evaluator,
+    predictors_at: Evaluator,
     first: Evaluator,
     arrays: Evaluator,
     reads: DesignTerms,
     phi: np.ndarray,
     *batch: np.ndarray,
 ) -> tuple[float, np.ndarray]:
-    value, *slopes = first(local_inputs(phi, *batch), *batch)
+    value, *slopes = first(predictors_at(phi, *batch), *batch)
     slope = np.zeros(phi.size)
     jacobians = _jacobians(arrays.outputs(*batch), reads)
     for each, (rows, columns) in zip(slopes, jacobians, strict=True):
@@ -113,7 +113,7 @@ def _slopes(
 
 
 def _values(
-    local_inputs: Evaluator,
+    predictors_at: Evaluator,
     row: Evaluator,
     arrays: Evaluator,
     reads: DesignTerms,
@@ -121,7 +121,7 @@ def _values(
     *batch: np.ndarray,
 ) -> tuple[np.ndarray]:
     """Sum the rows at many points; BLAS multiplies the columns with some of these at once."""
-    first, values = local_inputs(phis[0], *batch), []
+    first, values = predictors_at(phis[0], *batch), []
     jacobians = _jacobians(arrays.outputs(*batch), reads)
     for some in np.array_split(phis - phis[0], math.ceil(len(phis) / AT_ONCE)):
         moved = np.array([columns @ some[:, rows].T for rows, columns in jacobians])
@@ -130,7 +130,7 @@ def _values(
 
 
 def _sums(
-    local_inputs: Evaluator,
+    predictors_at: Evaluator,
     derivatives: Evaluator,
     arrays: Evaluator,
     reads: DesignTerms,
@@ -138,7 +138,7 @@ def _sums(
     *batch: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     jacobians = _jacobians(arrays.outputs(*batch), reads)
-    found = derivatives(local_inputs(phi, *batch), *batch)[1:]
+    found = derivatives(predictors_at(phi, *batch), *batch)[1:]
     first, second = np.split(found, [len(jacobians)])
     slope, hessian = np.zeros(phi.size), np.zeros((phi.size, phi.size))
     for i, (rows, columns) in enumerate(jacobians):
@@ -154,13 +154,13 @@ def _sums(
 def _jacobians(
     arrays: Sequence[np.ndarray], reads: DesignTerms
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return for each local input the entries of φ that it reads, and by which columns."""
+    """Return for each predictor the entries of φ that it reads, and by which columns."""
     columns, entries, weights = arrays
     each = np.arange(len(entries))
     found = []
-    for local in range(reads.n_locals):
-        dense = np.flatnonzero(reads.dense_local == local)
-        gathered = np.flatnonzero(reads.local == local)
+    for predictor in range(reads.n_predictors):
+        dense = np.flatnonzero(reads.dense_predictor == predictor)
+        gathered = np.flatnonzero(reads.predictor == predictor)
         if dense.size and not gathered.size and np.all(np.diff(reads.dense[dense]) > 0):
             adjoining = dense.size == dense[-1] - dense[0] + 1
             own = columns[:, dense[0] : dense[-1] + 1] if adjoining else columns[:, dense]

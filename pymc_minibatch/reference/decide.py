@@ -214,15 +214,15 @@ def _cause(tall: TallModel, control: ControlVariate) -> str:
     )
 
 
-def _spread(tall: TallModel, control: ControlVariate, held: slice | None) -> float:
+def _spread(tall: TallModel, control: ControlVariate, at: slice | None) -> float:
     """Variance over rows of the log ratios of posterior points that agree in some variables."""
     reference, order = control.reference, control.order
     rng = np.random.default_rng(0)
     batch = _trial_rows(tall, rng)
     term = row_term(tall, reference, order)
     free = np.ones(reference.flat.size, dtype=bool)
-    if held is not None:
-        free[held] = False
+    if at is not None:
+        free[at] = False
     points = np.tile(reference.center, (TRIAL_PAIRS, 2, 1))
     precision = reference.precision_at(reference.temperature)[np.ix_(free, free)]
     z = rng.standard_normal((points[..., 0].size, int(free.sum())))

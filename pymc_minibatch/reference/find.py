@@ -173,9 +173,9 @@ def search(
             "values does not hold at another"
         )
     initial = tall.start.copy() if start is None else start
-    held = initial.copy()
+    fixed = initial.copy()
     try:
-        density = SearchDensity(tall, temperature, progressbar, held)
+        density = SearchDensity(tall, temperature, progressbar, fixed)
     except NO_DERIVATIVE as error:
         raise NoReferenceError(
             f"the log-density cannot be differentiated twice: {error}"
@@ -191,7 +191,7 @@ def search(
         # Few rows that tell far more than others make units too short to arrive.
         density.units = np.ones(initial.size)
         theta, precision = find_mode(density, initial, sample, rng)
-    theta = np.where(tall.layout.is_continuous, theta, held)
+    theta = np.where(tall.layout.is_continuous, theta, fixed)
     gradient, hessian = density.row_derivatives(theta, None)
     prior_hessian = density.prior_hessian(theta)
     curvature = -(precision + prior_hessian) * temperature if density.kinked else hessian

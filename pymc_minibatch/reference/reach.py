@@ -51,7 +51,7 @@ class RowReach:
 
     Attributes
     ----------
-    local_inputs, arrays, derivatives, row
+    predictors_at, arrays, derivatives, row
         As in :class:`.RowFunctions`.
     reads
         Which entries of φ rows read.
@@ -65,7 +65,7 @@ class RowReach:
         Arrays of a batch.
     """
 
-    local_inputs: Evaluator
+    predictors_at: Evaluator
     arrays: Evaluator
     derivatives: Evaluator
     row: Evaluator
@@ -81,9 +81,9 @@ class RowReach:
 
         What is not a number does not count; an impossible row counts as infinite.
         """
-        there = self.local_inputs(self.at, *batch)
+        there = self.predictors_at(self.at, *batch)
         taylor = self.derivatives(there, *batch)
-        middle = self.local_inputs(self.center, *batch)
+        middle = self.predictors_at(self.center, *batch)
         first = self._term(middle, middle - there, taylor, batch)
         square, inner, outer = np.zeros((3, first.size))
         for axis in self._axes(batch):
@@ -114,13 +114,13 @@ class RowReach:
         return value
 
     def _axes(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return for each local input how all of them move with it at one sd, shape (k, b)."""
+        """Return for each predictor how all of them move with it at one sd, shape (k, b)."""
         columns, entries, weights = self.arrays.outputs(*batch)
         reads, roots = self.reads, []
-        for local in range(reads.n_locals):
-            dense = np.flatnonzero(reads.dense_local == local)
+        for predictor in range(reads.n_predictors):
+            dense = np.flatnonzero(reads.dense_predictor == predictor)
             own = columns[:, dense] @ self.root[reads.dense[dense]]
-            for slot in np.flatnonzero(reads.local == local):
+            for slot in np.flatnonzero(reads.predictor == predictor):
                 own += weights[:, slot, None] * self.root[entries[:, slot]]
             roots.append(own)
         axes = []
@@ -134,7 +134,7 @@ class RowReach:
 def row_reach(tall: TallModel, control: ControlVariate) -> RowReach | None:
     """Return what looks at rows by what they read; None if they read too much, or not linearly."""
     structure = None if tall.layout.discrete else tall.structure
-    if structure is None or any(structure.nonlinear) or len(structure.locals) > MOST_NUMBERS:
+    if structure is None or any(structure.nonlinear) or len(structure.predictors) > MOST_NUMBERS:
         return None
     if tall.partitions is not None and any(term.index is not None for term in structure.terms):
         return None  # what indices read was looked at in a sample only
@@ -154,7 +154,7 @@ def row_reach(tall: TallModel, control: ControlVariate) -> RowReach | None:
     except NO_DERIVATIVE:
         return None
     return RowReach(
-        rows.local_inputs,
+        rows.predictors_at,
         rows.arrays,
         rows.derivatives,
         rows.row,

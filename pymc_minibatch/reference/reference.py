@@ -322,7 +322,7 @@ def _with_suffix(path: str | Path) -> Path:
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
-def prior_given(tall: TallModel, held: np.ndarray) -> Variable:
+def prior_given(tall: TallModel, start: np.ndarray) -> Variable:
     """Build the prior part with the discrete variables held at their values in a flat point.
 
     A wide Gaussian takes their place, so that they are coordinates like the others of a search.
@@ -331,7 +331,7 @@ def prior_given(tall: TallModel, held: np.ndarray) -> Variable:
     if not discrete.size:
         return tall.prior_graph
     flat: Any = tall.flat
-    fixed: dict[Variable, Variable] = {flat: pt.set_subtensor(flat[discrete], held[discrete])}
+    fixed: dict[Variable, Variable] = {flat: pt.set_subtensor(flat[discrete], start[discrete])}
     prior: Any
     [prior] = graph_replace([tall.prior_graph], fixed, strict=False)
-    return prior - HELD / 2 * pt.sum((flat[discrete] - held[discrete]) ** 2)
+    return prior - HELD / 2 * pt.sum((flat[discrete] - start[discrete]) ** 2)

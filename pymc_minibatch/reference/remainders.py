@@ -10,7 +10,7 @@ with cₙ its share in the third and fourth order C of the surrogate
     f‴ᵢⱼₗ ≈ (f″ᵢⱼ(v + hₗ) − f″ᵢⱼ(v − hₗ)) / 2h,
     f⁗ᵢⱼₗₗ ≈ (f″ᵢⱼ(v + hₗ) − 2 f″ᵢⱼ(v) + f″ᵢⱼ(v − hₗ)) / h²,
 
-which are all but those by four different local inputs. An error in them costs nothing but a little
+which are all but those by four different predictors. An error in them costs nothing but a little
 efficiency: C and the shares that rows subtract from it are made of the same numbers.
 
 Nothing here knows a model: it is compiled once for all whose data have the same types.
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 DIFFERENCE, LEAST_INPUT = 1e-3, 0.01
-"""Step of differences, relative to a local input, which counts as this large at least."""
+"""Step of differences, relative to a predictor, which counts as this large at least."""
 
 
 class SmoothingWidths(NamedTuple):
-    """Half-widths of intervals, ``scale * (least + |J entries|)`` for each local input.
+    """Half-widths of intervals, ``scale * (least + |J entries|)`` for each predictor.
 
     Attributes
     ----------
@@ -69,13 +69,13 @@ class RowConstants(NamedTuple):
     at : ndarray, shape (P,)
         φ̂.
     addresses : ndarray of int64, shape (3,)
-        Of the compiled functions that give local inputs, f, and f with its derivatives.
+        Of the compiled functions that give predictors, f, and f with its derivatives.
     triples : ndarray of int64, shape (t, 3)
-        Local inputs by which third derivatives are taken, in increasing order.
+        Predictors by which third derivatives are taken, in increasing order.
     orderings : ndarray, shape (t,)
         A sixth of the number of ways to order each triple.
     quads : ndarray of int64, shape (s, 3)
-        Local inputs i ≥ j and l by which fourth derivatives are taken, by the last one twice.
+        Predictors i ≥ j and l by which fourth derivatives are taken, by the last one twice.
     arrangements : ndarray, shape (s,)
         A 24th of the number of ways to order each.
     smoothing : SmoothingWidths
@@ -93,7 +93,7 @@ class RowConstants(NamedTuple):
 
 @register_jitable(inline="always")
 def second_order(i: int, j: int) -> int:
-    """Return where the second derivative by local inputs i ≥ j lies among all."""
+    """Return where the second derivative by predictors i ≥ j lies among all."""
     return i * (i + 1) // 2 + j
 
 
@@ -130,8 +130,8 @@ def differences(
             if quads[s, 2] == last:
                 at = 1 + k + second_order(quads[s, 0], quads[s, 1])
                 for b in range(step.size):
-                    bend = above[at, b] - 2.0 * taylor[at, b] + below[at, b]
-                    found[n_triples + s, b] = bend / step[b] ** 2
+                    second = above[at, b] - 2.0 * taylor[at, b] + below[at, b]
+                    found[n_triples + s, b] = second / step[b] ** 2
     for t in range(found.shape[0]):
         for b in range(found.shape[1]):
             if not np.isfinite(found[t, b]):
@@ -177,7 +177,7 @@ def remainders_of_one(phi: np.ndarray, constants: RowConstants, batch: Any) -> n
 
 @register_jitable
 def expanded(constants: RowConstants, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local inputs at φ̂, and f with its derivatives there."""
+    """Return the predictors at φ̂, and f with its derivatives there."""
     there = call_graph(constants.addresses[0], (constants.at, *batch))[0]
     widened = with_widths(there, constants, batch)
     return there, call_graph(constants.addresses[2], (widened, *batch))[0]

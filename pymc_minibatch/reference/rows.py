@@ -1,13 +1,13 @@
 """What is compiled for the rows of a model: the log-likelihood of a row and two derivatives.
 
-A row reads φ through k local inputs vₙ = Jₙ φ. All that the surrogate and its decisions take from a
+A row reads φ through k predictors vₙ = Jₙ φ. All that the surrogate and its decisions take from a
 row is made of four functions of a batch: vₙ at some φ, what Jₙ consists of, f(vₙ), and f with its
 first and second derivatives. PyTensor takes long to differentiate and to simplify a graph, and
 those beyond the second are large; so these are differences of second ones
 (:mod:`pymc_minibatch.reference.remainders`).
 
 If f has kinks, as −|y − v| has, its second derivative is zero and says nothing. There f is taken
-in averages over an interval about each local input, of half-width hᵢ, whose derivatives are
+in averages over an interval about each predictor, of half-width hᵢ, whose derivatives are
 
     f'ᵢ = (f(v + hᵢ) − f(v − hᵢ)) / 2hᵢ,   f''ᵢⱼ = (f'ᵢ(v + hⱼ) − f'ᵢ(v − hⱼ)) / 2hⱼ.
 
@@ -49,30 +49,30 @@ MOST_TRIPLES = 60
 
 @dataclass(frozen=True)
 class DesignTerms:
-    """Which entries of φ local inputs read.
+    """Which entries of φ predictors read.
 
     Attributes
     ----------
-    dense, dense_local : ndarray of int64
-        For each dense column its entry of φ and its local input.
-    local : ndarray of int64
-        For each gathered entry its local input.
-    scalars, scalar_local : ndarray of int64
-        Entries of φ that are a local input by themselves, and these inputs; none where third
+    dense, dense_predictor : ndarray of int64
+        For each dense column its entry of φ and its predictor.
+    predictor : ndarray of int64
+        For each gathered entry its predictor.
+    scalars, scalar_predictor : ndarray of int64
+        Entries of φ that are a predictor by themselves, and these inputs; none where third
         derivatives by all of them would be too many.
     scalar_column : ndarray of int64
         Their dense columns.
-    n_locals : int
-        Number of local inputs.
+    n_predictors : int
+        Number of predictors.
     """
 
     dense: np.ndarray
-    dense_local: np.ndarray
-    local: np.ndarray
+    dense_predictor: np.ndarray
+    predictor: np.ndarray
     scalars: np.ndarray
-    scalar_local: np.ndarray
+    scalar_predictor: np.ndarray
     scalar_column: np.ndarray
-    n_locals: int
+    n_predictors: int
 
 
 class RowFunctions:
@@ -88,19 +88,19 @@ class RowFunctions:
 
     Attributes
     ----------
-    n_locals : int
-        Number of local inputs, k.
+    n_predictors : int
+        Number of predictors, k.
     smoothing : SmoothingWidths
         Half-widths h of intervals, where rows have kinks.
     """
 
     def __init__(self, structure: RowStructure, build: Callable[..., Any] = compile_numba) -> None:
         self.structure, self.build, self.smoothing = structure, build, SmoothingWidths.none()
-        self.n_locals = len(structure.locals)
+        self.n_predictors = len(structure.predictors)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out; they are rebuilt where they are needed."""
-        kept = "structure", "build", "n_locals", "smoothing"
+        kept = "structure", "build", "n_predictors", "smoothing"
         return {name: getattr(self, name) for name in kept}
 
     @property
@@ -110,58 +110,58 @@ class RowFunctions:
 
     @made_once
     def reads(self) -> DesignTerms:
-        """Which local inputs read what."""
+        """Which predictors read what."""
         terms = self.structure.terms
         dense = [t for t in terms if t.columns is not None]
         sizes = [t.block.stop - t.block.start for t in dense]
-        locals_ = [t.local for t in terms]
+        predictors = [t.predictor for t in terms]
         alone = [
             i
             for i, (t, size) in enumerate(zip(dense, sizes, strict=True))
-            if size == 1 and locals_.count(t.local) == 1
+            if size == 1 and predictors.count(t.predictor) == 1
         ]
-        gathered = {t.local for t in terms if t.columns is None}
-        if len(_triples(gathered, {dense[i].local for i in alone})) > MOST_TRIPLES:
+        gathered = {t.predictor for t in terms if t.columns is None}
+        if len(_triples(gathered, {dense[i].predictor for i in alone})) > MOST_TRIPLES:
             alone = []
         none = np.empty(0, np.int64)
         starts = np.cumsum([0, *sizes])
         return DesignTerms(
             dense=np.concatenate([none, *(np.arange(t.block.start, t.block.stop) for t in dense)]),
-            dense_local=np.repeat(
-                np.array([t.local for t in dense], np.int64), np.array(sizes, np.int64)
+            dense_predictor=np.repeat(
+                np.array([t.predictor for t in dense], np.int64), np.array(sizes, np.int64)
             ),
-            local=np.array([t.local for t in terms if t.columns is None], np.int64),
+            predictor=np.array([t.predictor for t in terms if t.columns is None], np.int64),
             scalars=np.array([dense[i].block.start for i in alone], np.int64),
-            scalar_local=np.array([dense[i].local for i in alone], np.int64),
+            scalar_predictor=np.array([dense[i].predictor for i in alone], np.int64),
             scalar_column=starts[alone].astype(np.int64),
-            n_locals=self.n_locals,
+            n_predictors=self.n_predictors,
         )
 
     @made_once
     def triples(self) -> list[tuple[int, int, int]]:
-        """Local inputs by which third derivatives are taken, in increasing order.
+        """Predictors by which third derivatives are taken, in increasing order.
 
         These read gathered entries or are scalars, and one of them is gathered.
         """
         if self.kinked:
             return []
-        gathered = {int(i) for i in self.reads.local}
-        found = _triples(gathered, {int(i) for i in self.reads.scalar_local})
+        gathered = {int(i) for i in self.reads.predictor}
+        found = _triples(gathered, {int(i) for i in self.reads.scalar_predictor})
         return found if len(found) <= MOST_TRIPLES else []
 
     @made_once
     def quads(self) -> list[tuple[int, int, int]]:
-        """Local inputs i ≥ j and l by which fourth derivatives are taken, by the last one twice.
+        """Predictors i ≥ j and l by which fourth derivatives are taken, by the last one twice.
 
         They are the gathered ones.
         """
-        return _quads({int(i) for i in self.reads.local}) if self.triples else []
+        return _quads({int(i) for i in self.reads.predictor}) if self.triples else []
 
     @made_once
-    def local_inputs(self) -> CompiledFunction:
+    def predictors_at(self) -> CompiledFunction:
         """``(phi, *batch) -> v``, shape (k, b)."""
         phi = pt.dvector("phi")
-        graphs = self.structure.local_graphs(phi)
+        graphs = self.structure.predictor_graphs(phi)
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
@@ -190,7 +190,7 @@ class RowFunctions:
     def values(self) -> CompiledFunction:
         """``(phi, *batch) -> f``, shape (1, b)."""
         phi = pt.dvector("phi")
-        read = zip(self.structure.locals, self.structure.local_graphs(phi), strict=True)
+        read = zip(self.structure.predictors, self.structure.predictor_graphs(phi), strict=True)
         graphs: list[Any] = graph_replace([self._f], dict(read), strict=False)
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
@@ -209,9 +209,9 @@ class RowFunctions:
         if self.kinked:
             return self.build([self._v, *self.structure.batch], [self._stacked(self._averages)])
         second = [
-            bend
+            derivative
             for i, f in enumerate(self._slopes)
-            for bend in _gradient(f, self.structure.locals[: i + 1])
+            for derivative in _gradient(f, self.structure.predictors[: i + 1])
         ]
         graphs = self._of_inputs([self._f, *self._slopes, *second])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
@@ -226,7 +226,7 @@ class RowFunctions:
     def half_widths(self, *batch: np.ndarray) -> np.ndarray:
         """Return h of some rows, shape (k, b)."""
         scale, entries, least = self.smoothing
-        read = self.local_inputs(entries, *batch) - self.local_inputs(0 * entries, *batch)
+        read = self.predictors_at(entries, *batch) - self.predictors_at(0 * entries, *batch)
         return np.asarray(scale[:, None] * (least + np.abs(read)))
 
     def higher(self, v: np.ndarray, taylor: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
@@ -261,7 +261,7 @@ class RowFunctions:
         kinds = tuple((values.dtype, values.ndim) for values in batch)
         if kinds not in self._addresses:
             phi, v = np.empty(1), np.empty((1, 1))
-            functions = (self.local_inputs, phi), (self.row, v), (self.derivatives, v)
+            functions = (self.predictors_at, phi), (self.row, v), (self.derivatives, v)
             found = [address_of_graph(f.jitted, read, *batch) for f, read in functions]
             addresses, kept_alive = zip(*found, strict=True)
             self._addresses[kinds] = np.array(addresses), kept_alive
@@ -278,12 +278,12 @@ class RowFunctions:
 
     @made_once
     def _slopes(self) -> list[Any]:
-        return simplified(_gradient(self._f, self.structure.locals))
+        return simplified(_gradient(self._f, self.structure.predictors))
 
     @property
     def _averages(self) -> list[Any]:
         """The average of f over the intervals (by Simpson's rule), and its derivatives."""
-        k, [f] = self.n_locals, self._of_inputs([self._f])
+        k, [f] = self.n_predictors, self._of_inputs([self._f])
         graphs, width = [self._f, *self._slopes], [self._v[k + i] for i in range(k)]
         above = [self._moved(graphs, i, 1) for i in range(k)]
         below = [self._moved(graphs, i, -1) for i in range(k)]
@@ -297,9 +297,9 @@ class RowFunctions:
         return [value, *slopes, *second]
 
     def _moved(self, graphs: Sequence[Any], i: int, sign: int) -> list[Any]:
-        """Return graphs at one end of the interval about a local input."""
-        rows = {v: self._v[j] for j, v in enumerate(self.structure.locals)}
-        rows[self.structure.locals[i]] = self._v[i] + sign * self._v[self.n_locals + i]
+        """Return graphs at one end of the interval about a predictor."""
+        rows = {v: self._v[j] for j, v in enumerate(self.structure.predictors)}
+        rows[self.structure.predictors[i]] = self._v[i] + sign * self._v[self.n_predictors + i]
         moved: list[Any] = graph_replace(list(graphs), rows, strict=False)
         return moved
 
@@ -313,7 +313,7 @@ class RowFunctions:
         return pt.ones((first.shape[0],), dtype="float64")
 
     def _of_inputs(self, graphs: Sequence[Any]) -> list[Any]:
-        rows = {v: self._v[i] for i, v in enumerate(self.structure.locals)}
+        rows = {v: self._v[i] for i, v in enumerate(self.structure.predictors)}
         replaced: list[Any] = graph_replace(list(graphs), rows, strict=False)
         return replaced
 
@@ -327,13 +327,13 @@ class RowFunctions:
 
 
 def _triples(gathered: set[int], scalars: set[int]) -> list[tuple[int, int, int]]:
-    """List triples of local inputs, one of them gathered, in increasing order."""
+    """List triples of predictors, one of them gathered, in increasing order."""
     every = combinations_with_replacement(sorted(gathered | scalars), 3)
     return [triple for triple in every if gathered.intersection(triple)]
 
 
 def _quads(gathered: set[int]) -> list[tuple[int, int, int]]:
-    """List fourfold choices of local inputs, all with one of them twice, which comes last."""
+    """List fourfold choices of predictors, all with one of them twice, which comes last."""
     every = sorted(gathered)
     pairs = [(i, j) for j, i in combinations_with_replacement(every, 2)]
     # Of two that are both twice, the smaller one comes last.

@@ -42,10 +42,10 @@ class SearchDensity:
     """Value, gradient and Hessian of the log-density, with rows read in chunks."""
 
     def __init__(
-        self, tall: TallModel, temperature: float, progressbar: bool, held: np.ndarray
+        self, tall: TallModel, temperature: float, progressbar: bool, start: np.ndarray
     ) -> None:
         self.tall, self.temperature, self.progressbar = tall, temperature, progressbar
-        self._prior = Derivatives(prior_given(tall, held), tall.flat)
+        self._prior = Derivatives(prior_given(tall, start), tall.flat)
         self.rows = row_derivatives(tall)
         self.rows_read = 0
         self.dim = tall.layout.size

@@ -105,7 +105,7 @@ def row_sizes(
     reach = row_reach(tall, control)
     points, pairs = _trial_points(control.gaussian, temperature, reference.has_kinks)
     if reach is not None:  # of several numbers together draws tell
-        points = points[:GAUSSIAN_POINTS] if reach.reads.n_locals > 1 else []
+        points = points[:GAUSSIAN_POINTS] if reach.reads.n_predictors > 1 else []
     term = term_of_batches(tall, control)
     look = _Look(term, reference.flat, points, pairs, reach, temperature)
     if tall.partitions is not None:

@@ -335,21 +335,21 @@ def _along_blocks(tall: TallModel, point: Any, reference: Any, epsilon: Any) -> 
 
     def inputs(way: Any) -> list[Any]:
         parts = graph_replace(structure.parts, {structure.flat: way}, strict=False)
-        return structure.local_graphs_of(parts)
+        return structure.predictor_graphs_of(parts)
 
     [row] = simplified([structure.row])
 
     def rows(inputs: Sequence[Any]) -> Any:
-        replaced = dict(zip(structure.locals, inputs, strict=True))
+        replaced = dict(zip(structure.predictors, inputs, strict=True))
         return graph_replace([row], replaced, strict=False)[0]
 
     nonlinear = {
-        term.local for term in structure.terms if structure.nonlinear[structure.part_of(term)]
+        term.predictor for term in structure.terms if structure.nonlinear[structure.part_of(term)]
     }
     first, last = inputs(reference), inputs(point)
     way = [
-        there if local in nonlinear else start + epsilon * (end - start)
-        for local, (start, end, there) in enumerate(
+        there if predictor in nonlinear else start + epsilon * (end - start)
+        for predictor, (start, end, there) in enumerate(
             zip(first, last, inputs(reference + epsilon * (point - reference)), strict=True)
         )
     ]

@@ -175,7 +175,7 @@ class RowGraph:
     # --- The cut --------------------------------------------------------------------------------
 
     def cut(self) -> Cut:
-        """Find the cut with the fewest local inputs.
+        """Find the cut with the fewest predictors.
 
         The highest cut goes through the largest affine arrays. If several of these are made of
         the same parts, as ``(cut_1 - eta) / sigma`` and ``(cut_2 - eta) / sigma`` are, the parts
@@ -190,7 +190,7 @@ class RowGraph:
         return cut
 
     def _best_below(self, opened: frozenset[Variable]) -> Cut:
-        """Find the cut with the fewest local inputs below some arrays."""
+        """Find the cut with the fewest predictors below some arrays."""
         cut = self._collect(opened)
         levels = [(self.cost(cut), opened, cut)]
         while (tops := self._tops(cut.arrays)) and len(levels) < MAX_LEVELS:
@@ -248,15 +248,15 @@ class RowGraph:
         return [a for a in arrays if a not in below and isinstance(a.owner.op, kinds)]
 
     def cost(self, cut: Cut) -> tuple[int, int]:
-        """Count local inputs, then what they are sums of."""
+        """Count predictors, then what they are sums of."""
         n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
-        n_locals = n_terms = n_free
+        n_predictors = n_terms = n_free
         for array in cut.arrays:
             affine = self.affine(array)
             assert affine is not None
-            n_locals += len(self.varying(array))
+            n_predictors += len(self.varying(array))
             n_terms += len(self.varying(array)) * len(affine.summands)
-        return n_locals, n_terms
+        return n_predictors, n_terms
 
     def _collect(self, opened: frozenset[Variable]) -> Cut:
         arrays: dict[Variable, None] = {}
@@ -283,7 +283,7 @@ class RowGraph:
         return self.affine.is_free(variable) and not is_condition(variable)
 
     def _below(self, variable: Any, opened: frozenset[Variable]) -> list[Variable] | None:
-        """List what to look at below an array; None if the array itself is a local input."""
+        """List what to look at below an array; None if the array itself is a predictor."""
         node = variable.owner
         inputs = [i for i in node.inputs if i in self.reads_parameters]
         if variable in opened or self.affine(variable) is None:
@@ -327,7 +327,7 @@ class RowGraph:
     # --- Data-free arrays -----------------------------------------------------------------------
 
     def free_entries(self, free: Sequence[Variable]) -> dict[Variable, list[int]]:
-        """Choose which entries of which data-free arrays are locals by themselves.
+        """Choose which entries of which data-free arrays are predictors by themselves.
 
         They are the value variables that are read, where these are not more than the arrays'
         entries; otherwise the arrays, without the functions of one variable applied to them.

@@ -80,30 +80,30 @@ def has_matrices(graph: Variable) -> bool:
     return any(isinstance(_core(node), SOLVING) for node in toposort([graph]))
 
 
-def without_matrices(row: Variable, locals_: Sequence[Variable]) -> Variable:
+def without_matrices(row: Variable, predictors: Sequence[Variable]) -> Variable:
     """Write a graph of the rows with operations on numbers where it has some on small matrices.
 
     Parameters
     ----------
     row
         The log-likelihood of each row, shape (b,).
-    locals_
+    predictors
         What reads the parameters, each of shape (b,).
 
     Returns
     -------
     The same graph if it factors and solves nothing, or if not all of its operations are known here.
     """
-    read = set(locals_)
+    read = set(predictors)
     nodes = []
-    for node in toposort([row], blockers=list(locals_)):
+    for node in toposort([row], blockers=list(predictors)):
         if read.intersection(node.inputs) and not isinstance(node.op, Shape | Shape_i):
             read.update(node.outputs)
             nodes.append(node)
     if not any(isinstance(_core(node), SOLVING) for node in nodes):
         return row
     try:
-        [entry] = _TakenApart(nodes, locals_).entries[row].ravel()
+        [entry] = _TakenApart(nodes, predictors).entries[row].ravel()
     except (_NotTakenApartError, *FAILURES):
         return row
     return entry
@@ -118,11 +118,13 @@ def _core(node: Apply) -> Any:
 class _TakenApart:
     """The entries of all arrays of a graph that belong to one row, whose axis has length 1."""
 
-    def __init__(self, nodes: Sequence[Apply], locals_: Sequence[Variable]) -> None:
-        self.entries = {v: _objects([v], (1,)) for v in locals_}
+    def __init__(self, nodes: Sequence[Apply], predictors: Sequence[Variable]) -> None:
+        self.entries = {v: _objects([v], (1,)) for v in predictors}
         self.factors: dict[tuple[int, ...], np.ndarray] = {}
         outputs = {output for node in nodes for output in node.outputs}
-        self.known = _evaluated({i for node in nodes for i in node.inputs} - outputs - set(locals_))
+        self.known = _evaluated(
+            {i for node in nodes for i in node.inputs} - outputs - set(predictors)
+        )
         for node in nodes:
             self.entries[node.outputs[0]] = self._applied(node)
 

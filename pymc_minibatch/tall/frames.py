@@ -61,9 +61,9 @@ def loads_of(delayed: Sequence[Sequence[Any]]) -> list[Any]:
     for blocks in zip(*delayed, strict=True):
         culled = [cull(graph, [b.key])[0] for graph, b in zip(graphs, blocks, strict=True)]
         needed = {key: task for graph in culled for key, task in graph.items()}
-        held = any(_is_on_cluster(task) for task in needed.values())
+        is_remote = any(_is_on_cluster(task) for task in needed.values())
         keys = tuple(block.key for block in blocks)
-        found.append(together(*blocks) if held else Block(needed, keys))
+        found.append(together(*blocks) if is_remote else Block(needed, keys))
     return found
 
 
@@ -72,8 +72,8 @@ def _together(*arrays: Any) -> tuple[Any, ...]:
 
 
 def _is_on_cluster(task: Any) -> bool:
-    held = getattr(task, "value", task)
-    return type(held).__module__.startswith("distributed")
+    value = getattr(task, "value", task)
+    return type(value).__module__.startswith("distributed")
 
 
 def _open_dask(frame: Any) -> Table:

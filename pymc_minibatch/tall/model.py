@@ -547,7 +547,7 @@ class TallModel:
         structure = self.structure
         if structure is None:
             return [f"what a row reads: all parameters ({self.structure_refusal})"]
-        k = len(structure.locals)
+        k = len(structure.predictors)
         title = f"what a row reads: {k} number{'s' * (k > 1)}, affine in effects and coefficients"
         return [title, *structure.describe(list(self.row_inputs))]
 

@@ -1,4 +1,4 @@
-"""What is left of the graph of a row above the cut, rebuilt on local inputs."""
+"""What is left of the graph of a row above the cut, rebuilt on predictors."""
 
 import itertools
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ def rebuilt_row(
     arrays: Mapping[Variable, Mapping[tuple[int, ...], Any]],
     values: Mapping[Variable, Mapping[int, Any]],
 ) -> Variable:
-    """Rebuild the log-likelihood of the rows on local inputs.
+    """Rebuild the log-likelihood of the rows on predictors.
 
     Parameters
     ----------
     graph
         The batch graph.
     arrays
-        For each array of the cut the local inputs in place of its entries.
+        For each array of the cut the predictors in place of its entries.
     values
-        For each data-free array the local inputs in place of the entries that are read.
+        For each data-free array the predictors in place of the entries that are read.
     """
     return _Rebuilt(graph, arrays, values).build()
 
 
 class _Rebuilt:
-    """Rebuilds the log-likelihood of the rows on the local inputs."""
+    """Rebuilds the log-likelihood of the rows on the predictors."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _Rebuilt:
         return self._rebuild(self.graph.term)
 
     def _array(self, array: Variable, entries: Mapping[tuple[int, ...], Any]) -> Any:
-        """Put local inputs in place of an affine array."""
+        """Put predictors in place of an affine array."""
         affine = self.graph.affine(array)
         assert affine is not None
         assert affine.rows is not None
@@ -85,7 +85,7 @@ class _Rebuilt:
         return whole
 
     def _stacked(self, variable: Variable, entries: Mapping[int, Any]) -> Any:
-        """Put local inputs in place of a data-free array; rows come first."""
+        """Put predictors in place of a data-free array; rows come first."""
         shape = [n or 0 for n in self.graph.shapes[variable]]
         zeros = pt.zeros((self.graph.n_batch,))
         columns = [entries.get(entry, zeros) for entry in range(int(np.prod(shape)))]

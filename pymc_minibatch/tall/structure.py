@@ -5,7 +5,7 @@
 φ are effects and coefficients as rows see them, such as ``mu + sd*z`` or ``beta``, and the value
 variables of scalars such as a standard deviation. Jₙ is sparse and needs no derivatives: a gather
 (``alpha[group]``), a product with row data (``X @ beta``), both (``x * gamma[group]``), a number
-that all rows share, and sums of these. The locals vₙ are the largest affine arrays of the graph
+that all rows share, and sums of these. The predictors vₙ are the largest affine arrays of the graph
 (:mod:`.affine`) below operations that are not.
 
 What is found is compared with the graph of the model on random rows and at random points.
@@ -44,11 +44,10 @@ __all__ = [
     "RowArrays",
     "RowStructure",
     "Term",
-    "find_structure",
     "structure_of",
 ]
 
-MAX_LOCALS, MAX_ENTRIES = 16, 32
+MAX_PREDICTORS, MAX_ENTRIES = 16, 32
 """Numbers that a row may read; more have no small matrix of second derivatives. Those of a row
 whose matrices were taken apart may be more, since its derivatives are short."""
 
@@ -60,12 +59,12 @@ MAX_POINTS = 24
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of a local input.
+    """One summand of a predictor.
 
     Attributes
     ----------
-    local
-        Which local input it belongs to.
+    predictor
+        Which predictor it belongs to.
     block
         The entries of φ that it reads.
     columns
@@ -77,7 +76,7 @@ class Term:
         Gather: a graph of the batch, shape (b,); None for 1.
     """
 
-    local: int
+    predictor: int
     block: slice
     columns: Variable | None = None
     index: Variable | None = None
@@ -100,12 +99,12 @@ class RowStructure:
         The blocks of φ by themselves.
     blocks
         Where each block of φ lies, by a readable name, in the order of `parts`.
-    locals
-        The local inputs v of `row`, each a vector of shape (b,), float64.
+    predictors
+        The predictors v of `row`, each a vector of shape (b,), float64.
     row
-        The log-likelihood of each row, shape (b,), a graph of the locals and the batch.
+        The log-likelihood of each row, shape (b,), a graph of the predictors and the batch.
     offsets
-        For each local the part that reads only the batch, shape (b,); None for 0.
+        For each predictor the part that reads only the batch, shape (b,); None for 0.
     terms
         The other parts.
     """
@@ -115,17 +114,17 @@ class RowStructure:
     phi: Variable
     parts: list[Variable]
     blocks: dict[str, slice]
-    locals: list[Variable]
+    predictors: list[Variable]
     row: Variable
     offsets: list[Variable | None]
     terms: list[Term]
 
-    def local_graphs(self, phi: Any) -> list[Variable]:
-        """Build the local inputs as graphs of φ and the batch."""
-        return self.local_graphs_of([phi[where] for where in self.blocks.values()])
+    def predictor_graphs(self, phi: Any) -> list[Variable]:
+        """Build the predictors as graphs of φ and the batch."""
+        return self.predictor_graphs_of([phi[where] for where in self.blocks.values()])
 
-    def local_graphs_of(self, parts: Sequence[Any]) -> list[Variable]:
-        """Build the local inputs as graphs of the blocks of φ and the batch."""
+    def predictor_graphs_of(self, parts: Sequence[Any]) -> list[Variable]:
+        """Build the predictors as graphs of the blocks of φ and the batch."""
         first: Any = self.batch[0]
         starts = [where.start for where in self.blocks.values()]
         totals: list[Any] = [
@@ -140,7 +139,7 @@ class RowStructure:
             else:
                 part = part[term.index]
                 part = part if term.weight is None else term.weight * part
-            totals[term.local] = totals[term.local] + part
+            totals[term.predictor] = totals[term.predictor] + part
         return totals
 
     @property
@@ -151,7 +150,7 @@ class RowStructure:
     @property
     def graph(self) -> tuple[list[Variable], list[Variable]]:
         """The flat point and the batch, and the log-likelihood of each row by what it reads."""
-        replaced = dict(zip(self.locals, self.local_graphs(self.phi), strict=True))
+        replaced = dict(zip(self.predictors, self.predictor_graphs(self.phi), strict=True))
         return [self.flat, *self.batch], graph_replace([self.row], replaced, strict=False)
 
     def part_of(self, term: Term) -> int:
@@ -197,7 +196,7 @@ class RowStructure:
         return RowArrays(self.terms, offsets, coefficients)
 
     def describe(self, names: Sequence[str]) -> list[str]:
-        """Write the local inputs as formulas; `names` are those of the row data."""
+        """Write the predictors as formulas; `names` are those of the row data."""
         name_of = dict(zip(self.batch, names, strict=True))
 
         def data(graph: Variable | None) -> str:
@@ -225,8 +224,8 @@ class RowStructure:
                 by = data(term.columns)
                 part = f"{by} {'*' if size == 1 else '@'} {block}" if by else block
                 part += f" ({size:,} coefficients)" if size > 1 else ""
-            if part not in formulas[term.local]:
-                formulas[term.local].append(part)
+            if part not in formulas[term.predictor]:
+                formulas[term.predictor].append(part)
         return [f"  v{i} = {' + '.join(parts)}" for i, parts in enumerate(formulas)]
 
     def __getstate__(self) -> dict[str, object]:
@@ -252,24 +251,16 @@ class RowArrays:
     offsets: np.ndarray
     coefficients: Sequence[tuple[np.ndarray | None, ...]]
 
-    def locals_at(self, phi: np.ndarray) -> np.ndarray:
-        """Evaluate the local inputs, shape (b, k)."""
+    def predictors_at(self, phi: np.ndarray) -> np.ndarray:
+        """Evaluate the predictors, shape (b, k)."""
         v = self.offsets.copy()
         for term, (columns, index, weight) in zip(self.terms, self.coefficients, strict=True):
             block = phi[term.block]
             if columns is not None:
-                v[:, term.local] += columns @ block
+                v[:, term.predictor] += columns @ block
             else:
-                v[:, term.local] += block[index] * (1.0 if weight is None else weight)
+                v[:, term.predictor] += block[index] * (1.0 if weight is None else weight)
         return v
-
-
-def find_structure(tall: "TallModel") -> RowStructure | None:
-    """Find how rows depend on the parameters; None if they do not through few affine numbers."""
-    try:
-        return structure_of(tall)
-    except NoStructureError:
-        return None
 
 
 def structure_of(tall: "TallModel") -> RowStructure:
@@ -289,12 +280,12 @@ def structure_of(tall: "TallModel") -> RowStructure:
 
 
 class _Builder:
-    """Writes arrays of the cut as local inputs."""
+    """Writes arrays of the cut as predictors."""
 
     def __init__(self, graph: RowGraph) -> None:
         self.graph = graph
         self.blocks = Blocks(graph)
-        self.locals: list[Any] = []
+        self.predictors: list[Any] = []
         self.offsets: list[Variable | None] = []
         self.terms: list[Term] = []
 
@@ -304,13 +295,13 @@ class _Builder:
         Raises
         ------
         NoStructureError
-            If there are too many local inputs, or none.
+            If there are too many predictors, or none.
         """
         graph = self.graph
         cut = graph.cut()
-        n_locals, _ = graph.cost(cut)
-        _check_number(n_locals, MAX_ENTRIES if has_matrices(graph.term) else MAX_LOCALS)
-        if n_locals == 0:
+        n_predictors, _ = graph.cost(cut)
+        _check_number(n_predictors, MAX_ENTRIES if has_matrices(graph.term) else MAX_PREDICTORS)
+        if n_predictors == 0:
             raise NoStructureError("the rows read no parameters")
         arrays = {array: self._array(array) for array in cut.arrays}
         values = {
@@ -318,9 +309,9 @@ class _Builder:
             for variable, entries in graph.free_entries(cut.free).items()
         }
         rebuilt = rebuilt_row(graph, arrays, values)
-        row = without_matrices(rebuilt, self.locals)
+        row = without_matrices(rebuilt, self.predictors)
         if row is rebuilt:
-            _check_number(n_locals, MAX_LOCALS)
+            _check_number(n_predictors, MAX_PREDICTORS)
         terms = [g for t in self.terms for g in (t.columns, t.index, t.weight)]
         if graph.flat in ancestors([g for g in (row, *self.offsets, *terms) if g is not None]):
             raise NoStructureError("its coefficients read parameters")
@@ -331,19 +322,19 @@ class _Builder:
             blocks.joined(),
             blocks.vectors(),
             blocks.named(),
-            self.locals,
+            self.predictors,
             row,
             self.offsets,
             self.terms,
         )
 
     def _local(self, offset: Variable | None) -> Any:
-        self.locals.append(pt.dvector(f"v_{len(self.locals)}"))
+        self.predictors.append(pt.dvector(f"v_{len(self.predictors)}"))
         self.offsets.append(offset)
-        return self.locals[-1]
+        return self.predictors[-1]
 
     def _array(self, array: Variable) -> dict[tuple[int, ...], Any]:
-        """Make local inputs of the entries of an affine array."""
+        """Make predictors of the entries of an affine array."""
         inner = self.graph.without_functions(array)
         affine = self.graph.affine(inner)
         assert affine is not None
@@ -357,19 +348,19 @@ class _Builder:
         return entries
 
     def _shared(self, variable: Any, entries: Sequence[int]) -> dict[int, Any]:
-        """Make local inputs of entries of a data-free array, which all rows share."""
+        """Make predictors of entries of a data-free array, which all rows share."""
         block = self.blocks.add(variable.ravel()[entries], (variable, tuple(entries)))
         found: dict[int, Any] = {}
         for position, entry in enumerate(entries, start=block.start):
             found[entry] = self._local(None)
             ones = pt.ones((self.graph.n_batch, 1), dtype="float64")
             own = slice(position, position + 1)
-            self.terms.append(Term(len(self.locals) - 1, own, columns=ones))
+            self.terms.append(Term(len(self.predictors) - 1, own, columns=ones))
         return found
 
     def _add_terms(self, affine: Affine, entry: tuple[int, ...]) -> None:
-        """Write the summands of one entry of an affine array as terms of the last local."""
-        local, n_batch = len(self.locals) - 1, self.graph.n_batch
+        """Write the summands of one entry of an affine array as terms of the last predictor."""
+        predictor, n_batch = len(self.predictors) - 1, self.graph.n_batch
         for summand in affine.summands:
             if self.graph.is_zero(summand, affine, entry):
                 continue
@@ -382,7 +373,7 @@ class _Builder:
                 if weight is not None:
                     columns = pt.broadcast_to(weight, (n_batch, size))
                 start = block.start + position * size
-                self.terms.append(Term(local, slice(start, start + size), columns=columns))
+                self.terms.append(Term(predictor, slice(start, start + size), columns=columns))
                 continue
             n_entries = (block.stop - block.start) // summand.base.type.shape[affine.rows]
             for s in range(size):
@@ -392,13 +383,14 @@ class _Builder:
                 own = None
                 if weight is not None:
                     own = self.graph.of_rows(weight[:, min(s, weight.type.shape[1] - 1)])
-                self.terms.append(Term(local, block, index=index, weight=own))
+                self.terms.append(Term(predictor, block, index=index, weight=own))
 
 
-def _check_number(n_locals: int, most: int) -> None:
-    if n_locals > most:
+def _check_number(n_predictors: int, most: int) -> None:
+    if n_predictors > most:
         raise NoStructureError(
-            f"a row reads {n_locals} numbers that are affine in the parameters, more than {most}"
+            f"a row reads {n_predictors} numbers that are affine in the parameters, more than "
+            f"{most}"
         )
 
 

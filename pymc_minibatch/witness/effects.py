@@ -149,10 +149,10 @@ class MovesOfEffects(Look):
         log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
         return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)
 
-    def of_held(self, move: Candidate) -> Comparison:
+    def of_centered(self, move: Candidate) -> Comparison:
         """Compare a move of h with what rows read held."""
         here, there = move.points
-        log_q = self._volume(lambda z: self._held(z, there), here)
+        log_q = self._volume(lambda z: self._centered(z, there), here)
         return self._comparison(move.name, move.points, move.log_ratio, log_q)
 
     def _followed(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
@@ -188,7 +188,7 @@ class MovesOfEffects(Look):
         given = move.proposal.conditional
         lengths = []
         for point in (here, there):
-            start = point if self.moves.bank is None else self._held(point, given.here)
+            start = point if self.moves.bank is None else self._centered(point, given.here)
             away = self.field.latent.split(start - given.point)
             length, lost = _quadratic_form(given.precision, away)
             lengths.append(length)
@@ -290,7 +290,7 @@ class MovesOfEffects(Look):
             total += math.log((ends[1] - ends[0]) / (2.0 * step))
         return total
 
-    def _held(self, point: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def _centered(self, point: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Return a point with the h of another one, at which rows read the same."""
         hyper = other[self.field.hyper]
         if np.array_equal(point[self.field.hyper], hyper):
@@ -356,7 +356,7 @@ class _Comparing(Listener[Decisions]):
 
     def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide by the prior."""
-        self._compare(move.name, lambda: self.owner.of_held(move))
+        self._compare(move.name, lambda: self.owner.of_centered(move))
         return level < move.log_ratio
 
     def on_levels(

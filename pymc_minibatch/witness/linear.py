@@ -102,8 +102,8 @@ class MovesOfLinearModels(Look):
     def _kernel(self, move: Candidate) -> float:
         """Return the log ratio of the densities of both proposals of h."""
         axis = _axis(move)
-        held = self.moves.by_name[move.name]
-        if axis is None or (isinstance(held, HeldPredictors) and held.only_walks[axis]):
+        centered = self.moves.by_name[move.name]
+        if axis is None or (isinstance(centered, HeldPredictors) and centered.only_walks[axis]):
             return 0.0
         mean, cholesky, _ = self.settings.scale
         sd = math.sqrt(float(cholesky[axis] @ cholesky[axis]))

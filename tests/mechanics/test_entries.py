@@ -30,11 +30,11 @@ def lower_triangle(entries, k):
     return matrix
 
 
-def both(row, locals_, seed=1):
+def both(row, predictors, seed=1):
     """Evaluate a row as it is and taken apart, at random numbers."""
-    apart = without_matrices(row, locals_)
-    values = np.random.default_rng(seed).normal(size=(len(locals_), 7))
-    return apart, compile_all(locals_, [row, apart])(*values)
+    apart = without_matrices(row, predictors)
+    values = np.random.default_rng(seed).normal(size=(len(predictors), 7))
+    return apart, compile_all(predictors, [row, apart])(*values)
 
 
 def test_a_known_factor_is_used_as_it_is_but_for_its_signs():

@@ -224,9 +224,9 @@ def test_sums_over_rows_are_the_derivatives(tall: TallModel, field: LatentField)
     phi = np.random.default_rng(3).normal(0, 0.3, field.rows.dense.size + field.rows.groups.size)
     found = expand(RowFunctions(structure), tall.data, phi, field.rows, 2.0)
     symbolic = pytensor.tensor.dvector("phi")
-    inputs = structure.local_graphs(symbolic)
+    inputs = structure.predictor_graphs(symbolic)
     [row] = pytensor.graph.replace.graph_replace(
-        [structure.row], dict(zip(structure.locals, inputs, strict=True)), strict=False
+        [structure.row], dict(zip(structure.predictors, inputs, strict=True)), strict=False
     )
     total = row.sum() / 2.0
     gradient = pytensor.gradient.grad(total, symbolic)
@@ -684,9 +684,9 @@ def test_map_and_prior_precision(tall: TallModel, field: LatentField, seed: int)
     projector = field.projector_at(point)
     joined = ProjectedCurvature(curvature, projector.dense)
     pulled = ArrowheadMatrix(
-        projector.pull_back_dense(joined, curvature.blocks),
-        projector.pull_back_cross(joined, curvature.blocks),
-        projector.pull_back_blocks(curvature.blocks),
+        projector.project_dense(joined, curvature.blocks),
+        projector.project_cross(joined, curvature.blocks),
+        projector.project_blocks(curvature.blocks),
     )
     np.testing.assert_allclose(whole(pulled), jacobian.T @ whole(curvature) @ jacobian, atol=1e-8)
 
@@ -1086,7 +1086,7 @@ def test_rows_that_read_many_numbers_have_few_third_derivatives() -> None:
     structure = TallModel(model).structure
     assert structure is not None
     rows = RowFunctions(structure)
-    assert rows.n_locals == 13
+    assert rows.n_predictors == 13
     assert rows.triples == [(0, 0, 0)]
     assert not rows.reads.scalars.size
     assert most_read(rows) < 0.03

@@ -38,7 +38,7 @@ def test_covariance_of_what_rows_read():
     draws = rng.multivariate_normal(control.reference.center, control.reference.covariance, 4000)
     phi = np.array([structure.phi.eval({structure.flat: draw}) for draw in draws[:400]])
     rows = [0, 5, 77]
-    read = np.array([reach.local_inputs(p, *(d[rows] for d in tall.data)) for p in phi])
+    read = np.array([reach.predictors_at(p, *(d[rows] for d in tall.data)) for p in phi])
     for i in range(len(axes)):
         for n, row in enumerate(rows):
             variance = np.cov(read[:, :, n], rowvar=False)

@@ -388,7 +388,7 @@ def test_arguments_are_checked(model, reference):
 
 
 def test_hessian_by_what_the_rows_read(monkeypatch):
-    """Dense columns, levels, a scale that enters by its log, weights, and two local inputs."""
+    """Dense columns, levels, a scale that enters by its log, weights, and two predictors."""
     rng = np.random.default_rng(3)
     n = 300
     X, level, weight = rng.normal(size=(n, 4)), rng.integers(0, 3, n), rng.uniform(size=n)

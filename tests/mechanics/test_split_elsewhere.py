@@ -76,7 +76,7 @@ def test_what_a_row_reads_is_verified_where_the_posterior_is():
     """What was found is right about the start, and not beyond 2."""
     tall = pmb.TallModel(beyond_two(0.0))
     found = tall.structure
-    further = found.row + pt.maximum(found.locals[0] - 2, 0.0)
+    further = found.row + pt.maximum(found.predictors[0] - 2, 0.0)
     tall.__dict__["_structure"] = replace(found, row=further)
     tall.verify_at(np.array([1.0]))
     with pytest.raises(pmb.NotTallError, match=r"found to read\n  v0 = (.|\n)* where the post"):
