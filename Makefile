@@ -18,7 +18,7 @@ PYTEST = $(RUN) -m pytest -n auto --dist loadgroup
 .NOTPARALLEL:
 .PRECIOUS: $(RUN)
 .DEFAULT_GOAL = help
-.PHONY: help demo bench tall-posteriors figure test test-all lint types docs clean
+.PHONY: help demo bench tall-posteriors figure case-studies test test-all lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw sec
 	@$(BENCH_VENV)/bin/python -m benchmarks --rows 1000000 --only =minibatchmh hmcecs \
 	  --output docs/benchmarks.md
 	@$(RUN) -m benchmarks.figure docs/benchmarks.md docs/images/seconds_by_rows.svg
+
+case-studies: $(VENV)/.installed-case-studies ## execute the notebooks of docs/case_studies anew
+	@$(RUN) docs/case_studies/run.py
 
 # -n auto: as many workers as there are cores; the tests of a file share compiled models.
 test: lint types ## lint, check types, run the first tier of the tests: some minutes
@@ -82,6 +85,10 @@ $(VENV)/.installed-examples: pyproject.toml $(RUN)
 
 $(VENV)/.installed-docs: pyproject.toml $(RUN)
 	$(call install,docs)
+	@touch $@
+
+$(VENV)/.installed-case-studies: pyproject.toml $(RUN)
+	$(call install,case-studies)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(RUN)

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import re
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -91,6 +92,8 @@ pygments_style = "a11y-light"
 pygments_dark_style = "a11y-dark"
 html_title = f"pymc-minibatch {release}"
 html_static_path = ["_static"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/favicon.svg"
 html_css_files = ["custom.css"]
 html_math_renderer = "mathml"
 
@@ -123,13 +126,32 @@ def visit_display_math(writer, node):
     raise SkipNode
 
 
+class Written:
+    """A default as a reader would write it."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+def readable(parameter):
+    """Write large powers of two, such as numbers of bytes, as powers."""
+    default, bare = parameter.default, inspect.Parameter.empty
+    if isinstance(default, float | int) and 2**20 <= default < float("inf"):
+        power = math.log2(default)
+        if power == int(power):
+            default = Written(f"2**{int(power)}")
+    return parameter.replace(annotation=bare, default=default)
+
+
 def show_init_signature(app, what, name, obj, options, signature, returned):
     """Show the arguments of ``__init__``: PyMC's steps have a ``__new__`` that hides them."""
     if what != "class" or "__init__" not in vars(obj):
         return None
     parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    return str(inspect.Signature(bare)), None
+    return str(inspect.Signature([readable(p) for p in parameters])), None
 
 
 def fill_tables_of_stats(app, name, source):

@@ -238,10 +238,10 @@ def _check_term(term: Any, kind: str, some: pd.DataFrame) -> None:
             continue
         if not _same(part, rows):
             raise ValueError(
-                f"The {kind} term {name} of the formula is computed from whole columns, so that a "
-                "new row is predicted otherwise beside other rows. Compute the column before the "
-                "model is built, with what was found in the rows of the fit, or write center(x) "
-                "or scale(x), which remember that."
+                f"The {kind} term {name} of the formula is computed from whole columns, so the "
+                "prediction of a new row would depend on the rows beside it. Compute the column "
+                "from the rows of the fit before you build the model, or write center(x) or "
+                "scale(x), which remember these rows."
             )
 
 

@@ -170,15 +170,22 @@ def check(model: Any = None, *, data: Any = None) -> Check:
     >>> found.supported, found.method
     (True, 'minibatch')
     """
-    if model is not None and not isinstance(model, Model) and hasattr(model, "build"):
+    of_bambi = model is not None and not isinstance(model, Model) and hasattr(model, "build")
+    if of_bambi:
         if not getattr(model, "built", True):
             model.build()
         model = model.backend.model
-    return checked(checked_model(model), data)[0]
+    return checked(checked_model(model), data, keeps_rows=not of_bambi)[0]
 
 
-def checked(model: Model, data: Any) -> tuple[Check, TallModel | None, list[str]]:
-    """Return what :func:`check` does, the split, and the variables that a step can move."""
+def checked(
+    model: Model, data: Any, *, keeps_rows: bool = True
+) -> tuple[Check, TallModel | None, list[str]]:
+    """Return the check, the split, and the variables that a step can move.
+
+    `keeps_rows` says whether draws of Deterministics with one value per row are kept, which Bambi
+    leaves out.
+    """
     moved = [rv.name for rv in model.free_RVs if rv.dtype in continuous_types]
     try:
         if not moved:
@@ -189,10 +196,10 @@ def checked(model: Model, data: Any) -> tuple[Check, TallModel | None, list[str]
         left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")
         refused = Check(False, None, left, 0, math.nan, math.nan, 0, "nuts", [str(error)])
         return refused, None, moved
-    return _of_split(tall, moved), tall, moved
+    return _of_split(tall, moved, keeps_rows), tall, moved
 
 
-def _of_split(tall: TallModel, moved: list[str]) -> Check:
+def _of_split(tall: TallModel, moved: list[str], keeps_rows: bool) -> Check:
     """Say how a model that splits is sampled."""
     whole = len(moved) == len(tall.model.free_RVs)
     manner = _manner(tall, whole)
@@ -215,7 +222,7 @@ def _of_split(tall: TallModel, moved: list[str]) -> Check:
         tall.n_rows,
         manner.expected_rows,
         _seconds(tall, manner),
-        _bytes(tall, whole),
+        _bytes(tall, whole, keeps_rows),
         method,
         [reason],
     )
@@ -241,7 +248,10 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
         return _of_all_at_once(tall)
     updates = _updates_of_effects(tall.model)
     if find_parabolic_rows(tall, structure) is not None:
-        reason = "Sums say everything of the rows: set-up reads them, and no decision does."
+        reason = (
+            "Sums over the rows are sufficient statistics: set-up computes them, and no decision "
+            "reads a row."
+        )
         return _Manner(True, 0.0, updates, reason, EFFECTS_SECONDS)
     if tall.n_rows <= ALL_READ:
         reason = "Updates of effects and scales are decided by all rows, which costs less here."
@@ -317,7 +327,9 @@ def _seconds(tall: TallModel, manner: _Manner) -> float:
     return manner.seconds + PASSES * tall.n_rows * len(tall.data) * SECONDS_OF_ROW
 
 
-def _bytes(tall: TallModel, whole: bool) -> int:
+def _bytes(tall: TallModel, whole: bool, keeps_rows: bool) -> int:
     """Estimate the bytes of set-up and sampling."""
-    of_draws = tall.layout.size + sum(tall.sizes_of_row_deterministics().values())
+    of_draws = tall.layout.size
+    if keeps_rows:
+        of_draws += sum(tall.sizes_of_row_deterministics().values())
     return int(bytes_of_step(tall, whole and _has_effects(tall)) + 8 * DRAWS * of_draws)

@@ -256,8 +256,8 @@ def refuse_other_rows(result: Result, tall: TallModel) -> None:
         )
         return
     raise ValueError(
-        f"The run read other rows{which}: values of those of the model, or their order, are not "
-        f"what they were. Pass the model and the data that were sampled; {FOR_OTHER_ROWS}."
+        f"The run read other rows{which}: those of the model have other values or another "
+        f"order. Pass the model and the data that were sampled; {FOR_OTHER_ROWS}."
     )
 
 
@@ -322,8 +322,8 @@ def _warn_of_other_outcomes(result: Result, model: Model) -> None:
             warn(
                 "PMB407",
                 f"{result.what} was observed on other values of {name} than those of the Bambi "
-                "model. It predicts with the means, knots and levels of its own rows, where the "
-                "formula has functions of a whole column, such as scale(x). Pass the model that "
+                "model. If the formula has functions of a whole column, such as scale(x), it "
+                "predicts with the means, knots and levels of its own rows. Pass the model that "
                 "was fitted.",
             )
 
@@ -462,9 +462,9 @@ def _check_inside(points: np.ndarray, names: list[str], tall: TallModel) -> None
         bad = ~np.isfinite(points[:, tall.layout.slices[name]]).all(axis=1)
         if bad.any():
             raise ValueError(
-                f"{int(bad.sum())} draws lie at or beyond an end of what {name} can be: draws of "
-                "another model, or rounded to single precision. Pass the model that the draws are "
-                "of, and draws in double precision."
+                f"{int(bad.sum())} draws lie at or beyond the bounds of {name}: they are of "
+                "another model, or were rounded to single precision. Pass the model that was "
+                "sampled, and draws in double precision."
             )
 
 

@@ -40,7 +40,7 @@ class Values:
     model
         The model.
     layout
-        Where its value variables are in a flat point.
+        Positions of its value variables in a flat point.
     var_names
         The variables; all that are not observed if None.
 

@@ -74,7 +74,7 @@ class Result:
         posterior = None if posterior is None else _by_chain_and_draw(posterior)
         if posterior is None or not set(SAMPLE) <= set(posterior.sizes):
             raise TypeError(
-                f"{what} must be what pm.sample returns, with chains and draws in its group "
+                f"{what} must be a result of pm.sample, with chains and draws in its group "
                 f"posterior; got an object of type {type(idata).__name__}."
             )
         if not posterior.sizes["chain"] * posterior.sizes["draw"]:

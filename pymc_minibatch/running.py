@@ -160,8 +160,8 @@ def _constants(model: Model, data: Mapping[str, Any]) -> dict[Variable, Variable
     known = {variable.name: variable for variable in model.data_vars}
     if unknown := [name for name in data if name not in known]:
         raise ValueError(
-            f"The model has no pm.Data named {unknown}; it has {sorted(known)}. Make what f reads "
-            "pm.Data."
+            f"The model has no pm.Data named {unknown}; it has {sorted(known)}. Put the data "
+            "that f reads into pm.Data."
         )
     return {
         known[name]: as_tensor_variable(np.asarray(values, dtype=known[name].dtype))

@@ -47,7 +47,7 @@ class Saved(NamedTuple):
     Attributes
     ----------
     folder : str
-        Where it is.
+        Its path.
     start : ndarray
         The flat point at which it started.
     rng : numpy.random.Generator
@@ -71,7 +71,7 @@ class Saved(NamedTuple):
 
     @property
     def point(self) -> np.ndarray:
-        """Where the chain is."""
+        """Current point of the chain."""
         return self.blocks[-1].points[-1].copy() if self.blocks else self.start
 
 

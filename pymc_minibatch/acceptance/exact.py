@@ -31,8 +31,8 @@ With ψ₂ = 0, as in the paper, stage 1 would reject moves outwards and stage 2
 chain would stay there for long. What the remainders may make up for is therefore left to stage 2.
 Any h is exact, as ψ₂ changes its sign for the move back.
 
-Where K_n holds within a distance from the reference only, all rows are read for moves from or to a
-point outside, and where C M / T exceeds half of the rows; both depend on the two points alike, so
+If K_n holds only within a distance from the reference, all rows are read for moves from or to a
+point outside, and if C M / T exceeds half of the rows; both depend on the two points alike, so
 that the test stays exact. There ψ₂ = 0, so that not all rows are read for moves that are far off.
 
 Reference

@@ -200,7 +200,7 @@ def check_of(
     moments : (ndarray, ndarray), shape (D,)
         Means and standard deviations of the approximation.
     slices
-        Where variables lie in a point.
+        Positions of variables in a point.
     pareto_k, n_modes
         What else is known.
     """

@@ -36,7 +36,7 @@ class JaakkolaJordan:
     Parameters
     ----------
     xi : float, default 1.5
-        Where the bounds touch (at log-odds ±ξ) if they are not tuned; at least 0. Tuned bounds
+        The bounds touch at log-odds ±ξ if they are not tuned; at least 0. Tuned bounds
         touch each row at its log-odds at the posterior mode.
 
     Raises

@@ -1,4 +1,4 @@
-"""Where bounds touch, and a Gaussian approximation of prior and bounds.
+"""Points at which bounds touch, and a Gaussian approximation of prior and bounds.
 
 Both read the collapsed bounds only, so that they cost no more data than the passes that collapse
 them.

@@ -136,7 +136,7 @@ class BoundedRows(RowFunctions):
             raise NoBoundError(
                 f"Rows of {tall.row_names[0]} read something else than the predictor of their "
                 f"{self.likelihood.family} likelihood: row {differs.entry} reads "
-                f"{differs.expected:.6g} where the predictor is {differs.found:.6g}."
+                f"{differs.expected:.6g}, but the predictor is {differs.found:.6g}."
             )
 
     # --- Verification -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class StudentT:
     Parameters
     ----------
     xi : float, default 0.0
-        Where the bounds touch (at residuals ±ξσ) if they are not tuned; at least 0. Tuned bounds
+        The bounds touch at residuals ±ξσ if they are not tuned; at least 0. Tuned bounds
         touch each row at its residual at the posterior mode.
 
     Raises

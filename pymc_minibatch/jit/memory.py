@@ -38,7 +38,7 @@ LIMIT_VARIABLE = "PYMC_MINIBATCH_MEMORY"
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 OWN_GROUPS = Path("/proc/self/cgroup")
 ROOTS = {"": Path("/sys/fs/cgroup"), "memory": Path("/sys/fs/cgroup/memory")}
-"""Where control groups of the second version are, and those of the first that limit memory."""
+"""Folders of control groups of the second version, and of those of the first for memory."""
 
 FILES = (
     ("memory.max", "memory.current"),
@@ -116,7 +116,7 @@ def require_memory(n_bytes: float, what: str, advice: str) -> None:
     if fits(n_bytes):
         return
     raise NotEnoughMemoryError(
-        f"{what} needs {in_words(n_bytes)} of memory where {in_words(free_bytes())} is free. "
+        f"{what} needs {in_words(n_bytes)} of memory, but {in_words(free_bytes())} is free. "
         f"{advice}"
     )
 

@@ -164,7 +164,7 @@ def _apply(f: Callable[..., Any], variables: dict[str, Variable]) -> Any:
         return pt.cast(value, "float64")
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            "f must return a PyTensor expression with real values, or what makes one, like a list "
+            "f must return a PyTensor expression with real values, or a list "
             f"of expressions of the same shape; got {returned!r}."
         ) from error
 

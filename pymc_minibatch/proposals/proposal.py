@@ -56,7 +56,7 @@ def approximate(
 
 
 class ProposalContext(NamedTuple):
-    """Where a move is made.
+    """The point and state in which a move is made.
 
     Attributes
     ----------

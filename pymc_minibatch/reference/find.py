@@ -67,7 +67,7 @@ def find_reference(
     temperature : float, default 1.0
         T > 0; the likelihood counts with power 1/T.
     start : dict of str to ndarray, or Reference, optional
-        Where the search starts: values of some or all value variables, as ``model.initial_point()``
+        Start of the search: values of some or all value variables, as ``model.initial_point()``
         names them, or another reference, such as one of yesterday's data; the model's initial point
         if not given. Of several modes it finds one near there. Discrete variables stay there. If
         rows stay in partitions, and the first of these are those of a reference, only those that

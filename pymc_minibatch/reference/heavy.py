@@ -15,7 +15,7 @@ from pymc_minibatch.tall import TallModel
 __all__ = ["heavy_axes"]
 
 DISTANCES = 4.0, 8.0
-"""Where target and approximation are compared, in standard deviations of the approximation."""
+"""Points of comparison, in standard deviations of the approximation."""
 
 TELLS = 0.5
 """A prior that changes by less, in nats, from the mode to the farther of these has no say."""

@@ -80,7 +80,7 @@ def find_mode(
         return polish(density, theta, sample, more)
     except np.linalg.LinAlgError as error:
         raise NoReferenceError(
-            f"the log-density has no finite curvature where its mode seems to be ({error}): it may "
+            f"the log-density has no finite curvature at its apparent mode ({error}): it may "
             "have a wall there, or no mode"
         ) from error
 
@@ -147,8 +147,8 @@ def _by_trust_region(density: SearchDensity, theta: np.ndarray, rows: Rows | Non
         )
     except (ValueError, LinAlgError) as error:  # derivatives that are not finite
         raise NoReferenceError(
-            "derivatives of the log-density are not finite where the search for its mode leads "
-            f"({error}). {ELSEWHERE}"
+            "derivatives of the log-density are not finite at a point that the search for its mode "
+            f"has reached ({error}). {ELSEWHERE}"
         ) from error
     return units * found.x
 

@@ -188,7 +188,7 @@ class SearchDensity:
                 np.argmax(np.abs(np.linalg.eigh(precision / np.outer(scale, scale))[1][:, 0]))
             )
             raise NoReferenceError(
-                "the log-density is not concave where the search for its mode ended, mostly in "
+                "the log-density is not concave at the end of the search for its mode, mostly in "
                 f"{self._at(theta, worst)}. {ELSEWHERE}"
             ) from None
 
@@ -197,10 +197,10 @@ class SearchDensity:
         if not np.isfinite(precision).all():
             worst = int(np.argmin(np.isfinite(precision).all(axis=0)))
             raise NoReferenceError(
-                "second derivatives of the log-density are not finite where the search for its "
-                f"mode leads, first by {self._at(theta, worst)}. Infinite data, such as "
-                "upper=np.inf of a pm.Censored, are a frequent cause: put a large finite number in "
-                "their place"
+                "second derivatives of the log-density are not finite at a point that the search "
+                f"for its mode has reached, first by {self._at(theta, worst)}. Infinite data, such "
+                "as upper=np.inf of a pm.Censored, are a frequent cause: put a large finite number "
+                "in their place"
             )
 
     def _at(self, theta: np.ndarray, position: int) -> str:

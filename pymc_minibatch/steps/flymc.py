@@ -75,8 +75,8 @@ class FlyMC(FireflyMoves):
     data : mapping of str to array, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     reference : Reference, optional
-        Where tuned bounds touch; found here if not given. Find it once with :func:`find_reference`
-        and hand it to several steps.
+        Point at which tuned bounds touch; found during set-up if not given. Find it once with
+        :func:`find_reference` to share it between steps.
     bound : "auto", JaakkolaJordan, Bohning, StudentT or Bound, default "auto"
         The lower bound. "auto" recognises the likelihood: Bernoulli and Binomial by log-odds,
         Categorical by softmax, StudentT, and Normal, which is its own bound.

@@ -139,8 +139,8 @@ class MinibatchMH(WitnessedBatches):
         control variate, Laplace if prior and Taylor likelihood together are nearly Gaussian,
         else SurrogateHamiltonian; without, RandomWalk.
     reference : Reference, optional
-        Where the log-likelihood is expanded; found here if not given and wanted. Find it once with
-        :func:`find_reference` and hand it to several steps.
+        Point about which the log-likelihood is expanded; found during set-up if it is needed and
+        not given. Find it once with :func:`find_reference` to share it between steps.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference that is subtracted from the row terms, so
         that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 if the

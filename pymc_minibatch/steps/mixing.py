@@ -43,7 +43,7 @@ class Mixing:
     Parameters
     ----------
     layout
-        Where variables are in a flat point.
+        Positions of variables in a flat point.
     fixed_cost : float
         What a transition costs besides the rows that it reads, in rows.
     """

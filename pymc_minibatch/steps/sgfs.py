@@ -83,7 +83,7 @@ class SGFS(GradientStep):
         the estimated Fisher information if not given. With a control variate α² B must be at least
         a quarter of the posterior's precision in every direction.
     reference : Reference, optional
-        Where the log-likelihood is expanded; found here if not given and wanted.
+        Point about which the log-likelihood is expanded; found during set-up if needed.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference whose gradient is subtracted from the
         rows; see :class:`MinibatchMH`. With it the curvature of the density is that at the
@@ -203,7 +203,7 @@ class SGFS(GradientStep):
         if self._B is not None:
             self._B = checked_covariance("B", self._B, self._active.size)
             if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
-                raise ValueError("B must be diagonal where variant='diagonal'.")
+                raise ValueError("B must be diagonal if variant='diagonal'.")
             if self.control is not None and self.control.order:
                 self._check_noise(self.control)
         self.options = (self.variant, self._rank, self.alpha, self._B)
@@ -290,7 +290,7 @@ class SGFS(GradientStep):
             raise SamplingError(
                 with_id(
                     "PMB307",
-                    f"SGFS: {stopped:.0f} steps would have led to where the density is zero, "
+                    f"SGFS: {stopped:.0f} steps would have led to points of zero density, "
                     f"beyond a hard constraint or the end of a prior. {NEAR_WALL}",
                 )
             )

@@ -91,9 +91,9 @@ class SGHMC(MomentumStep):
     is correlated between parameters if M is diagonal. For a Gaussian posterior whose
     gradient has a noise that is known the variances of the draws are right to order ε.
 
-    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
-    the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
-    near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
+    A chain never enters a region of zero density, beyond a hard constraint (``pm.Potential`` of a
+    switch to −inf) or the end of a prior without a transform: it reverses its momentum. Draws near
+    such a wall are as approximate as elsewhere; for MinibatchMH and FlyMC a wall changes nothing.
 
     Sample stats of each draw:
 

@@ -70,7 +70,7 @@ class SGLD(GradientStep):
         learned while the chain tunes from the squares of gradients (pSGLD): it needs no reference,
         but a step_size.
     reference : Reference, optional
-        Where the log-likelihood is expanded; found here if not given and wanted.
+        Point about which the log-likelihood is expanded; found during set-up if needed.
     control_variate : {"auto", 0, 1, 2}, default "auto"
         Order of the Taylor expansion about the reference whose gradient is subtracted from the rows
         (SGLD-CV); see :class:`MinibatchMH`. With it the default step takes about 10 steps for an
@@ -111,10 +111,10 @@ class SGLD(GradientStep):
     A step that is too long need not diverge: if the gradient of a row is bounded, as in logistic
     regression, the chain stays finite and its draws are far too wide.
 
-    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
-    the end of a prior without a transform, a chain does not go: a step that leads there is not
-    made. Draws near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it
-    exactly.
+    A chain never enters a region of zero density, beyond a hard constraint (``pm.Potential`` of a
+    switch to −inf) or the end of a prior without a transform: a step that leads there is not made.
+    Draws near such a wall are as approximate as elsewhere; for MinibatchMH and FlyMC a wall changes
+    nothing.
 
     Sample stats of each draw:
 

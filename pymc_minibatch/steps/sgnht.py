@@ -87,9 +87,9 @@ class SGNHT(MomentumStep):
     some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
     the noise nearly the same in all.
 
-    Where the density is zero, beyond a hard constraint (``pm.Potential`` of a switch to −inf) or
-    the end of a prior without a transform, a chain does not go: it turns its momentum round. Draws
-    near such a wall are as approximate as elsewhere; MinibatchMH and FlyMC take it exactly.
+    A chain never enters a region of zero density, beyond a hard constraint (``pm.Potential`` of a
+    switch to −inf) or the end of a prior without a transform: it reverses its momentum. Draws near
+    such a wall are as approximate as elsewhere; for MinibatchMH and FlyMC a wall changes nothing.
 
     Sample stats of each draw:
 

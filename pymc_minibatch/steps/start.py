@@ -46,8 +46,8 @@ def kept(idata: Any, model: Any) -> SetUp:
     set_up = getattr(idata, "encoding", {}).get(KEY)
     if not isinstance(set_up, SetUp) or set_up.attributes is None:
         raise ValueError(
-            "start must be what pmb.approximate has returned in this process: a result that was "
-            "saved, or of which parts were taken, holds no set-up. Pass its draws to pm.sample as "
+            "start must be a result of pmb.approximate from this process: one that was saved, or "
+            "part of one, holds no set-up. Pass its draws to pm.sample as "
             "initvals instead."
         )
     if set_up.attributes["tall"].model is not model:

@@ -74,7 +74,7 @@ class Trajectories:
     active : ndarray of int64, shape (d,)
         Their positions in a flat point.
     start : ndarray, shape (D,)
-        Where the chain is.
+        Current point of the chain.
     covariance : ndarray, shape (d, d) or (d,)
         Of the posterior, or variances, as far as they are known.
     """

@@ -173,7 +173,7 @@ def check_source(name: str, source: np.ndarray, own: RowInput, given: Any, model
         ours, found = np.asarray(labels).tolist(), theirs.values.tolist()
         if ours != found:
             raise ValueError(
-                f"data[{name!r}] has the labels {found[:5]} along {dim!r}, where the model has "
+                f"data[{name!r}] has the labels {found[:5]} along {dim!r}, but the model has "
                 f"{ours[:5]}. Reorder the source, or build the model with its labels."
             )
 

@@ -105,7 +105,7 @@ class FullGraph:
         """
         rows = self._evaluate(point, arrays)
         if rows.shape != (self.n_rows,):
-            raise ValueError(f"It has shape {rows.shape} where ({self.n_rows},) is expected.")
+            raise ValueError(f"It has shape {rows.shape} instead of ({self.n_rows},).")
         return rows
 
     def points(

@@ -50,14 +50,14 @@ class PointLayout:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each variable lies in the flat vector."""
+        """Position of each variable in the flat vector."""
         starts = itertools.accumulate(self.sizes, initial=0)
         ends = itertools.pairwise(starts)
         return {name: slice(*pair) for name, pair in zip(self.names, ends, strict=True)}
 
     @cached_property
     def discrete(self) -> dict[str, slice]:
-        """Where the discrete variables lie in it."""
+        """Positions of the discrete variables in it."""
         return {
             name: where
             for (name, where), dtype in zip(self.slices.items(), self.dtypes, strict=True)

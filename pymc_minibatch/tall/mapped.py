@@ -132,8 +132,8 @@ class RowFile:
         """Return the error that says what has happened to the file."""
         return RuntimeError(
             f"{self.path} {change} since its rows were bound to the model, so that sums over them "
-            "no longer hold. Leave the file alone while it is sampled from; make the step again "
-            "to sample from what it holds now."
+            "no longer hold. Do not change the file while it is sampled from. To sample from its "
+            "present contents, make the step again."
         )
 
 

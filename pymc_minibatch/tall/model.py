@@ -227,8 +227,8 @@ class TallModel:
         if (worst := difference(actual, expected)) is not None:
             raise NotTallError(
                 f"The log-likelihood of {' + '.join(self.row_names)} is compiled wrongly: machine "
-                f"code gives {actual[worst]} for a row where {expected[worst]} is right. Please "
-                "report this model."
+                f"code gives {actual[worst]} for a row instead of {expected[worst]}. Please report "
+                "this model."
             )
 
     @cached_property
@@ -304,7 +304,7 @@ class TallModel:
 
     @property
     def partitions(self) -> Partitions | None:
-        """Where the rows are if they are not on this machine; None if they are."""
+        """Partitions of the rows if they are not on this machine; None if they are."""
         first = self.data[0]
         return first.partitions if isinstance(first, PartitionedArray) else None
 
@@ -456,7 +456,7 @@ class TallModel:
                 lines = "\n".join(found.describe(list(self.row_inputs)))
                 raise NotTallError(
                     f"Rows of {' + '.join(self.row_names)} were found to read\n{lines}\nand have "
-                    "another log-likelihood where the posterior is. Please report this model."
+                    "another log-likelihood near the posterior mode. Please report this model."
                 )
         data = self.data if data is None else data
         self._refuse_if(compare_orders(self.vector_row_logp, points[0], data))

@@ -297,7 +297,7 @@ class _Checked:
         if seen is not None and not seen.is_like(given, self.reads_all):
             raise ValueError(
                 "it has other values than when it was loaded first. Partitions must be the same "
-                "each time they are loaded: seed what is random in them, or persist them"
+                "each time they are loaded: seed their random numbers, or persist them"
             )
         return self.function(given, *extra)
 
@@ -308,7 +308,7 @@ class _Checked:
             values = np.asarray(values)
             if values.shape != (n_rows, *shape):
                 raise ValueError(
-                    f"it has shape {values.shape}, where {(n_rows, *shape)} is expected. "
+                    f"it has shape {values.shape} instead of {(n_rows, *shape)}. "
                     "Partitions must be the same each time they are loaded"
                 )
             if values.dtype != dtype:

@@ -109,7 +109,7 @@ def impossible_start(names: Sequence[str], error: Exception) -> NotTallError:
     """Say that parameters are out of range where the model starts, and beside that."""
     return NotTallError(
         f"The log-density of {' + '.join(names)} cannot be evaluated at model.initial_point(), nor "
-        f"where single variables move away from it: {str(error).strip()}. Give a variable an "
+        f"at points that differ from it in one variable: {str(error).strip()}. Give a variable an "
         "initval at which all rows are possible."
     )
 

@@ -1,4 +1,4 @@
-"""Where rows live: arrays, memory maps, files, chunked stores, tables.
+"""Sources of rows: arrays, memory maps, files, chunked stores, tables.
 
 What is in memory or in a memory map is used as it is, without a copy. What is stored in parts
 (Parquet, zarr, Dask, lazy xarray) is copied once, part by part, to a memory map of a temporary file
@@ -341,7 +341,7 @@ def _check_same_again(name: str, source: Any, copied: np.ndarray, step: int) -> 
     if not are_same(copied[first], np.asarray(source[first])):
         raise ValueError(
             f"data[{name!r}] has other values when it is computed again, so that its rows would "
-            "not be those of other sources. Seed what is random in it, or persist it."
+            "not be those of other sources. Seed its random numbers, or persist it."
         )
 
 

@@ -122,8 +122,8 @@ def _states(path: str) -> Iterator[os.stat_result]:
 def _changed(path: str, change: str) -> str:
     return (
         f"{path} {change} since its rows were bound to the model, so that sums over them no longer "
-        "hold. Leave the file alone while it is sampled from; make the step again to sample from "
-        "what it holds now."
+        "hold. Do not change the file while it is sampled from. To sample from its present "
+        "contents, make the step again."
     )
 
 

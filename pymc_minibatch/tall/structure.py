@@ -428,16 +428,20 @@ def _verify(tall: "TallModel", structure: RowStructure) -> None:
         try:
             found = evaluate(point, *batch)
         except FAILURES as error:
-            raise NoStructureError(f"what was found cannot be evaluated ({error})") from error
+            raise NoStructureError(
+                f"the structure that was found cannot be evaluated ({error})"
+            ) from error
         finite = np.isfinite(right)
         if found.shape != right.shape:
-            raise NoStructureError(f"what was found has shape {found.shape}, not {right.shape}")
+            raise NoStructureError(
+                f"the structure that was found has shape {found.shape}, not {right.shape}"
+            )
         close = np.isclose(found, right, rtol=RTOL, atol=RTOL)
         agrees = np.where(finite, close, ~np.isfinite(found))
         if not agrees.all():
             raise NoStructureError(
-                "what was found does not give the log-likelihood of the rows"
-                f" ({found[~agrees][0]} where {right[~agrees][0]} is right)"
+                "the structure that was found does not give the log-likelihood of the rows"
+                f" ({found[~agrees][0]} instead of {right[~agrees][0]})"
             )
         compared += bool(finite.mean() > 0.5)
         if compared == N_POINTS:

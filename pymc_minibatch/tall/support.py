@@ -1,4 +1,4 @@
-"""Where the log-density of the prior part is not finite: hard constraints, and priors with an end.
+"""Where the prior has no finite log-density: hard constraints, and priors with an end.
 
 ``pm.Potential`` of a switch to −inf, or a prior on an interval without a transform, makes points
 impossible that are as real as others, and a gradient tells nothing of that. Whether there can be

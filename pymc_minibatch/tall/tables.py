@@ -145,7 +145,7 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
             if n in table.repeated:
                 raise ValueError(
                     f"The table has several columns named {n!r}, and {name} could be any of them. "
-                    "Give each a name of its own, and leave out what is not needed."
+                    "Give each a name of its own, and leave out the others."
                 )
             dtype = table.dtypes[n]
             if dtype is None:

@@ -69,8 +69,8 @@ def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
         folder, need = _folder().parent, int(np.prod(shape)) * np.dtype(dtype).itemsize
         raise OSError(
             error.errno,
-            f"Rows have to be copied to a file of {need:,} bytes in {folder}, where "
-            f"{shutil.disk_usage(folder).free:,} are free. Free some, or set TMPDIR to a folder on "
+            f"Rows have to be copied to a file of {need:,} bytes in {folder}, which has "
+            f"{shutil.disk_usage(folder).free:,} free. Free some, or set TMPDIR to a folder on "
             "a larger disk before Python starts",
         ) from error
     return array

@@ -57,7 +57,7 @@ RADII = (1.0, 3.0, 6.0)
 
 
 class Violation(NamedTuple):
-    """Where two things differ that should be the same.
+    """A row in which two things differ that should be the same.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def agree(
     first, second
         What should be the same; the first is named in words as what was found.
     points
-        Where they are evaluated.
+        Points at which they are evaluated.
     rows : ndarray of int, optional
         What the entries stand for, to name one.
     rtol : float, default 1e-7

@@ -44,7 +44,7 @@ class SizedRows:
     Attributes
     ----------
     partitions
-        Where the rows are.
+        Location of the rows.
     sizer
         ``(*batch) -> sizes``, not negative; the same each time. It can be pickled.
     totals : ndarray, shape (parts,)

@@ -51,7 +51,7 @@ class FarthestPoints:
     Parameters
     ----------
     layout
-        Where the variables are in a flat point.
+        Positions of the variables in a flat point.
     """
 
     def __init__(self, layout: PointLayout) -> None:
@@ -101,7 +101,7 @@ class Witness:
     Parameters
     ----------
     layout
-        Where the variables are in a flat point.
+        Positions of the variables in a flat point.
     n_rows : int
         N.
 

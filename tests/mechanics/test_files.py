@@ -179,7 +179,7 @@ def test_space_that_is_not_there_is_an_error():
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limit[1]))
     try:
         for copy in (share, copy_of):
-            with pytest.raises(OSError, match=r"file of 800,000 bytes in .*, where .* are free"):
+            with pytest.raises(OSError, match=r"file of 800,000 bytes in .*, which has .* free"):
                 copy(np.zeros(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -153,7 +153,7 @@ def test_draws_at_an_end_of_a_variable(tall, idata):
     """Single precision rounds a share to 1, which is infinite on the scale of the moves."""
     edge = idata.posterior.to_dataset()
     edge["sigma"][1, 3] = 0.1
-    with pytest.raises(ValueError, match="1 draws lie at or beyond an end of what sigma"):
+    with pytest.raises(ValueError, match="1 draws lie at or beyond the bounds of sigma"):
         pmb.log_likelihood(xr.DataTree.from_dict({"posterior": edge}), data=tall)
 
 

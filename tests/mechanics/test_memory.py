@@ -86,7 +86,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch):
 def test_small_arrays_are_not_budgeted(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: 0.0)
     memory.require_memory(1e6, "A vector", "Nothing.")
-    with pytest.raises(pmb.NotEnoughMemoryError, match="needs 80 MB of memory where 0 MB is free"):
+    with pytest.raises(pmb.NotEnoughMemoryError, match="needs 80 MB of memory, but 0 MB is free"):
         memory.require_memory(8e7, "A matrix", "Nothing.")
 
 

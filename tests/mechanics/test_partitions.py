@@ -379,7 +379,7 @@ def fails(X, y):
     ("change", "message"),
     [
         (with_nan, r"X has nan in row 10123 \(row 123 of partition 4 of X, y\)"),
-        (fewer, r"partition 4 of X, y: it has shape \(2499, 3\), where \(2500, 3\) is expected"),
+        (fewer, r"partition 4 of X, y: it has shape \(2499, 3\) instead of \(2500, 3\)"),
         (no_numbers, r"partition 4 of X, y: it has dtype <U\d+, which does not convert"),
         (wider, r"partition 4 of X, y: it has dtype int64, which does not convert safely to int8"),
         (fails, r"partition 4 of X, y: OSError: the disk is gone"),

@@ -280,6 +280,15 @@ def test_a_bambi_model_gives_what_fit_gives():
 # --- What is foretold -------------------------------------------------------------------------
 
 
+def test_bambi_keeps_no_value_per_row_and_draw():
+    bmb, pd = pytest.importorskip("bambi"), pytest.importorskip("pandas")
+    frame = pd.DataFrame({"x": np.linspace(-1, 1, 400), "yes": np.arange(400) % 2})
+    model = bmb.Model("yes ~ x", frame, family="bernoulli")
+    model.build()
+    of_pymc, of_bambi = pmb.check(model.backend.model), pmb.check(model)
+    assert of_pymc.memory - of_bambi.memory == 8 * 2000 * 400
+
+
 def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("something was compiled")

@@ -23,7 +23,7 @@ from pymc_minibatch.bounds.likelihood import Likelihood, Reader
 __all__ = ["LOGISTIC", "PEAK", "largest"]
 
 PEAK = np.log((np.sqrt(3) + 1) / (np.sqrt(3) - 1))
-"""Where \\|h\\| is largest."""
+"""Point at which \\|h\\| is largest."""
 
 
 def third(trial: Trial) -> tuple[Third, np.ndarray]:

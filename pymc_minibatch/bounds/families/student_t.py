@@ -21,7 +21,7 @@ from pymc_minibatch.jit.interpreted import evaluator
 __all__ = ["STUDENT_T", "largest"]
 
 PEAKS = (np.sqrt(2) - 1, np.sqrt(2) + 1, 1 - np.sqrt(2), -1 - np.sqrt(2))
-"""Where g has its extremes."""
+"""Points at which g has its extremes."""
 
 
 def third(trial: Trial) -> tuple[Third, np.ndarray] | None:
