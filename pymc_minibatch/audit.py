@@ -74,7 +74,7 @@ ESTIMATES = 64
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What an audit found.
+    """Result of an audit.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ def audit(
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` returned, or a stored result of it; its posterior must hold all free
+        Result of ``pm.sample``, perhaps read from a store; its posterior must hold all free
         variables of the model.
     step : MinibatchMH, FlyMC, SGFS, SGLD, SGHMC or SGNHT
         The step of the run, or one made in the same way. What it has tuned is audited; if it has
@@ -171,10 +171,10 @@ def audit(
         Decisions on each of them. If not given, as many as show errors of `limit`, unless they
         would read more than 2·10⁸ rows in all.
     limit : float, default 1e-3
-        The mean error of acceptance probabilities that is to be seen. The default is what tests
-        promise for each decision.
+        The mean error of acceptance probabilities that the audit should detect. The default is the
+        error that tests allow in a decision.
     random_seed : int, default 0
-        Of moves and batches.
+        Seed of moves and batches.
 
     Returns
     -------

@@ -56,7 +56,7 @@ def sample_on(
     Returns
     -------
     DataTree
-        What ``pm.sample`` returns, of all chains.
+        The result of ``pm.sample``, with all chains.
 
     Raises
     ------

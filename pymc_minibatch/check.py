@@ -133,7 +133,7 @@ class Check:
 
 
 def check(model: Any = None, *, data: Any = None) -> Check:
-    """Find out in seconds what sampling a model will be like, without compiling anything.
+    """Say in seconds what sampling a model will be like, without compiling anything.
 
     The model is split into a prior part and rows by the code that sets a step up, so what is
     refused here is refused there, with the same message. Rows, seconds and bytes are estimates.

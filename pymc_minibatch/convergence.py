@@ -142,7 +142,7 @@ def worst(
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` returned.
+        Result of ``pm.sample``.
     n : int or None, default 10
         How many; None for all of them.
     var_names : sequence of str, optional

@@ -58,7 +58,7 @@ def loo(
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` or Bambi's ``fit`` returned; its posterior must hold the variables on
+        Result of ``pm.sample`` or of Bambi's ``fit``; its posterior must hold the variables on
         which the rows depend.
     rows : int or sequence of int, default 1000
         How many rows to draw at random, or which; these must have been drawn uniformly. Models that

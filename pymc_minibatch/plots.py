@@ -208,7 +208,7 @@ def accuracy_by_rows(
     accuracy : mapping of str to array_like, shape (chains, draws)
         The number per draw of each run.
     label : str, default "accuracy"
-        What the number is, with its unit.
+        Name of the number, with its unit.
     n_rows : int, optional
         Rows of the data, if the runs do not record them; as in :func:`compare`.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
@@ -311,12 +311,12 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
 
 
 def audit(result: Any, *, backend: str | None = None) -> Any:
-    """Draw what an audit found.
+    """Plot the result of an audit.
 
     Parameters
     ----------
     result : Audit
-        What :func:`pymc_minibatch.audit` returned.
+        Result of :func:`pymc_minibatch.audit`.
     backend : {"matplotlib", "plotly", "bokeh"}, optional
         Default: that of arviz-plots.
 

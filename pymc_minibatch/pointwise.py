@@ -32,7 +32,7 @@ def log_likelihood(
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` or Bambi's ``fit`` returned; its posterior must hold the variables on
+        Result of ``pm.sample`` or of Bambi's ``fit``; its posterior must hold the variables on
         which the rows depend.
     rows : sequence of int, optional
         Row numbers, from 0 to N − 1; all rows if not given.
@@ -47,8 +47,8 @@ def log_likelihood(
     Returns
     -------
     xarray.Dataset
-        One variable, with dimensions chain, draw and that of the rows, named as what is observed.
-        If several observed variables share the rows, it is their sum.
+        One variable, with dimensions chain, draw and that of the rows, and the name of the observed
+        variable. If several observed variables share the rows, it is their sum.
 
     Raises
     ------

@@ -47,18 +47,18 @@ def predict(
     random_seed: int = 0,
     sample_new_groups: bool = False,
 ) -> xr.Dataset:
-    """Predict what is observed, for the rows of the model or new ones, without holding all draws.
+    """Predict the observed variable, for old or new rows, without holding all draws.
 
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` or Bambi's ``fit`` returned; its posterior must hold the variables on
+        Result of ``pm.sample`` or of Bambi's ``fit``; its posterior must hold the variables on
         which the rows depend.
     new_rows : mapping of str to array, or DataFrame, optional
-        What new rows are predicted from: for each variable with rows that is read (pm.Data, by
-        name) an array, path or store, as for ``data`` of :class:`TallModel`; for a Bambi model a
-        data frame with the columns of its formula. What is observed may be given, too, for the
-        coverage. The rows of the model if not given.
+        Predictors of new rows; the rows of the model if not given. For each variable with rows that
+        is read (pm.Data, by name), an array, path or store, as for ``data`` of :class:`TallModel`.
+        For a Bambi model, a data frame with the columns of its formula. Observed values may be
+        given, too, for the coverage.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model, which
         then predicts, a few rows at a time.
@@ -68,10 +68,10 @@ def predict(
     var_name : str, optional
         The observed variable, if there are several.
     kind : {"response", "mean"}, default "response"
-        Predict what is observed, or its expectation given the parameters. Of a Bambi model "mean"
-        is the parameter that the main formula models, such as ``p`` or ``mu``.
+        Predict the observed variable, or its expectation given the parameters. For a Bambi model,
+        "mean" is the parameter that the main formula models, such as ``p`` or ``mu``.
     output : {"summary", "draws"}, default "summary"
-        What to return.
+        Return summaries of the predictions, or all draws of them.
     quantiles : sequence of float, default (0.05, 0.25, 0.5, 0.75, 0.95)
         Quantiles of the summary. Those that lie symmetrically make the intervals of the coverage.
     by : array_like or str, optional
@@ -82,11 +82,11 @@ def predict(
     max_draws : int, default 1000
         Posterior draws that are used, at equal distances; one prediction is made for each.
     random_seed : int, default 0
-        Of the predictions, which do not depend on the number of cores.
+        Seed of the predictions, which do not depend on the number of cores.
     sample_new_groups : bool, default False
-        For a Bambi model: whether new rows may have levels of a group that were not in the data. In
-        each draw their effects are drawn from the prior, given its parameters in that draw; a level
-        has the same effects in all its rows.
+        Whether new rows of a Bambi model may have group levels that were not in the data. Their
+        effects are drawn from the prior, given its parameters in each draw; a level has the same
+        effects in all its rows.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def predict(
         A summary has ``mean``, ``sd`` and ``quantile`` for each row. If responses are predicted
         and were observed it also has ``coverage``, for each group the share of rows whose
         observation lies in the central interval, and ``rows``, their number. Draws are one variable
-        named as what is observed, with dimensions chain, draw and that of the rows; those in a
+        named as the observed variable, with dimensions chain, draw and that of the rows; those in a
         store are read when they are needed.
 
     Raises

@@ -36,7 +36,7 @@ def report(idata: xr.DataTree) -> str:
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` returned, from a step of this package.
+        Result of ``pm.sample``, from a step of this package.
 
     Returns
     -------

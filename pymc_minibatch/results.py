@@ -48,7 +48,7 @@ class Result:
     Parameters
     ----------
     idata
-        What ``pm.sample`` returned, or a result of the same form: a DataTree, or an object with
+        Result of ``pm.sample``, or one of the same form: a DataTree, or an object with
         datasets as attributes.
     what
         How messages call it.

@@ -27,14 +27,14 @@ class RunningMean:
 
     :meth:`add` takes the draws of a result, where there is one.
 
-    What a network predicts for given rows is the mean of its outputs over the draws. This keeps
+    The prediction of a network for given rows is the mean of its outputs over the draws. This keeps
     that mean alone, and not the draws or the outputs for each of them: pass ``pm.sample`` the
     `var_names` of a few small variables as well.
 
     Parameters
     ----------
     f : TensorVariable or str
-        What is averaged: a variable of the model, its name, or an expression of some.
+        The quantity to average: a variable of the model, its name, or an expression of some.
     data : mapping of str to array, optional
         For each name of a ``pm.Data`` that f reads, the rows for which f is wanted; those of the
         model if not given.
@@ -107,7 +107,7 @@ class RunningMean:
         Parameters
         ----------
         idata
-            What ``pm.sample`` returned, or a result of the same form, with all variables that the
+            Result of ``pm.sample``, or one of the same form, with all variables that the
             function depends on.
 
         Raises

@@ -128,7 +128,7 @@ def sample(
     Returns
     -------
     DataTree
-        What ``pm.sample`` returns. Interrupted, it returns the draws so far.
+        The result of ``pm.sample``. An interrupted run returns the draws so far.
 
     Raises
     ------
@@ -137,13 +137,13 @@ def sample(
     ValueError
         If an argument is out of range.
     NotEnoughMemoryError
-        If what is made of the model, or its draws, does not fit into memory; before it is made.
+        If the set-up or the draws do not fit into memory; raised beforehand.
     SamplingError
         If the run was interrupted before any chain had made a draw after tuning.
 
     See Also
     --------
-    check : What would be done, in seconds.
+    check : Says in seconds what would be done.
     worst : The parameters that have converged least.
 
     Examples
@@ -462,7 +462,7 @@ def resume(
     Returns
     -------
     DataTree
-        What :func:`sample` returns.
+        The result of :func:`sample`.
 
     Raises
     ------

@@ -103,7 +103,7 @@ def ksd(
     Parameters
     ----------
     idata : DataTree
-        What ``pm.sample`` returned; its posterior must hold all free variables of the model.
+        Result of ``pm.sample``; its posterior must hold all free variables of the model.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
     data : mapping of str to array, or TallModel, optional

@@ -136,7 +136,7 @@ class Austere(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         grid = designs(n_rows, self.batch_sizes, self.thresholds)
         scans = self.variant == "nc"
         k, error = (-1, 0.0) if scans else self._worst_case(n_rows)

@@ -81,7 +81,7 @@ class Barker(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         # |G'''| of a normal distribution function is largest at its centre.
         remaining = NORMAL_SD * np.linspace(1.0, 0.0, NODES)[:-1]
         limits = Limits(

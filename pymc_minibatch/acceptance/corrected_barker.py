@@ -100,7 +100,7 @@ class CorrectedBarker(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         fitted = correction(self.sigma)
         limits = Limits(
             temperature=float(temperature),

@@ -171,7 +171,7 @@ class Acceptance(Protocol):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision.
+        """Return the parameters of the jitted test.
 
         ``batch_size[0]`` is the number of rows of the first batch, which tuning may change.
         """

@@ -161,7 +161,7 @@ class Exact(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision, apart from the bounds."""
+        """Return the parameters of the jitted test, apart from the bounds."""
         return (float(temperature),)
 
     def build(

@@ -70,7 +70,7 @@ class Naive(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         return float(temperature), batch_size
 
     def build(

@@ -110,7 +110,7 @@ class Penalty(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         grid, smoothness = _smoothness(self.sigma)
         limits = Limits(
             temperature=float(temperature),

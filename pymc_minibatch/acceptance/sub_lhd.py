@@ -82,7 +82,7 @@ class SubLhd(Acceptance):
     def parameters(
         self, temperature: float, batch_size: np.ndarray, n_rows: int
     ) -> tuple[Any, ...]:
-        """Return what the jitted test reads at every decision."""
+        """Return the parameters of the jitted test."""
         plan = (float(self.p), float(self.gamma), float(self.delta))
         return float(temperature), True, (batch_size, plan)
 

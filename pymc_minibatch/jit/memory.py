@@ -49,7 +49,7 @@ FILES = (
 
 
 class NotEnoughMemoryError(IdentifiedError, MemoryError):
-    """What is to be done needs more memory than is free; the message says what, and what to do.
+    """Something needs more memory than is free; the message names it and says what to do.
 
     It is raised before the work begins, so nothing is lost and the process lives on. The limit is
     the least of what the machine, the control groups of its container, ``ulimit -v`` and the

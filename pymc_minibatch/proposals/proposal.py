@@ -101,7 +101,7 @@ class Proposal(Protocol):
         """Adapt what is too costly to adapt at each transition; called while the chain tunes."""
 
     def end_tuning(self, state: Any) -> None:
-        """Fix what tuning has found."""
+        """Fix the results of tuning."""
 
     def scale(self, state: Any) -> float:
         """Return the length of the moves, for the sample stats."""

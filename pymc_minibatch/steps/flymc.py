@@ -336,7 +336,7 @@ class FlyMC(FireflyMoves):
         self.fireflies = ()
 
     def stop_tuning(self) -> None:
-        """Fix what tuning has found."""
+        """Fix the results of tuning."""
         super().stop_tuning()
         if self.latent is not None:
             self.latent.end_tuning(self.moves)

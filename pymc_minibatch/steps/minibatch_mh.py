@@ -178,19 +178,19 @@ class MinibatchMH(WitnessedBatches):
         costly. If draws of tuning are correlated for long, as on a ridge that only the prior
         bounds, it takes more after tuning, again at most 50, as long as that takes a minute or two.
     witness : bool, default True
-        Whether moves of every kind are compared with the model's own log-density, when set-up is
-        done and while chains run, at about 3 % of the time of a run. What set-up presumes of the
-        model and a comparison finds wrong is not used; a chain that finds it later stops, and
+        Whether moves of every kind are compared with the model's own log-density, at the end of
+        set-up and while chains run, for about 3 % of the time of a run. If a comparison at set-up
+        fails, the shortcut that it concerns is not used; if one fails later, the chain stops and
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
     fallback : {"nuts", None}, default "nuts"
-        What a chain does for which batches do not pay: its decisions read most rows, and draws of
-        tuning stay correlated for all the work. Mixtures within a row, products of unknowns and
-        ridges that bend can be such. With "nuts" it goes on along trajectories with all rows, by
-        PyMC's No-U-Turn sampler, from where it is and with what is left of tuning, at least
-        150 draws. That is exact, and needs rows in memory, and `acceptance`, `proposal`,
-        `batch_size` and `temperature` left as they are.
+        The sampler of a chain for which batches do not pay: its decisions read most rows, and its
+        draws stay correlated while it tunes. Mixtures within a row, products of unknowns and
+        curved ridges are examples. With "nuts" such a chain continues with PyMC's No-U-Turn
+        sampler on all rows, from its current point, with the rest of tuning, at least 150 draws.
+        That is exact. It needs rows in memory and the defaults of `acceptance`, `proposal`,
+        `batch_size` and `temperature`.
     start : DataTree, optional
-        What :func:`approximate` has returned for the model. Its set-up is taken over, so that only
+        Result of :func:`approximate` for the model. Its set-up is taken over, so that only
         `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
         draws.
     model : pymc.Model, optional
@@ -520,7 +520,7 @@ class MinibatchMH(WitnessedBatches):
             super()._compile()
 
     def stop_tuning(self) -> None:
-        """Fix what tuning has found."""
+        """Fix the results of tuning."""
         if self._may_take_more and not self.by_trajectories:
             self.transitions = self._mixing.transitions(self._made, self._draws_to_come)
         self._mixing.draws.clear()

@@ -127,7 +127,7 @@ class TallModel:
     n_rows : int
         The number of rows, N.
     row_inputs : dict of str to RowInput
-        What was recognised as row data.
+        The arrays that were recognised as row data.
     row_names, row_potentials : list of str
         The observed variables and potentials that have rows, and which of them are potentials.
     union : Union or None
@@ -507,7 +507,7 @@ class TallModel:
         return self._bind(graph, {})
 
     def describe(self) -> str:
-        """Tell a person what was taken for rows and what for prior.
+        """Describe in words which part of the model is rows, and which is prior.
 
         Returns
         -------
