@@ -13,6 +13,8 @@ from pymc.model import Model
 from pymc.util import get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Abs, ScalarMaximum, ScalarMinimum
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_minibatch.acceptance.growing import rows_wanted
 from pymc_minibatch.arguments import checked_model
@@ -27,6 +29,7 @@ from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
+from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["Check", "check", "checked"]
 
@@ -36,17 +39,31 @@ FEW_ROWS = 10_000
 LOOKED_AT = 4000
 """Rows on which moves of all variables at once are set up."""
 
-ALL_READ, SHARE_READ = 20_000, 0.05
-"""Up to so many rows decisions about effects read all of them, as a rule, and then such a share."""
+ALL_READ, SHARE_READ, MOST_READ = 20_000, 0.05, 3000.0
+"""Up to so many rows decisions about effects read all of them, as a rule, and then such a share, up
+to some thousand rows: 2,660 of 327,000 late flights by airline, destination and day."""
 
 MOST_PARAMETERS = 40
 """With more parameters, or with rows that read several predictors, a look takes many seconds."""
 
-OFTEN_READ = 30.0
-"""Rows of a decision about all variables at once, where nobody looked."""
+SMOOTH_READ, KINKED_READ = 150.0, 750.0
+"""Rows of a decision about all variables at once if nobody looks, and if rows have kinks: measured
+were 34 to 507 in seven models of 3,000 to 54,000 smooth rows, and 757 of 3,000 Laplace rows."""
 
-EFFECTS_SECONDS, PLAIN_SECONDS = 12.0, 8.0
-"""Seconds of compilation."""
+KINKED_OPERATIONS = Abs, ScalarMaximum, ScalarMinimum
+
+TUNED_READ = 50.0
+"""Rows of a decision if 16 do, the least, since the first batch is 100 and is tuned slowly."""
+
+EFFECTS_SECONDS, PLAIN_SECONDS, SEVERAL_SECONDS = 6.0, 5.0, 14.0
+"""Seconds of compilation: with effects, and of all variables at once, if rows read one predictor
+and if they read several (medians of 5, 4 and 7 models, 3 to 28 s, on two busy cores)."""
+
+FACTOR_SECONDS, BORDER_SECONDS = 2.5, 7.0
+"""Seconds that a grouping factor adds for each 10⁵ rows, and that levels beside those of the
+largest factor do for each 1,000², as they make the matrix dense. Measured were 16 to 21 s for
+73,421 ratings of 1,128 lecturers by 2,972 students, 31 s for 327,346 flights and three factors of
+16 to 365 levels, and 22 to 54 s for these and 4,037 aircraft."""
 
 PASSES, SECONDS_OF_ROW = 20.0, 2e-8
 """Passes over all rows that set-up takes, and seconds of one array of a row in a pass."""
@@ -247,18 +264,19 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
     if structure is None or not (whole and _has_effects(tall)):
         return _of_all_at_once(tall)
     updates = _updates_of_effects(tall.model)
+    seconds = _seconds_of_effects(structure, tall.n_rows)
     if find_parabolic_rows(tall, structure) is not None:
         reason = (
             "Sums over the rows are sufficient statistics: set-up computes them, and no decision "
             "reads a row."
         )
-        return _Manner(True, 0.0, updates, reason, EFFECTS_SECONDS)
+        return _Manner(True, 0.0, updates, reason, seconds)
     if tall.n_rows <= ALL_READ:
         reason = "Updates of effects and scales are decided by all rows, which costs less here."
-        return _Manner(True, float(tall.n_rows), updates, reason, EFFECTS_SECONDS)
-    rows = SHARE_READ * tall.n_rows
+        return _Manner(True, float(tall.n_rows), updates, reason, seconds)
+    rows = min(SHARE_READ * tall.n_rows, MOST_READ)
     reason = "Effects, and scales with their effects, are updated by moves of their own."
-    return _Manner(None, rows, updates, reason, EFFECTS_SECONDS)
+    return _Manner(None, rows, updates, reason, seconds)
 
 
 def _of_all_at_once(tall: TallModel) -> _Manner:
@@ -267,7 +285,8 @@ def _of_all_at_once(tall: TallModel) -> _Manner:
     structure = tall.structure
     is_small = structure is not None and len(structure.predictors) == 1
     if tall.partitions is not None or not is_small or tall.layout.size > MOST_PARAMETERS:
-        return _Manner(None, min(tall.n_rows, OFTEN_READ), {}, reason, PLAIN_SECONDS)
+        rows = min(tall.n_rows, KINKED_READ if _has_kinks(tall) else SMOOTH_READ)
+        return _Manner(None, rows, {}, reason, SEVERAL_SECONDS)
     part = _some_rows(tall, LOOKED_AT)
     temperature = part.n_rows / tall.n_rows
     with warnings.catch_warnings(), only_looking():
@@ -285,8 +304,21 @@ def _of_all_at_once(tall: TallModel) -> _Manner:
     if control is None or not control.order or not np.isfinite(settled.rows_read):
         return _Manner(False, float(tall.n_rows), {}, f"{reason} {told}.", PLAIN_SECONDS)
     limits = test.parameters(temperature, np.empty(1), tall.n_rows)[0]
-    rows = rows_wanted(limits, settled.rows_read, tall.n_rows)
-    return _Manner(False, float(rows), {}, f"{reason} {told}.", PLAIN_SECONDS)
+    wanted = rows_wanted(limits, settled.rows_read, tall.n_rows)
+    rows = min(tall.n_rows, max(wanted, TUNED_READ))
+    return _Manner(False, rows, {}, f"{reason} {told}.", PLAIN_SECONDS)
+
+
+def _has_kinks(tall: TallModel) -> bool:
+    """Whether rows have kinks in the parameters, such as those of |y − μ|, by their operations."""
+    (flat, *batch), outputs = tall.batch_graph
+    nodes = {variable.owner for variable in ancestors(outputs) if variable.owner is not None}
+    for node in nodes:
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, KINKED_OPERATIONS):
+            read = set(ancestors(node.inputs))
+            if flat in read and not read.isdisjoint(batch):
+                return True
+    return False
 
 
 def _some_rows(tall: TallModel, n: int) -> TallModel:
@@ -320,6 +352,15 @@ def _updates_of_effects(model: Model) -> dict[str, str]:
         else "with the other effects and coefficients, or level by level"
         for rv in model.free_RVs
     }
+
+
+def _seconds_of_effects(structure: RowStructure, n_rows: int) -> float:
+    """Estimate the seconds of set-up for grouping factors, by their number and their levels."""
+    blocks = {term.block.start: term.block for term in structure.terms if term.index is not None}
+    sizes = [block.stop - block.start for block in blocks.values()]
+    border = sum(sizes) - max(sizes, default=0)
+    of_rows = FACTOR_SECONDS * len(sizes) * n_rows / 1e5
+    return EFFECTS_SECONDS + of_rows + BORDER_SECONDS * (border / 1000) ** 2
 
 
 def _seconds(tall: TallModel, manner: _Manner) -> float:

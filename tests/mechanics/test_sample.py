@@ -316,6 +316,31 @@ def test_a_check_expects_the_rows_that_set_up_finds():
     assert set_up / 3 < found.expected_rows < 3 * set_up
 
 
+def test_a_check_expects_more_rows_if_rows_have_kinks():
+    y = np.random.default_rng(4).normal(size=12_000)
+    rows = {}
+    for family in (pm.Normal, pm.Laplace):
+        with pm.Model() as model:
+            family("y", pm.Normal("mu"), pm.HalfNormal("scale"), observed=y)
+        rows[family] = pmb.check(model).expected_rows
+    assert 3 * rows[pm.Normal] < rows[pm.Laplace] < 12_000
+
+
+def test_a_check_knows_that_crossed_factors_take_longer():
+    rng = np.random.default_rng(4)
+    seconds = []
+    for sizes in ([2000], [2000, 1500]):
+        with pm.Model() as model:
+            eta = 0.0
+            for i, size in enumerate(sizes):
+                sd = pm.HalfNormal(f"sd_{i}")
+                effects = pm.Normal(f"effects_{i}", 0.0, sd, shape=size)
+                eta = eta + effects[rng.integers(0, size, 60_000)]
+            pm.Normal("y", eta, pm.HalfNormal("scale"), observed=rng.normal(size=60_000))
+        seconds.append(pmb.check(model).setup_seconds)
+    assert seconds[1] > 2 * seconds[0]
+
+
 # --- What to write instead --------------------------------------------------------------------
 
 
