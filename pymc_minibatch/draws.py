@@ -252,7 +252,7 @@ def refuse_other_rows(result: Result, tall: TallModel) -> None:
         warn(
             "PMB401",
             f"The partitions do not have the values{which} that the run read, by their checksums. "
-            "If they are not just rounded otherwise, pass those that were sampled.",
+            "Unless they differ by rounding only, pass the partitions that were sampled.",
         )
         return
     raise ValueError(
@@ -284,8 +284,8 @@ def warn_of_other_model(result: Result, tall: TallModel) -> None:
     if changes.likelihood or changes.prior:
         warn(
             "PMB402",
-            f"{changes} since the run: {result.what} holds draws of the model as it was, and the "
-            "rest is taken from the model as it is.",
+            f"{changes} since the run: the draws of {result.what} are of the earlier model, and "
+            "everything else is taken from the present one.",
         )
 
 

@@ -49,7 +49,8 @@ def groups_as_codes() -> Iterator[None]:
     if reason := _reason_against():
         warn(
             "PMB506",
-            f"{reason}, so Bambi makes its matrices of rows by groups, as without groups_as_codes",
+            f"{reason}, so Bambi builds dense matrices of rows by groups, as it does without "
+            "groups_as_codes",
         )
         yield
         return

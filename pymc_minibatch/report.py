@@ -191,7 +191,7 @@ def _witnessed(run: Result) -> Iterator[str]:
         yield "Witness: none; no move was compared with the model's own log-density."
         return
     largest = float(np.nanmax(error[run.is_made]))
-    agrees = "but for rounding" if largest == 0.0 else f"to {largest:.0e}"
+    agrees = "up to rounding" if largest == 0.0 else f"to {largest:.0e}"
     yield f"Witness: {total} comparisons agree with the model's own log-density {agrees}."
 
 

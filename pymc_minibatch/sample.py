@@ -178,7 +178,8 @@ def sample(
         if store is not None:
             warn(
                 "PMB503",
-                f"This run is not stored in {store}: that is for minibatches, and NUTS samples.",
+                f"This run is not stored in {store}: it uses NUTS, and only runs with minibatches "
+                "are stored.",
             )
         return _by_nuts(bambi, pymc_model, options)
     with pymc_model:

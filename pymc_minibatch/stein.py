@@ -169,7 +169,7 @@ def ksd(
     else:
         lower = np.linalg.cholesky(reference.covariance)
         if stuck:
-            warn("PMB406", f"{stuck}, so that the standard error means nothing.")
+            warn("PMB406", f"{stuck}, so the standard error is meaningless.")
     control = decide_control_variate(tall, reference, control_variate, 1.0)
     n = min(DEFAULT_BATCH, tall.n_rows) if batch_size is None else batch_size
     base, row, constants = make_gradient_target(tall, control)

@@ -123,6 +123,6 @@ def warn_of_narrow_bounds(target: CollapsedTarget, root: np.ndarray, curvature: 
         "PMB110",
         f"The posterior is about {times:.0f} times as wide as the bounds of its rows, mostly in "
         f"{target.tall.layout.name_of(int(target.active[worst]))}, for example if an outcome is "
-        "rare or nearly certain in many rows. FlyMC moves in steps of the bounds' width there: "
-        "draws are right but mix slowly. Look at the effective sample size, or use MinibatchMH.",
+        "rare or nearly certain in many rows. FlyMC's steps are only as long as the bounds are "
+        "wide, so chains mix slowly. Check the effective sample size, or use MinibatchMH.",
     )

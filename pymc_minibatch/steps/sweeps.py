@@ -75,9 +75,9 @@ def copied_for_effects(tall: TallModel) -> TallModel:
     warn(
         "PMB501",
         "This model has effects, and their moves read any row at any time: its "
-        f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact' "
-        "or a reference= of your own all variables are moved at once, and rows stay where "
-        "they are.",
+        f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact', "
+        "or a reference= of your own, all variables are updated jointly instead, and rows stay in "
+        "their partitions.",
     )
     return tall.copied()
 
