@@ -55,7 +55,7 @@ def speed(step: pmb.MinibatchMH, seconds: float) -> Speed:
     draws, counts = [], np.zeros(4)
     started = time.perf_counter()
     while len(draws) < FEWEST_DRAWS or time.perf_counter() - started < seconds:
-        totals = step._transitions(flat, step.steps_per_draw)
+        totals = step.make_transitions(flat, step.steps_per_draw)
         counts += (totals.batch_rows, totals.n_decisions, totals.n_accepted, step.steps_per_draw)
         draws.append(flat[:WATCHED].copy())
     took = time.perf_counter() - started

@@ -103,7 +103,7 @@ def _python_overhead(step: TimedMH, point: Any, draws: int) -> float:
         start = time.perf_counter()
         for _ in range(draws):
             _ = step.rng.bit_generator.state  # what is put back when a draw is interrupted
-            step._transitions(step.tall.layout.flatten(point), 0)
+            step.make_transitions(step.tall.layout.flatten(point), 0)
         times.append((time.perf_counter() - start) / draws)
     return float(np.median(times))
 

@@ -53,9 +53,9 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
     rng = np.random.default_rng(2)
     point = step.reference.flat.copy()
     density, rows, place = (
-        step._density,
-        step._rows,
-        ProposalContext(step._guide, point, step._active),
+        step.density,
+        step.workspace,
+        ProposalContext(step.guide, point, step._active),
     )
     proposed, candidate = point + 1e-3, point.copy()
     n, n_rows = int(step._first_batch[0]), step.n_rows
@@ -116,7 +116,7 @@ def parts(step: pmb.MinibatchMH) -> dict[str, float]:
             bound(evaluations, point, proposed, density, batch, rows.log_ratios)
         ),
     }
-    whole = microseconds(lambda calls: step._transitions(point, calls))
+    whole = microseconds(lambda calls: step.make_transitions(point, calls))
     values["decision and the rest"] = whole - sum(values.values())
     return values | {"a transition": whole}
 

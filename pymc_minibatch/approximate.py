@@ -247,7 +247,7 @@ class _Run:
         step, n = self.step, self.n_draws
         log_p = np.full(n, np.nan)
         for s in range(min(n, self._n_densities)):
-            log_p[s] = step._model_density(found.points[s])
+            log_p[s] = step.model_density(found.points[s])
         return {
             "lp": log_p,
             "log_q": found.log_q,
@@ -301,7 +301,7 @@ class _Run:
             ratios = known.log_ratios(self.rng, int(n))
         else:
             points, log_q = known.draw(self.rng, max(self._n_densities, LEAST_RATIOS))
-            ratios = np.array([self.step._model_density(point) for point in points]) - log_q
+            ratios = np.array([self.step.model_density(point) for point in points]) - log_q
         ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
         return float(array_stats.psislw(-ratios)[1]) if np.ptp(ratios) > 1e-9 else 0.0
 

@@ -245,7 +245,7 @@ def _tune(step: TallStep, flat: np.ndarray, random_seed: int) -> None:
 
 def _compared(step: TallStep, points: np.ndarray, rng: np.random.Generator) -> list[Comparison]:
     """Compare moves of all kinds with the model's own density, from draws at equal distances."""
-    look = step._look()
+    look = step.look()
     if look is None:
         return []
     chosen = np.unique(np.linspace(0, len(points) - 1, LOOKS).astype(int))
@@ -282,7 +282,7 @@ def _repeats(
         return []
     if step.latent is None:
         return _plain_repeats(step, points, plan, rng)
-    look, found = step._look(), list[Repeats]()
+    look, found = step.look(), list[Repeats]()
     if not decided_by_batches(look):
         return []
     for turn, point in enumerate(points):
@@ -375,7 +375,7 @@ def _propose(step: MinibatchMH, points: np.ndarray, rng: np.random.Generator) ->
     proposed = points.copy()
     for here, there in zip(points, proposed, strict=True):
         for _ in range(100):
-            propose(rng, here, there, step._active, step.proposal_state, step._guide)
+            propose(rng, here, there, step._active, step.proposal_state, step.guide)
             if np.isfinite(step.tall.compiled_prior_logp(there)):
                 break
     return proposed
@@ -406,17 +406,17 @@ def _sums(
 
 
 def _base(step: MinibatchMH, here: np.ndarray, there: np.ndarray) -> float:
-    target = step._target
+    target = step.target
     return target.base(there, target.constants) - target.base(here, target.constants)
 
 
 def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Repeated]:
-    ndims = [values.ndim for values in step._density.data]
+    ndims = [values.ndim for values in step.density.data]
     loop = make_repeating(ndims, step.acceptance.build, step.drawing)
     kernel = jit_kept(loop, [class_key(step.acceptance), repr(ndims), repr(step.drawing)])
     step._first_batch[0] = step.batch_state.size[0]
     first = int(np.clip(step._first_batch[0], 2, max(2, step.n_rows // 2)))
-    rows, density, n_rows, numbers = step._rows, step._density, step.n_rows, None
+    rows, density, n_rows, numbers = step.workspace, step.density, step.n_rows, None
     if step.sized is not None:  # rows of its own, each of which serves again
         residents = Residents.gather(step.sized, step.n_residents, rng, once=False)
         n_rows, numbers = step.n_residents, residents.numbers
@@ -433,7 +433,7 @@ def _repeater(step: MinibatchMH, rng: np.random.Generator) -> Callable[..., _Rep
             there,
             density,
             rows,
-            step._parameters,
+            step.test_parameters,
             accepted,
             sizes,
             means,

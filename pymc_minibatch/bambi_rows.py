@@ -86,7 +86,7 @@ class BambiPredictions:
         term = model.response_term
         self.name = str(getattr(term, "alias", None) or term.name)
         self.frame, self.observed = _rows(model, new_rows)
-        self._effects = [
+        self.effects = [
             EffectsOfFewGroups(component, _some(model.data), random_seed if new_groups else None)
             for component in model.distributional_components.values()
             if component.design.group is not None
@@ -103,7 +103,7 @@ class BambiPredictions:
     def _quickly(self) -> Iterator[None]:
         """Let Bambi do for few rows what few rows need, and compile nothing for each chunk."""
         with ExitStack() as stack:
-            for effects in self._effects:
+            for effects in self.effects:
                 stack.enter_context(effects.in_use())
             stack.enter_context(config.change_flags(mode=IN_PYTHON))
             yield

@@ -46,7 +46,7 @@ def groups_as_codes() -> Iterator[None]:
     >>> list(model.components["mu"].group_specific_terms)
     ['1|g']
     """
-    if reason := _reason_against():
+    if reason := reason_against():
         warn(
             "PMB506",
             f"{reason}, so Bambi builds dense matrices of rows by groups, as it does without "
@@ -61,7 +61,7 @@ def groups_as_codes() -> Iterator[None]:
 
 
 @cache
-def _reason_against() -> str | None:
+def reason_against() -> str | None:
     """Say why nothing is replaced, if so."""
     try:
         found = version("formulae")

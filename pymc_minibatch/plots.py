@@ -78,7 +78,7 @@ def marginals(
     first = next(iter(results))
     names = shared_variables(results, first, var_names)
     aligned = aligned_runs(results, first, names)
-    posteriors = {name: _drawable(results[name], arrays) for name, arrays in aligned.items()}
+    posteriors = {name: drawable(results[name], arrays) for name, arrays in aligned.items()}
     n_panels = sum(len(labels(posteriors[first][name])) for name in names)
     columns = min(n_panels, 4)
     collection = plots.plot_dist(
@@ -129,12 +129,12 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     low = min(values.min() for values in sizes.values())
     high = max(values.max() for values in sizes.values())
     edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
-    panel = _Panels(sizes, ["batch sizes"], backend, dashes=False)
+    panel = Panels(sizes, ["batch sizes"], backend, dashes=False)
     # A logarithmic axis has no zero: bins stand on half a decision of the longest run.
     floor = 0.5 / max(values.size for values in sizes.values())
     for name, values in sizes.items():
         share = np.histogram(values, edges)[0] / values.size
-        panel.line(name, *_outline(edges, share, floor), width=1.8)
+        panel.line(name, *outline(edges, share, floor), width=1.8)
     panel.label("rows for a decision", "share of draws", log="xy")
     return panel.finish()
 
@@ -262,7 +262,7 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
         If a run has no such stat.
     """
     curves = _curves(runs, "n_bright")
-    panel = _Panels(curves, ["bright rows"], backend, dashes=False)
+    panel = Panels(curves, ["bright rows"], backend, dashes=False)
     for name, chains in curves.items():
         for chain in chains:
             panel.line(name, *_over_draws(chain), alpha=0.7, width=0.8)
@@ -299,7 +299,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
             "plots.batch_sizes shows the rows that they took."
         )
     titles = ["noise of the log ratio", "error of the test"]
-    panels = _Panels(noises["log_ratio_var"], titles, backend, dashes=False)
+    panels = Panels(noises["log_ratio_var"], titles, backend, dashes=False)
     labels = ("s² (nats²)", "bound on the probability's error")
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
         for name, chains in noises[stat].items():
@@ -336,7 +336,7 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
             "No batch decides on the moves of this audit, so there is nothing to draw."
         )
     title, band = "decisions", "95 % of a right test"
-    panels = _Panels({title: None, band: None}, ["audit"], backend)
+    panels = Panels({title: None, band: None}, ["audit"], backend)
     ratios = result.moves["log_ratio"].to_numpy()
     panels.scatter(title, ratios, result.moves["z"].to_numpy(), 0)
     for level in (-1.96, 1.96):
@@ -380,7 +380,7 @@ def running_mean(
     titles = [label for name in names for label in labels(results[baseline].posterior[name])]
     matrices = _matrices(results, baseline, names)
     truth = matrices[baseline].mean((0, 1))
-    panels = _Panels(results, titles, backend)
+    panels = Panels(results, titles, backend)
     for name, drawn in matrices.items():
         if name == baseline:
             continue
@@ -394,7 +394,7 @@ def running_mean(
     return panels.finish()
 
 
-class _Panels:
+class Panels:
     """Panels side by side, with one colour and line style for each run in all of them."""
 
     def __init__(
@@ -472,7 +472,7 @@ def _by_rows(
 ) -> Any:
     """Draw a curve of some of the runs against the rows that they read."""
     count = rows_of_data(runs.values()) if n_rows is None else n_rows
-    panel = _Panels({name: runs[name] for name in curves}, ["by rows"], backend)
+    panel = Panels({name: runs[name] for name in curves}, ["by rows"], backend)
     for name, curve in curves.items():
         read = runs[name].rows_read(count)
         if read is None:
@@ -538,7 +538,7 @@ def _matrices(
     return matrices
 
 
-def _drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
+def drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
     """Return draws of which a density can be drawn."""
     for name, values in arrays.items():
         run.check_finite(name, values)
@@ -549,7 +549,7 @@ def _drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
     return xr.Dataset(dict(arrays))
 
 
-def _outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+def outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
     """Draw round each block of bins that are not empty, with gaps (nan) in between."""
     filled = np.concatenate([[False], share > 0, [False]])
     base, gap = np.array([floor]), np.array([np.nan])

@@ -123,7 +123,7 @@ def run_chains(
     The result of a draw after tuning takes `bytes_of_draw` beside what the chains have made.
     """
     theme = {} if progressbar_theme is None else {"progressbar_theme": progressbar_theme}
-    progress = _Progress(
+    progress = Progress(
         step_method=step,
         chains=len(chains),
         draws=draws,
@@ -161,7 +161,7 @@ def run_chains(
     return Made(made, interrupted, memory_is_short)
 
 
-class _Progress(MCMCProgressBarManager):
+class Progress(MCMCProgressBarManager):
     """The progress bar of ``pm.sample``, which a block moves at once."""
 
     def moved(

@@ -69,12 +69,14 @@ class JaakkolaJordan:
         """Return log L − log B; the linear terms cancel."""
         eta, xi = rows.predictor, self._touch(tangent, tuned)
         at_eta, at_xi = (pt.softplus(x) - x / 2 for x in (eta, xi))
-        return rows.parameters["trials"] * (at_xi - at_eta - _a(xi) * (eta**2 - xi**2))
+        return rows.parameters["trials"] * (
+            at_xi - at_eta - quadratic_coefficient(xi) * (eta**2 - xi**2)
+        )
 
     def quadratic(self, rows: Likelihood, tuned: bool) -> Quadratic:
         """Coefficients of the bound that touches at the predictor of `rows`, or at ±xi."""
         trials, eta, xi = rows.parameters["trials"], rows.predictor, self._touch(rows, tuned)
-        a, slope = _a(xi), rows.observed - trials / 2
+        a, slope = quadratic_coefficient(xi), rows.observed - trials / 2
         level = trials * (a * (eta**2 - xi**2) + xi / 2 - pt.softplus(xi)) + slope * eta
         return Quadratic(level, pt.zeros_like(xi), slope + 2 * trials * a * eta, 2 * trials * a)
 
@@ -87,6 +89,6 @@ class JaakkolaJordan:
         return np.ones((1, 1))
 
 
-def _a(xi: TensorVariable) -> TensorVariable:
+def quadratic_coefficient(xi: TensorVariable) -> TensorVariable:
     safe = pt.maximum(xi, SMALL)
     return -pt.tanh(safe / 2) / (4 * safe)

@@ -24,9 +24,9 @@ def is_known(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in KNOWN
 
 
-def _decide(asked: str | None, version: str) -> bool:
+def decide(asked: str | None, version: str) -> bool:
     return is_known(version) if asked not in ("0", "1") else asked == "1"
 
 
-PATCHED = _decide(os.environ.get(VARIABLE), numba_version)
+PATCHED = decide(os.environ.get(VARIABLE), numba_version)
 """Whether they are in use; it does not change while Python runs."""

@@ -58,7 +58,7 @@ def reached(*values: Any) -> str:
     UnknownError
         If that includes what cannot be told.
     """
-    walk = _Walk()
+    walk = Walk()
     for value in values:
         walk.add(value)
     return sha256("\n".join(walk.written).encode()).hexdigest()
@@ -69,7 +69,7 @@ def reached_number(*values: Any) -> int:
     return int(reached(*values)[:16], 16)
 
 
-class _Walk:
+class Walk:
     """Writes down what is reached, each function once."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Walk:
         write = next((write for kinds, write in WRITERS if isinstance(value, kinds)), None)
         if write is None:
             raise UnknownError(repr(value))
-        if write is _Walk._add_module:
+        if write is Walk._add_module:
             self._add_module(value, names)
         else:
             write(self, value)
@@ -123,7 +123,7 @@ class _Walk:
         if of_graph is not None and not _is_ours(function):
             self.written.append(f"graph {of_graph}")
             return
-        code = _told(function.__code__)
+        code = told(function.__code__)
         self.written.append(f"function {function.__module__}.{function.__qualname__} {code.text}")
         self.add((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
@@ -195,15 +195,15 @@ class _Walk:
 
 
 WRITERS: list[tuple[Any, Callable[..., None]]] = [
-    (FunctionType, _Walk._add_function),
-    (Dispatcher, _Walk._add_dispatcher),
-    (Intrinsic, _Walk._add_intrinsic),
-    (type, _Walk._add_class),
-    (ModuleType, _Walk._add_module),
-    (Type, _Walk._add_type),
-    (partial, _Walk._add_partial),
-    (RewriteDatabaseQuery, _Walk._add_query),
-    ((BuiltinFunctionType, np.ufunc, type(np.sum)), _Walk._add_name),
+    (FunctionType, Walk._add_function),
+    (Dispatcher, Walk._add_dispatcher),
+    (Intrinsic, Walk._add_intrinsic),
+    (type, Walk._add_class),
+    (ModuleType, Walk._add_module),
+    (Type, Walk._add_type),
+    (partial, Walk._add_partial),
+    (RewriteDatabaseQuery, Walk._add_query),
+    ((BuiltinFunctionType, np.ufunc, type(np.sum)), Walk._add_name),
 ]
 """What writes objects of these types; the first that fits."""
 
@@ -276,7 +276,7 @@ class _Told:
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, CodeType):
-            inner = _told(value)
+            inner = told(value)
             self.reads += inner.reads
             self.names += inner.names
             return f"{value.co_name} {inner.text}"
@@ -286,7 +286,7 @@ class _Told:
 
 
 @cache
-def _told(code: CodeType) -> _Told:
+def told(code: CodeType) -> _Told:
     return _Told(code)
 
 

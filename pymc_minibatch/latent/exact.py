@@ -17,7 +17,8 @@ class ExactSampler(LatentSampler):
     presumes = "sums say everything of the rows, each of which is quadratic in its predictor"
 
     @cached_property
-    def _decisions(self) -> ExactDecisions:
+    def decisions(self) -> ExactDecisions:
+        """What decides on moves."""
         return ExactDecisions()
 
     def describe(self) -> str:

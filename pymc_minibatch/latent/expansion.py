@@ -142,7 +142,7 @@ def expand(
             sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
         return sums
 
-    edges = np.linspace(0, n_rows, min(_n_parts(layout, reads.dense.size), n_rows) + 1).astype(int)
+    edges = np.linspace(0, n_rows, min(n_parts(layout, reads.dense.size), n_rows) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
     with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
         total = reduce(_Sums.__add__, pool.map(part, bounds))
@@ -155,7 +155,7 @@ def expand(
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
 
 
-def _n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
+def n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
     """Return in how many parts the rows are summed, so that their sums fit into memory.
 
     Raises

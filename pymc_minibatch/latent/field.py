@@ -111,10 +111,10 @@ class LatentField:
         sizes = of_phi[np.concatenate(both)], spread
         probed = points[:PROBES]
         apart = [column for factor in levels[1:] for column in factor.latent.T]
-        self._map = SparseJacobian(
+        self.map_jacobian = SparseJacobian(
             derivatives, "push", probed, latent.dense, both, sizes, apart=apart
         )
-        self._prior = SparseJacobian(
+        self.prior_hessian = SparseJacobian(
             derivatives,
             "prior_product",
             probed,
@@ -129,8 +129,8 @@ class LatentField:
         self._noise_of_prior = ROUNDING / (own[:, :, None] * own[:, None, :])
         group_map = [self._group_blocks(push, p, rows.groups) for p in points]
         group_prior = [self._group_blocks(product, p, latent.groups) for p in points]
-        self._fixed_map = group_map[0] if _alike(group_map, self._noise_of_map) else None
-        self._fixed_prior = group_prior[0] if _alike(group_prior, self._noise_of_prior) else None
+        self.fixed_map = group_map[0] if _alike(group_map, self._noise_of_map) else None
+        self.fixed_prior = group_prior[0] if _alike(group_prior, self._noise_of_prior) else None
         self._precision: tuple[bytes, ArrowheadMatrix] | None = None
         self._maps: dict[bytes, MapEntries] = {}
         # Given h effects that are not centred have priors of their own.
@@ -152,8 +152,8 @@ class LatentField:
 
     def _same_precision(self, point: np.ndarray, other: np.ndarray) -> bool:
         """Whether the curvature of the prior is the same at two points."""
-        entries = [self._prior.entries(p) for p in (point, other)]
-        noise = self._prior.noise
+        entries = [self.prior_hessian.entries(p) for p in (point, other)]
+        noise = self.prior_hessian.noise
         blocks = [
             self._group_blocks(self.derivatives.prior_product, p, self.latent.groups)
             for p in (point, other)
@@ -165,21 +165,23 @@ class LatentField:
         return self._entries_at(point).whole
 
     def _entries_at(self, point: np.ndarray) -> MapEntries:
-        fixed = not self._map.changing and self._fixed_map is not None
+        fixed = not self.map_jacobian.changing and self.fixed_map is not None
         key = b"" if fixed else point[self.hyper].tobytes()
         if key not in self._maps:
-            blocks = self._fixed_map
+            blocks = self.fixed_map
             if blocks is None:
                 blocks = self._group_blocks(self.derivatives.push, point, self.rows.groups)
             if len(self._maps) == REMEMBERED:
                 self._maps.pop(next(iter(self._maps)))
-            self._maps[key] = MapEntries(self._map, self._map.entries(point), blocks)
+            self._maps[key] = MapEntries(
+                self.map_jacobian, self.map_jacobian.entries(point), blocks
+            )
         return self._maps[key]
 
     def prior_precision_at(self, point: np.ndarray) -> ArrowheadMatrix:
         """Return P, minus the Hessian of the log prior by z, at a point, the last from memory."""
         key = b""
-        if self._prior.changing or self._fixed_prior is None:
+        if self.prior_hessian.changing or self.fixed_prior is None:
             elsewhere = point.copy()
             if not self.hyper_in_prior:
                 elsewhere[self.hyper] = 0.0
@@ -189,10 +191,10 @@ class LatentField:
         return self._precision[1]
 
     def _prior_precision(self, point: np.ndarray) -> ArrowheadMatrix:
-        blocks = self._fixed_prior
+        blocks = self.fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
-        dense, cross = self._prior.at(point)
+        dense, cross = self.prior_hessian.at(point)
         return ArrowheadMatrix(compact(-(dense + dense.T) / 2), -cross, -blocks)
 
     def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "CenteredPoint | None":
@@ -217,13 +219,13 @@ class LatentField:
         here, there = self._entries_at(point), self._entries_at(moved)
         of_dense, of_groups = np.zeros(self.latent.dense.size), 0.0
         if here is not there:
-            if self._map.changing:
+            if self.map_jacobian.changing:
                 scale = here.scales_of(there)
                 if not (np.isfinite(scale).all() and np.all(scale)):
                     return None
                 moved[self.latent.dense] /= scale
                 of_dense = -np.log(np.abs(scale))
-            if self._fixed_map is None:
+            if self.fixed_map is None:
                 of_groups = self._hold_groups(moved, phi, here.blocks, there.blocks)
                 if not np.isfinite(of_groups):
                     return None

@@ -281,7 +281,8 @@ class FireflySampler(LatentSampler):
         return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
 
     @cached_property
-    def _decisions(self) -> FireflyDecisions:
+    def decisions(self) -> FireflyDecisions:
+        """What decides on moves."""
         return FireflyDecisions(
             self._gathering.gaps,
             self.pinned,
@@ -295,7 +296,7 @@ class FireflySampler(LatentSampler):
     @property
     def violation(self) -> tuple[int, float]:
         """A row whose bound lies above its likelihood, or -1, with its gap."""
-        row, gap = self._decisions.counts[2:4]
+        row, gap = self.decisions.counts[2:4]
         return int(row), float(gap)
 
     @property
@@ -306,7 +307,7 @@ class FireflySampler(LatentSampler):
         """
         if self._z_drawn_at is None:
             return ()
-        lit, touches = self._decisions, self.reference.surrogate.expansion.at
+        lit, touches = self.decisions, self.reference.surrogate.expansion.at
         odds = lit.brightness.log_odds[: lit.bright.size]
         found = lit.bright, odds, lit.gaps, self._z_drawn_at, touches
         return tuple(values.copy() for values in found)
@@ -315,13 +316,13 @@ class FireflySampler(LatentSampler):
     def fireflies(self, stored: tuple[np.ndarray, ...]) -> None:
         self._z_drawn_at = None
         if not stored:
-            if "_decisions" in self.__dict__:
-                restore(self._decisions.brightness, np.empty(0, np.int64), np.empty(0))
+            if "decisions" in self.__dict__:
+                restore(self.decisions.brightness, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, gaps, lit_at, touches = stored
         if np.allclose(touches, self.reference.surrogate.expansion.at, rtol=1e-6, atol=1e-8):
-            self._z_drawn_at, self._decisions.gaps[:] = lit_at, gaps
-            restore(self._decisions.brightness, bright, log_odds)
+            self._z_drawn_at, self.decisions.gaps[:] = lit_at, gaps
+            restore(self.decisions.brightness, bright, log_odds)
 
     def draw(
         self,
@@ -335,23 +336,24 @@ class FireflySampler(LatentSampler):
 
         If the point is not that of the last draw, which rows are bright is drawn anew.
         """
-        before = self._decisions.counts[0]
+        before = self.decisions.counts[0]
         if self._z_drawn_at is None or not np.array_equal(self._z_drawn_at, point):
-            self._redraw_z(rng, point)
+            self.redraw(rng, point)
         counts = super().draw(rng, point, n_scans, tuning, state)
-        counts.n_evaluated = int(self._decisions.counts[0] - before)
+        counts.n_evaluated = int(self.decisions.counts[0] - before)
         self._z_drawn_at = point.copy()
         return counts
 
-    def _redraw_z(self, rng: np.random.Generator, point: np.ndarray) -> None:
-        lit, q = self._decisions, self.z_tuning.q
+    def redraw(self, rng: np.random.Generator, point: np.ndarray) -> None:
+        """Draw anew which rows are bright at a point."""
+        lit, q = self.decisions, self.z_tuning.q
         lit.counts[2] = -1
-        phi = self.reference.surrogate.phi(self._coordinates.from_model(point))
+        phi = self.reference.surrogate.phi(self.coordinates.from_model(point))
         lit.redraw_z(rng, phi)
         if q[0] < 0.0:
             q[0] = first_q(lit.bright.size, self.tall.n_rows)
 
-    def _scan(
+    def make_scan(
         self,
         rng: np.random.Generator,
         inside: np.ndarray,
@@ -360,9 +362,9 @@ class FireflySampler(LatentSampler):
         counts: MoveCounts,
     ) -> None:
         """Make all moves; tune q."""
-        lit, z_tuning, evaluated = self._decisions, self.z_tuning, counts.n_evaluated
+        lit, z_tuning, evaluated = self.decisions, self.z_tuning, counts.n_evaluated
         lit.q = float(z_tuning.q[0])
-        super()._scan(rng, inside, tuning, state, counts)
+        super().make_scan(rng, inside, tuning, state, counts)
         counts.n_bright += lit.bright.size
         if tuning:
             z_tuning.n_corrections[0] += 1

@@ -166,11 +166,11 @@ class MinibatchSampler(LatentSampler):
     def forget(self) -> None:
         """Forget what moves keep in memory, and which rows were drawn."""
         super().forget()
-        clear(self._decisions.rows)
+        clear(self.decisions.rows)
 
     def contradicted(self, point: np.ndarray) -> Contradiction | None:
         """Return a level that batches have let go where its own rows object, if one is found."""
-        return self.weight_check.look(self._coordinates.from_model(point))
+        return self.weight_check.look(self.coordinates.from_model(point))
 
     @property
     def weight_check(self) -> WeightCheck:
@@ -206,7 +206,8 @@ class MinibatchSampler(LatentSampler):
         return [self.acceptance]
 
     @cached_property
-    def _decisions(self) -> MinibatchDecisions:
+    def decisions(self) -> MinibatchDecisions:
+        """What decides on moves."""
         n_rows, of_blocks = self.tall.n_rows, self.acceptance or Penalty(sigma=BLOCK_SIGMA)
         return MinibatchDecisions(
             self.reference.surrogate,

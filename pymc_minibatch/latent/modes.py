@@ -241,8 +241,9 @@ class ModeSampler(LatentSampler):
         self.share = 0.5 * min(1.0, JUMP_ROWS / self.tall.n_rows)
 
     @property
-    def _decisions(self) -> Any:
-        return self.samplers[0]._decisions
+    def decisions(self) -> Any:
+        """What decides on moves."""
+        return self.samplers[0].decisions
 
     def initial_state(self) -> Any:
         """Return the state before tuning: a label, and that about each mode."""
@@ -284,7 +285,7 @@ class ModeSampler(LatentSampler):
         self, rng: np.random.Generator, point: np.ndarray, k: int, other: int, counts: MoveCounts
     ) -> bool:
         """Try to take a point from one mode to another."""
-        here = self._coordinates.from_model(point)
+        here = self.coordinates.from_model(point)
         parts = self._whitened(here, k)
         if parts is None or not _is_usual(parts):
             return False
@@ -300,7 +301,7 @@ class ModeSampler(LatentSampler):
         counts.n_evaluated += 2 * self.tall.n_rows // max(self.evaluations[0], 1)
         if not -rng.standard_exponential() < log_ratio:
             return False
-        point[:] = self._coordinates.to_model(there)
+        point[:] = self.coordinates.to_model(there)
         return True
 
     def _whitened(self, point: np.ndarray, k: int) -> tuple[np.ndarray, ...] | None:
@@ -324,7 +325,7 @@ class ModeSampler(LatentSampler):
 
     def _nearest(self, point: np.ndarray) -> int:
         """Return the mode that a point is nearest to."""
-        inside = self._coordinates.from_model(point)
+        inside = self.coordinates.from_model(point)
         distances = []
         for k in range(len(self.samplers)):
             parts = self._whitened(inside, k)
@@ -338,13 +339,13 @@ class ModeSampler(LatentSampler):
         A start that somebody asked for is kept where it is about one of them.
         """
         if not np.array_equal(point, self.tall.start):
-            inside = self._coordinates.from_model(point)
+            inside = self.coordinates.from_model(point)
             if any(sampler._is_near(inside) for sampler in self.samplers):
                 return point
         chosen = self.samplers[int(rng.integers(len(self.samplers)))]
         mode = chosen.reference.surrogate.center
         start = chosen._start_about(rng, -math.inf)
-        return self._coordinates.to_model(mode if start is None else start)
+        return self.coordinates.to_model(mode if start is None else start)
 
     def compile(self) -> None:
         """Compile all moves."""
@@ -371,7 +372,7 @@ class ModeSampler(LatentSampler):
 
     def differing(self) -> list[str]:
         """Name the variables in which the modes differ."""
-        to_model, names = self._coordinates.to_model, self.tall.layout.slices
+        to_model, names = self.coordinates.to_model, self.tall.layout.slices
         points = np.array([to_model(s.reference.surrogate.center) for s in self.samplers])
         spread = np.ptp(points, axis=0)
         scale = np.maximum(np.abs(points).max(axis=0), np.finfo(float).tiny)

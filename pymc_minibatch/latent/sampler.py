@@ -106,7 +106,7 @@ class LatentSampler(ABC):
 
     @property
     @abstractmethod
-    def _decisions(self) -> Decisions:
+    def decisions(self) -> Decisions:
         """What decides on moves."""
 
     def levels_of_rows(self, factors: Sequence[Factor]) -> list[np.ndarray]:
@@ -120,7 +120,8 @@ class LatentSampler(ABC):
         return self.reference.surrogate.field
 
     @property
-    def _coordinates(self) -> Coordinates:
+    def coordinates(self) -> Coordinates:
+        """Those of the model and those of the field, to and fro."""
         return self.field.derivatives.coordinates
 
     @property
@@ -165,7 +166,7 @@ class LatentSampler(ABC):
     @cached_property
     def moves(self) -> LatentMoves:
         """What makes scans."""
-        return self.linear or LatentMoves(self.model, self._decisions, self.plan)
+        return self.linear or LatentMoves(self.model, self.decisions, self.plan)
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
@@ -191,18 +192,18 @@ class LatentSampler(ABC):
     ) -> MoveCounts:
         """Move a point of the model in place by scans of all moves; tune."""
         counts = MoveCounts()
-        inside = self._coordinates.from_model(point)
+        inside = self.coordinates.from_model(point)
         with one_blas_thread():
             for _ in range(n_scans):
-                self._scan(rng, inside, tuning, state, counts)
+                self.make_scan(rng, inside, tuning, state, counts)
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
                     state.scale.observe(self.tails.from_hyper(inside[self.field.hyper]))
-        point[:] = self._coordinates.to_model(inside)
+        point[:] = self.coordinates.to_model(inside)
         return counts
 
-    def _scan(
+    def make_scan(
         self,
         rng: np.random.Generator,
         inside: np.ndarray,
@@ -219,7 +220,7 @@ class LatentSampler(ABC):
 
     def compile(self) -> None:
         """Compile all moves, by one scan that is thrown away."""
-        point = self._coordinates.to_model(self.reference.surrogate.center).copy()
+        point = self.coordinates.to_model(self.reference.surrogate.center).copy()
         rng = np.random.default_rng(0)
         self.draw(rng, point, 1, False, self.initial_state())
         self.moves.forget()
@@ -249,12 +250,12 @@ class LatentSampler(ABC):
         One where the density is zero, such as beyond a hard constraint, is drawn anew, and in the
         end moved towards `point`.
         """
-        inside = self._coordinates.from_model(point)
+        inside = self.coordinates.from_model(point)
         for _ in range(STARTS):
-            start = self._start(rng, inside)
+            start = self.start(rng, inside)
             if start is inside:
                 return point
-            start = self._coordinates.to_model(start)
+            start = self.coordinates.to_model(start)
             if self._is_possible(start):
                 return start
         for _ in range(HALVINGS):
@@ -269,7 +270,8 @@ class LatentSampler(ABC):
             return False
         return bool(np.isfinite(self.tall.trial_logp(self.tall.layout.unflatten(point))))
 
-    def _start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
+    def start(self, rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
+        """Return a point near the mode if a point is far off, else the point."""
         if self._is_near(point):
             return point
         here = self._log_density(point)
@@ -306,7 +308,7 @@ class LatentSampler(ABC):
 
     def _log_density(self, point: np.ndarray) -> float:
         """Return that of the posterior, from all rows; -inf where it is not a number."""
-        named = self.tall.layout.unflatten(self._coordinates.to_model(point))
+        named = self.tall.layout.unflatten(self.coordinates.to_model(point))
         return log_density(self.tall, self.reference.temperature, named)
 
     presumes = "the rows are what their expansion and its remainders make of them"

@@ -165,7 +165,8 @@ class Surrogate:
             return predictor.u
         return cubic.coordinates(predictor.phi - self.expansion.at, predictor.curved)
 
-    def _values(self, cubic: Cubic, predictor: PredictorState) -> np.ndarray:
+    def of_third_order(self, cubic: Cubic, predictor: PredictorState) -> np.ndarray:
+        """Return the terms of third order, one for each level of a factor."""
         if cubic is self.cubics[0]:
             return predictor.higher
         return cubic.values(self.coordinates(cubic, predictor))
@@ -316,7 +317,7 @@ class Surrogate:
         )
         cubic = self.cubic(levels.rows)
         if cubic is not None:
-            ratios += self._values(cubic, after) - self._values(cubic, before)
+            ratios += self.of_third_order(cubic, after) - self.of_third_order(cubic, before)
         if levels.rows is self.field.rows.groups:
             for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
                 away = (phi - given.phi)[levels.rows]
@@ -341,7 +342,7 @@ class Surrogate:
         change = inner_products(delta, slope - 0.5 * multiply_blocks(blocks, delta))
         cubic = self.cubic(levels.rows)
         if cubic is not None:
-            change += self._values(cubic, after) - self._values(cubic, before)
+            change += self.of_third_order(cubic, after) - self.of_third_order(cubic, before)
         return change
 
     def cubic(self, entries: np.ndarray) -> Cubic | None:

@@ -53,7 +53,7 @@ class WholeDecisions(Decisions):
     ) -> None:
         self.surrogate, self.rows, self.data = surrogate, rows, data
         self.row_levels, self.temperature = row_levels, temperature
-        self._known: list[tuple[np.ndarray, np.ndarray]] = []
+        self.known: list[tuple[np.ndarray, np.ndarray]] = []
 
     def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
@@ -125,9 +125,9 @@ class WholeDecisions(Decisions):
         return before, np.where(np.isnan(after), -np.inf, after)
 
     def _at(self, phi: np.ndarray, counts: MoveCounts) -> np.ndarray:
-        for i, (known, values) in enumerate(self._known):
-            if np.array_equal(known, phi):
-                self._known.append(self._known.pop(i))
+        for i, (at, values) in enumerate(self.known):
+            if np.array_equal(at, phi):
+                self.known.append(self.known.pop(i))
                 return values
         values = self.of_all(phi)
         counts.n_evaluated += values.size
@@ -149,7 +149,7 @@ class WholeDecisions(Decisions):
         ]
 
     def _remember(self, phi: np.ndarray, values: np.ndarray) -> None:
-        self._known = [*self._known[1 - REMEMBERED :], (phi, values)]
+        self.known = [*self.known[1 - REMEMBERED :], (phi, values)]
 
 
 class WholeSampler(LatentSampler):
@@ -175,7 +175,8 @@ class WholeSampler(LatentSampler):
         self.row_levels = self.levels_of_rows(factors)
 
     @cached_property
-    def _decisions(self) -> WholeDecisions:
+    def decisions(self) -> WholeDecisions:
+        """What decides on moves."""
         return WholeDecisions(
             self.reference.surrogate, self.rows, self.tall.data, self.row_levels, self.temperature
         )

@@ -86,7 +86,7 @@ class RowReach:
         middle = self.predictors_at(self.center, *batch)
         first = self._term(middle, middle - there, taylor, batch)
         square, inner, outer = np.zeros((3, first.size))
-        for axis in self._axes(batch):
+        for axis in self.axes_at(batch):
             own = np.zeros(first.size)
             for s, probability in zip(LENGTHS, PROBABILITIES, strict=True):
                 for way in (s * axis, -s * axis):
@@ -113,7 +113,7 @@ class RowReach:
                 value = value - share * taylor[1 + k + second_order(i, j)] * delta[i] * delta[j]
         return value
 
-    def _axes(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def axes_at(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return for each predictor how all of them move with it at one sd, shape (k, b)."""
         columns, entries, weights = self.arrays.outputs(*batch)
         reads, roots = self.reads, []

@@ -250,7 +250,7 @@ def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
     """Compile the row log-likelihoods less their Taylor terms, ``(point, reference, *batch)``."""
     known = _REMAINDERS.setdefault(tall, {})
     if order not in known:
-        known[order] = _compile_remainder(tall, order)
+        known[order] = compiled_remainder(tall, order)
         _verify(tall, known[order], order)
     return known[order]
 
@@ -258,7 +258,8 @@ def compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
 _REMAINDERS: WeakKeyDictionary[TallModel, dict[int, CompiledFunction]] = WeakKeyDictionary()
 
 
-def _compile_remainder(tall: TallModel, order: int) -> CompiledFunction:
+def compiled_remainder(tall: TallModel, order: int) -> CompiledFunction:
+    """Compile what :func:`compile_remainder` returns, without a look at what is known."""
     point, reference = pt.dvector("point"), pt.dvector("reference")
     epsilon: Any = pt.dscalar("epsilon")
     along = _along_blocks if _reads_by_structure(tall) else _along_parameters

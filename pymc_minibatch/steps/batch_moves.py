@@ -138,7 +138,7 @@ class BatchMoves(TallStep):
 
     @property
     @abstractmethod
-    def _made(self) -> int:
+    def n_transitions(self) -> int:
         """Transitions of a draw."""
 
     def _set_up_plainly(self, asked: "Asked", *, one_mode: bool) -> float:
@@ -228,7 +228,8 @@ class BatchMoves(TallStep):
         return self.batch_size or min(max(DEFAULT_BATCH, self.least_batch), self.n_rows)
 
     @cached_property
-    def _target(self) -> Target:
+    def target(self) -> Target:
+        """The density that kernels sample, as functions of a point and a batch."""
         return make_target(self.tall, self.control)
 
     @cached_property
@@ -236,14 +237,16 @@ class BatchMoves(TallStep):
         return compile_prior_gradient(self.tall)
 
     @cached_property
-    def _guide(self) -> tuple[Any, ...]:
+    def guide(self) -> tuple[Any, ...]:
+        """What the proposal reads, and nothing changes."""
         wanted = self.proposal.needs_prior_gradient
         gradient = address_of(self._prior_gradient, self.tall.layout.empty()) if wanted else 0
         return self.proposal.guide(self._approximation, gradient)
 
     @cached_property
-    def _kernel(self) -> Callable[..., int]:
-        ndims = [values.ndim for values in self._density.data]
+    def kernel(self) -> Callable[..., int]:
+        """The compiled loop over transitions."""
+        ndims = [values.ndim for values in self.density.data]
         return compile_transitions(ndims, self.acceptance, self.proposal, self.drawing)
 
     @property
@@ -252,14 +255,16 @@ class BatchMoves(TallStep):
         return self.residents is None or "residents"
 
     @cached_property
-    def _density(self) -> Density:
+    def density(self) -> Density:
+        """The target as kernels call it."""
         if self.residents is None:
-            return make_density(self.tall, self._target)
-        density = make_density(self.tall, self._target, self.residents.data)
+            return make_density(self.tall, self.target)
+        density = make_density(self.tall, self.target, self.residents.data)
         return density._replace(drawn=self.residents.drawn)
 
     @cached_property
-    def _rows(self) -> Rows:
+    def workspace(self) -> Rows:
+        """What kernels draw rows into."""
         if self.residents is not None:
             return row_workspace(self.residents.numbers.size, self.residents.table)
         sizes = NO_SIZES if self.row_sizes is None else self.row_sizes.table
@@ -270,7 +275,8 @@ class BatchMoves(TallStep):
         return self.batch_state.size.copy()
 
     @cached_property
-    def _parameters(self) -> tuple[Any, ...]:
+    def test_parameters(self) -> tuple[Any, ...]:
+        """What the test reads at every decision."""
         given = self.acceptance.parameters(self.temperature, self._first_batch, self.n_rows)
         given = with_kurtosis(given, self.kurtosis)
         return given if self.prepared is None else (*given, self.prepared)
@@ -285,17 +291,18 @@ class BatchMoves(TallStep):
         """Forget what decisions have read so far."""
         self._read, self._cost_is_checked = np.zeros(2), False
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a point near the mode if one is known, else the point."""
         if self.control is None or not self.control.order:
             return point
         return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     def _compile(self) -> None:
-        self._transitions(self.tall.start.copy(), n_steps=0)
+        self.make_transitions(self.tall.start.copy(), n_steps=0)
 
     def _forget_work(self) -> None:
-        if "_rows" in self.__dict__:
-            clear(self._rows)
+        if "workspace" in self.__dict__:
+            clear(self.workspace)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         totals = self._transitions_of_draw(flat)
@@ -322,7 +329,7 @@ class BatchMoves(TallStep):
         return stats
 
     def _transitions_of_draw(self, flat: np.ndarray) -> Totals:
-        return self._transitions(flat, self._made)
+        return self.make_transitions(flat, self.n_transitions)
 
     def refuse_impossible(
         self, row: int, flat: np.ndarray, numbers: np.ndarray | None = None
@@ -385,7 +392,8 @@ class BatchMoves(TallStep):
             "probably not converged. Check R-hat and the effective sample size, and increase tune.",
         )
 
-    def _transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
+    def make_transitions(self, flat: np.ndarray, n_steps: int) -> Totals:
+        """Move a flat point in place by some transitions."""
         point, totals = self._one_draw
         self._make_draws(flat, n_steps, point, totals)
         return of_one_draw(totals)
@@ -395,17 +403,17 @@ class BatchMoves(TallStep):
     ) -> int:
         """Move a point, and write draws and what happened in them; return how many were made."""
         self._first_batch[0] = self.batch_state.size[0]
-        return self._kernel(
+        return self.kernel(
             self.rng,
             flat,
             self._active,
-            self._density,
+            self.density,
             n_steps,
             self.tune,
             self.proposal_state,
-            self._guide,
-            self._parameters,
-            self._rows,
+            self.guide,
+            self.test_parameters,
+            self.workspace,
             *self._last_proposal,
             points,
             totals,
@@ -421,12 +429,12 @@ class BatchMoves(TallStep):
         """Where kernels leave their last proposal, and its log ratios."""
         return self.tall.layout.empty(), np.zeros(2)
 
-    def _one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
+    def one_transition(self, rng: np.random.Generator, point: np.ndarray) -> JointMove:
         """Make one transition from a copy of a point, as the chain would."""
         kept = self.rng, self.proposal_state, self.tune
         self.rng, self.proposal_state, self.tune = rng, copy.deepcopy(self.proposal_state), False
         try:
-            totals = self._transitions(point.copy(), 1)
+            totals = self.make_transitions(point.copy(), 1)
         finally:
             self.rng, self.proposal_state, self.tune = kept
         proposed, ratios = self._last_proposal
@@ -441,9 +449,9 @@ class BatchMoves(TallStep):
         n_decisions = np.maximum(totals.n_decisions, 1)
         pinned = 0 if self.control is None else self.control.always_read.size
         return {
-            "acceptance_rate": totals.n_accepted / self._made,
+            "acceptance_rate": totals.n_accepted / self.n_transitions,
             # Rows that are read always, at the first point and at each proposal.
-            "n_likelihood": 2 * totals.n_evaluated + pinned * (self._made + 1),
+            "n_likelihood": 2 * totals.n_evaluated + pinned * (self.n_transitions + 1),
             "n_gradient": 2 * totals.n_evaluated if self.control_variate else 0,
             "n_scanned": 2 * totals.n_scanned,
             "batch_size": totals.batch_rows / n_decisions,

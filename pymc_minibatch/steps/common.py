@@ -156,7 +156,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     """A step on the rows of a model.
 
     An algorithm makes the transitions of a draw in `_draw`, starts tuning anew in `_reset_tuning`,
-    and knows in `_near_mode` a better start for a chain. Its `__init__` begins with that of
+    and knows in `near_mode` a better start for a chain. Its `__init__` begins with that of
     this class and ends with `_get_ready`.
 
     Attributes
@@ -340,7 +340,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         """Set what `learns` names to what it is before the first draw."""
 
     @abstractmethod
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         """Return a random point near the mode if `point` is far from it.
 
         Only the variables of this step move, to where they are probable given the others.
@@ -350,7 +350,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     def _compile(self) -> None:
         """Compile before chains are forked, so that they share the machine code."""
 
-    def _look(self) -> Look | None:
+    def look(self) -> Look | None:
         """Return what compares moves with the model's own density; None if nothing can be."""
         return None
 
@@ -455,7 +455,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         before = self.witness.farthest.n
         self._draws.extend(points)
         try:
-            return self.witness.after_draws(self._look, points, read)
+            return self.witness.after_draws(self.look, points, read)
         except SurpriseError as surprise:
             seen = self.witness.farthest.n - before
             del self._draws[len(self._draws) - len(points) + seen :]
@@ -495,13 +495,13 @@ class TallStep(BlockedStep, metaclass=StepKind):
         return stats
 
     @cached_property
-    def _model_density(self) -> ModelDensity:
+    def model_density(self) -> ModelDensity:
         """The model's own log-density, at the temperature of the step."""
         return ModelDensity(self.tall, getattr(self, "temperature", 1.0))
 
     def _look_at_set_up(self) -> SurpriseError | None:
         """Compare moves from a point near the mode with the model's own density."""
-        look, state = self._look(), self.rng.bit_generator.state
+        look, state = self.look(), self.rng.bit_generator.state
         if self.witness is None or look is None:
             return None
         try:
@@ -516,7 +516,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     def _point_of_look(self) -> np.ndarray:
         """Return a point that is likely enough for moves from it to be accepted and rejected."""
         point = self.tall.model.initial_point()
-        return self.tall.layout.flatten({**point, **self._near_mode(point)})
+        return self.tall.layout.flatten({**point, **self.near_mode(point)})
 
     def _bear_witness(self, flat: np.ndarray, stats: dict[str, Any]) -> None:
         """Compare moves with the model's own density, if it is time to.
@@ -531,7 +531,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
             self._keep(flat)
             read = stats.get("n_likelihood", 0) + stats.get("n_gradient", 0)
             try:
-                witness.after_draw(self._look, flat, read)
+                witness.after_draw(self.look, flat, read)
             except SurpriseError as surprise:
                 raise SamplingError(self._stopped(surprise)) from None
         n_witnessed = 0 if witness is None else witness.n_moves
@@ -567,7 +567,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
     def _start(self, point: PointType) -> PointType:
         """Let a chain that tunes start near the mode."""
         if self.tune and self.n_draws == 0:
-            return {**point, **self._near_mode(point)}
+            return {**point, **self.near_mode(point)}
         return point
 
     def _verify_split(self, flat: np.ndarray) -> None:

@@ -56,7 +56,7 @@ class FireflyMoves(TallStep):
         self, bound: Literal["auto"] | QuadraticBound | Bound, reference: Reference | None
     ) -> None:
         """Settle how all variables are moved at once."""
-        self.target, self.bound, self._settled = settle(
+        self.target, self.bound, self.chosen = settle(
             self.tall,
             self._active,
             bound,
@@ -64,11 +64,11 @@ class FireflyMoves(TallStep):
             reference,
             self._update.uses_gradient,
         )
-        self._whitening = Whitening(self._active, *self._settled.approximation)
+        self._whitening = Whitening(self._active, *self.chosen.approximation)
         self._warn_of_passes()
 
     def _warn_of_passes(self) -> None:
-        others = {self.tall.layout.name_of(int(i)) for i in self._elsewhere}
+        others = {self.tall.layout.name_of(int(i)) for i in self.elsewhere}
         if others:
             warn(
                 "PMB109",
@@ -81,7 +81,7 @@ class FireflyMoves(TallStep):
         return UPDATES[self.kernel]
 
     @property
-    def _elsewhere(self) -> np.ndarray:
+    def elsewhere(self) -> np.ndarray:
         """Positions that the likelihood depends on and other steps move."""
         return np.setdiff1d(self.target.entering, self._active)
 
@@ -99,12 +99,12 @@ class FireflyMoves(TallStep):
 
     @cached_property
     def _jitted(self) -> JittedTarget:
-        return self.target.jitted(self._settled.constants)
+        return self.target.jitted(self.chosen.constants)
 
     @cached_property
     def _addresses(self) -> tuple[int, int]:
         """Where the compiled gaps and the base are."""
-        data, constants = self.target.data, self._settled.constants
+        data, constants = self.target.data, self.chosen.constants
         point, gradient = self.tall.layout.empty(), self.tall.layout.empty()
         return (
             address_of(self._jitted.gap, point, constants, batch_of_one(data), gradient),
@@ -112,7 +112,8 @@ class FireflyMoves(TallStep):
         )
 
     @cached_property
-    def _brightness(self) -> BrightnessState:
+    def brightness(self) -> BrightnessState:
+        """Which rows are bright."""
         return new_brightness(self.n_rows, self.target.pinned)
 
     def _reset_tuning(self) -> None:
@@ -124,38 +125,39 @@ class FireflyMoves(TallStep):
 
     def _compile(self) -> None:
         flat = self.tall.start.copy()
-        self._run(flat, 0, redraw_z=False)
+        self.iterate(flat, 0, redraw_z=False)
 
     def _bright_rows(self) -> tuple[np.ndarray, ...]:
         """Return bright rows, their log odds, and where they were drawn; () before the start."""
         if self._z_drawn_at is None:
             return ()
-        n_bright = self._brightness.n_bright[0]
+        n_bright = self.brightness.n_bright[0]
         return (
-            self._brightness.bright[:n_bright].copy(),
-            self._brightness.log_odds[:n_bright].copy(),
+            self.brightness.bright[:n_bright].copy(),
+            self.brightness.log_odds[:n_bright].copy(),
             self._z_drawn_at.copy(),
-            self._settled.constants[0].copy(),
+            self.chosen.constants[0].copy(),
         )
 
     def _restore_bright_rows(self, stored: tuple[np.ndarray, ...]) -> None:
         if not stored:
             self._z_drawn_at = None
-            if "_brightness" in self.__dict__:
-                restore(self._brightness, np.empty(0, np.int64), np.empty(0))
+            if "brightness" in self.__dict__:
+                restore(self.brightness, np.empty(0, np.int64), np.empty(0))
             return
         bright, log_odds, lit_at, reference = stored
-        restore(self._brightness, bright, log_odds)
-        self._settled = self._settled.moved(self.target, reference, self._elsewhere)
-        touches_here = np.allclose(reference, self._settled.constants[0], rtol=1e-6, atol=0.0)
+        restore(self.brightness, bright, log_odds)
+        self.chosen = self.chosen.moved(self.target, reference, self.elsewhere)
+        touches_here = np.allclose(reference, self.chosen.constants[0], rtol=1e-6, atol=0.0)
         self._z_drawn_at = lit_at if touches_here else None
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a point near the mode if one is known, else the point."""
         flat = self.tall.layout.flatten(point)
         others = np.setdiff1d(np.arange(flat.size), self._active)
-        center, _, inverse = self._settled.approximation
-        if not np.array_equal(flat[others], self._settled.constants[0][others]):
-            reference = self._settled.constants[0].copy()
+        center, _, inverse = self.chosen.approximation
+        if not np.array_equal(flat[others], self.chosen.constants[0][others]):
+            reference = self.chosen.constants[0].copy()
             reference[others] = flat[others]
             center, _, inverse = approximate(self.target, self.target.constants(reference))
         return nearer_start(self.tall, center, inverse, 1.0, self._active, point, self.rng)
@@ -164,41 +166,43 @@ class FireflyMoves(TallStep):
         here = flat[self.target.entering]
         redraw_z = self._z_drawn_at is None or not np.array_equal(here, self._z_drawn_at)
         if redraw_z:
-            self._settled = self._settled.moved(self.target, flat, self._elsewhere)
-        accept, n_bright, counts = self._run(flat, self.steps_per_draw, redraw_z)
+            self.chosen = self.chosen.moved(self.target, flat, self.elsewhere)
+        accept, n_bright, counts = self.iterate(flat, self.steps_per_draw, redraw_z)
         if counts[2] >= 0:
             raise SamplingError(violation(self.tall, int(counts[2]), counts[3]))
         self._z_drawn_at = flat[self.target.entering]
         return self._stats(accept, n_bright, counts)
 
-    def _look(self) -> Look | None:
-        constants, target = self._settled.constants, self.target
+    def look(self) -> Look | None:
+        """Return what compares moves with the model's own density."""
+        constants, target = self.chosen.constants, self.target
         lit = None
         if self._z_drawn_at is not None:
-            n_bright = self._brightness.n_bright[0]
+            n_bright = self.brightness.n_bright[0]
             lit = Brightness(
-                self._brightness.bright[:n_bright].copy(),
-                self._brightness.log_odds[:n_bright].copy(),
+                self.brightness.bright[:n_bright].copy(),
+                self.brightness.log_odds[:n_bright].copy(),
                 lambda point, rows: target.gaps(point, constants[0], rows),
                 entering=target.entering,
                 at=self._z_drawn_at,
             )
         return BoundedDensity(
-            self._model_density,
+            self.model_density,
             lambda point: target.base(point, constants)[0],
             lambda point, *batch: target.compiled_gap(point, constants[0], *batch),
             data=target.data,
             pinned=target.pinned,
             root=self._whitening.root,
             active=self._active,
-            tolerance=self._settled.tolerance,
+            tolerance=self.chosen.tolerance,
             brightness=lit,
-            others=(self._elsewhere, constants[0][self._elsewhere]),
+            others=(self.elsewhere, constants[0][self.elsewhere]),
         )
 
-    def _run(
+    def iterate(
         self, flat: np.ndarray, n_iterations: int, redraw_z: bool
     ) -> tuple[float, int, np.ndarray]:
+        """Move a flat point in place by some iterations."""
         counts = np.array([0.0, 0.0, -1.0, 0.0, 0.0])
         tunes_q = self.fixed_q is None and self.z_update == "implicit"
         work = Work(
@@ -213,12 +217,12 @@ class FireflyMoves(TallStep):
         accept, n_bright = self._kernel(
             self.rng,
             flat,
-            Density(self.target.data, self._settled.constants, *self._addresses),
-            self._brightness,
+            Density(self.target.data, self.chosen.constants, *self._addresses),
+            self.brightness,
             self._whitening,
             self.tuning,
             work,
-            self._settled.tolerance,
+            self.chosen.tolerance,
             counts,
         )
         return accept, n_bright, counts

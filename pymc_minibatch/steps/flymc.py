@@ -341,9 +341,10 @@ class FlyMC(FireflyMoves):
         if self.latent is not None:
             self.latent.end_tuning(self.moves)
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a point near the mode if one is known, else the point."""
         if self.latent is None:
-            return super()._near_mode(point)
+            return super().near_mode(point)
         flat = self.tall.layout.flatten(point)
         return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
 
@@ -374,7 +375,8 @@ class FlyMC(FireflyMoves):
             **stats_of_effects(counts),
         }
 
-    def _look(self) -> Look | None:
+    def look(self) -> Look | None:
+        """Return what compares moves with the model's own density."""
         if self.latent is not None:
-            return moves_of(self._model_density, self.latent, self.moves)
-        return super()._look()
+            return moves_of(self.model_density, self.latent, self.moves)
+        return super().look()

@@ -39,7 +39,7 @@ class GatheredRows(BatchMoves):
     def _start(self, point: PointType) -> PointType:
         """Let a chain start near the mode if only rows that tell there are on this machine."""
         if self.residents is not None and self.n_draws == 0:
-            return {**point, **self._near_mode(point)}
+            return {**point, **self.near_mode(point)}
         return super()._start(point)
 
     def _first_residents(self, sized: SizedRows, rows_read: float) -> Residents:
@@ -86,19 +86,19 @@ class GatheredRows(BatchMoves):
         number of rows: that they had run out tells nothing of the rows, and the test stays exact.
         """
         made = []
-        for _ in range(self._made):
+        for _ in range(self.n_transitions):
             before = self._snapshot(flat)
-            totals = self._transitions(flat, 1)
+            totals = self.make_transitions(flat, 1)
             if totals.impossible_row == OUT_OF_ROWS:
                 self._restore(flat, before)
-                self._gather()
-                totals = self._transitions(flat, 1)
+                self.gather()
+                totals = self.make_transitions(flat, 1)
             made.append(totals)
             if totals.impossible_row != -1:
                 break
         return summed(made)
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
         """Gather rows for the exact test, drawn by a generator of their own."""
         if self.ball is None:
             return
@@ -109,9 +109,9 @@ class GatheredRows(BatchMoves):
 
     def _put_in_place(self, residents: Residents) -> None:
         self.residents = residents
-        self.__dict__.pop("_rows", None)
-        if "_density" in self.__dict__:
-            self._density = self._density._replace(data=residents.data, drawn=residents.drawn)
+        self.__dict__.pop("workspace", None)
+        if "density" in self.__dict__:
+            self.density = self.density._replace(data=residents.data, drawn=residents.drawn)
 
     def _fixed_error(self, totals: Totals) -> float:
         """Return what acceptance probabilities are off by since gathered rows serve again."""

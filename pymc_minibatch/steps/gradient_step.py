@@ -197,15 +197,18 @@ class GradientStep(TallStep):
         }
 
     @cached_property
-    def _target(self) -> GradientTarget:
+    def target(self) -> GradientTarget:
+        """The density that kernels sample, as functions of a point and a batch."""
         return make_gradient_target(self.tall, self.control)
 
     @cached_property
-    def _density(self) -> Density:
-        return self._inside(self._target)
+    def density(self) -> Density:
+        """The target as kernels call it."""
+        return self._inside(self.target)
 
     @cached_property
-    def _kernel(self) -> Callable[..., tuple[bool, float]]:
+    def kernel(self) -> Callable[..., tuple[bool, float]]:
+        """The compiled loop over transitions."""
         ndims = [values.ndim for values in self.tall.data]
         keys = [self.name, repr(ndims), *["bounded"] * self._bounded]
         return jit_kept(self._make_kernel(ndims, self._bounded), keys)
@@ -225,12 +228,13 @@ class GradientStep(TallStep):
             target = target._replace(base=self._bounded_base)
         return make_density(self.tall, target)
 
-    def _look(self) -> Look | None:
+    def look(self) -> Look | None:
+        """Return what compares moves with the model's own density."""
         if self.tall.is_bound:
             return None
-        base, row, constants = self._target
+        base, row, constants = self.target
         return FullGradient(
-            self._model_density,
+            self.model_density,
             lambda point: base(point, constants),
             lambda point, batch: row(point, constants, batch),
             data=self.tall.data,
@@ -238,9 +242,9 @@ class GradientStep(TallStep):
         )
 
     @property
-    def _trial(self) -> Trial:
+    def trial(self) -> Trial:
         """Where gradients of the sampled variables are tried."""
-        return Trial(self.tall, self._target, self._active)
+        return Trial(self.tall, self.target, self._active)
 
     def _warn_of_short_steps(self, setting: str, times_shorter: float) -> None:
         """Warn of a default that nothing but patience makes good."""
@@ -255,13 +259,14 @@ class GradientStep(TallStep):
 
     def _compile(self) -> None:
         flat = self.tall.start.copy()
-        self._transitions(flat, 0)
+        self.make_transitions(flat, 0)
         if self.climbs:
-            self._climb(flat, 0, 0)
+            self.climb(flat, 0, 0)
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a point near the mode if one is known, else the point."""
         if self.control is None:
-            return self._climbed(point) if self.climbs else point
+            return self.climbed(point) if self.climbs else point
         return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     @cached_property
@@ -279,7 +284,7 @@ class GradientStep(TallStep):
         keys = [repr(ndims), *["bounded"] * self._bounded]
         return jit_kept(make_climb(ndims, self._bounded), keys)
 
-    def _climb(
+    def climb(
         self, flat: np.ndarray, n_steps: int, n_noises: int, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """Move `flat` uphill by the gradients of batches; return the noise of some there.
@@ -287,26 +292,26 @@ class GradientStep(TallStep):
         Batches are drawn by the chain's generator unless another is given.
         """
         rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self._active.size))
-        rates = RATE * (self._lengths(flat) if n_steps else np.ones(self._active.size))
+        rates = RATE * (self.lengths(flat) if n_steps else np.ones(self._active.size))
         self._climb_kernel(
             rng or self.rng, flat, self._active, self._sum_density, n_steps, rates, rows, noises
         )
         return noises
 
-    def _climbed(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def climbed(self, point: PointType) -> Mapping[str, np.ndarray]:
         """Climb from points close to one, so that units that are alike there part; keep the best.
 
         A chain may climb to a poor mode, and would not leave it.
         """
-        lengths = self._lengths(self.tall.layout.flatten(point))
+        lengths = self.lengths(self.tall.layout.flatten(point))
         starts = [self._jittered(point, lengths) for _ in range(STARTS)]
         for flat in starts:
-            self._climb(flat, CLIMB, 0)
+            self.climb(flat, CLIMB, 0)
         best, flat = max(
             ((self._log_density(flat), flat) for flat in starts), key=lambda found: found[0]
         )
         for _ in range(MOST_CLIMBS):
-            self._climb(flat, CLIMB, 0)
+            self.climb(flat, CLIMB, 0)
             reached = self._log_density(flat)
             if not reached - best > self._active.size:
                 break
@@ -384,12 +389,12 @@ class GradientStep(TallStep):
         root = lower @ vectors * np.sqrt(np.maximum(values, FLATTEST))
         return np.asarray(root @ root.T)
 
-    def _lengths(self, flat: np.ndarray) -> np.ndarray:
+    def lengths(self, flat: np.ndarray) -> np.ndarray:
         """Return how far each parameter must move to matter to its prior or to a single row.
 
         They have the units of the parameters; where neither tells, 1.
         """
-        noises = self._climb(flat, 0, FEW_BATCHES, np.random.default_rng(0))
+        noises = self.climb(flat, 0, FEW_BATCHES, np.random.default_rng(0))
         of_row = np.mean(noises**2, axis=0) * self.batch_size / self.n_rows**2
         information = np.maximum(of_row, self._prior_curvature(flat))
         known = np.isfinite(information) & (information > 0)
@@ -412,7 +417,7 @@ class GradientStep(TallStep):
         if self._others_moved(flat):
             self._fit_to_others(flat)
         n_steps = self._n_steps()
-        diverged, noise = self._transitions(flat, n_steps)
+        diverged, noise = self.make_transitions(flat, n_steps)
         if diverged:
             raise SamplingError(
                 with_id(
@@ -427,12 +432,13 @@ class GradientStep(TallStep):
             "gradient_noise": noise,
         }
 
-    def _transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
-        return self._kernel(
+    def make_transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
+        """Move a flat point in place by some transitions."""
+        return self.kernel(
             self.rng,
             flat,
             self._active,
-            self._density,
+            self.density,
             n_steps,
             self.tune,
             self.tuned,

@@ -495,7 +495,7 @@ class MinibatchMH(WitnessedBatches):
         fixed = TRANSITION
         if self.latent is not None:
             fixed = max(TRANSITION_OF_EFFECTS, self.latent.fixed_cost)
-        self._mixing = Mixing(self.tall.layout, fixed)
+        self.mixing = Mixing(self.tall.layout, fixed)
         if self.latent is not None:
             self.proposal_state = self.latent.initial_state()
         else:
@@ -504,14 +504,15 @@ class MinibatchMH(WitnessedBatches):
     starts: np.ndarray | None = None
     """Points from which chains start, if they were handed over."""
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+        """Return a point near the mode if one is known, else the point."""
         if self.starts is not None:
             chosen = self.starts[int(self.rng.integers(len(self.starts)))]
             return self.tall.layout.unflatten(chosen)
         if self.latent is not None:
             flat = self.tall.layout.flatten(point)
             return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
-        return super()._near_mode(point)
+        return super().near_mode(point)
 
     def _compile(self) -> None:
         if self.latent is not None:
@@ -522,8 +523,8 @@ class MinibatchMH(WitnessedBatches):
     def stop_tuning(self) -> None:
         """Fix the results of tuning."""
         if self._may_take_more and not self.by_trajectories:
-            self.transitions = self._mixing.transitions(self._made, self._draws_to_come)
-        self._mixing.draws.clear()
+            self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
+        self.mixing.draws.clear()
         self._count_anew()
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
@@ -548,14 +549,14 @@ class MinibatchMH(WitnessedBatches):
     @property
     def followed(self) -> tuple[np.ndarray, float]:
         """Draws of tuning, of parameters that are followed, and how many rows they have read."""
-        return np.array(self._mixing.draws), self._mixing.rows_read
+        return np.array(self.mixing.draws), self.mixing.rows_read
 
     @followed.setter
     def followed(self, stored: tuple[np.ndarray, float]) -> None:
-        self._mixing.draws, self._mixing.rows_read = list(stored[0]), stored[1]
+        self.mixing.draws, self.mixing.rows_read = list(stored[0]), stored[1]
 
     @property
-    def _made(self) -> int:
+    def n_transitions(self) -> int:
         """Transitions of a draw."""
         if not self.tune:
             return max(self.steps_per_draw, self.transitions)
@@ -566,9 +567,9 @@ class MinibatchMH(WitnessedBatches):
             return self._trajectories.draw_with_stats(flat, self.rng, self.tune)
         stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
-            stats["warning"] = stats["warning"] or self._warning_of_no_move(stats)
+            stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
         elif self._may_take_more or self.may_follow_trajectories:
-            self._mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
+            self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
             if self._may_begin_trajectories:
                 self._follow_trajectories_if_needed(flat)
         return stats
@@ -588,7 +589,7 @@ class MinibatchMH(WitnessedBatches):
         Either draws stay correlated for all their work, or decisions read most rows since the
         chain is where the expansion does not hold.
         """
-        if not (self._is_beyond or self._mixing.goes_nowhere(self._made, self.n_rows)):
+        if not (self._is_beyond or self.mixing.goes_nowhere(self.n_transitions, self.n_rows)):
             return
         _log.info(
             "MinibatchMH: decisions read most rows here and draws stay correlated; the chain goes "
@@ -623,7 +624,7 @@ class MinibatchMH(WitnessedBatches):
     def _trajectories(self) -> Trajectories:
         return self._trajectories_from(self.tall.start)
 
-    def _warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
+    def warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
         """Warn once where a chain stands still, which R-hat does not see if others do as well."""
         self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
         if self._n_still != STILL:
@@ -644,12 +645,12 @@ class MinibatchMH(WitnessedBatches):
         counts = self.latent.draw(
             self.rng,
             flat,
-            self._made,
+            self.n_transitions,
             self.tune,
             self.proposal_state,
         )
         self.refuse_impossible(counts.impossible_row, flat)
-        warning = None if self.tune else self._warning_of_a_level(flat)
+        warning = None if self.tune else self.warning_of_a_level(flat)
         scale = self.latent.scale(self.proposal_state)
         return {**stats_of_sampler(self.latent, counts), "scale": scale, "warning": warning}
 
@@ -664,7 +665,7 @@ class MinibatchMH(WitnessedBatches):
         learnt = {"trajectories": self.trajectories} if self.tune and self.by_trajectories else {}
         return super()._changing() | learnt
 
-    def _warning_of_a_level(self, flat: np.ndarray) -> str | None:
+    def warning_of_a_level(self, flat: np.ndarray) -> str | None:
         """Warn once where batches have let a level go where its own rows object."""
         assert self.latent is not None
         if self._level_is_found or self.n_draws % LOOK_EVERY:
@@ -677,17 +678,18 @@ class MinibatchMH(WitnessedBatches):
 
     # --- The witness --------------------------------------------------------------------------
 
-    def _look(self) -> Look | None:
+    def look(self) -> Look | None:
+        """Return what compares moves with the model's own density."""
         if self.by_trajectories:
-            return TrajectoryLook(self._model_density, self._trajectories)
+            return TrajectoryLook(self.model_density, self._trajectories)
         if self.latent is not None:
-            return moves_of(self._model_density, self.latent, self.proposal_state)
-        return super()._look()
+            return moves_of(self.model_density, self.latent, self.proposal_state)
+        return super().look()
 
     def _point_of_look(self) -> np.ndarray:
         if self.latent is None and self.control is not None and self.control.order:
             start = self.tall.layout.flatten(self.tall.model.initial_point())
             point = drawn_about_mode(self.control, self._active, start, self.rng)
-            if np.isfinite(self._model_density(point)):
+            if np.isfinite(self.model_density(point)):
                 return point
         return super()._point_of_look()

@@ -110,16 +110,17 @@ class MomentumStep(GradientStep):
         return decide_control_variate(self.tall, reference, control_variate, 1.0)
 
     @cached_property
-    def _target(self) -> GradientTarget:
+    def target(self) -> GradientTarget:
+        """The density that kernels sample, as functions of a point and a batch."""
         return make_gradient_sum(self.tall, self.control)
 
     @cached_property
     def _sums(self) -> GradientTarget:
-        return self._target
+        return self.target
 
     @cached_property
     def _sum_density(self) -> Density:
-        return self._density
+        return self.density
 
     def _reset_tuning(self) -> None:
         dim = self._active.size
@@ -131,9 +132,9 @@ class MomentumStep(GradientStep):
 
     # --- The start ----------------------------------------------------------------------------
 
-    def _near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
+    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         """Start a chain, and find the scale there."""
-        flat = self.tall.layout.flatten(super()._near_mode(point))
+        flat = self.tall.layout.flatten(super().near_mode(point))
         self._find_scale(flat)
         return self.tall.layout.unflatten(flat)
 
@@ -141,7 +142,7 @@ class MomentumStep(GradientStep):
         """Find the scale and the step size where the chain is; start with fresh momentum."""
         dim, state = self._active.size, self.tuned
         wanted = max(BATCHES, BATCHES_PER_PARAMETER * dim if self.preconditioner == "fisher" else 0)
-        noises = self._climb(flat, 0, wanted)
+        noises = self.climb(flat, 0, wanted)
         state.factor[:] = state.scale[:] = self._scale(flat, noises)
         if self._others.size:
             state.prior[:] = self._prior_given_others(flat)
@@ -207,7 +208,7 @@ class MomentumStep(GradientStep):
         rng, factor = np.random.default_rng(0), self.tuned.factor
         lower = factor if factor.shape[1] > 1 else factor[:, 0]
         batch = self.tall.batch(rng.integers(0, self.n_rows, CURVED_ROWS))
-        base, row, constants = self._target
+        base, row, constants = self.target
 
         def gradient(z: np.ndarray) -> np.ndarray:
             moved = flat.copy()
@@ -234,21 +235,21 @@ class MomentumStep(GradientStep):
             self.tuned.size[:] = min(self.tuned.size[0], self._longest(self.tuned.noise.max()))
         return stats
 
-    def _transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
+    def make_transitions(self, flat: np.ndarray, n_steps: int) -> tuple[bool, float]:
         """If a chain diverges while it tunes, climb from where it was, and take shorter steps.
 
         Away from a mode the density can bend far more sharply than where the scale was found.
         """
         kept = flat.copy()
         for _ in range(SHORTENINGS if self.tune and self.step_size is None else 0):
-            diverged, share = super()._transitions(flat, n_steps)
+            diverged, share = super().make_transitions(flat, n_steps)
             if not diverged:
                 return False, share
             flat[:] = kept
-            self._climb(flat, CLIMB, 0)
+            self.climb(flat, CLIMB, 0)
             self.tuned.shorter[:] *= SHORTER
             self._find_scale(flat)
-        return super()._transitions(flat, n_steps)
+        return super().make_transitions(flat, n_steps)
 
     def _longest(self, noise: float) -> float:
         """Return the ε at which a direction with so much noise has the default share of it."""

@@ -230,7 +230,7 @@ class SGFS(GradientStep):
         precision = self.control.precision(self._active)
         if self.variant == "diagonal":
             precision = np.diag(np.diag(precision))
-        largest = max(1.0, self._trial.largest_curvature(self.control, precision))
+        largest = max(1.0, self.trial.largest_curvature(self.control, precision))
         alpha = math.sqrt(2 * largest - 1)
         self._warn_of_short_steps(f"alpha of {alpha:.3g}", largest)
         return alpha
@@ -244,7 +244,7 @@ class SGFS(GradientStep):
             return  # the prior's curvature is in K
         flat = self.tall.start.copy()
         flat = flat + 0.1 * np.random.default_rng(0).standard_normal(flat.size)
-        without = ~self._trial.gradients(flat).any(axis=0)
+        without = ~self.trial.gradients(flat).any(axis=0)
         if without.any():
             names = {self.tall.layout.name_of(int(i)) for i in self._active[without]}
             raise ValueError(
@@ -272,8 +272,9 @@ class SGFS(GradientStep):
         return self._active.size if self.variant == "full" else 1
 
     @cached_property
-    def _target(self) -> GradientTarget:
-        return self._sums if self.variant == "low rank" else super()._target
+    def target(self) -> GradientTarget:
+        """The density that kernels sample, as functions of a point and a batch."""
+        return self._sums if self.variant == "low rank" else super().target
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         stats = super()._draw(flat)

@@ -177,7 +177,7 @@ class SGLD(GradientStep):
         self.step_size = size or self._default_step(self._needed_control())
         if size is not None and self.control is not None and not self._learns:
             precision = self.control.precision(self._active)
-            noise = self._trial.noise(self.control, self.batch_size)
+            noise = self.trial.noise(self.control, self.batch_size)
             limit, bias = stability(self._factor, precision, noise, self.step_size)
             if complaint := self._complaint(self.step_size, limit, bias):
                 warn("PMB112", complaint)
@@ -185,19 +185,21 @@ class SGLD(GradientStep):
         self.options = (self.step_size, self.schedule, given)
 
     @cached_property
-    def _target(self) -> GradientTarget:
+    def target(self) -> GradientTarget:
+        """The density that kernels sample, as functions of a point and a batch."""
         return make_gradient_sum(self.tall, self.control)
 
     @cached_property
     def _sums(self) -> GradientTarget:
-        return make_gradient_sum(self.tall, None) if self.control_variate else self._target
+        return make_gradient_sum(self.tall, None) if self.control_variate else self.target
 
     @cached_property
     def _sum_density(self) -> Density:
-        return super()._sum_density if self.control_variate else self._density
+        return super()._sum_density if self.control_variate else self.density
 
     @cached_property
-    def _trial(self) -> Trial:
+    def trial(self) -> Trial:
+        """Rows and points by which gradients are judged."""
         return Trial(self.tall, make_gradient_target(self.tall, self.control), self._active)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
@@ -210,7 +212,7 @@ class SGLD(GradientStep):
 
     def _late_complaint(self, flat: np.ndarray) -> str | None:
         """Judge the step without a reference, by the Fisher information where the chain is."""
-        noises = self._climb(flat, 0, BATCHES, np.random.default_rng(0))
+        noises = self.climb(flat, 0, BATCHES, np.random.default_rng(0))
         noise, step = largest_variance(scaled(noises, self.tuned.factor)), self._step_size()
         limit, bias = largest_bias(self.batch_size / self.n_rows * noise, noise, step)
         complaint = self._complaint(step, limit, bias)
@@ -261,7 +263,7 @@ class SGLD(GradientStep):
     def _default_step(self, control: ControlVariate) -> float:
         """Return the step at which the variance is too large by the default bias."""
         precision = control.precision(self._active)
-        noise = self._trial.noise(control, self.batch_size)
+        noise = self.trial.noise(control, self.batch_size)
         largest = largest_ratio(precision + noise, self._factor)
         normal = largest_ratio(precision, self._factor)
         if not control.order:
@@ -304,7 +306,7 @@ class SGLD(GradientStep):
     @cached_property
     def _noise(self) -> np.ndarray:
         """Covariance of the gradient from a batch."""
-        return self._trial.noise(self._needed_control(), self.batch_size)
+        return self.trial.noise(self._needed_control(), self.batch_size)
 
     _size_now: float | None = None
     """Size of a step, where other steps move what the prior depends on."""

@@ -32,20 +32,21 @@ __all__ = ["WitnessedBatches"]
 class WitnessedBatches(GatheredRows):
     """Moves of all variables by batches, which the witness looks at."""
 
-    def _look(self) -> Look | None:
+    def look(self) -> Look | None:
+        """Return what compares moves with the model's own density."""
         if self.tall.partitions is not None:
             return None
         wanted = getattr(self.proposal, "needs_prior_gradient", False)
         return MovesTogether(
-            self._model_density,
-            self._one_transition,
-            self._target.row,
-            constants=self._density.constants,
-            data=self._density.data,
+            self.model_density,
+            self.one_transition,
+            self.target.row,
+            constants=self.density.constants,
+            data=self.density.data,
             active=self._active,
             proposal=self.proposal,
             state=self.proposal_state,
-            guide=self._guide,
+            guide=self.guide,
             prior_gradient=self._prior_gradient if wanted else None,
             drawn=self._drawn,
             rests_on=self._presumes,
@@ -70,24 +71,24 @@ class WitnessedBatches(GatheredRows):
         """
         if self.n_rows > MOST_ROWS or self.residents is not None:
             return [], None
-        kept, batches = (self.batch_state, self._parameters), []
+        kept, batches = (self.batch_state, self.test_parameters), []
         try:
             with np.errstate(all="ignore"):  # rows may be impossible at a proposal
                 for seed in rng.integers(2**63, size=n_batches(self.n_rows)).tolist():
-                    self.batch_state, self._parameters = kept
+                    self.batch_state, self.test_parameters = kept
                     batches.append(self._one_batch(seed, point))
         finally:
-            self.batch_state, self._parameters = kept
-            clear(self._rows)
+            self.batch_state, self.test_parameters = kept
+            clear(self.workspace)
         known = [batch for batch in batches if batch is not None]
-        return known, probabilities(self._rows.table, self.n_rows)
+        return known, probabilities(self.workspace.table, self.n_rows)
 
     def _one_batch(self, seed: int, point: np.ndarray) -> Batch | None:
         """Decide on one move by a larger batch than the chain's own, if it reads a batch."""
         size = first_batch(self.n_rows)
         self.batch_state, rows = new_first_batch(size), (np.nan, np.nan, np.nan)
         if self.ball is not None:
-            move = self._one_transition(np.random.default_rng(seed), point)
+            move = self.one_transition(np.random.default_rng(seed), point)
             largest, factor = bound_factor(point, move.proposed, self.ball)
             if not (np.isfinite(move.without_rows) and 0.0 < largest <= self.ball.radius):
                 return None
@@ -95,17 +96,17 @@ class WitnessedBatches(GatheredRows):
             if mean == 0.0:
                 return None
             rows = self._many_rows(size / mean, size, move.without_rows)
-        clear(self._rows)
-        move = self._one_transition(np.random.default_rng(seed), point)
-        n, totals = int(self._rows.n_drawn[0]), move.totals
+        clear(self.workspace)
+        move = self.one_transition(np.random.default_rng(seed), point)
+        n, totals = int(self.workspace.n_drawn[0]), move.totals
         assert totals is not None
-        drawn, terms = self._rows.drawn[:n].copy(), self._rows.log_ratios[:n].copy()
-        batch = tuple(values[drawn] for values in self._density.data)
-        both = self._target.row(point, move.proposed, self._density.constants, batch)
+        drawn, terms = self.workspace.drawn[:n].copy(), self.workspace.log_ratios[:n].copy()
+        batch = tuple(values[drawn] for values in self.density.data)
+        both = self.target.row(point, move.proposed, self.density.constants, batch)
         noise = np.nan, np.nan
         if self.acceptance.first_batch == "tuned" and n == totals.batch_rows:
             scale = self.n_rows / self.temperature
-            s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / self._rows.population)
+            s2 = scale**2 * terms.var(ddof=1) / n * (1 - n / self.workspace.population)
             noise = totals.log_ratio_var, float(s2)
         if self.ball is not None:
             rows = float(totals.batch_rows), *rows[1:]
@@ -116,8 +117,8 @@ class WitnessedBatches(GatheredRows):
 
         It stays right, as larger bounds are bounds. It draws none where stage 1 rejects.
         """
-        temperature, ball = self._parameters
-        self._parameters = temperature, ball._replace(total=times * ball.total)
+        temperature, ball = self.test_parameters
+        self.test_parameters = temperature, ball._replace(total=times * ball.total)
         second = max(-MADE_UP * mean, min(psi, MADE_UP * mean))
         share = math.exp(min(0.0, psi - second))
         return 0.0, share * mean, share * mean + share * (1.0 - share) * mean**2

@@ -40,10 +40,10 @@ def announce_copy(n_bytes: float) -> None:
     if n_bytes > LARGE_COPY:
         warn(
             "PMB501",
-            f"{n_bytes / 1e9:,.1f} GB of rows are copied to temporary files in {_folder().parent}: "
-            "FlyMC, steps by gradients, multilevel_sgld, row_sampling='uniform' and "
-            "control_variate=0 read any row at any time. MinibatchMH leaves rows in partitions "
-            "otherwise.",
+            f"{n_bytes / 1e9:,.1f} GB of rows are copied to temporary files in "
+            f"{own_folder().parent}: FlyMC, steps by gradients, multilevel_sgld, "
+            "row_sampling='uniform' and control_variate=0 read any row at any time. MinibatchMH "
+            "leaves rows in partitions otherwise.",
         )
 
 
@@ -57,7 +57,7 @@ def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     OSError
         If there is not enough space.
     """
-    descriptor, path = tempfile.mkstemp(suffix=".npy", dir=_folder())
+    descriptor, path = tempfile.mkstemp(suffix=".npy", dir=own_folder())
     os.close(descriptor)
     try:
         array = np.lib.format.open_memmap(path, "w+", dtype, shape)
@@ -66,7 +66,7 @@ def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
         _remove_file(path, os.getpid())
         if error.errno not in FULL:
             raise
-        folder, need = _folder().parent, int(np.prod(shape)) * np.dtype(dtype).itemsize
+        folder, need = own_folder().parent, int(np.prod(shape)) * np.dtype(dtype).itemsize
         raise OSError(
             error.errno,
             f"Rows have to be copied to a file of {need:,} bytes in {folder}, which has "
@@ -105,26 +105,26 @@ def _remove_file(path: str, owner: int) -> None:
 
 
 @cache
-def _folder_of(process: int) -> Path:
-    _sweep()
+def folder_of_process(process: int) -> Path:
+    remove_left_behind()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{process}_"))
-    atexit.register(_remove_folder, folder, process)
+    atexit.register(remove_folder, folder, process)
     if _lock(folder / "new", os.O_CREAT) is not None:
         (folder / "new").rename(folder / LOCK)  # now that nobody else can lock it
     return folder
 
 
-def _folder() -> Path:
+def own_folder() -> Path:
     """Return the folder of this process, which is removed when it ends."""
-    return _folder_of(os.getpid())
+    return folder_of_process(os.getpid())
 
 
-def _remove_folder(folder: Path, owner: int) -> None:
+def remove_folder(folder: Path, owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep() -> None:
+def remove_left_behind() -> None:
     """Remove the folders of processes that did not come to do so."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         try:

@@ -71,17 +71,15 @@ class TiledGraph:
         found = [end.type() for end in ends]
         [rest] = graph_replace([output], dict(zip(ends, found, strict=True)), strict=False)
         read = set(ancestors([rest]))
-        self._read_whole = [i for i, array in enumerate(arrays) if array in read]
-        whole = [arrays[i] for i in self._read_whole]
+        self.read_whole = [i for i, array in enumerate(arrays) if array in read]
+        whole = [arrays[i] for i in self.read_whole]
         self._on_all = build([point, *whole, *found], [rest])
 
     def __call__(self, point: np.ndarray, arrays: Sequence[Any]) -> np.ndarray:
         """Evaluate the graph; arrays may be of smaller types than its inputs."""
         with one_blas_thread():  # threads would wait for each other at each tile
             ends = self._joined(point, arrays) if self._end_axes else []
-        whole = [
-            np.asarray(arrays[i]).astype(self._dtypes[i], copy=False) for i in self._read_whole
-        ]
+        whole = [np.asarray(arrays[i]).astype(self._dtypes[i], copy=False) for i in self.read_whole]
         [output] = self._on_all(point, *whole, *ends)
         return output
 

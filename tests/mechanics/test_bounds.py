@@ -295,8 +295,8 @@ def test_bad_touching_points_are_refused(bound, xi):
 
 def test_a_bound_above_the_likelihood_is_refused(monkeypatch):
     """The curvature of a wrong formula is too small."""
-    right = jaakkola_jordan._a
-    monkeypatch.setattr(jaakkola_jordan, "_a", lambda xi: 0.5 * right(xi))
+    right = jaakkola_jordan.quadratic_coefficient
+    monkeypatch.setattr(jaakkola_jordan, "quadratic_coefficient", lambda xi: 0.5 * right(xi))
     tall = tall_model(logistic)
     with pytest.raises(pmb.BoundError, match=r"The lower bound of row \d+ of y lies above"):
         settle(tall, np.arange(2), "auto", True, None)

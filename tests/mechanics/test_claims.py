@@ -36,10 +36,10 @@ def claims(model: pm.Model) -> tuple[object, ...]:
     return (
         sorted({tall.layout.name_of(int(i)) for i in field.hyper}),
         [(levels.latent.shape, levels.prior is None) for levels in field.levels],
-        field._map.changing,
-        field._prior.changing,
-        field._fixed_map is None,
-        field._fixed_prior is None,
+        field.map_jacobian.changing,
+        field.prior_hessian.changing,
+        field.fixed_map is None,
+        field.fixed_prior is None,
         field.hyper_in_prior,
     )
 

@@ -36,7 +36,7 @@ def copy_of(values):
 
 
 def temporary_files():
-    return set(temporary._folder().glob("*.npy"))
+    return set(temporary.own_folder().glob("*.npy"))
 
 
 # --- .npy files -------------------------------------------------------------------------------
@@ -253,11 +253,11 @@ def test_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
         text=True,
     ) as process:
         file = Path(process.stdout.readline().strip())
-        temporary._sweep()
+        temporary.remove_left_behind()
         assert file.exists()
         process.communicate()
     assert file.exists()
-    temporary._sweep()
+    temporary.remove_left_behind()
     assert not file.parent.exists()
 
 
@@ -273,7 +273,7 @@ def test_files_as_on_windows(monkeypatch):
         raise PermissionError(path)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    temporary._folder_of.cache_clear()
+    temporary.folder_of_process.cache_clear()
     try:
         written = temporary.new_array((10,), np.dtype(float))
         written[:] = np.arange(10.0)
@@ -284,9 +284,9 @@ def test_files_as_on_windows(monkeypatch):
         gc.collect()
         assert refused == [path]
         assert path.exists()
-        folder = temporary._folder()
+        folder = temporary.own_folder()
         monkeypatch.setattr(Path, "unlink", refusing)
-        temporary._remove_folder(folder, os.getpid())
+        temporary.remove_folder(folder, os.getpid())
         assert not folder.exists()
     finally:
-        temporary._folder_of.cache_clear()
+        temporary.folder_of_process.cache_clear()

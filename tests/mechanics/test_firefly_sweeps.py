@@ -241,14 +241,14 @@ def test_a_draw_that_is_interrupted_leaves_no_trace(
     step, twin = new_step(model), new_step(model)
     expected = run(twin, model.initial_point(), 0, 20)
     before = run(step, model.initial_point(), 0, 10)
-    right = FireflySampler._scan
+    right = FireflySampler.make_scan
 
     def interrupted(self: FireflySampler, *args: Any) -> None:
         right(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(FireflySampler, "_scan", interrupted)
+        patch.setattr(FireflySampler, "make_scan", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(before[-1])
     assert_same(run(step, before[-1], 10, 20), expected[10:])
@@ -292,7 +292,7 @@ def test_a_violation_in_a_chain_names_the_row(model: pm.Model) -> None:
     """With a negative tolerance every gap that is small counts as one."""
     step = new_step(model)
     assert step.latent is not None
-    step.latent._decisions.tolerance = -1e3
+    step.latent.decisions.tolerance = -1e3
     with pytest.raises(SamplingError, match=r"The lower bound of row \d+ of y lies above"):
         step.step(model.initial_point())
 
@@ -306,7 +306,7 @@ def test_log_odds_are_kept_up_to_date(model: pm.Model, pinned: bool) -> None:
     rng, point, state = np.random.default_rng(1), sampler.tall.start.copy(), sampler.initial_state()
     point = sampler.near_mode(rng, point)
     sampler.draw(rng, point, 50, True, state)
-    lit, surrogate = sampler._decisions, sampler.reference.surrogate
+    lit, surrogate = sampler.decisions, sampler.reference.surrogate
     for _ in range(50):  # bounds are so close that often no row is bright
         if lit.bright.size:
             break

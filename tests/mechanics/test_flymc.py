@@ -210,14 +210,14 @@ def test_a_draw_that_is_interrupted_leaves_no_trace(model, reference, monkeypatc
     step, twin = (new_step(model, reference=reference) for _ in range(2))
     expected, _ = run(twin, model.initial_point(), 0, 20)
     before, _ = run(step, model.initial_point(), 0, 10)
-    right = FlyMC._run
+    right = FlyMC.iterate
 
     def interrupted(self, *args, **kwargs):
         right(self, *args, **kwargs)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(FlyMC, "_run", interrupted)
+        patch.setattr(FlyMC, "iterate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(before[-1])
     assert_same(run(step, before[-1], 10, 20)[0], expected[10:])
@@ -246,7 +246,7 @@ def test_a_step_with_other_settings_refuses_the_state(model, reference, field, c
 def test_a_violation_in_a_chain_stops_it_and_names_the_row(model, reference):
     """With a negative tolerance every gap that is small counts as one."""
     step = new_step(model, reference=reference)
-    step._settled = replace(step._settled, tolerance=-1e3)
+    step.chosen = replace(step.chosen, tolerance=-1e3)
     with pytest.raises(SamplingError, match=r"The lower bound of row \d+ of y lies above"):
         step.step(model.initial_point())
 

@@ -136,7 +136,7 @@ def test_bambi_is_as_before_outside(frame):
 
 @pytest.mark.parametrize("reason", ["version", "design"])
 def test_nothing_is_replaced_in_versions_that_are_not_known(monkeypatch, frame, reason):
-    formulas._reason_against.cache_clear()
+    formulas.reason_against.cache_clear()
     if reason == "version":
         monkeypatch.setattr(formulas, "KNOWN", ("0.1.0",))
         told = "knows formulae 0.1.0, not"
@@ -145,7 +145,7 @@ def test_nothing_is_replaced_in_versions_that_are_not_known(monkeypatch, frame, 
         told = "small frame are not those of formulae"
     with pytest.warns(UserWarning, match=told), pmb.groups_as_codes():
         model = bambi.Model(FORMULAS[0], frame)
-    formulas._reason_against.cache_clear()
+    formulas.reason_against.cache_clear()
     assert isinstance(model.components["mu"].group_specific_terms["x|a"].grouper, np.ndarray)
 
 
@@ -170,7 +170,7 @@ def test_effects_of_few_groups_are_bambis(frame, own):
     rows = None if own else frame.iloc[::-2].reset_index(drop=True)
     drawing = BambiPredictions(model, posterior, rows, "mean", 1)
     found = [drawn for _, drawn in drawing.chunks(lambda drawn, _: drawn, None)]
-    assert [effects.agrees for effects in drawing._effects] == [True]
+    assert [effects.agrees for effects in drawing.effects] == [True]
     expected = model.predict(idata, data=rows, inplace=False).posterior["p"]
     expected = expected.stack(sample=("chain", "draw")).transpose("sample", ...)
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-12)

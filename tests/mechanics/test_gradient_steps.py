@@ -103,14 +103,14 @@ def test_an_interrupted_draw_is_repeated(model, reference, kind, monkeypatch):
     step, same = (new_step(kind, model, reference, rng=1) for _ in range(2))
     [*_, point], _ = run(step, model.initial_point(), 0, 5)
     run(same, model.initial_point(), 0, 5)
-    kernel = step._kernel
+    kernel = step.kernel
 
     def interrupted(*arguments):
         kernel(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(step.__dict__, "_kernel", interrupted)
+        patch.setitem(step.__dict__, "kernel", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(point)
     assert run(step, point, 5, 9) == run(same, point, 5, 9)
@@ -209,7 +209,7 @@ def test_the_gradient_of_a_batch_is_that_of_its_rows(model, reference):
     whole, halved = np.empty(flat.size), np.empty(flat.size)
     for gradient, sampled in ((whole, noise[:0]), (halved, noise)):
         rng = np.random.default_rng(1)
-        estimate(rng, flat, active, step._density, rows, gradient, sampled)
+        estimate(rng, flat, active, step.density, rows, gradient, sampled)
 
     def slope(some, scale):
         """Gradient of the sum of rows by differences, times a scale; the prior if there is none."""
@@ -481,7 +481,7 @@ def test_a_learned_preconditioner_is_judged_as_it_is(model):
     point, [stats] = step.step(points[-1])
     flat, scale = step.tall.layout.flatten(point), step.tuned.factor
     assert not np.allclose(scale, 1, rtol=0.1)
-    largest = N_ROWS * np.linalg.eigvalsh(scale * step._trial.covariance(flat) * scale.T)[-1]
+    largest = N_ROWS * np.linalg.eigvalsh(scale * step.trial.covariance(flat) * scale.T)[-1]
     bias = (1 + 2e-4 * 12 * largest / 4) / (1 - 2e-4 * largest / 4) - 1
     [found] = re.findall(r"too large by about (\d+)%", stats["warning"])
     assert int(found) / 100 == pytest.approx(bias, rel=0.35)

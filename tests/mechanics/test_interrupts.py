@@ -187,7 +187,7 @@ def test_a_long_draw_is_interrupted_and_leaves_no_trace(alarm):
         with pytest.raises(StopError):
             step.step(point)
     step.steps_per_draw = 1000
-    assert not step._rows.seen.any()
+    assert not step.workspace.seen.any()
     np.testing.assert_array_equal(walk(step, point, 3), walk(same, point, 3))
 
 
@@ -196,14 +196,14 @@ def test_an_interrupted_start_is_looked_for_again(monkeypatch):
     step, same = SGHMC(model=model), SGHMC(model=model)
     for one in (step, same):
         one.setup_chain(np.random.default_rng(7), 10, 0)
-    climbed, far = SGHMC._climbed, {"beta": np.array([4.0, -4.0])}
+    climbed, far = SGHMC.climbed, {"beta": np.array([4.0, -4.0])}
 
     def interrupt(self, point):
         climbed(self, point)
         raise StopError
 
     with monkeypatch.context() as patched:
-        patched.setattr(SGHMC, "_climbed", interrupt)
+        patched.setattr(SGHMC, "climbed", interrupt)
         with pytest.raises(StopError):
             step.step(far)
     np.testing.assert_array_equal(walk(step, far, 5), walk(same, far, 5))

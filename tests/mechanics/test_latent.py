@@ -525,7 +525,7 @@ def test_hyperparameters_at_which_the_field_is_improper_are_left_alone() -> None
     sampler = sampler_of(shared_scale_model())
     moves, field, rng = sampler.moves, sampler.field, np.random.default_rng(36)
     assert isinstance(moves, scan.LatentMoves)
-    point = sampler._start(rng, field.derivatives.tall.start).copy()
+    point = sampler.start(rng, field.derivatives.tall.start).copy()
     given = sampler.reference.surrogate.conditional(point[field.hyper])
     improper = replace(given, blocks=-given.blocks)
     assert not improper.is_proper
@@ -648,7 +648,7 @@ def curve_model() -> pm.Model:
 def test_a_matrix_that_is_only_scaled_takes_one_derivative() -> None:
     field = sampler_of(curve_model()).field
     assert not field.derivatives.coordinates.positions.size
-    assert field._map.unscale is not None
+    assert field.map_jacobian.unscale is not None
     start = field.derivatives.tall.start
     point = start + np.random.default_rng(35).normal(0, 0.3, start.size)
     expected = np.zeros((field.rows.dense.size, field.latent.dense.size))
@@ -1013,8 +1013,8 @@ def test_precision_of_effects_with_a_common_mean() -> None:
     sampler = make_latent_sampler(TallModel(model), Penalty(), 1.0)
     field = sampler.field
     dense, derivatives = field.latent.dense, field.derivatives
-    assert field._prior.mirrored.size == 12
-    assert field._prior.color.max() <= 1
+    assert field.prior_hessian.mirrored.size == 12
+    assert field.prior_hessian.color.max() <= 1
     center = sampler.reference.surrogate.center
     point = center + rng.normal(0, 0.5, center.size)
     columns = [derivatives.prior_product(point, seed)[dense] for seed in np.eye(point.size)[dense]]
@@ -1202,7 +1202,7 @@ def test_the_search_climbs_where_rows_are_not_concave(
 ) -> None:
     sampler = make_latent_sampler(TallModel(build()), Penalty(), 1.0)
     assert not sampler.rows.kinked
-    center = sampler._coordinates.to_model(sampler.reference.surrogate.center)
+    center = sampler.coordinates.to_model(sampler.reference.surrogate.center)
     values = sampler.tall.layout.unflatten(center)
     found = np.array([values[name] for name in names])
     np.testing.assert_allclose(found, truth, atol=0.6 if names == ["tau_log__"] else 0.05)

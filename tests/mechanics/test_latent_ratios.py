@@ -278,7 +278,7 @@ def ratio_beside_remainders(
         value = surrogate.log_density(point, predictor) - predictor.higher.sum()
         value -= surrogate.expansion.smoothing_correction @ predictor.phi
         if cubic is not None:
-            value += surrogate._values(cubic, predictor).sum()
+            value += surrogate.of_third_order(cubic, predictor).sum()
         values.append(value)
     return float(values[1] - values[0])
 
@@ -339,7 +339,7 @@ def whole(request: pytest.FixtureRequest) -> WholeSampler:
 def tempered(sampler: WholeSampler, point: np.ndarray) -> float:
     """Return the log density at T = 2."""
     model = sampler.tall.model
-    values = sampler.tall.layout.unflatten(sampler._coordinates.to_model(point))
+    values = sampler.tall.layout.unflatten(sampler.coordinates.to_model(point))
     prior = model.compile_logp(model.free_RVs)(values)
     return float(prior + model.compile_logp(model.observed_RVs)(values) / 2.0)
 
@@ -347,7 +347,7 @@ def tempered(sampler: WholeSampler, point: np.ndarray) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
     """Whatever the surrogate says, the log density decides."""
-    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    surrogate, decisions = whole.reference.surrogate, whole.decisions
     before, after = start(whole, seed), start(whole, seed + 20)
     wanted = tempered(whole, after) - tempered(whole, before)
     log_ratio = log_density(whole, after) - log_density(whole, before)
@@ -360,7 +360,7 @@ def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_rows_of_a_level_decide(whole: WholeSampler, seed: int) -> None:
-    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    surrogate, decisions = whole.reference.surrogate, whole.decisions
     before, there = start(whole, seed), start(whole, seed + 20)
     for factor, levels in enumerate(whole.field.levels):
         after = before.copy()
@@ -435,15 +435,15 @@ def test_levels_that_walk_decide_by_all_of_their_rows(whole: WholeSampler) -> No
 
 def test_an_impossible_row_is_told(whole: WholeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is impossible where a chain is; where it might go, it does not go."""
-    surrogate, decisions = whole.reference.surrogate, whole._decisions
+    surrogate, decisions = whole.reference.surrogate, whole.decisions
     before, after = (ChainState(surrogate, start(whole, seed)) for seed in (0, 1))
     states, predictors = (before, after), (before.predictors, after.predictors)
     bad = np.zeros(whole.tall.n_rows)
     bad[7] = np.nan
     counts, rng = MoveCounts(), np.random.default_rng(1)
     for known, there in ((bad, 0 * bad), (np.zeros(bad.size), bad)):
-        decisions._known = [(r.phi, v) for r, v in zip(predictors, (known, there), strict=True)]
+        decisions.known = [(r.phi, v) for r, v in zip(predictors, (known, there), strict=True)]
         assert not decisions.on_all(rng, Candidate(1e9, states), counts)
         assert counts.impossible_row == (7 if known is bad else -1)
         counts = MoveCounts()
-    decisions._known = []
+    decisions.known = []

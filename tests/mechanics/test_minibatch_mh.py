@@ -194,7 +194,7 @@ def test_n_likelihood_is_twice_the_rows_read(normal):
     for _ in range(100):
         point, [stats] = step.step(point)
         read_all = stats["batch_size"] == N_ROWS
-        in_batch = int(step._rows.n_drawn[0])
+        in_batch = int(step.workspace.n_drawn[0])
         assert stats["n_likelihood"] == 2 * (in_batch + read_all * N_ROWS)
         assert read_all or stats["batch_size"] <= in_batch
         decided_from_all.add(read_all)
@@ -453,7 +453,7 @@ def test_refuses_an_impossible_start(normal, cores, initvals, message):
 def test_refuses_a_row_that_becomes_impossible(normal):
     """As if the step had come to such a point by batches without that row."""
     step = PlainMH(model=normal, batch_size=N_ROWS)
-    step._start_is_checked = True
+    step.step({"mu": np.array(0.0), "sigma_log__": np.array(0.0)})
     with pytest.raises(pm.exceptions.SamplingError, match=r"^Row \d+ of y .* not finite"):
         step.step({"mu": np.array(0.0), "sigma_log__": np.array(-400.0)})
 
@@ -565,12 +565,12 @@ def test_an_interrupted_draw_leaves_no_trace(normal, where, tuning, monkeypatch)
         raise KeyboardInterrupt
 
     def run_and_interrupt(flat, n_steps):
-        MinibatchMH._transitions(step, flat, n_steps)
+        MinibatchMH.make_transitions(step, flat, n_steps)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         if where == "kernel":
-            patched.setattr(step, "_transitions", run_and_interrupt)
+            patched.setattr(step, "make_transitions", run_and_interrupt)
         else:
             patched.setattr(RandomWalk, "end_draw", interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -48,22 +48,22 @@ def test_a_step_takes_more_transitions_where_draws_are_correlated(asked: int | s
     point = step.tall.start.copy()
     for value in SLOW[:1000]:
         if asked == "auto":
-            step._mixing.add(point + value, 10.0)
+            step.mixing.add(point + value, 10.0)
     step.stop_tuning()
     if asked == "auto":
-        assert step._made >= 14
-        assert step._made > step.steps_per_draw
+        assert step.n_transitions >= 14
+        assert step.n_transitions > step.steps_per_draw
     else:
-        assert step._made == step.steps_per_draw == 2
+        assert step.n_transitions == step.steps_per_draw == 2
     _, [stats] = step.step(step.tall.model.initial_point())
     assert 0.0 <= stats["acceptance_rate"] <= 1.0
 
 
 def test_a_chain_that_stands_still_says_so_once() -> None:
     step = MinibatchMH(model=logistic_model(), rng=1)
-    said = [step._warning_of_no_move({"acceptance_rate": rate}) for rate in [0.0] * 49 + [0.5]]
+    said = [step.warning_of_no_move({"acceptance_rate": rate}) for rate in [0.0] * 49 + [0.5]]
     assert not any(said)
-    said = [step._warning_of_no_move({"acceptance_rate": 0.0}) for _ in range(120)]
+    said = [step.warning_of_no_move({"acceptance_rate": 0.0}) for _ in range(120)]
     assert [bool(text) for text in said].count(True) == 1
     assert "No proposal" in said[49]
 

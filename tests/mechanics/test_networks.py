@@ -96,8 +96,8 @@ def test_a_climb_starts_with_steps_of_the_lengths_of_parameters(tanh_units):
     step = SGHMC(model=tanh_units, batch_size=100, rng=1)
     start = step.tall.layout.flatten(tanh_units.initial_point()) + 0.1
     flat = start.copy()
-    step._climb(flat, 2, 0)
-    np.testing.assert_allclose(abs(flat - start), RATE / 2 * step._lengths(start), rtol=1e-6)
+    step.climb(flat, 2, 0)
+    np.testing.assert_allclose(abs(flat - start), RATE / 2 * step.lengths(start), rtol=1e-6)
 
 
 def test_sgld_needs_a_step_size_for_a_network(tanh_units):

@@ -181,7 +181,7 @@ def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):
     step = exact_step
     monkeypatch.setattr(step, "n_residents", 60)
     served, gathered = [], []
-    kernel, gather = step._kernel, step._gather
+    kernel, gather = step.kernel, step.gather
 
     def watched(*args):
         residents = step.residents
@@ -190,8 +190,8 @@ def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):
         served.append((residents, before, int(residents.table.turn[0])))
         return found
 
-    monkeypatch.setattr(step, "_gather", lambda: (gathered.append(1), gather()))
-    monkeypatch.setattr(step, "_kernel", watched)
+    monkeypatch.setattr(step, "gather", lambda: (gathered.append(1), gather()))
+    monkeypatch.setattr(step, "kernel", watched)
     with model:
         found = pm.sample(1000, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
     assert len(gathered) > 5
@@ -307,9 +307,9 @@ def test_all_gathered_rows_stand_for_all(model, expected, whole, barker_step):
     local = pmb.TallModel(model, data=whole)
     residents, here, there = step.residents, expected.flat, expected.flat + 0.5
     _, total, _ = make_readers([2, 1], "residents")
-    found, bad = total(here, there, step._density)
+    found, bad = total(here, there, step.density)
     assert bad == -1
-    target = step._target
+    target = step.target
     found += target.base(there, target.constants) - target.base(here, target.constants)
     right = local.logp({"beta": there}) - local.logp({"beta": here})
     noise = float(residents.noise[0])

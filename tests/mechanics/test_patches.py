@@ -56,7 +56,7 @@ def test_one_switch(patched):
     ],
 )
 def test_versions(asked, version, patched):
-    assert patches._decide(asked, version) == patched
+    assert patches.decide(asked, version) == patched
 
 
 def test_the_numba_of_these_tests_is_known():

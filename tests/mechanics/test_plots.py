@@ -89,7 +89,7 @@ def test_batch_sizes():
 
 
 def test_outline_leaves_gaps():
-    x, y = plots._outline(np.arange(6.0), np.array([0.5, 0.0, 0.4, 0.0, 0.1]), 0.05)
+    x, y = plots.outline(np.arange(6.0), np.array([0.5, 0.0, 0.4, 0.0, 0.1]), 0.05)
     np.testing.assert_array_equal(x, [0, 0, 1, 1, np.nan, 2, 2, 3, 3, np.nan, 4, 4, 5, 5])
     blocks = [[0.05, top, top, 0.05] for top in (0.5, 0.4, 0.1)]
     np.testing.assert_array_equal(y, [*blocks[0], np.nan, *blocks[1], np.nan, *blocks[2]])

@@ -132,6 +132,27 @@ def test_they_are_there(module):
         assert hasattr(import_module(module), name)
 
 
+def private_reads(tree):
+    """Return the names with an underscore that a file reads of objects other than its own."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr, re.IGNORECASE)
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+def test_tests_read_what_is_public():
+    paths = (ROOT / "tests").rglob("*.py")
+    private = own_names() - {"_overloads", "_repr_html_"}  # of Numba; a protocol of Jupyter
+    found = {path.name: private_reads(ast.parse(path.read_text())) & private for path in paths}
+    assert not {name: read for name, read in found.items() if read}
+
+
+def test_private_reads_are_found():
+    assert private_reads(ast.parse("step._draw(point); self._own = step.public")) == {"_draw"}
+
+
 def test_steps_override_what_pymc_has():
     from pymc.step_methods.compound import BlockedStep
     from pymc.step_methods.metropolis import Metropolis

@@ -33,7 +33,7 @@ def test_covariance_of_what_rows_read():
         pm.Normal("y", eta, pm.HalfNormal("sigma"), observed=y)
     tall, control = about(model)
     reach = row_reach(tall, control)
-    axes = reach._axes(tall.data)
+    axes = reach.axes_at(tall.data)
     structure = tall.structure
     draws = rng.multivariate_normal(control.reference.center, control.reference.covariance, 4000)
     phi = np.array([structure.phi.eval({structure.flat: draw}) for draw in draws[:400]])
@@ -120,7 +120,7 @@ def test_wide_models_estimate_variances_from_directions():
     tall, control = about(model)
     reach = row_reach(tall, control)
     assert reach.root.shape == (80, 64)
-    [[sd]] = reach._axes(tall.data)
+    [[sd]] = reach.axes_at(tall.data)
     expected = np.sqrt(np.einsum("ni,ij,nj->n", wide, control.reference.covariance, wide))
     assert np.abs(sd / expected - 1).mean() < 0.15
 

@@ -294,7 +294,7 @@ def test_docstrings_and_comments_of_the_package_do_not_matter():
     for value in jitted_functions().values():
         function = plain(value)
         code = code_in(documented_otherwise(function.__module__), function.__name__)
-        assert module._told(code).text == module._told(function.__code__).text
+        assert module.told(code).text == module.told(function.__code__).text
 
 
 @cache
@@ -366,7 +366,7 @@ def test_all_that_numba_compiles_is_reached():
     with patch.object(CompilerBase, "compile_extra", noted):
         # Types that no other test compiles in this process: it would not be compiled again.
         whole(np.eye(4, dtype=np.float32)[::2, ::2], np.zeros((4, 4), np.float32)[::2, ::2])
-    walk = module._Walk()
+    walk = module.Walk()
     walk.add(whole)
     assert compiled == {"cholesky", "multiply", "trigamma", "beside"}
     for name in compiled:

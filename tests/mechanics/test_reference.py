@@ -133,9 +133,9 @@ def test_remainders_by_what_rows_read(with_effects, order, tall, monkeypatch):
     tall = TallModel(effects_and_scales()) if with_effects else tall
     rng = np.random.default_rng(6)
     points = tall.start + 0.3 * rng.normal(size=(2, tall.layout.size))
-    by_structure = taylor._compile_remainder(tall, order)(*points, *tall.data)
+    by_structure = taylor.compiled_remainder(tall, order)(*points, *tall.data)
     monkeypatch.setattr(taylor, "_reads_by_structure", lambda tall: False)
-    by_parameters = taylor._compile_remainder(tall, order)(*points, *tall.data)
+    by_parameters = taylor.compiled_remainder(tall, order)(*points, *tall.data)
     np.testing.assert_allclose(by_structure, by_parameters, rtol=1e-9, atol=1e-9)
 
 

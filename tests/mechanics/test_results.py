@@ -198,16 +198,16 @@ def drawn_by(monkeypatch, draw):
     def curve(self, run, x, y, *args, **kwargs):
         seen.extend([np.asarray(x), np.asarray(y)])
 
-    real = plots._drawable
+    real = plots.drawable
 
     def drawable(run, arrays):
         seen.extend(values.values for values in arrays.values())
         return real(run, arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(plots._Panels, "line", curve)
-        patch.setattr(plots._Panels, "scatter", curve)
-        patch.setattr(plots, "_drawable", drawable)
+        patch.setattr(plots.Panels, "line", curve)
+        patch.setattr(plots.Panels, "scatter", curve)
+        patch.setattr(plots, "drawable", drawable)
         draw()
     return np.concatenate([np.ravel(values).astype(float) for values in seen])
 

@@ -247,12 +247,12 @@ def test_resumed_from_disk_after_an_interruption_within_a_step(
     def transitions(flat, n_steps):
         nonlocal n_calls
         n_calls += 1
-        totals = MinibatchMH._transitions(step, flat, n_steps)
+        totals = MinibatchMH.make_transitions(step, flat, n_steps)
         if n_calls % (last + 2) == 0:
             raise KeyboardInterrupt
         return totals
 
-    monkeypatch.setattr(step, "_transitions", transitions)
+    monkeypatch.setattr(step, "make_transitions", transitions)
     root = sample_to(zarr, tmp_path, model, step)
     assert root["_sampling_state/draw_idx"][:].tolist() == [last + 1, last + 1]
     assert_resumes(model, root, whole)

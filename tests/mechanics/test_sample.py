@@ -155,14 +155,14 @@ def test_an_interrupted_run_returns_the_draws_so_far(model, step, monkeypatch):
 
 
 def test_ctrl_c_ends_processes_and_returns_their_draws(model, step, monkeypatch):
-    shown = running._Progress.moved
+    shown = running.Progress.moved
 
     def moved(self, chain, made, done, *args):
         shown(self, chain, made, done, *args)
         if done > 60:
             raise KeyboardInterrupt  # workers of the test run ignore the signal itself
 
-    monkeypatch.setattr(running._Progress, "moved", moved)
+    monkeypatch.setattr(running.Progress, "moved", moved)
     with pytest.warns(UserWarning, match="The run was interrupted"):
         found = pmb.sample(model, 10**8, 20, 2, step=step, cores=2, **QUIET)
     assert found.posterior.sizes["draw"] > 20  # of two chains, if the other has half as many

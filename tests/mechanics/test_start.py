@@ -25,7 +25,7 @@ def reference(model):
 def test_chains_start_wider_than_the_posterior(model, reference, kind):
     """Twice its standard deviation; the Gaussian of FlyMC is that of its bounds."""
     step = kind(model=model, reference=reference, rng=1)
-    starts = np.array([step._near_mode(FAR)["beta"] for _ in range(300)]) - reference.flat
+    starts = np.array([step.near_mode(FAR)["beta"] for _ in range(300)]) - reference.flat
     squares = np.einsum("ki,ij,kj->k", starts, np.linalg.inv(reference.covariance), starts)
     assert 1.4 < np.sqrt(squares.mean() / 2) < 2.4
 
@@ -52,7 +52,7 @@ def test_a_wide_start_is_possible(model, reference):
 def test_a_start_near_the_mode_is_kept(model, reference):
     step = MinibatchMH(model=model, reference=reference, rng=1)
     near = {"beta": reference.flat + 0.5 * np.sqrt(np.diag(reference.covariance))}
-    assert step._near_mode(near) is near
+    assert step.near_mode(near) is near
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_block_starts_where_it_is_probable_given_the_others(lines, kind):
     model, x, y = lines
     step = kind([model["a"]], model=model, rng=1)
     point = {"a": np.array(0.0), "b": np.array(7.0)}
-    starts = [step._near_mode(point) for _ in range(50)]
+    starts = [step.near_mode(point) for _ in range(50)]
     assert all(start["b"] == 7.0 for start in starts)
     given_b = np.mean([start["a"] for start in starts])
     assert abs(given_b - np.mean(y - 7.0 * x)) < 5 * 2 / np.sqrt(x.size * 50)

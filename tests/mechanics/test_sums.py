@@ -163,7 +163,7 @@ def test_sums_are_the_log_density(build: Callable[[], None], temperature: float)
         frame = surrogate.conditional(reference.hyper + width * np.clip(away, -1, 1)).frame
         dense, groups = frame.layout.noise(rng)
         point = frame.color((width * dense, width * groups))
-        values = sampler.tall.layout.unflatten(sampler._coordinates.to_model(point))
+        values = sampler.tall.layout.unflatten(sampler.coordinates.to_model(point))
         logp = prior(values) + likelihood(values) / temperature
         differences.append(surrogate.log_density(point, surrogate.read(point)) - logp)
     np.testing.assert_allclose(differences, differences[0], atol=1e-6, rtol=0)

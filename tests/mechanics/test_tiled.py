@@ -70,7 +70,7 @@ def test_tiles_give_what_the_whole_graph_gives(name):
 @pytest.mark.parametrize("name", BY_ROW)
 def test_what_is_by_row_reads_no_whole_array(name):
     inputs, output = inputs_and(BY_ROW[name])
-    assert TiledGraph(inputs, output, [0, 1, 0])._read_whole == []
+    assert TiledGraph(inputs, output, [0, 1, 0]).read_whole == []
 
 
 @pytest.mark.parametrize("name", GALLERY)

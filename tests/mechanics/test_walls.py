@@ -40,12 +40,12 @@ def test_odds_of_bright_rows_are_those_at_the_point_where_they_are_lit():
     for _ in range(5):
         point, _ = step.step(point)
     flat = step.tall.layout.flatten({**point, "s_log__": point["s_log__"] - 1.0})
-    step._settled = step._settled.moved(step.target, flat, step._elsewhere)
-    step._run(flat, 0, redraw_z=True)
+    step.chosen = step.chosen.moved(step.target, flat, step.elsewhere)
+    step.iterate(flat, 0, redraw_z=True)
     bright, log_odds = step.fireflies[:2]
     assert bright.size > 10
     assert np.unique(bright).size == bright.size
-    gaps = step.target.gaps(flat, step._settled.constants[0], bright)
+    gaps = step.target.gaps(flat, step.chosen.constants[0], bright)
     np.testing.assert_allclose(log_odds, gaps + np.log(-np.expm1(-gaps)), rtol=1e-10)
 
 

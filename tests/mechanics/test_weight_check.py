@@ -58,7 +58,7 @@ def test_draws_raise_no_alarm(sampler: MinibatchSampler) -> None:
     point = drawn(sampler, 50, 1)
     for _ in range(40):
         sampler.draw(rng, point, 2, False, state)
-        inside = sampler._coordinates.from_model(point)
+        inside = sampler.coordinates.from_model(point)
         assert weight_check.look(inside) is None
         predictor = weight_check.surrogate.read(inside)
         for levels, table in zip(sampler.field.levels, weight_check.tables, strict=True):
@@ -82,20 +82,20 @@ def test_a_level_where_it_cannot_be(
     point = drawn(sampler, 50, 2)
     away = point.copy()
     away[step.tall.layout.slices[name].start + element] += move
-    step._reset_tuning()
+    step.setup_chain(np.random.default_rng(0), 1, 0)
     step.n_draws = weight_check_module.LOOK_EVERY
-    assert step._warning_of_a_level(point) is None
-    warning = step._warning_of_a_level(away)
+    assert step.warning_of_a_level(point) is None
+    warning = step.warning_of_a_level(away)
     assert warning is not None
     assert warning.startswith(
         f"{name}[{element}] has moved to a value that its own rows contradict"
     )
-    assert step._warning_of_a_level(away) is None
+    assert step.warning_of_a_level(away) is None
 
 
 def test_gains_are_what_rows_say(sampler: MinibatchSampler) -> None:
     """The log-likelihood of the rows of a level, less what the surrogate says of them."""
-    point = sampler._coordinates.from_model(drawn(sampler, 30, 4))
+    point = sampler.coordinates.from_model(drawn(sampler, 30, 4))
     surrogate, weight_check = sampler.reference.surrogate, sampler.weight_check
     levels, table = surrogate.field.levels[0], weight_check.tables[0]
     predictor = surrogate.read(point)
@@ -105,7 +105,7 @@ def test_gains_are_what_rows_say(sampler: MinibatchSampler) -> None:
     guess = surrogate.change_of_levels(predictors, levels)
     given, expected = surrogate.conditional(point[surrogate.field.hyper]), point.copy()
     expected[levels.latent] = surrogate.given_others(given, point, predictor, levels)[0]
-    layout, to_model = sampler.tall.layout, sampler._coordinates.to_model
+    layout, to_model = sampler.tall.layout, sampler.coordinates.to_model
     for g, gain in zip(some, gains, strict=True):
         own = table.rows[table.starts[g] : table.starts[g + 1]]
         there, here = (

@@ -52,8 +52,8 @@ def look(step: Any, times: int = 6) -> None:
     for k in range(times):
         step.rng = np.random.default_rng(k)
         far = {n: v + 1e6 for n, v in step.tall.model.initial_point().items()}
-        point = step.tall.layout.flatten(far | dict(step._near_mode(far))) if k else step.at
-        step.witness.look(step._look(), point if np.abs(point).max() < 1e5 else step.at)
+        point = step.tall.layout.flatten(far | dict(step.near_mode(far))) if k else step.at
+        step.witness.look(step.look(), point if np.abs(point).max() < 1e5 else step.at)
     step.rng = np.random.default_rng()
     step.rng.bit_generator.state = state
 
@@ -112,36 +112,36 @@ def replaced(target: Any, name: str, change: Callable[[Any], Any]) -> Callable[.
 
 def without_proposal(step: Any, patch: pytest.MonkeyPatch) -> None:
     """The log ratio of proposal densities is left out."""
-    make = step._one_transition
+    make = step.one_transition
 
     def mutant(rng: np.random.Generator, point: np.ndarray) -> Any:
         move = make(rng, point)
         return move._replace(without_rows=move.without_rows - move.log_q)
 
-    patch.setattr(step, "_one_transition", mutant)
+    patch.setattr(step, "one_transition", mutant)
 
 
 def without_prior(step: Any, patch: pytest.MonkeyPatch) -> None:
     """The prior is left out of the log ratio."""
-    make, prior = step._one_transition, step.tall.compiled_prior_logp
+    make, prior = step.one_transition, step.tall.compiled_prior_logp
 
     def mutant(rng: np.random.Generator, point: np.ndarray) -> Any:
         move = make(rng, point)
         change = float(prior(move.proposed) - prior(point))
         return move._replace(without_rows=move.without_rows - change)
 
-    patch.setattr(step, "_one_transition", mutant)
+    patch.setattr(step, "one_transition", mutant)
 
 
 def change_constants(k: int) -> Callable[..., None]:
     """Scale one of the constants of an expansion: its gradient or curvature."""
 
     def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
-        patch.setitem(step.__dict__, "_density", step._density)
-        step._density.constants[k][...] *= 0.9
+        patch.setitem(step.__dict__, "density", step.density)
+        step.density.constants[k][...] *= 0.9
 
         def undo() -> None:
-            step._density.constants[k][...] /= 0.9
+            step.density.constants[k][...] /= 0.9
 
         step.undo = undo
 
@@ -166,11 +166,11 @@ def change_expansion(name: str) -> Callable[..., None]:
 
 def stale_odds(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Odds of another point are kept."""
-    n = step._brightness.n_bright[0]
-    step._brightness.log_odds[:n] += 0.1
+    n = step.brightness.n_bright[0]
+    step.brightness.log_odds[:n] += 0.1
 
     def undo() -> None:
-        step._brightness.log_odds[:n] -= 0.1
+        step.brightness.log_odds[:n] -= 0.1
 
     step.undo = undo
 
@@ -191,11 +191,11 @@ def drawn_by(change: Callable[[Any], None]) -> Callable[..., None]:
     """Change the table by which rows are drawn."""
 
     def apply(step: Any, patch: pytest.MonkeyPatch) -> None:
-        parts = [part.copy() for part in step._rows.table]
+        parts = [part.copy() for part in step.workspace.table]
         change(SizeTable(*parts))
-        for part, kept in zip(parts, step._rows.table, strict=True):
+        for part, kept in zip(parts, step.workspace.table, strict=True):
             part.setflags(write=kept.flags.writeable)  # kernels are compiled for either
-        patch.setitem(step.__dict__, "_rows", step._rows._replace(table=SizeTable(*parts)))
+        patch.setitem(step.__dict__, "workspace", step.workspace._replace(table=SizeTable(*parts)))
 
     return apply
 
@@ -266,22 +266,22 @@ def first_groups_too_often(table: Any) -> None:
 
 def bounds_halved(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Half as many rows are drawn as bounds ask for."""
-    *rest, ball = step._parameters
-    patch.setattr(step, "_parameters", (*rest, ball._replace(total=0.5 * ball.total)))
+    *rest, ball = step.test_parameters
+    patch.setattr(step, "test_parameters", (*rest, ball._replace(total=0.5 * ball.total)))
 
 
 def decided_at_another_temperature(step: Any, patch: pytest.MonkeyPatch) -> None:
     """What decides has another temperature than the target."""
-    limits, details = step._parameters
+    limits, details = step.test_parameters
     off = limits._replace(temperature=1.1 * limits.temperature)
-    patch.setattr(step, "_parameters", (off, details))
+    patch.setattr(step, "test_parameters", (off, details))
 
 
 def other_temperature(step: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step._model_density, "temperature", 1.1 * step.temperature)
-    patch.delitem(step._model_density.__dict__, "_graph", raising=False)
-    patch.delitem(step._model_density.__dict__, "_inputs", raising=False)
-    patch.delitem(step._model_density.__dict__, "_total", raising=False)
+    patch.setattr(step.model_density, "temperature", 1.1 * step.temperature)
+    patch.delitem(step.model_density.__dict__, "_graph", raising=False)
+    patch.delitem(step.model_density.__dict__, "_inputs", raising=False)
+    patch.delitem(step.model_density.__dict__, "_total", raising=False)
 
 
 def gaussian_priors(step: Any, patch: pytest.MonkeyPatch) -> None:

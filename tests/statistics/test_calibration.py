@@ -40,12 +40,12 @@ def posterior_draws(step, X, y, rng):
     """Run the kernel of `step` on other data; return draws and the mean batch size."""
     inputs = step.tall.row_inputs.values()
     data = tuple({"X": X, "y_rows": y}[i.name].astype(i.values.dtype) for i in inputs)
-    step._density = step._density._replace(data=data)
+    step.density = step.density._replace(data=data)
     step.rng, step.tune = rng, False
     beta = np.zeros(2)
     draws, batch_sizes = [], []
     for n_steps in [5 * THIN] + [THIN] * N_DRAWS:
-        totals = step._transitions(beta, n_steps)
+        totals = step.make_transitions(beta, n_steps)
         draws.append(beta.copy())
         batch_sizes.append(totals.batch_rows / totals.n_decisions)
     return np.array(draws[1:]), np.mean(batch_sizes)

@@ -148,14 +148,14 @@ def test_how_often_random_walks_are_chosen_does_not_change_the_posterior(
 def z_tuning(sampler: FireflySampler, rng: np.random.Generator, point: np.ndarray) -> float:
     """Draw which rows are bright; return how many are expected to be."""
     sampler.moves.forget()
-    sampler._redraw_z(rng, point)
-    sampler._decisions.q = 0.3
+    sampler.redraw(rng, point)
+    sampler.decisions.q = 0.3
     return expected_bright(sampler, point)
 
 
 def expected_bright(sampler: FireflySampler, point: np.ndarray) -> float:
     surrogate = sampler.reference.surrogate
-    phi = surrogate.phi(sampler._coordinates.from_model(point))
+    phi = surrogate.phi(sampler.coordinates.from_model(point))
     gaps = sampler.rows.remainders(phi, phi, surrogate.expansion.at, sampler.tall.data)[0]
     return float(-np.expm1(-np.delete(gaps, sampler.pinned)).sum())
 
@@ -190,7 +190,7 @@ def changes_by_bright_rows(name: str, n: int, costly: bool = False) -> dict[str,
             point = truth.copy()
             z_tuning(sampler, rng, point)
             move(point)
-            excess = sampler._decisions.bright.size - expected_bright(sampler, point)
+            excess = sampler.decisions.bright.size - expected_bright(sampler, point)
             changes.setdefault(f"bright rows, {kind}", []).append(excess)
             for quantity, after in looked_at(calibration.tall, point).items():
                 old = before[quantity]

@@ -249,16 +249,19 @@ def test_joint_distribution_with_data(family):
             slope, curvature = slopes(y)
             data = tuple(
                 y.astype(values.dtype) if name == "rows" else values
-                for name, values in zip(names, step._density.data, strict=True)
+                for name, values in zip(names, step.density.data, strict=True)
             )
             constants = (zero, X.T @ slope, (X.T * curvature) @ X)
-            step._density = step._density._replace(data=data, constants=constants)
+            step.density = step.density._replace(data=data, constants=constants)
             if family in OF_DATA:
                 lengths, bounds = size_of(*data)
                 sized = RowSizes.of((bounds * lengths**3).astype(np.float32) + np.float32(1e-9))
-                step._rows = row_workspace(len(X), sized.table)
-                step._parameters = (*step._parameters[:-1], ball._replace(total=sized.total))
-            n_read += step._transitions(flat, 4).batch_rows
+                step.workspace = row_workspace(len(X), sized.table)
+                step.test_parameters = (
+                    *step.test_parameters[:-1],
+                    ball._replace(total=sized.total),
+                )
+            n_read += step.make_transitions(flat, 4).batch_rows
             draws.append(flat.copy())
     assert n_read / (4 * n_draws) < len(X)
     assert n_read > n_draws / 50 or family == "normal"

@@ -45,7 +45,7 @@ def replace_data(step, y, stretch=1.0):
     constants = [*step.target.constants(TOUCH)]
     n_pinned = len(step.target.data) if step.target.pinned.size else 0  # their data come last
     constants[-1 - n_pinned] = stretch * constants[-1 - n_pinned]
-    step._settled = replace(step._settled, constants=tuple(constants))
+    step.chosen = replace(step.chosen, constants=tuple(constants))
 
 
 def read_only(values):
@@ -98,9 +98,9 @@ def simulate_jointly(step, n_pairs, stretch=1.0):
         y = draw_data(beta, rng)
         replace_data(step, y, stretch)
         before.append(joint_quantities(beta, y))
-        step._run(beta, 20, redraw_z=True)
+        step.iterate(beta, 20, redraw_z=True)
         after.append(joint_quantities(beta, y))
-        excess.append(step._brightness.n_bright[0] - bright_probability(step, beta).sum())
+        excess.append(step.brightness.n_bright[0] - bright_probability(step, beta).sum())
     return np.array(before), np.array(after), np.array(excess)
 
 
@@ -127,10 +127,10 @@ def test_ranks_are_uniform():
         replace_data(step, y)
         fix_tuning(step)
         beta = np.zeros(2)
-        step._run(beta, 20, redraw_z=True)
+        step.iterate(beta, 20, redraw_z=True)
         draws = []
         for _ in range(N_DRAWS):
-            step._run(beta, 12, redraw_z=False)
+            step.iterate(beta, 12, redraw_z=False)
             draws.append(beta.copy())
         ranks.append((quantities(np.array(draws), y) < quantities(truth[None], y)).sum(axis=0))
     for ranks_of_one in np.transpose(ranks):

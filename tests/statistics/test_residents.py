@@ -35,8 +35,8 @@ def test_the_exact_test_is_exact_with_few_rows_at_a_time(monkeypatch):
     step = pmb.MinibatchMH(
         model=model, data=data, acceptance="exact", rows_in_memory=0, steps_per_draw=5
     )
-    gathered, gather = [], step._gather
-    monkeypatch.setattr(step, "_gather", lambda: (gathered.append(1), gather()))
+    gathered, gather = [], step.gather
+    monkeypatch.setattr(step, "gather", lambda: (gathered.append(1), gather()))
     with model:
         found = pm.sample(
             2000,
