@@ -289,18 +289,6 @@ class Result:
             f"Leave out what is missing, with idata.isel({', '.join(parts)})."
         )
 
-    def finite(self, name: str) -> xr.DataArray:
-        """Read a variable whose draws must be finite.
-
-        Raises
-        ------
-        ValueError
-            Saying which chain and draw.
-        """
-        values = self.array(name)
-        self.check_finite(name, values)
-        return values
-
     def check_finite(self, name: str, values: xr.DataArray) -> None:
         """Refuse draws that are not finite.
 

@@ -432,32 +432,43 @@ class TallStep(BlockedStep, metaclass=StepKind):
         self.tall.watch.check()
         stats = self._or_nothing(lambda start: self._draw_block(start, points), flat.copy())
         stats = {**self._not_recorded, **stats}
-        stats["n_witnessed"], stats["witness_error"] = 0, np.nan
-        if self.witness is not None:
-            witnessed, errors = self._bear_witness_to_many(points, stats)
-            stats["n_witnessed"] = witnessed
-            stats["witness_error"] = np.where(witnessed, errors, np.nan)
-            if "exact" in stats and self.tall.partitions is None:
-                stats["exact"] = stats["exact"] & (witnessed > 0)
-        elif "exact" in stats:
-            stats["exact"] = False
+        stats |= self._bear_witness(points, stats)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         stats |= self.identity
         self.n_draws, self.last_point = self.n_draws + len(points), points[-1].copy()
         return len(points), stats
 
-    def _bear_witness_to_many(
-        self, points: np.ndarray, stats: Mapping[str, Any]
+    def _bear_witness(self, points: np.ndarray, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare moves with the model's own density if it is time to; return stats, arrays each.
+
+        Raises
+        ------
+        SamplingError
+            If they differ. The draws so far are saved.
+        """
+        witness, n_moves = self.witness, np.zeros(len(points), np.int64)
+        errors: float | np.ndarray = np.nan
+        if witness is not None and self.tune:
+            n_moves, errors = n_moves + witness.n_moves, witness.error
+        elif witness is not None:
+            n_moves, errors = self._compared(witness, points, stats)
+        found = {"n_witnessed": n_moves, "witness_error": np.where(n_moves, errors, np.nan)}
+        can_look = self.tall.partitions is None
+        if "exact" in stats and not self.tune and (can_look or witness is None):
+            found["exact"] = stats["exact"] & (n_moves > 0)
+        return found
+
+    def _compared(
+        self, witness: Witness, points: np.ndarray, stats: Mapping[str, Any]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Do what :meth:`_bear_witness` does, for many draws."""
-        assert self.witness is not None
+        """Keep draws, should the chain be stopped, the last ones if they are many; and compare."""
         read = np.zeros(len(points)) + stats.get("n_likelihood", 0) + stats.get("n_gradient", 0)
-        before = self.witness.farthest.n
+        before = witness.farthest.n
         self._draws.extend(points)
         try:
-            return self.witness.after_draws(self.look, points, read)
+            return witness.after_draws(self.look, points, read)
         except SurpriseError as surprise:
-            seen = self.witness.farthest.n - before
+            seen = witness.farthest.n - before
             del self._draws[len(self._draws) - len(points) + seen :]
             raise SamplingError(self._stopped(surprise)) from None
         finally:
@@ -491,8 +502,8 @@ class TallStep(BlockedStep, metaclass=StepKind):
     def _witnessed(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw, and compare moves with the model's own density if it is time to."""
         stats = {**self._not_recorded, **self._draw(flat)}
-        self._bear_witness(flat, stats)
-        return stats
+        found = self._bear_witness(flat[None], stats)
+        return stats | {name: values[0] for name, values in found.items()}
 
     @cached_property
     def model_density(self) -> ModelDensity:
@@ -517,35 +528,6 @@ class TallStep(BlockedStep, metaclass=StepKind):
         """Return a point that is likely enough for moves from it to be accepted and rejected."""
         point = self.tall.model.initial_point()
         return self.tall.layout.flatten({**point, **self.near_mode(point)})
-
-    def _bear_witness(self, flat: np.ndarray, stats: dict[str, Any]) -> None:
-        """Compare moves with the model's own density, if it is time to.
-
-        Raises
-        ------
-        SamplingError
-            If they differ. The draws so far are saved.
-        """
-        witness = self.witness
-        if witness is not None and not self.tune:
-            self._keep(flat)
-            read = stats.get("n_likelihood", 0) + stats.get("n_gradient", 0)
-            try:
-                witness.after_draw(self.look, flat, read)
-            except SurpriseError as surprise:
-                raise SamplingError(self._stopped(surprise)) from None
-        n_witnessed = 0 if witness is None else witness.n_moves
-        stats["n_witnessed"] = n_witnessed
-        stats["witness_error"] = witness.error if witness is not None and n_witnessed else np.nan
-        can_look = self.tall.partitions is None
-        if "exact" in stats and not self.tune and (can_look or witness is None):
-            stats["exact"] = bool(stats["exact"] and n_witnessed)
-
-    def _keep(self, flat: np.ndarray) -> None:
-        """Keep a draw, should the chain be stopped; the last ones if they are many."""
-        self._draws.append(flat)
-        if len(self._draws) * flat.nbytes > KEPT_BYTES:
-            del self._draws[0]
 
     def _stopped(self, surprise: SurpriseError) -> str:
         """Save the draws so far, and say why the chain stops."""

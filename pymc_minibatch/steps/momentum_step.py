@@ -12,7 +12,7 @@ from pymc.model import Model
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.arguments import checked_share
+from pymc_minibatch.arguments import checked_share, checked_type
 from pymc_minibatch.kernels.momentum import Momentum, MomentumState, momentum_state
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
@@ -28,7 +28,7 @@ from pymc_minibatch.steps.gradient_step import (
     largest_variance,
     scaled,
 )
-from pymc_minibatch.steps.schedule import Schedule
+from pymc_minibatch.steps.schedule import Constant, Schedule
 
 __all__ = ["MomentumStep"]
 
@@ -71,19 +71,21 @@ class MomentumStep(GradientStep):
 
     def __init__(
         self,
-        vars: Variable | str | Sequence[Variable | str] | None,
-        data: Any,
-        step_size: float | None,
-        friction: float,
-        schedule: Schedule,
-        preconditioner: Literal["auto", "fisher", "diagonal", "identity"],
-        reference: Reference | None,
-        control_variate: Literal["auto", 0, 1, 2],
-        batch_size: int | None,
-        steps_per_draw: int | Literal["auto"],
-        model: Model | None,
-        rng: RandomGenerator,
+        vars: Variable | str | Sequence[Variable | str] | None = None,
+        *,
+        data: Any = None,
+        step_size: float | None = None,
+        friction: float = 0.1,
+        schedule: Schedule | None = None,
+        preconditioner: Literal["auto", "fisher", "diagonal", "identity"] = "auto",
+        reference: Reference | None = None,
+        control_variate: Literal["auto", 0, 1, 2] = "auto",
+        batch_size: int | None = None,
+        steps_per_draw: int | Literal["auto"] = "auto",
+        model: Model | None = None,
+        rng: RandomGenerator = None,
     ) -> None:
+        checked_type("schedule", schedule, Schedule, "Use pmb.Polynomial() or pmb.Cyclical().")
         if step_size is not None and not (np.isfinite(step_size) and step_size > 0):
             raise ValueError(f"step_size must be positive and finite; got {step_size!r}.")
         if preconditioner not in PRECONDITIONERS:
@@ -91,7 +93,7 @@ class MomentumStep(GradientStep):
                 f"preconditioner must be one of {PRECONDITIONERS}; got {preconditioner!r}."
             )
         self.step_size, self.friction = step_size, checked_share("friction", friction, 1.0)
-        self.schedule, self.preconditioner = schedule, preconditioner
+        self.schedule, self.preconditioner = schedule or Constant(), preconditioner
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )

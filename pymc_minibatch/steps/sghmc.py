@@ -1,17 +1,9 @@
 """The PyMC step for stochastic gradient Hamiltonian Monte Carlo."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
 
-from pymc.model import Model
-from pymc.util import RandomGenerator
-from pytensor.graph.basic import Variable
-
-from pymc_minibatch.arguments import checked_type
 from pymc_minibatch.kernels.sghmc import make_hamiltonian
-from pymc_minibatch.reference import Reference
 from pymc_minibatch.steps.momentum_step import MomentumStep
-from pymc_minibatch.steps.schedule import Constant, Schedule
 from pymc_minibatch.steps.stats import dtypes_shapes
 
 __all__ = ["SGHMC"]
@@ -114,39 +106,6 @@ class SGHMC(MomentumStep):
 
     name = "sghmc"
     stats_dtypes_shapes = dtypes_shapes("SGHMC")
-
-    def __init__(
-        self,
-        vars: Variable | str | Sequence[Variable | str] | None = None,
-        *,
-        data: Any = None,
-        step_size: float | None = None,
-        friction: float = 0.1,
-        schedule: Schedule | None = None,
-        preconditioner: Literal["auto", "fisher", "diagonal", "identity"] = "auto",
-        reference: Reference | None = None,
-        control_variate: Literal["auto", 0, 1, 2] = "auto",
-        batch_size: int | None = None,
-        steps_per_draw: int | Literal["auto"] = "auto",
-        model: Model | None = None,
-        rng: RandomGenerator = None,
-    ) -> None:
-        remedy = "Use pmb.Polynomial() or pmb.Cyclical()."
-        checked_type("schedule", schedule, Schedule, remedy)
-        super().__init__(
-            vars,
-            data,
-            step_size,
-            friction,
-            schedule or Constant(),
-            preconditioner,
-            reference,
-            control_variate,
-            batch_size,
-            steps_per_draw,
-            model,
-            rng,
-        )
 
     @property
     def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:

@@ -10,7 +10,6 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.kernels.sgnht import make_thermostat
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.steps.momentum_step import MomentumStep
-from pymc_minibatch.steps.schedule import Constant
 from pymc_minibatch.steps.stats import dtypes_shapes
 
 __all__ = ["SGNHT"]
@@ -127,17 +126,16 @@ class SGNHT(MomentumStep):
     ) -> None:
         super().__init__(
             vars,
-            data,
-            step_size,
-            friction,
-            Constant(),
-            preconditioner,
-            reference,
-            control_variate,
-            batch_size,
-            steps_per_draw,
-            model,
-            rng,
+            data=data,
+            step_size=step_size,
+            friction=friction,
+            preconditioner=preconditioner,
+            reference=reference,
+            control_variate=control_variate,
+            batch_size=batch_size,
+            steps_per_draw=steps_per_draw,
+            model=model,
+            rng=rng,
         )
 
     @property

@@ -35,6 +35,7 @@ from pymc_minibatch.updates.update import (
     Update,
     Whitening,
     accept,
+    decide,
     put_whitened,
     standard_normal,
     whitened,
@@ -87,10 +88,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
             kick = whitened_gradient(proposed.gradient, whitening) + y
             p += 0.5 * time * kick
         log_ratio = log_density - current.log_density[0] + kinetic - 0.5 * (p * p).sum()
-        probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
-        accepted = rng.random() < probability
-        if accepted:
-            accept(current, proposed, context.brightness)
+        accepted, probability = decide(rng, log_ratio, current, proposed, context.brightness)
         if rng.random() < 0.5:
             put_whitened(-whitened(current.point, whitening), whitening, proposed.point)
             log_ratio = evaluate(proposed, context) - current.log_density[0]

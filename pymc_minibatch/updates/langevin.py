@@ -19,7 +19,7 @@ from pymc_minibatch.updates.update import (
     State,
     Update,
     Whitening,
-    accept,
+    decide,
     put_whitened,
     standard_normal,
     whitened,
@@ -48,11 +48,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         log_ratio = evaluate(proposed, context) - current.log_density[0]
         back = noise + 0.5 * step * (slope + whitened_gradient(proposed.gradient, whitening))
         log_ratio += 0.5 * ((noise * noise).sum() - (back * back).sum())
-        probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
-        accepted = rng.random() < probability
-        if accepted:
-            accept(current, proposed, context.brightness)
-        return accepted, probability
+        return decide(rng, log_ratio, current, proposed, context.brightness)
 
     return langevin
 

@@ -16,7 +16,7 @@ from pymc_minibatch.updates.update import (
     State,
     Update,
     Whitening,
-    accept,
+    decide,
     standard_normal,
     times,
 )
@@ -42,11 +42,7 @@ def build(evaluate: Callable[..., float]) -> Callable[..., tuple[bool, float]]:
         for i in range(active.size):
             proposed.point[active[i]] += step * change[i]
         log_ratio = evaluate(proposed, context) - current.log_density[0]
-        probability = np.exp(min(0.0, log_ratio))
-        accepted = rng.random() < probability
-        if accepted:
-            accept(current, proposed, context.brightness)
-        return accepted, probability
+        return decide(rng, log_ratio, current, proposed, context.brightness)
 
     return metropolis
 

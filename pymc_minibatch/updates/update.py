@@ -17,6 +17,7 @@ __all__ = [
     "Update",
     "Whitening",
     "accept",
+    "decide",
     "log_odds",
     "new_brightness",
 ]
@@ -153,6 +154,22 @@ def accept(current: State, proposed: State, brightness: BrightnessState) -> None
     current.log_density[0] = proposed.log_density[0]
     for i in range(brightness.n_bright[0]):
         brightness.log_odds[i] = brightness.proposed[i]
+
+
+@register_jitable
+def decide(
+    rng: np.random.Generator,
+    log_ratio: float,
+    current: State,
+    proposed: State,
+    brightness: BrightnessState,
+) -> tuple[bool, float]:
+    """Accept the point evaluated last with Metropolis's probability, which is returned too."""
+    probability = np.exp(min(0.0, log_ratio)) if np.isfinite(log_ratio) else 0.0
+    accepted = rng.random() < probability
+    if accepted:
+        accept(current, proposed, brightness)
+    return accepted, probability
 
 
 @register_jitable

@@ -60,22 +60,7 @@ class FarthestPoints:
         self.distance = dict.fromkeys(layout.names, 0.0)
         self.points: dict[str, np.ndarray] = {}
 
-    def add(self, point: np.ndarray) -> None:
-        """Take note of a draw (Welford's sums)."""
-        self.n += 1
-        away = point - self.mean
-        self.mean += away / self.n
-        self.squares += away * (point - self.mean)
-        if self.n < SETTLED:
-            return
-        with np.errstate(divide="ignore", invalid="ignore"):
-            deviations = np.nan_to_num(np.abs(away) / np.sqrt(self.squares / self.n))
-        for name, where in self.layout.slices.items():
-            distance = deviations[where].max(initial=0.0)
-            if distance > self.distance[name]:
-                self.distance[name], self.points[name] = float(distance), point
-
-    def add_many(self, points: np.ndarray) -> None:
+    def add(self, points: np.ndarray) -> None:
         """Take note of draws, shape (draws, size), one after the other."""
         names = self.layout.names
         distances = np.array([self.distance[name] for name in names])
@@ -152,32 +137,13 @@ class Witness:
         far.n, far.mean, far.squares = counts["n"], counts["mean"], counts["squares"]
         far.distance, far.points = dict(counts["distance"]), dict(counts["points"])
 
-    def after_draw(
-        self, make_look: Callable[[], Look | None], point: np.ndarray, n_evaluated: int
-    ) -> None:
-        """Look from a draw, or from the farthest one before, if it is time to.
-
-        Given are what makes what compares, None if nothing can be, and how many rows the draw has
-        read.
-
-        Raises
-        ------
-        SurpriseError
-            If a move is not what the model's density makes it.
-        """
-        self.farthest.add(point)
-        self._work += DRAW_ROWS + n_evaluated
-        cost = LOOK * self.n_rows
-        is_due = self._own_work + cost <= SHARE * self._work
-        if is_due or not self.n_moves:
-            self._look_if_possible(make_look(), point)
-
     def after_draws(
         self, make_look: Callable[[], Look | None], points: np.ndarray, read: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Do what :meth:`after_draw` does for one draw after the other.
+        """Look from each draw, or from the farthest one before, if it is time to.
 
-        Returned are, after each, how many moves were compared, and the largest error.
+        Given are what makes what compares, None if nothing can be, and how many rows each draw has
+        read. Returned are, after each, how many moves were compared, and the largest error.
 
         Raises
         ------
@@ -191,7 +157,7 @@ class Witness:
             due = self._next_due(work, start) if can_look else n
             n_moves[start:due], errors[start:due] = self.n_moves, self.error
             stop = min(due + 1, n)
-            self.farthest.add_many(points[start:stop])
+            self.farthest.add(points[start:stop])
             self._work = float(work[stop - 1])
             if due < n:
                 can_look = self._look_if_possible(make_look(), points[due])
