@@ -100,7 +100,7 @@ class Values:
         }
 
     def _evaluator(self) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-        """Build what computes many draws at once; one after the other where that cannot be done."""
+        """Build what computes many draws at once; one after the other if that cannot be done."""
         graphs = [
             graph
             for name, graph in zip(self.names, self._graphs, strict=True)

@@ -83,7 +83,7 @@ class _Chains(NamedTuple):
     """What the draws of a run look like."""
 
     r_hat: float
-    """The largest; of the halves of the chain where there is one. nan if it is not known."""
+    """The largest; of the halves of the chain if there is one. nan if it is not known."""
     ess: float
     slowest: str
     """The element with the fewest effective draws."""

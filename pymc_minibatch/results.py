@@ -220,7 +220,7 @@ class Result:
 
     @cached_property
     def finished(self) -> np.ndarray:
-        """Draws that each chain has made, shape (chains,): fewer where it was interrupted.
+        """Draws that each chain has made, shape (chains,): fewer if it was interrupted.
 
         Draws that were not made are nan in all variables, to the end of the chain.
         """

@@ -25,7 +25,7 @@ __all__ = ["RunningMean"]
 class RunningMean:
     """The mean over draws of a function of the parameters, as a callback of ``pm.sample``.
 
-    :meth:`add` takes the draws of a result, where there is one.
+    :meth:`add` takes the draws of a result, if there is one.
 
     The prediction of a network for given rows is the mean of its outputs over the draws. This keeps
     that mean alone, and not the draws or the outputs for each of them: pass ``pm.sample`` the

@@ -32,7 +32,7 @@ BEYOND = 6.0
 """Bounds hold up to |z| = √D + 6: a Gaussian chain leaves that ball with probability exp(−18)."""
 
 FAR_BEYOND = 12.0
-"""The same where rows are in partitions, beyond which no chain comes (probability exp(−72)): there
+"""The same if rows are in partitions, beyond which no chain comes (probability exp(−72)): there
 all of them would have to be read. With so many rows it makes bounds hardly larger."""
 
 PAIRS = 2000
@@ -55,7 +55,7 @@ class RemainderBounds:
     Attributes
     ----------
     sizes : ndarray of float32, shape (N,), or SizedRows
-        c_n, rounded up; where rows are in partitions, how they are computed and their sums.
+        c_n, rounded up; if rows are in partitions, how they are computed and their sums.
     whiten : ndarray, shape (D, D)
         Lᵀ, with LLᵀ the precision of the Gaussian approximation.
     radius : float

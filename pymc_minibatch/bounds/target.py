@@ -75,7 +75,7 @@ def make_base_with_rows(
     rows: Callable[..., Any],
     n_collapsed: int,
 ) -> Callable[..., float]:
-    """Build the base where some rows are always read: `constants` end with their data."""
+    """Build the base if some rows are always read: `constants` end with their data."""
 
     def base(point: np.ndarray, constants: Any, gradient: np.ndarray) -> float:
         value, slope = assemble(point, parts(point, constants[0]), constants[:n_collapsed])

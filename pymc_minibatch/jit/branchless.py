@@ -244,7 +244,7 @@ def local_branchless(fgraph: Any, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([Elemwise])
 def local_one_logarithm(fgraph: Any, node: Apply) -> list[Variable] | None:
-    """Take the logarithm of what is chosen, where one of two is: both cost more than anything else.
+    """Take the logarithm of what is chosen, if one of two is: both cost more than anything else.
 
     What log(1 + x) has to say of an x below 1e-16 is lost, which is nothing in a sum of rows.
     """

@@ -2,7 +2,7 @@
 
 PyTensor keeps the machine code of graphs under keys of the graphs, and Numba reads and writes the
 files. A kernel of ours is kept there under a key of all code that it reaches, so that it is never
-stale (:mod:`pymc_minibatch.jit.reached`). A cache only saves time: where its files cannot be read
+stale (:mod:`pymc_minibatch.jit.reached`). A cache only saves time: if its files cannot be read
 or written, what they would hold is compiled, and the user is told once.
 """
 

@@ -16,7 +16,7 @@ def n_cores() -> int:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Keep BLAS from starting threads of its own, where there are as many as cores already."""
+    """Keep BLAS from starting threads of its own, if there are as many as cores already."""
     return _libraries().limit(limits=1, user_api="blas")
 
 

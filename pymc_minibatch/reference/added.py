@@ -39,7 +39,7 @@ def with_added_rows(
 ) -> Reference | None:
     """Add the sums over partitions that follow those of a reference; None if it has none.
 
-    It also returns None, and says why, where all rows have to be read again.
+    It also returns None, and says why, if all rows have to be read again.
     """
     if tall.partitions is None or not len(old.parts):
         return None

@@ -42,7 +42,7 @@ class ControlVariate(NamedTuple):
         T; the likelihood counts with power 1/T.
     pinned : PinnedRows, optional
         Rows of which nothing is taken off, since they are read at every decision; then `reference`
-        is an expansion of the others. None, the default, where there are none.
+        is an expansion of the others. None, the default, if there are none.
     """
 
     reference: Reference
@@ -72,7 +72,7 @@ class ControlVariate(NamedTuple):
     def columns(self) -> tuple[np.ndarray, ...]:
         """Return what rows read in addition to the data: whether they are left to batches.
 
-        Nothing where all of them are.
+        Nothing if all of them are.
         """
         if self.pinned is None:
             return ()

@@ -349,6 +349,6 @@ def nearer_start(
 
 
 def log_density(tall: TallModel, temperature: float, point: Mapping[str, np.ndarray]) -> float:
-    """Log-density of the posterior at a temperature; -inf where it is not a number."""
+    """Log-density of the posterior at a temperature; -inf if it is not a number."""
     value = (1 - 1 / temperature) * tall.prior_logp(point) + tall.trial_logp(point) / temperature
     return value if np.isfinite(value) else -math.inf

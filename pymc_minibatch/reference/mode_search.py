@@ -48,7 +48,7 @@ def sample_rows(
 ) -> Rows | None:
     """Take some rows at random; None if that would be all of them.
 
-    Those that are given suffice where they are as many.
+    Those that are given suffice if they are as many.
     """
     if given is None or (len(given) and len(given[0]) >= size):
         return given
@@ -110,7 +110,7 @@ def maximise(density: SearchDensity, theta: np.ndarray, rows: Rows | None) -> np
 
 
 def _by_trust_region(density: SearchDensity, theta: np.ndarray, rows: Rows | None) -> np.ndarray:
-    """Search where the log-density need not be concave, in units of the coordinates."""
+    """Search even if the log-density is not concave, in units of the coordinates."""
     units = density.units
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
@@ -224,7 +224,7 @@ def polish(
     theta
         The mode.
     precision
-        That of these; where rows have kinks, that of all rows.
+        That of these; if rows have kinks, that of all rows.
     """
     precision = density.precision(theta, rows)
     factor = density.factor(theta, precision)

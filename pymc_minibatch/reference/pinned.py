@@ -56,7 +56,7 @@ of them for any D: beyond a wall the tail is that of an exponential, heavier tha
 def rows_to_pin(tall: TallModel, control: ControlVariate, sizes: np.ndarray) -> np.ndarray:
     """Find the rows that had better be read always, by the sizes of all rows: their numbers.
 
-    None if there are too many, or where the expansion is not one of second order.
+    None if there are too many, or if the expansion is not one of second order.
     """
     rows = np.flatnonzero(sizes > EXTREME * control.temperature)
     smooth = control.order == 2 and not control.reference.has_kinks

@@ -317,7 +317,7 @@ class Reference:
 
 
 def _with_suffix(path: str | Path) -> Path:
-    """Add the suffix where it is missing, as NumPy does when it saves."""
+    """Add the suffix if it is missing, as NumPy does when it saves."""
     path = Path(path)
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 

@@ -210,7 +210,7 @@ def write_remainders(
 
 @register_jitable
 def with_widths(v: np.ndarray, constants: RowConstants, batch: Any) -> np.ndarray:
-    """Put half-widths below v, where there are any."""
+    """Put half-widths below v, if there are any."""
     k, smoothing = v.shape[0], constants.smoothing
     if smoothing.scale.size == 0:
         return v

@@ -91,7 +91,7 @@ class RowFunctions:
     n_predictors : int
         Number of predictors, k.
     smoothing : SmoothingWidths
-        Half-widths h of intervals, where rows have kinks.
+        Half-widths h of intervals, if rows have kinks.
     """
 
     def __init__(self, structure: RowStructure, build: Callable[..., Any] = compile_numba) -> None:

@@ -68,7 +68,7 @@ class SearchDensity:
     def row_derivatives(
         self, theta: np.ndarray, rows: Rows | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian of the log-likelihood; where some rows are given, estimates."""
+        """Gradient and Hessian of the log-likelihood; if some rows are given, estimates."""
         data, title, scale = self._of(rows)
         gradient, hessian = self.rows.gradient_hessian(theta, data, title)
         return scale * gradient, scale * hessian
@@ -118,7 +118,7 @@ class SearchDensity:
     def take_units(self, theta: np.ndarray, rows: Rows | None) -> None:
         """Take the scale on which one row and the prior vary as the unit of each coordinate.
 
-        A row's curvature tells it, and where it has none (kinks), its slope.
+        A row's curvature tells it, and if it has none (kinks), its slope.
         """
         data = self.tall.data if rows is None else rows
         some = [np.ascontiguousarray(v[:: max(1, len(v) // UNIT_ROWS)]) for v in data]
@@ -168,7 +168,7 @@ class SearchDensity:
         )
 
     def precision(self, theta: np.ndarray, rows: Rows | None) -> np.ndarray:
-        """Curvature of the log-density, at the scale of the posterior where rows have kinks."""
+        """Curvature of the log-density, at the scale of the posterior if rows have kinks."""
         if not self.kinked:
             return -self.hessian(theta, rows)
         precision = self.outer_precision(theta, rows)

@@ -96,7 +96,7 @@ def row_sizes(
     Returns
     -------
     sizes : ndarray of float32, shape (N,), or SizedRows
-        Positive, but 0 for rows that are read at every decision; all the same where no row varies.
+        Positive, but 0 for rows that are read at every decision; all the same if no row varies.
         If rows are in partitions, how they are computed and their sums.
     unevenness : Unevenness
         How much they are worth, measured at other points.

@@ -88,7 +88,7 @@ def make_target(tall: TallModel, control: ControlVariate | None) -> Target:
 
 
 def _target_with_rows(tall: TallModel, control: ControlVariate) -> Target:
-    """Split the density where some rows are read at every decision."""
+    """Split the density if some rows are read at every decision."""
     remainder = compile_remainder(tall, control.order)
     base, constants = make_base_with_rows(tall, control)
     return Target(

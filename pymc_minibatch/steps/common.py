@@ -185,7 +185,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         cls.__doc__ = described(cls.__doc__, cls.__name__)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Wait for a model where there is none yet."""
+        """Wait for a model if there is none yet."""
         if "target_accept" in kwargs:
             raise TypeError(
                 f"{cls.__name__} has no target_accept, which is an option of NUTS: leave it out. "

@@ -150,9 +150,9 @@ class TestPlan:
     prepared
         What the test knows of the rows, as the jitted test reads it; None if that is nothing.
     unevenness
-        How uneven the rows are, where it is known.
+        How uneven the rows are, if it is known.
     rows_read
-        About how many rows a full-size move takes, where that is known.
+        About how many rows a full-size move takes, if that is known.
     sized
         What rows are drawn by where they are in partitions.
     control

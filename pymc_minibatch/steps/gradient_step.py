@@ -137,7 +137,7 @@ class GradientStep(TallStep):
     ) -> ControlVariate | None:
         """Return the control variate; None if no reference point is known.
 
-        None is searched for where there are surely several modes, or so many parameters that
+        None is searched for if there are surely several modes, or so many parameters that
         their Hessian is large.
         """
         if reference is None and control_variate == "auto" and (why := self._why_no_mode()):

@@ -625,7 +625,7 @@ class MinibatchMH(WitnessedBatches):
         return self._trajectories_from(self.tall.start)
 
     def warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
-        """Warn once where a chain stands still, which R-hat does not see if others do as well."""
+        """Warn once if a chain stands still, which R-hat does not see if others do as well."""
         self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
         if self._n_still != STILL:
             return None

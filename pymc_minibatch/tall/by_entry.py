@@ -158,7 +158,7 @@ class _NotByEntryError(ValueError):
 
 
 def entries_of(term: Any, shape: tuple[int, ...]) -> Entries | None:
-    """Write the log-density of a matrix of observations by its entries; None where it cannot be.
+    """Write the log-density of a matrix of observations by its entries; None if it cannot be.
 
     Parameters
     ----------

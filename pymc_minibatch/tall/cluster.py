@@ -147,7 +147,7 @@ def run(
     combine
         Takes two results, that of the earlier part first, and returns one. It must be associative.
     title
-        Shown with a progress bar where there are many parts.
+        Shown with a progress bar if there are many parts.
     scheduler
         Where; whatever is active if not given.
 

@@ -239,7 +239,7 @@ def _mapped(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
 
 
 def _checked(value: np.ndarray, *conditions: np.ndarray) -> np.ndarray:
-    """Return −∞ where a condition is not met."""
+    """Return −∞ if a condition is not met."""
     each = [c for condition in conditions for c in condition.ravel() if not _is_met(c)]
     if not each:
         return value

@@ -4,7 +4,7 @@ A graph has the same number if it has the same operations on the same constants,
 variables. Rows do not count: they have a checksum of their own. Two graphs with other numbers may
 still compute the same, so a difference says where to look, and values decide.
 
-A run notes all of it, in the attributes of its result where they can be set. What ``pm.sample``
+A run notes all of it, in the attributes of its result if they can be set. What ``pm.sample``
 returns has only what a step records with each draw, which is one number for the model: it says
 which part differs, and in the process of the run also what in it does.
 """

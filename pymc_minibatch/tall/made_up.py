@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["MadeUp", "made_up", "rows_of"]
 
 POOL_BYTES = 2**24
-"""Random whole numbers that are kept; rows repeat where there are more."""
+"""Random whole numbers that are kept; rows repeat if there are more."""
 
 
 @dataclass(frozen=True)

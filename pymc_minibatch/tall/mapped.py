@@ -215,7 +215,7 @@ def _time_tells(path: str, status: os.stat_result) -> bool:
 
 @cache
 def _file_system(device: int) -> str:
-    """Return the kind of a device's file system; nothing where the system does not say."""
+    """Return the kind of a device's file system; nothing if the system does not say."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:

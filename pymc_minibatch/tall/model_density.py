@@ -47,7 +47,7 @@ class ModelDensity:
         self._known: dict[bytes, float] = {}
 
     def __call__(self, point: np.ndarray) -> float:
-        """Return the log-density at a flat point; −∞ where it is not a number.
+        """Return the log-density at a flat point; −∞ if it is not a number.
 
         Parameters
         ----------

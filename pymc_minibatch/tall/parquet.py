@@ -46,7 +46,7 @@ class RowGroup:
 
     @property
     def is_local(self) -> bool:
-        """Whether the file is on this machine, where a look at it is cheap."""
+        """Whether the file is on this machine, if a look at it is cheap."""
         return is_local(self.filesystem)
 
     def check(self) -> None:

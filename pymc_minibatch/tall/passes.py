@@ -1,4 +1,4 @@
-"""Passes over all rows: in chunks, on all cores, with a progress bar where they take long.
+"""Passes over all rows: in chunks, on all cores, with a progress bar if they take long.
 
 If rows lie in partitions a pass is a job of Dask: each partition is cut into chunks where it is.
 """
@@ -44,7 +44,7 @@ def over_chunks[T](
     data
         Arrays with rows along the first axis.
     title
-        Shown with a progress bar where there is much to read; None for no bar.
+        Shown with a progress bar if there is much to read; None for no bar.
     step
         Rows of a chunk; if not given, so many that they stay in cache.
     numbered

@@ -152,7 +152,7 @@ def _gives(model: Model, total: Any, parts: Sequence[Any]) -> bool:
 
 
 def _points(model: Model) -> list[list[np.ndarray]]:
-    """Return the start, points near it and draws of the prior, where it can be drawn from."""
+    """Return the start, points near it and draws of the prior, if it can be drawn from."""
     names = [get_var_name(value) for value in model.value_vars]
     layout = PointLayout.of(model.initial_point(), names)
     start = layout.flatten(model.initial_point())

@@ -60,7 +60,7 @@ def prior_points(model: Model, layout: PointLayout, n: int, seed: int = 0) -> np
 
 
 def _transformed(model: Model, rv: Any) -> Any:
-    """Return the value variable of a draw: its transform, where it has one."""
+    """Return the value variable of a draw: its transform, if it has one."""
     transform = model.rvs_to_transforms.get(rv)
     return rv if transform is None else transform.forward(rv, *rv.owner.inputs)
 

@@ -225,7 +225,7 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
 
 
 def open_source(name: str, source: Any) -> np.ndarray:
-    """Return a source as an array, without reading it where that is possible."""
+    """Return a source as an array, without reading it if that is possible."""
     if isinstance(source, str | Path):
         if Path(source).suffix != ".npy":
             raise ValueError(
@@ -442,7 +442,7 @@ _shared: dict[int, np.memmap] = {}
 
 
 def mapped_if_large(values: np.ndarray, limit: int) -> np.ndarray:
-    """Put an array that nobody changes into a temporary file where it takes `limit` bytes."""
+    """Put an array that nobody changes into a temporary file if it takes `limit` bytes."""
     if values.nbytes < limit:
         return read_only(values)
     mapped = new_array(values.shape, values.dtype)

@@ -65,7 +65,7 @@ def without_sparse(graphs: Sequence[Variable]) -> list[Variable]:
     Returns
     -------
     list of Variable
-        The same graphs; the very same where there is no sparse matrix.
+        The same graphs; the very same if there is no sparse matrix.
     """
     replaced: dict[Variable, Variable] = {}
     for product, matrix, others in _products(graphs):

@@ -13,7 +13,7 @@ that rows are parabolas. A claim is decided here, by four rules.
 - *Every entry.* Each entry of each array counts.
 - *Undecided is false.* What is finite in one of two functions has to be finite in the other.
 
-Points come from the prior (:mod:`.probes`) and from a Gaussian approximation, where one is known.
+Points come from the prior (:mod:`.probes`) and from a Gaussian approximation, if one is known.
 """
 
 from collections.abc import Callable, Iterable, Sequence
