@@ -79,8 +79,12 @@ def decide_control_variate(
     temperature: float,
     *,
     one_mode: bool = True,
+    will_be_witnessed: bool = False,
 ) -> ControlVariate | None:
     """Return a control variate, of order 0 if it does not pay; None without reference point.
+
+    If moves will be compared with the model's own density at once, by a witness, the split is not
+    compared with it here.
 
     Raises
     ------
@@ -109,7 +113,9 @@ def decide_control_variate(
             "discrete. Set control_variate=0."
         )
     try:
-        reference = reference or _search_one_mode(tall, temperature, control_variate)
+        reference = reference or _search_one_mode(
+            tall, temperature, control_variate, will_be_witnessed
+        )
     except NoReferenceError as error:
         mode_sampler = isinstance(error, SeveralModesError) and not one_mode
         if control_variate != "auto" or mode_sampler:
@@ -140,10 +146,13 @@ def decide_control_variate(
 
 
 def _search_one_mode(
-    tall: TallModel, temperature: float, control_variate: Literal["auto", 0, 1, 2]
+    tall: TallModel,
+    temperature: float,
+    control_variate: Literal["auto", 0, 1, 2],
+    will_be_witnessed: bool,
 ) -> Reference:
     """Search a reference point; where it would hide other modes, take it only if asked to."""
-    reference = search(tall, temperature)
+    reference = search(tall, temperature, will_be_witnessed=will_be_witnessed)
     if reference.several_modes and control_variate == "auto":
         raise SeveralModesError(
             "the posterior seems to have several modes, and moves about one would not reach the "

@@ -164,6 +164,8 @@ def search(
     random_seed: int = 0,
     progressbar: bool = True,
     start: np.ndarray | None = None,
+    *,
+    will_be_witnessed: bool = False,
 ) -> Reference:
     """Do what :func:`find_reference` does, without the warning, from a flat point."""
     started = time.perf_counter()
@@ -217,7 +219,7 @@ def search(
     # Refuses what is not concave.
     factor, _ = density.factor(theta, reference.precision_at(temperature))
     shift = VERIFIED_AT * solve_triangular(factor, rng.standard_normal(theta.size))
-    tall.verify_at(theta + shift, theta - shift)
+    tall.verify_at(theta + shift, theta - shift, will_be_witnessed=will_be_witnessed)
     return reference
 
 

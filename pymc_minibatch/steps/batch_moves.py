@@ -155,7 +155,14 @@ class BatchMoves(TallStep):
         if self.acceptance.needs_order == 2 and control_variate == "auto":
             control_variate = 2
         self.control = decide_control_variate(
-            self.tall, reference, control_variate, self.temperature, one_mode=one_mode
+            self.tall,
+            reference,
+            control_variate,
+            self.temperature,
+            one_mode=one_mode,
+            will_be_witnessed=self.witness is not None
+            and not self.tall.is_bound
+            and self.tall.partitions is None,
         )
         if self.tall.partitions is not None and not self.control_variate:
             self.tall = self.tall.copied()

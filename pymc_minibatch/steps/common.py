@@ -511,13 +511,21 @@ class TallStep(BlockedStep, metaclass=StepKind):
         return ModelDensity(self.tall, getattr(self, "temperature", 1.0))
 
     def _look_at_set_up(self) -> SurpriseError | None:
-        """Compare moves from a point near the mode with the model's own density."""
+        """Compare moves from a point near the mode with the model's own density.
+
+        Raises
+        ------
+        NotTallError
+            If they differ, and it is the split that is wrong there.
+        """
         look, state = self.look(), self.rng.bit_generator.state
         if self.witness is None or look is None:
             return None
         try:
-            self.witness.look(look, self._point_of_look())
+            point = self._point_of_look()
+            self.witness.look(look, point)
         except SurpriseError as surprise:
+            self.tall.verify_at(point)
             return surprise
         finally:
             self.rng.bit_generator.state = state

@@ -364,9 +364,10 @@ class MinibatchMH(WitnessedBatches):
 
     def _set_up(self, asked: Asked) -> None:
         """Settle how the model is sampled."""
-        for name, value in vars(type(self)).items():
-            if isinstance(value, cached_property):
-                self.__dict__.pop(name, None)
+        for cls in type(self).__mro__:  # what was made for a claim that does not hold
+            for name, value in vars(cls).items():
+                if isinstance(value, cached_property):
+                    self.__dict__.pop(name, None)
         self.proposal_options = ()
         self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
         self._moved_alike = ""

@@ -436,12 +436,18 @@ class TallModel:
             for rows in self._check.batches:
                 yield self._check.taken(rows), self._points
 
-    def verify_at(self, *points: np.ndarray, data: Sequence[Any] | None = None) -> None:
+    def verify_at(
+        self,
+        *points: np.ndarray,
+        data: Sequence[Any] | None = None,
+        will_be_witnessed: bool = False,
+    ) -> None:
         """Verify the split again at flat points where it is used, such as the mode.
 
         All rows, or those in `data`, are evaluated in two orders, at the first of them. The full
-        graph is evaluated at all of them, unless this model was handed over by another process. So
-        is what rows read, if it has been used.
+        graph is evaluated at all of them, unless this model was handed over by another process, or
+        will be compared with its own density by a witness. So is what rows read, if it has been
+        used.
 
         Raises
         ------
@@ -449,7 +455,7 @@ class TallModel:
             If a row changes with those that it is evaluated with, or reads something else.
         """
         self.watch.check()
-        if self._check is not None:
+        if self._check is not None and not will_be_witnessed:
             self._refuse_if(self._check.compare_at(self.batch_graph, points))
             found = self.__dict__.get("_structure")
             if isinstance(found, RowStructure) and self._check.compare_at(found.graph, points[:1]):

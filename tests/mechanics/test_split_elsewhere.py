@@ -8,6 +8,9 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.tall import model as tall_model
+from pymc_minibatch.tall.check import SplitCheck
+from pymc_minibatch.witness import Comparison, SurpriseError
 
 N_ROWS = 5000
 
@@ -46,6 +49,47 @@ def test_the_same_without_sharing_is_accepted():
     assert step.control_variate == 2
 
 
+@pytest.mark.parametrize("witness", [True, False])
+def test_rows_that_a_split_gets_wrong_at_the_mode(monkeypatch, witness):
+    """Beyond 2 they are wrong, each by itself: only the model's own density tells."""
+    right, wrong = tall_model.slice_rows, beyond_two(0.0)
+    th = wrong.rvs_to_values[wrong["th"]]
+
+    def sliced(*args):
+        inputs, rows = right(*args)
+        return inputs, rows + pt.maximum(th - 2.0, 0.0)
+
+    monkeypatch.setattr(tall_model, "slice_rows", sliced)
+    with pytest.raises(pmb.NotTallError):
+        pmb.MinibatchMH(model=wrong, witness=witness)
+
+
+@pytest.mark.parametrize("witness", [True, False])
+def test_one_comparison_at_the_mode_is_enough(monkeypatch, witness):
+    compare, compared = SplitCheck.compare_at, []
+
+    def noted(*args):
+        compared.append(args)
+        return compare(*args)
+
+    monkeypatch.setattr(SplitCheck, "compare_at", noted)
+    pmb.MinibatchMH(model=beyond_two(0.0), witness=witness)
+    assert bool(compared) is not witness
+
+
+def test_what_was_made_for_a_claim_goes_with_it(monkeypatch):
+    """The kernel of bounds reads rows by their remainders, that of batches by their values."""
+    looks = iter([SurpriseError(Comparison("a move", (), "a claim", 1.0, 0.0, 0.0)), None])
+    monkeypatch.setattr(
+        pmb.MinibatchMH, "_look_at_set_up", lambda step: step.workspace and next(looks)
+    )
+    model = beyond_two(0.0)
+    step = pmb.MinibatchMH(model=model)
+    assert type(step.acceptance).__name__ != "Exact"
+    trace = pm.sample(50, tune=50, chains=1, cores=1, step=step, model=model, progressbar=False)
+    assert trace.posterior.sizes["draw"] == 50
+
+
 @pytest.fixture(scope="module")
 def neighbours():
     """A stand-in whose density reads the row before where x lies between 3 and 4."""
@@ -79,5 +123,5 @@ def test_what_a_row_reads_is_verified_where_the_posterior_is():
     further = found.row + pt.maximum(found.predictors[0] - 2, 0.0)
     tall.__dict__["_structure"] = replace(found, row=further)
     tall.verify_at(np.array([1.0]))
-    with pytest.raises(pmb.NotTallError, match=r"found to read\n  v0 = (.|\n)* where the post"):
+    with pytest.raises(pmb.NotTallError, match=r"found to read\n  v0 = (.|\n)* near the posterior"):
         tall.verify_at(np.array([3.0]))
