@@ -13,7 +13,7 @@ from pymc_minibatch.acceptance import (
     SubLhd,
 )
 from pymc_minibatch.approximate import approximate
-from pymc_minibatch.audit import Audit, audit
+from pymc_minibatch.audit import audit
 from pymc_minibatch.bounds import (
     Bohning,
     Bound,
@@ -55,6 +55,7 @@ from pymc_minibatch.steps import (
     Polynomial,
 )
 from pymc_minibatch.tall import Columns, NotTallError, PartError, TallModel
+from pymc_minibatch.verdict import Audit
 from pymc_minibatch.warn import MinibatchWarning
 
 __version__ = version("pymc-minibatch")

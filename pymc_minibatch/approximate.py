@@ -14,10 +14,10 @@ from pymc.util import get_random_generator
 from pymc_minibatch.approximation.check import Check, Scanned, check_of
 from pymc_minibatch.approximation.draws import (
     Approximation,
-    FieldApproximation,
     Mixture,
     approximation_of,
 )
+from pymc_minibatch.approximation.field import FieldApproximation
 from pymc_minibatch.approximation.tree import tree_of, variables
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi

@@ -15,8 +15,9 @@ import pandas as pd
 import xarray as xr
 from scipy.special import stdtr
 
+from pymc_minibatch.elements import layout_of, matched
 from pymc_minibatch.renamed import renamed
-from pymc_minibatch.results import Result, interrupted, layout_of, matched, named_results
+from pymc_minibatch.results import Result, interrupted, named_results
 from pymc_minibatch.warn import warn
 
 __all__ = ["R_HAT_LIMIT", "aligned_runs", "compare", "labels", "rows_of_data", "shared_variables"]

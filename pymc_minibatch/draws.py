@@ -15,7 +15,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.arguments import checked_count
-from pymc_minibatch.results import Layout, Result, matched
+from pymc_minibatch.elements import Layout, matched
+from pymc_minibatch.results import Result
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.predictive import observed_input

@@ -5,14 +5,22 @@ the colours of Okabe and Ito, which colour-blind readers can tell apart. Each fu
 :class:`arviz_plots.PlotCollection`, whose ``savefig`` writes a file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_variables
+from pymc_minibatch.panels import (
+    COLORS,
+    Panels,
+    arviz_plots,
+    figure_options,
+    outline,
+    over_draws,
+    thinned,
+)
 from pymc_minibatch.renamed import renamed
 from pymc_minibatch.results import Result, named_results
 
@@ -27,14 +35,8 @@ __all__ = [
     "running_mean",
 ]
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito (2008), Color Universal Design."""
-
 LEAST_DRAWS = 10
 """With fewer draws a curve would show its bandwidth alone."""
-
-MOST_POINTS = 2000
-"""A curve with more would only be slower to draw."""
 
 type Run = xr.DataTree
 type Runs = Mapping[str, xr.DataTree]
@@ -73,7 +75,7 @@ def marginals(
     ... }
     >>> figure = pmb.plots.marginals(runs, backend="none")
     """
-    plots = _arviz_plots()
+    plots = arviz_plots()
     results = named_results(_named(runs))
     first = next(iter(results))
     names = shared_variables(results, first, var_names)
@@ -89,7 +91,7 @@ def marginals(
         aes={"color": ["model"], "linestyle": ["model"]},
         color=list(COLORS),
         col_wrap=columns,
-        figure_kwargs=_figure(columns, -(-n_panels // columns), backend),
+        figure_kwargs=figure_options(columns, -(-n_panels // columns), backend),
         visuals={"point_estimate_text": False, "credible_interval": False, "point_estimate": False},
     )
     if len(results) == 1:
@@ -265,7 +267,7 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
     panel = Panels(curves, ["bright rows"], backend, dashes=False)
     for name, chains in curves.items():
         for chain in chains:
-            panel.line(name, *_over_draws(chain), alpha=0.7, width=0.8)
+            panel.line(name, *over_draws(chain), alpha=0.7, width=0.8)
     panel.label("draw", "bright rows")
     return panel.finish()
 
@@ -304,7 +306,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
         for name, chains in noises[stat].items():
             for chain in chains:
-                draw, values = _over_draws(chain)
+                draw, values = over_draws(chain)
                 panels.scatter(name, draw[values > 0], values[values > 0], k)
         panels.label("draw", label, log="y", panel=k)
     return panels.finish()
@@ -386,80 +388,12 @@ def running_mean(
             continue
         for chain in _running_mean(drawn):
             for k, values in enumerate(chain.T):
-                panels.line(name, *_over_draws(values), panel=k, alpha=0.8)
+                panels.line(name, *over_draws(values), panel=k, alpha=0.8)
     n_draws = max(run.n_draws for run in results.values())
     for k, title in enumerate(titles):
         panels.line(baseline, np.array([1, n_draws]), np.full(2, truth[k]), panel=k)
         panels.label("draw", f"running mean of {title}", log="x", panel=k)
     return panels.finish()
-
-
-class Panels:
-    """Panels side by side, with one colour and line style for each run in all of them."""
-
-    def __init__(
-        self,
-        runs: Mapping[str, Any],
-        titles: Sequence[str],
-        backend: str | None,
-        dashes: bool = True,
-    ) -> None:
-        plots = _arviz_plots()
-        self.runs, self.titles = list(runs), list(titles)
-        self.aes = ("color", "linestyle") if dashes else ("color",)
-        data = xr.Dataset(
-            {title: ("run", np.zeros(len(runs))) for title in titles}, {"run": self.runs}
-        )
-        columns = min(len(titles), 3)
-        rows = -(-len(titles) // columns)
-        self.collection = plots.PlotCollection.wrap(
-            data,
-            cols=["__variable__"],
-            col_wrap=columns,
-            backend=backend,
-            aes={aes: ["run"] for aes in self.aes},
-            color=list(COLORS),
-            figure_kwargs=_figure(columns, rows, backend),
-        )
-        self.backend = import_module(f"arviz_plots.backend.{self.collection.backend}")
-
-    def _draw(
-        self, draw: Callable[..., Any], aes: Sequence[str], run: str, panel: int, **style: Any
-    ) -> None:
-        title, here = self.titles[panel], {"run": run}
-        mapped = self.collection.get_aes_kwargs(list(aes), title, here)
-        draw(target=self.collection.get_target(title, here), **mapped, **style)
-
-    def line(
-        self, run: str, x: Any, y: Any, panel: int = 0, alpha: float = 1.0, width: float = 1.5
-    ) -> None:
-        self._draw(self.backend.line, self.aes, run, panel, x=x, y=y, alpha=alpha, width=width)
-
-    def scatter(self, run: str, x: Any, y: Any, panel: int) -> None:
-        self._draw(self.backend.scatter, ["color"], run, panel, x=x, y=y, alpha=0.4, size=8)
-
-    def label(self, x: str, y: str, log: str = "", panel: int = 0) -> None:
-        target = self.collection.get_target(self.titles[panel], {"run": self.runs[0]})
-        self.backend.xlabel(x, target)
-        self.backend.ylabel(y, target)
-        if "x" in log:
-            self.backend.xscale(target, "log")
-        if "y" in log:
-            self.backend.yscale(target, "log")
-        if len(self.titles) > 1:
-            self.backend.title(self.titles[panel], target)
-
-    def finish(self) -> Any:
-        if len(self.runs) > 1:
-            self.collection.add_legend("run")
-        return self.collection
-
-
-def _figure(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
-    """Return the size of a figure; Matplotlib does not make room for the legend by default."""
-    backend = import_module("arviz_base").rcParams["plot.backend"] if backend is None else backend
-    size = {"figsize": (450 * columns + 200, 380 * rows), "figsize_units": "dots"}
-    return size | ({"layout": "constrained"} if backend == "matplotlib" else {})
 
 
 def _by_rows(
@@ -482,19 +416,9 @@ def _by_rows(
                 "n_rows, or leave the run out."
             )
         rows = np.cumsum(read.mean(axis=0))
-        panel.line(name, *_thinned(rows, curve))
+        panel.line(name, *thinned(rows, curve))
     panel.label("rows evaluated in a chain", label, log=log)
     return panel.finish()
-
-
-def _arviz_plots() -> Any:
-    try:
-        return import_module("arviz_plots")
-    except ImportError as error:
-        raise ImportError(
-            "The figures need arviz-plots and one of its backends: "
-            "pip install 'pymc-minibatch[plots]'."
-        ) from error
 
 
 def _named(runs: Run | Runs) -> Any:
@@ -549,29 +473,6 @@ def drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
     return xr.Dataset(dict(arrays))
 
 
-def outline(edges: np.ndarray, share: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Draw round each block of bins that are not empty, with gaps (nan) in between."""
-    filled = np.concatenate([[False], share > 0, [False]])
-    base, gap = np.array([floor]), np.array([np.nan])
-    x: list[np.ndarray] = []
-    y: list[np.ndarray] = []
-    for first, last in np.flatnonzero(np.diff(filled)).reshape(-1, 2):
-        x += [np.repeat(edges[first : last + 1], 2), gap]
-        y += [base, np.repeat(share[first:last], 2), base, gap]
-    return np.concatenate(x)[:-1], np.concatenate(y)[:-1]
-
-
 def _running_mean(draws: np.ndarray) -> np.ndarray:
     counts = np.arange(1, draws.shape[1] + 1)
     return np.cumsum(draws, axis=1) / counts[None, :, None]
-
-
-def _over_draws(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a chain with the numbers of its draws."""
-    return _thinned(np.arange(values.size) + 1, values)
-
-
-def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keep at most `MOST_POINTS` points, the last among them."""
-    step = -(-x.size // MOST_POINTS)
-    return x[::-1][::step][::-1], y[::-1][::step][::-1]

@@ -8,7 +8,8 @@ import xarray as xr
 
 from pymc_minibatch.compare import R_HAT_LIMIT, labels
 from pymc_minibatch.convergence import convergence
-from pymc_minibatch.results import Result, interrupted, shown
+from pymc_minibatch.elements import shown
+from pymc_minibatch.results import Result, interrupted
 
 __all__ = ["report"]
 

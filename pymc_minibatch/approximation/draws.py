@@ -1,34 +1,15 @@
 """Draws from the approximation that set-up has made.
 
-A model without effects is Gaussian about its mode. Of one with effects the hyperparameters h have
-the density p̃(h) that Laplace's approximation leaves when the field is integrated out, and the field
-is Gaussian given h, with the mean that third order gives it:
-
-    h ~ p̃(h) ∝ π̃(h, m(h)) / |L(h)|,    z | h ~ N(m(h), (L(h) L(h)ᵀ)⁻¹).
-
-What p̃ leaves out (:mod:`.marginal`) is smooth, and taken for a sum of functions of each coordinate
-of h and of products of two.
-
-Design points of h are quasi-random normal points in the coordinates of :mod:`..latent.tails`, with
-weights for what p̃ is beside that normal density. Draws come in opposite pairs, and have mean 0 and
-variance 1 in every whitened coordinate, so that moments have hardly any Monte Carlo error.
-
-References
-----------
-Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussian models, for
-design points. Owen (2013), Monte Carlo theory, methods and examples, chapters 8 and 9, for opposite
-pairs and matched moments.
+A model without effects is Gaussian about its mode; of one with effects see :mod:`.field`. Draws
+come in opposite pairs, and have mean 0 and variance 1 in every whitened coordinate, so that moments
+have hardly any Monte Carlo error.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
-from scipy.interpolate import CubicSpline, PchipInterpolator
-from scipy.special import logsumexp, ndtri
-from scipy.stats import qmc
+from scipy.special import logsumexp
 
 from pymc_minibatch.approximation.design import (
     LOG_2PI,
@@ -36,15 +17,10 @@ from pymc_minibatch.approximation.design import (
     WeightedDesign,
     matched,
     opposite,
-    scaled,
-    split_scales,
     weighted_design,
     with_moments_of,
 )
-from pymc_minibatch.approximation.marginal import FieldCorrection, FieldIntegral
-from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.latent.conditional import Conditional
-from pymc_minibatch.latent.layout import BorderAndBlocks
+from pymc_minibatch.approximation.field import Drawn, FieldApproximation, resampled
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -53,38 +29,10 @@ from pymc_minibatch.tall import TallModel
 
 __all__ = [
     "Approximation",
-    "Drawn",
-    "FieldApproximation",
     "GaussianApproximation",
     "Mixture",
     "approximation_of",
 ]
-
-MOST_DESIGN, LEAST_DESIGN = 512, 16
-"""Design points of the hyperparameters, and at how many different ones draws are at least."""
-
-DESIGN_WORK = 3e7
-"""Multiplications and entries of the field that all design points may take together (about 3 s)."""
-
-WIDER = 1.25
-"""Design points spread so many times wider than the Gaussian about the mode of h."""
-
-FARTHEST_SDS = 10.0
-"""A single hyperparameter has an even grid out to so many standard deviations."""
-
-OUT = (0.8, 1.7, 2.5, 3.5, 4.5, 7.0, 10.0)
-AXIS, SHORT_AXIS = (*(-each for each in OUT), *OUT), (-2.4, -1.2, 1.2, 2.4)
-"""Where the density is evaluated on each axis, in standard deviations, if that is fast, and if it
-is not. With many rows there are many groups or much to say of each: nearer to Gaussian."""
-
-FAST_ROWS = 2e5
-"""Evaluations of rows, times axes, up to which more points do not take a second."""
-
-MOST_JOINT, MOST_JOINT_POINTS = 12, 1024
-"""Most hyperparameters and border entries for which design points are of both, and most points."""
-
-JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
-"""Rows that they may evaluate together (about 2 s on two cores), and fewest points."""
 
 PLAIN_ROWS, PLAIN_POINT, MOST_PLAIN_POINTS = 1e8, 2e4, 4096
 """Rows that design points of a model without effects may evaluate (about 1 s), what a point costs
@@ -95,40 +43,6 @@ COLUMNS_OF_A_ROW = 50
 
 POINTS_AT_ONCE = 64
 """Points of a model without effects at which each chunk of rows is evaluated."""
-
-PAIRED, MOST_PAIRED = 1.5, 5
-"""Where two axes are moved together, and the most hyperparameters for which they are."""
-
-
-class Design(NamedTuple):
-    """Design points of the hyperparameters.
-
-    Attributes
-    ----------
-    w : ndarray, shape (K, H)
-        h in the coordinates without tails.
-    log_density, weights : ndarray, shape (K,)
-        The log-density of w up to a constant, and each point's share.
-    """
-
-    w: np.ndarray
-    log_density: np.ndarray
-    weights: np.ndarray
-
-
-class Drawn(NamedTuple):
-    """Draws.
-
-    Attributes
-    ----------
-    points : ndarray, shape (S, D)
-        Unconstrained points of the model.
-    log_density : ndarray, shape (S,)
-        That of the approximation there, in the model's coordinates.
-    """
-
-    points: np.ndarray
-    log_density: np.ndarray
 
 
 class Approximation(Protocol):
@@ -192,7 +106,7 @@ class GaussianApproximation:
         design = self._designed(rng)
         constant = np.log(np.diagonal(self.factor)).sum()
         if design is not None and design.are_dense and 2 * n_draws <= len(design.z):
-            chosen = _resampled(rng, design.weights, n_draws)
+            chosen = resampled(rng, design.weights, n_draws)
             z = with_moments_of(design.z[chosen], design.moments)
             order = rng.permutation(n_draws)
             return Drawn(self._points(z)[order], design.log_density[chosen][order] + constant)
@@ -215,251 +129,6 @@ class GaussianApproximation:
             )
             self._has_looked = True
         return self._design
-
-
-class FieldApproximation:
-    """The latent field given hyperparameters, and these by their Laplace marginal.
-
-    Parameters
-    ----------
-    sampler
-        A model with effects, set up.
-
-    Attributes
-    ----------
-    log_evidence : float
-        Log of the integral of the posterior under the approximation, after the first draw.
-    """
-
-    def __init__(self, sampler: LatentSampler) -> None:
-        self.reference, self.tails = sampler.reference, sampler.tails
-        self.surrogate, self.field = sampler.reference.surrogate, sampler.field
-        layout = self.field.latent
-        work = sampler.work + 50.0 * (layout.dense.size + layout.groups.size)
-        n_design = np.clip(DESIGN_WORK / max(work, 1.0), LEAST_DESIGN, MOST_DESIGN)
-        self.n_design = 2 ** int(np.log2(n_design))  # Sobol points are balanced then
-        self.cost = sampler.tall.n_rows + work
-        self.integral = None if self.reference.is_exact else FieldIntegral(sampler)
-        self.log_evidence = 0.0
-        self._design: Design | None = None
-        self._joint: WeightedDesign | None = None
-        self._is_looked_for = self.integral is not None
-
-    @property
-    def pareto_k(self) -> float | None:
-        """k̂ of design points of h and the border; None if there are none."""
-        return None if self._joint is None else self._joint.pareto_k
-
-    @property
-    def center(self) -> np.ndarray:
-        """A point of the model in the middle of the approximation, shape (D,)."""
-        return np.asarray(self.field.derivatives.coordinates.to_model(self.surrogate.center))
-
-    def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
-        """Return draws."""
-        with one_blas_thread():
-            return self._drawn(rng, (n_draws + 1) // 2, n_draws)
-
-    def _drawn(self, rng: np.random.Generator, n_pairs: int, n_draws: int) -> Drawn:
-        layout, to_model = self.field.latent, self.field.derivatives.coordinates.to_model
-        joint = self._jointly_designed(rng)
-        if joint is not None:
-            w, dense, log_density_w = self._joint_draws(rng, joint, n_pairs)
-        else:
-            w, log_density_w = self._hyper_draws(rng, n_pairs)
-            dense = matched(rng.standard_normal((n_pairs, layout.dense.size)))
-        seed = int(rng.integers(2**62))
-        scale = _root_mean_square(seed, layout.groups.shape, n_pairs)
-        points = np.empty((n_draws, self.reference.surrogate.center.size))
-        densities = np.empty(n_draws)
-        noise, known, places = np.random.default_rng(seed), None, rng.permutation(n_draws)
-        n_latent = layout.dense.size + layout.groups.size
-        for k in range(n_pairs):
-            if known is None or not np.array_equal(w[k], w[k - 1]):
-                known = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
-            groups = noise.standard_normal(layout.groups.shape) / scale
-            log_q = log_density_w[k] + known.log_determinant
-            log_q -= 0.5 * (float(np.sum(groups**2)) + n_latent * LOG_2PI)
-            if joint is None:
-                log_q -= 0.5 * float(np.sum(dense[k] ** 2))
-            else:
-                log_q += 0.5 * layout.dense.size * LOG_2PI  # is in the density of both
-            for sign in (1, -1):
-                at = 2 * k + (sign < 0)
-                if at == n_draws:
-                    break
-                border = dense[k] if joint is not None else sign * dense[k]
-                eta, log_slope = self._corrected((border, sign * groups))
-                inside = known.frame.color(eta)
-                points[places[at]] = to_model(inside)
-                densities[places[at]] = log_q - log_slope
-        return Drawn(points, densities)
-
-    def _jointly_designed(self, rng: np.random.Generator) -> WeightedDesign | None:
-        """Return design points of h and the whitened border, if they are few; looked for once."""
-        size = self.reference.hyper.size + self.field.latent.dense.size
-        if not self._is_looked_for or not 0 < size <= MOST_JOINT:
-            return None
-        self._is_looked_for = False
-        integral = self.integral
-        assert integral is not None
-        center = self.surrogate.factored_later(self.reference.hyper)
-        if not integral.is_by_level(center):
-            return None
-        n = min(JOINT_ROWS / (integral.n_nodes * self.cost), MOST_JOINT_POINTS)
-        if n < LEAST_JOINT_POINTS:
-            return None
-        self._joint = weighted_design(rng, self._joint_densities, size, int(n))
-        if self._joint is not None:
-            volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
-            self.log_evidence = self._joint.log_evidence + volume
-        return self._joint
-
-    def _joint_densities(self, at: np.ndarray) -> np.ndarray:
-        """Return the log-density of whitened h and border, levels integrated out, shape (K,)."""
-        n_hyper, found = self.reference.hyper.size, np.full(len(at), -np.inf)
-        given, proper, slopes = self._given(at[:, :n_hyper])
-        if self.integral is not None and proper.any():
-            some = [each for each, known in zip(given, proper, strict=True) if known]
-            found[proper] = self.integral.at_borders(some, at[proper, n_hyper:]) + slopes[proper]
-        return found
-
-    def _joint_draws(
-        self, rng: np.random.Generator, joint: WeightedDesign, n: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return w, the whitened border, and their log-density, of n draws."""
-        n_hyper = self.reference.hyper.size
-        chosen = np.sort(_resampled(rng, joint.weights, n))
-        z = with_moments_of(joint.z[chosen], joint.moments)
-        w = np.array([self._w(each) for each in z[:, :n_hyper]]).reshape(n, n_hyper)
-        slopes = np.array([self.tails.log_slope(each) for each in w])
-        volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
-        return w, z[:, n_hyper:], joint.log_density[chosen] - slopes - volume
-
-    def _corrected(self, eta: BorderAndBlocks) -> tuple[BorderAndBlocks, float]:
-        """Return the whitened field that a standard normal one stands for, and the log-slope."""
-        return (eta, 0.0) if self._correction is None else self._correction.apply(eta)
-
-    @cached_property
-    def _correction(self) -> FieldCorrection | None:
-        """What the field is beyond Gaussian, at the mode of h."""
-        given = self.surrogate.factored_later(self.reference.hyper)
-        if self.integral is None:
-            return None
-        return self.integral.correction(given, self.cost, moves_border=self._joint is None)
-
-    def _hyper_draws(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return w of n draws of h, equal ones in a row, and the log-density of h at each."""
-        if not self.reference.hyper.size:
-            self.log_evidence = self.surrogate.log_marginal(self.reference.hyper) + self._origin
-            return np.zeros((n, 0)), np.zeros(n)
-        if self._design is None:
-            self._design = self._designed(rng)
-        w, log_p, weights = self._design
-        n_different = min(n, self.n_design)
-        chosen = np.sort(_resampled(rng, weights, n_different))
-        chosen = chosen[np.arange(n) * n_different // n]
-        slopes = np.array([self.tails.log_slope(each) for each in w])
-        density = (log_p - slopes - self.log_evidence)[chosen]
-        mean = weights @ w
-        covariance = (w - mean).T @ ((w - mean) * weights[:, None])
-        return with_moments_of(w[chosen], (mean, covariance)), density
-
-    def _designed(self, rng: np.random.Generator) -> Design:
-        """Spread design points and weigh them."""
-        size, root = self.reference.hyper.size, self.reference.hyper_cholesky
-        scales = split_scales(lambda at: self._exact_densities(at)[0], size)
-        if size == 1:
-            v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, MOST_DESIGN)[:, None]
-            log_g = np.full(len(v), -math.log(2.0 * FARTHEST_SDS))
-        else:
-            v = ndtri(qmc.Sobol(size, rng=rng).random(MOST_DESIGN)) * WIDER
-            log_g = -0.5 * np.sum((v / WIDER) ** 2, axis=1)
-            log_g -= size * (0.5 * LOG_2PI + math.log(WIDER))
-        log_g -= np.log(np.where(v < 0, *scales)).sum(axis=1)
-        w = np.array([self._w(z) for z in scaled(v, scales)])
-        log_p = self._log_densities(v, scales)
-        log_weights = log_p - log_g
-        weights = np.exp(log_weights - logsumexp(log_weights))
-        volume = np.log(np.diagonal(root)).sum()
-        self.log_evidence = float(logsumexp(log_weights) - math.log(len(w)) + volume)
-        return Design(w, log_p, weights)
-
-    def _log_densities(self, v: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Return the log-density at whitened points up to a constant, shape (K,).
-
-        What it has beyond Laplace's is known on the axes and at few points between them. So is all
-        of it if Laplace's approximation takes long.
-        """
-        exact, size = self.n_design == MOST_DESIGN, v.shape[1]
-        z, whole = scaled(v, scales), -0.5 * np.sum(v**2, axis=1)
-        if exact:
-            whole = np.array([self._log_density(self._w(each)) for each in z])
-            if self.integral is None:
-                return whole + self._origin
-        is_fast = self.cost * size < FAST_ROWS
-        places = _points_of_axes(size, AXIS if is_fast else SHORT_AXIS)
-        at = scaled(places, scales)
-        found, laplace = self._exact_densities(at)
-        with np.errstate(invalid="ignore"):
-            found = found - (laplace if exact else -0.5 * np.sum(places**2, axis=1))
-        return np.asarray(whole + _by_axes(at, found, z))
-
-    def _exact_densities(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-density with the field integrated out, and Laplace's, both (K,)."""
-        given, proper, slopes = self._given(at)
-        found, laplace = np.full((2, len(at)), -np.inf)
-        laplace[proper] = [self._log_density(self._w(each)) for each in at[proper]]
-        if self.integral is None or not proper.any():
-            return laplace.copy(), laplace
-        some = [each for each, known in zip(given, proper, strict=True) if known]
-        seed = np.random.default_rng(6)  # the same points of the border each time
-        found[proper] = self.integral.over_field(seed, some, self.cost) + slopes[proper]
-        return found, laplace
-
-    def _given(self, at: np.ndarray) -> tuple[list[Conditional], np.ndarray, np.ndarray]:
-        """Return Gaussians of the field given whitened h, which are proper, and log-slopes of h."""
-        w = [self._w(each) for each in at]
-        given = [self.surrogate.factored_later(self.tails.to_hyper(each)) for each in w]
-        proper = np.array([each.is_proper for each in given], dtype=bool)
-        return given, proper, np.array([self.tails.log_slope(each) for each in w])
-
-    @property
-    def _origin(self) -> float:
-        """The log-likelihood about which the surrogate counts."""
-        return float(self.surrogate.expansion.value)
-
-    def _w(self, z: np.ndarray) -> np.ndarray:
-        return np.asarray(self.reference.hyper + self.reference.hyper_cholesky @ z)
-
-    def log_ratios(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Return log π − log q at n draws of h and the border, up to a constant.
-
-        The levels of the groups are the same in all of them, averaged over an opposite pair: what
-        each of many levels adds to a ratio would hide what h and the border do.
-        """
-        n_pairs = max(n, 2)
-        w, log_density_w = self._hyper_draws(rng, n_pairs)
-        layout, ratios = self.field.latent, np.zeros(n_pairs)
-        dense, groups = rng.standard_normal((n_pairs, layout.dense.size)), layout.noise(rng)[1]
-        for k in range(n_pairs):
-            given = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
-            log_q = log_density_w[k] + given.log_determinant - 0.5 * float(np.sum(dense[k] ** 2))
-            both = [self._corrected((dense[k], sign * groups))[0] for sign in (1.0, -1.0)]
-            points = [given.frame.color(eta) for eta in both]
-            ratios[k] = np.mean(self._log_posteriors(points)) - log_q
-        return ratios
-
-    def _log_posteriors(self, points: Sequence[np.ndarray]) -> list[float]:
-        """Return the log posterior at points of the field."""
-        if self.integral is None:
-            return [self.surrogate.log_density(x, self.surrogate.read(x)) for x in points]
-        return self.integral.log_densities(points)
-
-    def _log_density(self, w: np.ndarray) -> float:
-        """Return that of w under Laplace's approximation, up to a constant."""
-        value = self.surrogate.log_marginal(self.tails.to_hyper(w)) + self.tails.log_slope(w)
-        return value if np.isfinite(value) else -np.inf
 
 
 class Mixture:
@@ -494,7 +163,7 @@ class Mixture:
         drawn = [part.draw(rng, n_draws) for part in self.parts]
         evidence = np.array([part.log_evidence for part in self.parts])
         shares = np.exp(evidence - logsumexp(evidence))
-        label = _resampled(rng, shares, n_draws)
+        label = resampled(rng, shares, n_draws)
         points = np.array([drawn[k].points[s] for s, k in enumerate(label)])
         densities = np.array([drawn[k].log_density[s] for s, k in enumerate(label)])
         return Drawn(points, densities + np.log(shares[label]))
@@ -526,81 +195,3 @@ def _log_posterior(tall: TallModel, temperature: float, points: np.ndarray) -> n
             for i in range(0, len(points), POINTS_AT_ONCE)
         ]
     return np.asarray(prior + np.concatenate(of_rows) / temperature)
-
-
-def _root_mean_square(seed: int, shape: tuple[int, ...], n: int) -> np.ndarray:
-    """Return that of n arrays of noise, which are drawn again later: together they take memory."""
-    rng, squares = np.random.default_rng(seed), np.zeros(shape)
-    for _ in range(n):
-        squares += rng.standard_normal(shape) ** 2
-    return np.sqrt(squares / n)
-
-
-def _points_of_axes(size: int, axis: Sequence[float]) -> np.ndarray:
-    """Return the origin, points on each axis, and points between two axes, shape (K, H)."""
-    unit = np.eye(size)
-    points = [np.zeros(size)]
-    points += [each * unit[i] for i in range(size) for each in axis if each]
-    if size <= MOST_PAIRED:
-        points += [
-            PAIRED * (unit[i] + sign * unit[j])
-            for i in range(size)
-            for j in range(i)
-            for sign in (1.0, -1.0)
-        ]
-    return np.array(points)
-
-
-def _by_axes(at: np.ndarray, values: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Interpolate along each axis, and take what two axes have together for their product.
-
-    Parameters
-    ----------
-    at : ndarray, shape (K, H)
-        The origin and points on the axes and between two of them.
-    values : ndarray, shape (K,)
-        There; infinite where not known.
-    z : ndarray, shape (n, H)
-        Where the function is asked for.
-    """
-    origin, moves = values[0], np.count_nonzero(at, axis=1)
-    if not np.isfinite(origin):
-        raise np.linalg.LinAlgError("The density of the hyperparameters is not known.")
-    away = np.where(np.isfinite(values), values, np.nan) - origin
-    size = z.shape[1]
-    curves: list[Callable[[np.ndarray], np.ndarray]] = []
-    for i in range(size):
-        own = np.flatnonzero((moves == 0) | ((moves == 1) & (at[:, i] != 0)))
-        own = own[np.isfinite(away[own])]
-        own = own[np.argsort(at[own, i])]
-        curves.append(_curve(at[own, i], away[own]))
-    found = origin + sum(curve(z[:, i]) for i, curve in enumerate(curves))
-    for i in range(size):
-        for j in range(i):
-            both = (moves == 2) & (at[:, i] != 0) & (at[:, j] != 0) & np.isfinite(away)
-            if both.any():
-                joint = away[both] - curves[i](at[both, i]) - curves[j](at[both, j])
-                found = found + np.mean(joint / (at[both, i] * at[both, j])) * z[:, i] * z[:, j]
-    return np.asarray(found)
-
-
-def _curve(at: np.ndarray, values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Interpolate by cubes, and by lines beyond the ends."""
-    if at.size < 2:
-        return np.zeros_like
-    inside = CubicSpline(at, values) if at.size > 3 else PchipInterpolator(at, values)
-    slope = inside.derivative()
-
-    def curve(x: np.ndarray) -> np.ndarray:
-        near = np.clip(x, at[0], at[-1])
-        return np.asarray(inside(near) + slope(near) * (x - near))
-
-    return curve
-
-
-def _resampled(
-    rng: np.random.Generator, weights: Sequence[float] | np.ndarray, n: int
-) -> np.ndarray:
-    """Return n numbers drawn by weights, each as often as its weight says or once more."""
-    places = (np.arange(n) + rng.random()) / n
-    return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)

@@ -95,7 +95,7 @@ class BroughtTarget(FireflyTarget):
                 "Bound needs rows of shape (N,) and a total that is a scalar; they have "
                 f"{rows.ndim} and {total.ndim} dimensions."
             )
-        self._total = tall._bind(pt.cast(total, "float64"), {})
+        self._total = tall.bind(pt.cast(total, "float64"), {})
         self._slice(rows)
         self._check_sum()
 
@@ -115,7 +115,7 @@ class BroughtTarget(FireflyTarget):
             )
         batch, term = slice_rows(rows, n_rows, axes | dict.fromkeys(extra, 0), dtypes)
         shared: dict[Variable, Variable] = dict(zip(batch, self.batch_inputs, strict=False))
-        [term] = graph_replace([self.tall._bind(term, {})], shared, strict=False)
+        [term] = graph_replace([self.tall.bind(term, {})], shared, strict=False)
         self._rows = pt.cast(term, "float64")
         self.batch_inputs = [*self.batch_inputs, *batch[len(row_inputs) :]]
         self.extra = tuple(

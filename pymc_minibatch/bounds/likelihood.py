@@ -105,7 +105,7 @@ class Reader:
         twins = {leaf: _twin(leaf, axes) for leaf in data_leaves([graph])}
         [graph] = graph_replace([graph], twins, strict=False)
         batch, sliced = slice_rows(graph, n_rows, axes, dtypes)
-        sliced = tall._bind(sliced, {})
+        sliced = tall.bind(sliced, {})
         own: dict[Variable, Variable] = dict(zip(batch, self.inputs[1:], strict=True))
         result: Any = graph_replace([sliced], own, strict=False)[0]
         return result

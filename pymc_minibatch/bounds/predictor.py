@@ -173,7 +173,7 @@ def _is_offset(eta: Variable, before: Variable) -> bool:
 
 def _entering(tall: TallModel) -> set[str]:
     """Names of the value variables that the rows read."""
-    read = set(ancestors([tall._full_term]))
+    read = set(ancestors([tall.full_term]))
     return {str(value.name) for value in tall.model.value_vars if value in read}
 
 

@@ -96,7 +96,7 @@ class LevelPrior:
             own = np.flatnonzero(levels >= 0)
             if own.size:
                 total = pt.inc_subtensor(total[levels[own]], term.ravel()[own])
-        return compile_numba([self.tall.flat], [self.tall._bind(total, {})])
+        return compile_numba([self.tall.flat], [self.tall.bind(total, {})])
 
     def _potentials(self) -> list[Any]:
         """List the terms of the potentials of the prior, as arrays."""
@@ -117,7 +117,7 @@ class LevelPrior:
         derivatives. What terms add up to is verified by :func:`.claims.add_up`.
         """
         slices, flat = self.tall.layout.slices, self.tall.flat
-        terms, numbers = self.tall._bind(term.ravel(), {}), pt.dvector("numbers")
+        terms, numbers = self.tall.bind(term.ravel(), {}), pt.dvector("numbers")
         slope: Any = grad(pt.sum(terms * numbers), flat, disconnected_inputs="ignore")
         evaluate = compile_python([flat, numbers], [slope])
         size = compile_python([flat], [terms])(probes.points[0]).size

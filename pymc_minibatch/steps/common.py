@@ -1,15 +1,12 @@
 """What steps share: everything between PyMC and the draws of an algorithm."""
 
 import copy
-import inspect
 import logging
 import math
 import tempfile
 import time
-from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from html import escape
@@ -30,20 +27,19 @@ from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.jit.dropped import keep_interrupts
-from pymc_minibatch.jit.memory import free_bytes
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.renamed import with_new_names
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
 from pymc_minibatch.steps.interrupted import tell_interrupts
+from pymc_minibatch.steps.row_deterministics import warn_of_row_deterministics
 from pymc_minibatch.steps.stats import described
+from pymc_minibatch.steps.waiting import StepKind, WaitingStep
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
 from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
-from pymc_minibatch.warn import warn
 from pymc_minibatch.witness import SurpriseError, Witness
 from pymc_minibatch.witness.witness import Look
 
@@ -51,12 +47,6 @@ __all__ = ["Block", "TallStep", "TallStepState", "expansion", "split_for_step"]
 
 
 _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
-
-DRAWS_OF_A_CHAIN = 1000
-"""Draws for which memory is estimated: what pm.sample takes if nothing is said."""
-
-NOTABLE_BYTES = 1e9
-"""Memory that is told of."""
 
 MOST_NAMES = 8
 """Names in a list that people read."""
@@ -94,62 +84,6 @@ class Block(NamedTuple):
     points: np.ndarray
     stats: dict[str, np.ndarray]
     warnings: list[Any]
-
-
-class WaitingStep(Sequence):
-    """A step made without a model, which ``pm.sample`` makes from the model it samples.
-
-    It stands for a list of one step, made when the list is read. So ``fit(step=...)`` of Bambi
-    works, which builds its model first.
-    """
-
-    def __init__(self, kind: type[BlockedStep], args: Any, kwargs: Mapping[str, Any]) -> None:
-        self._kind, self._args, self._kwargs = kind, args, kwargs
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Any]:
-        """Make the step once; a sequence would ask for a second one, to find its end."""
-        yield self[0]
-
-    def __getitem__(self, i: Any) -> Any:
-        """Make the step."""
-        kind = self._kind.__name__
-        if Model.get_context(error_if_none=False) is None:
-            raise TypeError(
-                f"{kind} was made outside `with model:`, so it does not know the model= that "
-                f"pm.sample got. Write step=pmb.{kind}(model=model)."
-            )
-        return [self._kind(*self._args, **self._kwargs)][i]
-
-    def __repr__(self) -> str:
-        return f"{self._kind.__name__}, which pm.sample makes for the model that it samples"
-
-    def __getattr__(self, name: str) -> Any:
-        """Say what to do where somebody takes it for the step itself."""
-        kind = self._kind.__name__
-        raise AttributeError(
-            f"{kind} was made without a model, so it has no {name} before pm.sample makes it. Make "
-            f"it inside `with model:`, or pass model= to {kind}."
-        )
-
-
-class StepKind(ABCMeta):
-    """What step classes are: asked for its steps, as a list is, a class says how to make one."""
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a step, from arguments under old names as well."""
-        return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
-
-    def __iter__(cls) -> Iterator[Any]:
-        """Say that the class is to be called."""
-        raise TypeError(f"{cls.__name__} is the class of a step. Write step=pmb.{cls.__name__}().")
-
-
-Sequence.register(StepKind)
 
 
 class TallStep(BlockedStep, metaclass=StepKind):
@@ -230,7 +164,7 @@ class TallStep(BlockedStep, metaclass=StepKind):
         self._shared_values = SharedValues(self.tall)
         self.witness = Witness(self.tall.layout, self.n_rows) if witness else None
         self._draws: list[np.ndarray] = []
-        _warn_of_row_deterministics(self.tall)
+        warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
         """Compile, and note the seconds since `started` and those of a reference handed over."""
@@ -753,51 +687,3 @@ def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
     slices = tall.layout.slices
     found = [np.arange(slices[name].start, slices[name].stop) for name in names]
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-
-
-_recorded: ContextVar[Collection[str] | None] = ContextVar("recorded", default=None)
-"""The variables that a run keeps; None if that is not known, as `pm.sample` does not tell."""
-
-
-@contextmanager
-def will_record(names: Collection[str] | None) -> Iterator[None]:
-    """Let steps that are made within know which variables their run keeps."""
-    token = _recorded.set(names)
-    try:
-        yield
-    finally:
-        _recorded.reset(token)
-
-
-def _bambi_fits() -> bool:
-    """Whether a step is made in Bambi's ``fit``, which leaves out what has one value per row."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("bambi."):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _warn_of_row_deterministics(tall: TallModel) -> None:
-    """Warn of Deterministics that make every draw cost N, and say what their draws would take."""
-    recorded = _recorded.get()
-    sizes = {
-        name: size
-        for name, size in tall.sizes_of_row_deterministics().items()
-        if recorded is None or name in recorded
-    }
-    if not sizes or _bambi_fits():
-        return
-    needed, free = 8.0 * DRAWS_OF_A_CHAIN * sum(sizes.values()), free_bytes()
-    memory = f", and {DRAWS_OF_A_CHAIN:,} draws of one chain take {needed / 1e9:.1f} GB of memory"
-    memory += f" where {free / 1e9:.1f} GB are free" if needed > free else ""
-    switch = [name for name in tall.row_names if f"{name}_probs" in sizes]
-    advice = "".join(f"give {name} compute_p=False, or " for name in switch)
-    warn(
-        "PMB101",
-        f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows:,} rows, so "
-        "computing and storing them at every draw costs a full pass over the data"
-        f"{memory if needed > NOTABLE_BYTES else ''}. To leave them out, {advice}pass pm.sample "
-        "the var_names to keep, and compute them afterwards with pm.compute_deterministics.",
-    )

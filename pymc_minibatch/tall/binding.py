@@ -36,7 +36,7 @@ def bind_sources(
     bound = _bound_inputs(tall, sources, data)
     row_axes = {given.leaf: given.axis for given in bound.values()}
     dtypes = {given.leaf: given.values.dtype for given in bound.values()}
-    graph = tall._batch_graph(row_axes, dtypes)
+    graph = tall.make_batch_graph(row_axes, dtypes)
     try:
         found = _check_bound(tall, graph, bound)
     except FAILURES as error:
@@ -57,10 +57,10 @@ def _check_bound(
     n_bound = len(next(iter(bound.values())).values)
     values = next(iter(bound.values())).values
     if isinstance(values, PartitionedArray):
-        rows = values.partitions.random_rows(tall._rng, tall.n_rows)
+        rows = values.partitions.random_rows(tall.rng, tall.n_rows)
         numbers, indices = _surveyed(list(bound.values()))
     else:
-        rows = tall._rng.integers(0, n_bound, tall.n_rows)
+        rows = tall.rng.integers(0, n_bound, tall.n_rows)
         numbers, indices = extreme_rows(bound, "f"), extreme_rows(bound, "iu")
     try:  # by itself, to say which rows are to blame
         extremes = np.concatenate([indices, numbers, rows[:2]])
@@ -75,8 +75,8 @@ def _check_bound(
     rows[: chosen.size] = chosen
     sample = _taken(bound, rows)
     arrays = [np.ascontiguousarray(np.moveaxis(i.values, 0, i.axis)) for i in sample]
-    full, points = tall._full_graph([i.leaf for i in sample], arrays)
-    check = SplitCheck(full, arrays, [i.axis for i in sample], tall._rng)
+    full, points = tall.make_full_graph([i.leaf for i in sample], arrays)
+    check = SplitCheck(full, arrays, [i.axis for i in sample], tall.rng)
     reason = check.compare(graph, points)
     if reason is not None:
         raise ValueError(reason)

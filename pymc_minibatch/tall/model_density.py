@@ -120,7 +120,7 @@ class ModelDensity:
         leaves = [x for x in data_leaves([self._total]) if tall.n_rows in leaf_value(x).shape]
         inputs: dict[Variable, Any] = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         arrays = [np.asarray(leaf_value(leaf)) for leaf in leaves]
-        return tall._bind(self._total, inputs), list(inputs.values()), arrays
+        return tall.bind(self._total, inputs), list(inputs.values()), arrays
 
     @cached_property
     def _total(self) -> Variable:

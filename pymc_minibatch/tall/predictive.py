@@ -158,7 +158,7 @@ class Predictive:
             for given, values in zip(inputs, batch, strict=True)
         }
         replaced: dict[Variable, Variable] = {
-            leaf: _shaped(named[name], leaf, self._tall._n_own, n_batch)
+            leaf: _shaped(named[name], leaf, self._tall.n_own, n_batch)
             for leaf, name in self._inputs_of.items()
         }
         shape: list[Any] = list(leaf_value(self._observed_leaf).shape)
@@ -167,8 +167,8 @@ class Predictive:
         replaced[self._observed_leaf] = pt.zeros(shape, dtype=dtype)
         generators = {v: v.type() for v in self._generators}
         replaced.update(generators)
-        [term] = rebuild_graph([self._term], replaced, self._tall._n_own, n_batch)
-        output: Variable = pt.moveaxis(pt.as_tensor(self._tall._bind(term, {})), self._own.axis, 0)
+        [term] = rebuild_graph([self._term], replaced, self._tall.n_own, n_batch)
+        output: Variable = pt.moveaxis(pt.as_tensor(self._tall.bind(term, {})), self._own.axis, 0)
         return [self._tall.flat, n_batch, *generators.values(), *batch], output
 
     def _check_against_model(self, reads: list[RowInput]) -> None:
@@ -178,9 +178,7 @@ class Predictive:
         inputs, output = self._sliced(reads, {})
         generators = {v: v.type() for v in self._generators}
         whole = graph_replace([self._term], generators, strict=False)[0]
-        full = compile_python(
-            [self._tall.flat, *generators.values()], [self._tall._bind(whole, {})]
-        )
+        full = compile_python([self._tall.flat, *generators.values()], [self._tall.bind(whole, {})])
         sliced = compile_python(inputs, [output])
         try:
             drawn = full(flat, *map(np.random.default_rng, seeds))
@@ -189,8 +187,8 @@ class Predictive:
                 f"{self.name} cannot be drawn: give its pm.CustomDist random=."
             ) from error
         expected = np.moveaxis(drawn, self._own.axis, 0)
-        found = sliced(flat, self._tall._n_own, *map(np.random.default_rng, seeds), *own)
-        some = np.arange(self._tall._n_own // 2 + 1)[::-1]
+        found = sliced(flat, self._tall.n_own, *map(np.random.default_rng, seeds), *own)
+        some = np.arange(self._tall.n_own // 2 + 1)[::-1]
         try:
             fewer = sliced(
                 flat, some.size, *map(np.random.default_rng, seeds), *[v[some] for v in own]
@@ -293,7 +291,7 @@ def _input_of_shape(tall: TallModel, leaf: Variable) -> RowInput | None:
 
     Densities may be written with axes added to constants.
     """
-    if not isinstance(leaf, Constant) or tall._n_own not in leaf_value(leaf).shape:
+    if not isinstance(leaf, Constant) or tall.n_own not in leaf_value(leaf).shape:
         return None
     values = leaf_value(leaf)
     for given in tall.row_inputs.values():

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
-from pymc_minibatch.steps.common import will_record
+from pymc_minibatch.steps.row_deterministics import will_record
 
 N_ROWS = 4000
 

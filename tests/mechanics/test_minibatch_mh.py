@@ -510,9 +510,9 @@ def test_says_what_probabilities_of_rows_would_take(monkeypatch):
         rating = np.resize([0, 1, 2], 50)
         eta = pm.Normal("b") * np.linspace(-1.0, 1.0, 50)
         pm.OrderedLogistic("rating", eta=eta, cutpoints=cut, observed=rating)
-    monkeypatch.setattr("pymc_minibatch.steps.common.NOTABLE_BYTES", 1e5)
-    monkeypatch.setattr("pymc_minibatch.steps.common.free_bytes", lambda: 1e6)
-    monkeypatch.setattr("pymc_minibatch.steps.common.DRAWS_OF_A_CHAIN", 10**6)
+    monkeypatch.setattr("pymc_minibatch.steps.row_deterministics.NOTABLE_BYTES", 1e5)
+    monkeypatch.setattr("pymc_minibatch.steps.row_deterministics.free_bytes", lambda: 1e6)
+    monkeypatch.setattr("pymc_minibatch.steps.row_deterministics.DRAWS_OF_A_CHAIN", 10**6)
     told = r"1,000,000 draws of one chain take 1.2 GB .* where 0.0 GB are free.*compute_p=False"
     with pytest.warns(UserWarning, match=told):
         PlainMH(batch_size=50, model=model)

@@ -5,7 +5,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from pymc_minibatch import plots
+from pymc_minibatch import panels, plots
 
 matplotlib.use("Agg")
 
@@ -89,7 +89,7 @@ def test_batch_sizes():
 
 
 def test_outline_leaves_gaps():
-    x, y = plots.outline(np.arange(6.0), np.array([0.5, 0.0, 0.4, 0.0, 0.1]), 0.05)
+    x, y = panels.outline(np.arange(6.0), np.array([0.5, 0.0, 0.4, 0.0, 0.1]), 0.05)
     np.testing.assert_array_equal(x, [0, 0, 1, 1, np.nan, 2, 2, 3, 3, np.nan, 4, 4, 5, 5])
     blocks = [[0.05, top, top, 0.05] for top in (0.5, 0.4, 0.1)]
     np.testing.assert_array_equal(y, [*blocks[0], np.nan, *blocks[1], np.nan, *blocks[2]])
@@ -159,7 +159,7 @@ def test_many_draws_are_thinned_to_the_last():
     )
     [axis] = axes(plots.bright_rows(long))
     x, y = axis.lines[0].get_data()
-    assert x.size <= plots.MOST_POINTS
+    assert x.size <= panels.MOST_POINTS
     assert (x[-1], y[-1]) == (9_999, 9_998)
 
 

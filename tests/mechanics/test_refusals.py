@@ -7,7 +7,7 @@ import pytest
 from gallery import SLOPE, N, X, Y
 
 from pymc_minibatch import NotTallError, TallModel
-from pymc_minibatch.tall import model as tall_model
+from pymc_minibatch.tall import splitting
 
 DATA = "before building the model"
 
@@ -245,7 +245,7 @@ def test_what_was_not_tried_is_not_accused(monkeypatch):
     with pm.Model() as model:
         build()
     assert TallModel(model).n_rows == N
-    monkeypatch.setattr(tall_model, "MAX_LAYOUTS", 1)
+    monkeypatch.setattr(splitting, "MAX_LAYOUTS", 1)
     with pytest.raises(NotTallError, match=r"Several arrays .* length 40.* \(1 ways were tried\)"):
         TallModel(model)
 

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
-from pymc_minibatch.audit import FALSE_ALARMS, _verdict, holm
+from pymc_minibatch.verdict import FALSE_ALARMS, holm, judge
 from pymc_minibatch.witness.repeats import LOG_RATIOS, Repeats
 
 N_ROWS = 20_000
@@ -118,7 +118,7 @@ def test_false_alarms_are_rare():
             Repeats("any", 0.0, 10.0, own, variances, targets, some)
             for own, some in zip(errors, estimates, strict=True)
         ]
-        n_convicted += not _verdict(step, [], repeats, limit=1e-9).right
+        n_convicted += not judge(step, [], repeats, limit=1e-9).right
     assert n_audits / FALSE_ALARMS == 1.5  # expected; more than 8 once in 10^4 runs
     assert n_convicted <= 8
 
