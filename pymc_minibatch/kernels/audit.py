@@ -9,8 +9,7 @@ from numba import njit
 from pymc_minibatch.acceptance.decision import Decision, Rows, batch_variance
 from pymc_minibatch.acceptance.growing import moments
 from pymc_minibatch.jit.pointers import call_scalar
-from pymc_minibatch.kernels.metropolis import put
-from pymc_minibatch.kernels.rows import Drawing, make_readers
+from pymc_minibatch.kernels.rows import Drawing, make_readers, put
 from pymc_minibatch.proposals.proposal import ProposalContext
 from pymc_minibatch.reference.density import Density
 

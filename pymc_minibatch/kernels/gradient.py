@@ -20,7 +20,7 @@ from numba.extending import register_jitable
 from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_matrix
-from pymc_minibatch.kernels.rows import make_take
+from pymc_minibatch.kernels.rows import make_take, put
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
@@ -113,7 +113,7 @@ def move_inside(
     add(point, active, step, kept)
     if is_possible(point, density):
         return False
-    put(point, active, kept)
+    put(kept, active, point)
     return True
 
 
@@ -123,13 +123,6 @@ def add(point: np.ndarray, active: np.ndarray, step: np.ndarray, kept: np.ndarra
     for i in range(active.size):
         kept[i] = point[active[i]]
         point[active[i]] += step[i]
-
-
-@register_jitable
-def put(point: np.ndarray, active: np.ndarray, values: np.ndarray) -> None:
-    """Set the active parameters."""
-    for i in range(active.size):
-        point[active[i]] = values[i]
 
 
 @register_jitable

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import Acceptance, Decision, Rows
 from pymc_minibatch.jit.cache import class_key
@@ -13,7 +12,7 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.pointers import call_scalar
 from pymc_minibatch.jit.triangular import overwrite
-from pymc_minibatch.kernels.rows import Drawing, make_readers
+from pymc_minibatch.kernels.rows import Drawing, make_readers, put
 from pymc_minibatch.proposals.proposal import Proposal, ProposalContext
 from pymc_minibatch.reference.density import Density
 
@@ -179,10 +178,3 @@ def summed(parts: Sequence[Totals]) -> Totals:
     added["test_error"] = max(part.test_error for part in parts)
     added["impossible_row"] = parts[-1].impossible_row
     return Totals(**added)
-
-
-@register_jitable
-def put(values: np.ndarray, positions: np.ndarray, target: np.ndarray) -> None:
-    """Write values at positions of a vector."""
-    for i in range(positions.size):
-        target[positions[i]] = values[i]

@@ -107,7 +107,7 @@ def momentum_state(dim: int, columns: int) -> MomentumState:
 
 
 def make_momentum(
-    ndims: Sequence[int], bath: Callable[..., float], bounded: bool = False
+    ndims: Sequence[int], bounded: bool, bath: Callable[..., float]
 ) -> Callable[..., tuple[bool, float]]:
     """Assemble the loop; its arguments and result are those of :func:`.sgfs.make_scoring`.
 
@@ -115,11 +115,11 @@ def make_momentum(
     ----------
     ndims
         Number of dimensions of each array of row data.
+    bounded
+        Whether the density is zero in places, where the loop does not go; see :mod:`.gradient`.
     bath
         ``(rng, epsilon, noisy, state, settings)`` is the friction and the noise of one step, on the
         momentum in place; returns the share of the batch in them.
-    bounded
-        Whether the density is zero in places, where the loop does not go; see :mod:`.gradient`.
     """
     estimate = make_estimate(ndims)
 

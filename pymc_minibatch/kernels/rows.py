@@ -21,7 +21,7 @@ from pymc_minibatch.kernels.by_size import SizeTable, draw_by_size
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, draw_residents
 from pymc_minibatch.reference.density import Density
 
-__all__ = ["Drawing", "clear", "make_readers"]
+__all__ = ["Drawing", "clear", "make_readers", "put"]
 
 type Drawing = bool | Literal["residents", "groups"]
 
@@ -330,3 +330,10 @@ def subtract(proposed: np.ndarray, current: np.ndarray, log_ratios: np.ndarray) 
         elif np.isnan(proposed[i]):
             log_ratios[i] = -np.inf
     return impossible
+
+
+@register_jitable
+def put(values: np.ndarray, positions: np.ndarray, target: np.ndarray) -> None:
+    """Write values at positions of a vector."""
+    for i in range(positions.size):
+        target[positions[i]] = values[i]

@@ -16,21 +16,13 @@ order of the updates, and the exact friction, are those of BAOAB (:mod:`.momentu
 """
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
+from pymc_minibatch.kernels.momentum import Momentum, MomentumState
 
-__all__ = ["make_hamiltonian"]
-
-
-def make_hamiltonian(
-    ndims: Sequence[int], bounded: bool = False
-) -> Callable[..., tuple[bool, float]]:
-    """Assemble the loop."""
-    return make_momentum(ndims, bath, bounded)
+__all__ = ["bath"]
 
 
 @register_jitable

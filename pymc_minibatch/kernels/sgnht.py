@@ -19,25 +19,17 @@ thermostats for noisy gradient systems.
 """
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import squared_norm
-from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum
+from pymc_minibatch.kernels.momentum import Momentum, MomentumState
 
-__all__ = ["make_thermostat"]
+__all__ = ["bath"]
 
 SMALL = 1e-8
 """Below, (1 − e^(−2ξh)) / ξ is 2h."""
-
-
-def make_thermostat(
-    ndims: Sequence[int], bounded: bool = False
-) -> Callable[..., tuple[bool, float]]:
-    """Assemble the loop."""
-    return make_momentum(ndims, bath, bounded)
 
 
 @register_jitable

@@ -1,9 +1,9 @@
 """What the steps with momentum share: where chains start, and what they learn there."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pymc.blocking import PointType
@@ -13,7 +13,7 @@ from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.arguments import checked_share, checked_type
-from pymc_minibatch.kernels.momentum import Momentum, MomentumState, momentum_state
+from pymc_minibatch.kernels.momentum import Momentum, MomentumState, make_momentum, momentum_state
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -66,6 +66,8 @@ class MomentumStep(GradientStep):
 
     learns = ("tuned",)
     tuned: MomentumState
+    bath: ClassVar[Callable[..., float]]
+    """Friction and noise of a step; see :func:`.make_momentum`."""
     climbs = True
     default_steps = 20
 
@@ -97,6 +99,10 @@ class MomentumStep(GradientStep):
         super().__init__(
             vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
         )
+
+    @property
+    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
+        return partial(make_momentum, bath=self.bath)
 
     def _prepare(self) -> None:
         if self.preconditioner == "auto":

@@ -1,8 +1,6 @@
 """The PyMC step for stochastic gradient Hamiltonian Monte Carlo."""
 
-from collections.abc import Callable
-
-from pymc_minibatch.kernels.sghmc import make_hamiltonian
+from pymc_minibatch.kernels.sghmc import bath
 from pymc_minibatch.steps.momentum_step import MomentumStep
 from pymc_minibatch.steps.stats import dtypes_shapes
 
@@ -105,8 +103,5 @@ class SGHMC(MomentumStep):
     """
 
     name = "sghmc"
+    bath = staticmethod(bath)
     stats_dtypes_shapes = dtypes_shapes("SGHMC")
-
-    @property
-    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
-        return make_hamiltonian

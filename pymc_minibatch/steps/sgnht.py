@@ -1,13 +1,13 @@
 """The PyMC step for the stochastic gradient Nosé-Hoover thermostat."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pymc.model import Model
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.kernels.sgnht import make_thermostat
+from pymc_minibatch.kernels.sgnht import bath
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.steps.momentum_step import MomentumStep
 from pymc_minibatch.steps.stats import dtypes_shapes
@@ -107,6 +107,7 @@ class SGNHT(MomentumStep):
     """
 
     name = "sgnht"
+    bath = staticmethod(bath)
     stats_dtypes_shapes = dtypes_shapes("SGNHT")
 
     def __init__(
@@ -137,7 +138,3 @@ class SGNHT(MomentumStep):
             model=model,
             rng=rng,
         )
-
-    @property
-    def _make_kernel(self) -> Callable[..., Callable[..., tuple[bool, float]]]:
-        return make_thermostat

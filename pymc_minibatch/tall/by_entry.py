@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
@@ -25,7 +23,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.row_checks import parts_of_condition
-from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 
 __all__ = ["Entries", "entries_of"]
 
@@ -75,7 +73,7 @@ class Entries:
         return self._found[variable]
 
     def _made(self, variable: Any) -> Any:
-        if _is_data(variable):
+        if reads_data_only(variable):
             return self._of_data(variable)
         node = variable.owner
         op = None if node is None else node.op
@@ -126,7 +124,7 @@ class Entries:
 
     def _gathered(self, array: Any, places: np.ndarray) -> Any:
         """Read an array along its first axis, through what acts along it entry by entry."""
-        if _is_data(array):
+        if reads_data_only(array):
             return self._leaf(self._values(array)[places], array.name, array)
         if array.type.shape[0] == 1:
             return array
@@ -182,12 +180,8 @@ def _is_by_codes(node: Apply, n_axes: int) -> bool:
         tuple(op.idx_list) == (0,)
         and len(node.inputs) == 2
         and getattr(node.inputs[1].type, "ndim", None) == n_axes
-        and _is_data(node.inputs[1])
+        and reads_data_only(node.inputs[1])
     )
-
-
-def _is_data(variable: Variable) -> bool:
-    return all(isinstance(leaf, Constant | SharedVariable) for leaf in graph_inputs([variable]))
 
 
 def _reads_no_data(variable: Variable) -> bool:

@@ -34,7 +34,7 @@ from pymc_minibatch.tall.slicing import data_leaves
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["Cut", "NoStructureError", "RowGraph", "entry_of", "is_condition"]
+__all__ = ["Cut", "NoStructureError", "RowGraph", "downstream", "entry_of", "is_condition"]
 
 MAX_TRACED = 64
 """Entries of value variables that are told apart in what a data-free array reads."""
@@ -89,14 +89,14 @@ class RowGraph:
         self.flat, self.batch = flat, batch
         self.term = self._without_shapes(gathered_first(tall, [flat, *batch], term))
         nodes = list(io_toposort([flat, *batch], [self.term]))
-        self.reads_parameters = _downstream({flat}, nodes)
-        self.reads_rows = _downstream(set(batch), nodes)
+        self.reads_parameters = downstream({flat}, nodes)
+        self.reads_rows = downstream(set(batch), nodes)
         observed = {
             b
             for b, row_input in zip(batch, tall.row_inputs.values(), strict=True)
             if row_input.leaf in _observed_leaves(tall)
         }
-        self.observed = _downstream(observed, nodes)
+        self.observed = downstream(observed, nodes)
         self.shapes = self._shapes(nodes)
         self.affine = AffineArrays(
             self.reads_parameters, self.reads_rows, self.observed, self.shapes
@@ -527,7 +527,8 @@ def _merged(inputs: Sequence[Variable], term: Variable) -> Variable:
     return merged
 
 
-def _downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
+def downstream(sources: set[Variable], nodes: Sequence[Apply]) -> set[Variable]:
+    """List some variables and what is computed from them."""
     found = set(sources)
     for node in nodes:
         if any(i in found for i in node.inputs):

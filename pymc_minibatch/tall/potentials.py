@@ -15,10 +15,9 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.util import get_var_name
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors, graph_inputs
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Join, MakeVector
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -30,7 +29,7 @@ from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm
 from pymc_minibatch.tall.probes import prior_points
-from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 from pymc_minibatch.tall.sparse_rows import without_sparse
 from pymc_minibatch.tall.verify import compare
 
@@ -84,8 +83,8 @@ def _with_lengths(model: Model, total: Any) -> Any:
 
 def _potential_term(model: Model, name: str, total: Any) -> ObservedTerm | None:
     """Take a potential apart into rows and a rest; None if it has no rows."""
-    parts = [part for part in parts_of_total(total) if not _reads_data_only(part)]
-    fixed = [part for part in parts_of_total(total) if _reads_data_only(part)]
+    parts = [part for part in parts_of_total(total) if not reads_data_only(part)]
+    fixed = [part for part in parts_of_total(total) if reads_data_only(part)]
     shapes = _shapes(model, parts)
     lengths = {n for leaf in data_leaves(parts) for n in leaf_value(leaf).shape if n > 1}
     n_rows = max((n for own in shapes for n in own if n in lengths), default=0)
@@ -171,7 +170,7 @@ def parts_of_total(total: Any, reads: ReadsRows | None = None) -> list[TensorVar
     true: by default, the one that reads data and parameters.
     """
     reads = reads or _reads_rows
-    if not _is_one_number(total) or total.owner is None or _reads_data_only(total):
+    if not _is_one_number(total) or total.owner is None or reads_data_only(total):
         return [total]
     op, inputs = total.owner.op, total.owner.inputs
     if isinstance(op, Sum):
@@ -198,14 +197,10 @@ def _entries(array: Any, reads: ReadsRows) -> list[TensorVariable]:
     return parts_of_total(array, reads)
 
 
-def _reads_data_only(graph: Variable) -> bool:
-    return all(isinstance(x, Constant | SharedVariable) for x in graph_inputs([graph]))
-
-
 def _reads_rows(graph: Variable) -> bool:
     """Whether a graph reads parameters and an array of data."""
     sizes = [leaf_value(leaf).size for leaf in data_leaves([graph])]
-    return max(sizes, default=0) > 1 and not _reads_data_only(graph)
+    return max(sizes, default=0) > 1 and not reads_data_only(graph)
 
 
 def _of_shaped(matrix: Any, total: Any, reads: ReadsRows) -> list[Any]:

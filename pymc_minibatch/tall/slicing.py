@@ -18,7 +18,7 @@ import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Alloc, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
@@ -32,6 +32,7 @@ __all__ = [
     "constant_length",
     "data_leaves",
     "leaf_value",
+    "reads_data_only",
     "rebuild_graph",
     "slice_rows",
 ]
@@ -188,3 +189,8 @@ def _batch_shape(shape: Variable, n_rows: int, n_batch: TensorVariable) -> Varia
     if not isinstance(shape, Constant) or shape.data is None or n_rows not in shape.data:
         return shape
     return pt.stack([n_batch if n == n_rows else pt.constant(n) for n in shape.data])
+
+
+def reads_data_only(graph: Variable) -> bool:
+    """Whether a graph depends on data and constants alone."""
+    return all(isinstance(leaf, Constant | SharedVariable) for leaf in graph_inputs([graph]))

@@ -30,6 +30,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.memory import require_memory
+from pymc_minibatch.tall.cut import downstream
 from pymc_minibatch.tall.slicing import leaf_value, slice_rows
 
 __all__ = ["RowSet", "Union", "union_of"]
@@ -253,7 +254,9 @@ class _Merge:
                 raise _DifferentError
         self.inputs: list[Any] = [i.type(name=i.name) for i in first]
         self.which: Any = pt.vector("which", dtype="int32")
-        self._reads_rows = [_downstream(inputs, term) for inputs, term in sliced]
+        self._reads_rows = [
+            downstream(set(inputs), io_toposort(list(inputs), [term])) for inputs, term in sliced
+        ]
         self._found: dict[tuple[Variable, ...], Any] = {}
         for inputs in zip(*self._batches, strict=True):
             self._found[inputs] = self.inputs[len(self._found)]
@@ -354,15 +357,6 @@ class _Merge:
             raise _DifferentError
         columns = pt.stack([each[:, 0] for each in vectors])
         return (self._of(matrices) * columns[self.which]).sum(axis=1, keepdims=True)
-
-
-def _downstream(inputs: Sequence[Variable], term: Variable) -> set[Variable]:
-    """List what reads some inputs."""
-    found = set(inputs)
-    for node in io_toposort(list(inputs), [term]):
-        if any(i in found for i in node.inputs):
-            found.update(node.outputs)
-    return found
 
 
 def _are_equal(variables: Sequence[Any]) -> bool:
