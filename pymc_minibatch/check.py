@@ -13,7 +13,7 @@ from pymc.model import Model
 from pymc.util import get_var_name
 from pymc.vartypes import continuous_types
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Abs, ScalarMaximum, ScalarMinimum
+from pytensor.scalar.basic import Abs, ScalarMaximum, ScalarMinimum, Sign
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_minibatch.acceptance.growing import rows_wanted
@@ -46,18 +46,20 @@ to some thousand rows: 2,660 of 327,000 late flights by airline, destination and
 MOST_PARAMETERS = 40
 """With more parameters, or with rows that read several predictors, a look takes many seconds."""
 
-SMOOTH_READ, KINKED_READ = 150.0, 750.0
-"""Rows of a decision about all variables at once if nobody looks, and if rows have kinks: measured
-were 34 to 507 in seven models of 3,000 to 54,000 smooth rows, and 757 of 3,000 Laplace rows."""
+SMOOTH_READ, KINKED_READ = 150.0, 1500.0
+"""Rows of a decision about all variables at once if nobody looks, and if rows have kinks: 34 to 507
+were measured in 15 models with 3,000 to 54,000 smooth rows, and in two models with 3,000 rows that
+have kinks (Laplace and asymmetric Laplace) 757 and all."""
 
-KINKED_OPERATIONS = Abs, ScalarMaximum, ScalarMinimum
+KINKED_OPERATIONS = Abs, ScalarMaximum, ScalarMinimum, Sign
 
 TUNED_READ = 50.0
 """Rows of a decision if 16 do, the least, since the first batch is 100 and is tuned slowly."""
 
-EFFECTS_SECONDS, PLAIN_SECONDS, SEVERAL_SECONDS = 6.0, 5.0, 14.0
-"""Seconds of compilation: with effects, and of all variables at once, if rows read one predictor
-and if they read several (medians of 5, 4 and 7 models, 3 to 28 s, on two busy cores)."""
+SUMS_SECONDS, EFFECTS_SECONDS, PLAIN_SECONDS, SEVERAL_SECONDS = 6.0, 10.0, 5.0, 14.0
+"""Seconds of compilation: with effects, if sums over rows do and if rows are read; of all variables
+at once, if rows read one predictor and if they read several. Means of 4, 4, 4 and 10 models, which
+took 3 to 28 s, on two busy cores."""
 
 FACTOR_SECONDS, BORDER_SECONDS = 2.5, 7.0
 """Seconds that a grouping factor adds for each 10⁵ rows, and that levels beside those of the
@@ -264,13 +266,14 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
     if structure is None or not (whole and _has_effects(tall)):
         return _of_all_at_once(tall)
     updates = _updates_of_effects(tall.model)
-    seconds = _seconds_of_effects(structure, tall.n_rows)
+    of_factors = _seconds_of_factors(structure, tall.n_rows)
+    seconds = EFFECTS_SECONDS + of_factors
     if find_parabolic_rows(tall, structure) is not None:
         reason = (
             "Sums over the rows are sufficient statistics: set-up computes them, and no decision "
             "reads a row."
         )
-        return _Manner(True, 0.0, updates, reason, seconds)
+        return _Manner(True, 0.0, updates, reason, SUMS_SECONDS + of_factors)
     if tall.n_rows <= ALL_READ:
         reason = "Updates of effects and scales are decided by all rows, which costs less here."
         return _Manner(True, float(tall.n_rows), updates, reason, seconds)
@@ -354,13 +357,13 @@ def _updates_of_effects(model: Model) -> dict[str, str]:
     }
 
 
-def _seconds_of_effects(structure: RowStructure, n_rows: int) -> float:
-    """Estimate the seconds of set-up for grouping factors, by their number and their levels."""
+def _seconds_of_factors(structure: RowStructure, n_rows: int) -> float:
+    """Estimate the seconds that grouping factors add, by their number and their levels."""
     blocks = {term.block.start: term.block for term in structure.terms if term.index is not None}
     sizes = [block.stop - block.start for block in blocks.values()]
     border = sum(sizes) - max(sizes, default=0)
     of_rows = FACTOR_SECONDS * len(sizes) * n_rows / 1e5
-    return EFFECTS_SECONDS + of_rows + BORDER_SECONDS * (border / 1000) ** 2
+    return of_rows + BORDER_SECONDS * (border / 1000) ** 2
 
 
 def _seconds(tall: TallModel, manner: _Manner) -> float:
