@@ -18,7 +18,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_minibatch.acceptance.growing import rows_wanted
 from pymc_minibatch.arguments import checked_model
-from pymc_minibatch.jit.interpreted import only_looking
+from pymc_minibatch.jit.interpreted import evaluator, only_looking
 from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
@@ -265,7 +265,7 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
     structure = tall.structure
     if structure is None or not (whole and _has_effects(tall)):
         return _of_all_at_once(tall)
-    updates = _updates_of_effects(tall.model)
+    updates = _updates_of_effects(tall, structure)
     of_factors = _seconds_of_factors(structure, tall.n_rows)
     seconds = EFFECTS_SECONDS + of_factors
     if find_parabolic_rows(tall, structure) is not None:
@@ -341,20 +341,38 @@ def _has_effects(tall: TallModel) -> bool:
     return tall.structure is not None and has_effects(tall, tall.structure)
 
 
-def _updates_of_effects(model: Model) -> dict[str, str]:
+def _updates_of_effects(tall: TallModel, structure: RowStructure) -> dict[str, str]:
     """Say how the variables of a model with effects are updated."""
-    free = set(model.free_RVs)
-    parents = {
+    free = set(tall.model.free_RVs)
+    scales = {
         get_var_name(parent)
         for rv in free
         for parent in free.intersection(ancestors(rv.owner.inputs))
-    }
+    } | _that_enter_curved(tall, structure)
     return {
         rv.name: "with the effects that depend on it"
-        if rv.name in parents
+        if rv.name in scales
         else "with the other effects and coefficients, or level by level"
-        for rv in model.free_RVs
+        for rv in tall.model.free_RVs
     }
+
+
+def _that_enter_curved(tall: TallModel, structure: RowStructure) -> set[str]:
+    """Return variables of which effects are no affine function, as exp(log sd) · z is not of sd."""
+    effects = evaluator([structure.flat], [structure.phi])
+    one, other = np.random.default_rng(1).standard_normal((2, tall.layout.size))
+    found = set()
+    for value in tall.model.value_vars:
+        where = tall.layout.slices.get(value.name)
+        if where is None:
+            continue
+        end, middle = one.copy(), one.copy()
+        end[where], middle[where] = other[where], (one[where] + other[where]) / 2
+        with np.errstate(all="ignore"):
+            ends, twice = effects(one) + effects(end), 2 * effects(middle)
+        if not np.allclose(ends, twice, rtol=1e-6, atol=1e-6, equal_nan=True):
+            found.add(tall.model.values_to_rvs[value].name)
+    return found
 
 
 def _seconds_of_factors(structure: RowStructure, n_rows: int) -> float:

@@ -326,6 +326,19 @@ def test_a_check_expects_more_rows_if_rows_have_kinks():
     assert 3 * rows[pm.Normal] < rows[pm.Laplace] < 12_000
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_check_tells_scales_from_effects(centred):
+    rng = np.random.default_rng(4)
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu"), pm.HalfNormal("sd")
+        z = pm.Normal("z", 0.0, sd if centred else 1.0, shape=100)
+        eta = mu + (z if centred else sd * z)[rng.integers(0, 100, 1000)]
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 1000))
+    updates = pmb.check(model).updates
+    assert updates["sd"] == "with the effects that depend on it"
+    assert updates["mu"] == updates["z"] != updates["sd"]
+
+
 def test_a_check_knows_that_crossed_factors_take_longer():
     rng = np.random.default_rng(4)
     seconds = []
