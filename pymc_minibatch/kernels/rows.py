@@ -321,13 +321,16 @@ def log_ratios_of(
 
 @register_jitable
 def subtract(proposed: np.ndarray, current: np.ndarray, log_ratios: np.ndarray) -> int:
-    """Write log ratios; return the position of a row impossible at the current point, or -1."""
+    """Write log ratios; return the position of a row impossible at the current point, or -1.
+
+    What is not a number is impossible; so is +∞, a density of which all digits were lost.
+    """
     impossible = -1
     for i in range(proposed.size):
         log_ratios[i] = proposed[i] - current[i]
         if not np.isfinite(current[i]):
             impossible = i
-        elif np.isnan(proposed[i]):
+        elif not proposed[i] < np.inf:
             log_ratios[i] = -np.inf
     return impossible
 

@@ -117,12 +117,12 @@ class WholeDecisions(Decisions):
         after = self._at(predictors[1].phi, counts) if few is None else before.copy()
         if few is not None and few.size:
             batch = [values[few] for values in self.data]
-            after[few] = self.rows.values(predictors[1].phi, *batch)[0] / self.temperature
+            after[few] = self._of_some(predictors[1].phi, batch)
             counts.n_evaluated += few.size
         impossible = np.flatnonzero(~np.isfinite(before))
         if impossible.size:
             counts.impossible_row = int(impossible[0])
-        return before, np.where(np.isnan(after), -np.inf, after)
+        return before, after
 
     def _at(self, phi: np.ndarray, counts: MoveCounts) -> np.ndarray:
         for i, (at, values) in enumerate(self.known):
@@ -136,8 +136,15 @@ class WholeDecisions(Decisions):
 
     def of_all(self, phi: np.ndarray) -> np.ndarray:
         """Return the log-likelihoods of all rows at φ, divided by T, shape (N,)."""
-        values = np.concatenate([self.rows.values(phi, *chunk)[0] for chunk in self._chunks])
-        return values / self.temperature
+        return np.concatenate([self._of_some(phi, chunk) for chunk in self._chunks])
+
+    def _of_some(self, phi: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
+        """Return those of a batch; −∞ where digits were lost (NaN), or all of them (+∞).
+
+        A truncated density has the latter where what is left of a distribution rounds to 0.
+        """
+        values = self.rows.values(phi, *batch)[0] / self.temperature
+        return np.where(values < np.inf, values, -np.inf)
 
     @cached_property
     def _chunks(self) -> list[list[np.ndarray]]:

@@ -47,7 +47,7 @@ class ModelDensity:
         self._known: dict[bytes, float] = {}
 
     def __call__(self, point: np.ndarray) -> float:
-        """Return the log-density at a flat point; −∞ if it is not a number.
+        """Return the log-density at a flat point; −∞ if it is not a number, or +∞.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class ModelDensity:
         if key not in self._known:
             value = self._evaluate(point)
             self._known = dict([*self._known.items()][1 - KNOWN_POINTS :])
-            self._known[key] = -np.inf if np.isnan(value) else value
+            self._known[key] = value if value < np.inf else -np.inf
         return self._known[key]
 
     def noise(self) -> float:

@@ -148,7 +148,8 @@ class MovesTogether(Look):
 
         def total(first: int, *batch: np.ndarray) -> float:
             terms = self.row(here, there, self.constants, batch)
-            changes = terms[1] - terms[0]
+            with np.errstate(invalid="ignore"):
+                changes = np.where(terms[1] < np.inf, terms[1], -np.inf) - terms[0]
             if drawn is not None:
                 changes = changes[drawn[first : first + changes.size]]
             return float(np.sum(changes))

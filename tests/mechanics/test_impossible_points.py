@@ -5,6 +5,7 @@ import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.kernels.rows import subtract
 
 N = 3000
 
@@ -62,3 +63,27 @@ def test_a_model_that_is_possible_nowhere_near_says_so():
         pm.Gamma("y", alpha=b - 100.0, beta=1.0, observed=y)
     with pytest.raises(pmb.NotTallError, match="initval"):
         pmb.TallModel(model)
+
+
+def test_a_density_without_digits_is_impossible():
+    """Of a Poisson distribution without 0 nothing is left at a rate of e⁻⁴⁰, in 16 digits."""
+    rng = np.random.default_rng(4)
+    group = np.arange(240) % 6
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("s"), shape=6)
+        rows = pm.Poisson.dist(pm.math.exp(pm.Normal("a") + u[group]))
+        pm.Truncated("y", rows, lower=1, observed=np.maximum(rng.poisson(1.0, 240), 1))
+    step = pmb.MinibatchMH(model=model)
+    point = step.tall.model.initial_point() | {"a": np.array(-40.0)}
+    assert step.tall.row_logp(point, np.arange(240)).max() == np.inf
+    assert step.model_density(step.tall.layout.flatten(point)) == -np.inf
+    surrogate = step.latent.reference.surrogate
+    far = np.full(surrogate.phi(surrogate.center).shape, -40.0)
+    assert (step.latent.decisions.of_all(far) == -np.inf).all()
+
+
+def test_log_ratios_of_rows_without_digits():
+    log_ratios = np.empty(4)
+    proposed, current = np.array([np.inf, np.nan, -np.inf, 2.0]), np.ones(4)
+    assert subtract(proposed, current, log_ratios) == -1
+    np.testing.assert_array_equal(log_ratios, [-np.inf, -np.inf, -np.inf, 1.0])

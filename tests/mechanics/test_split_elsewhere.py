@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.tall import model as tall_model
+from pymc_minibatch.tall import splitting
 from pymc_minibatch.tall.check import SplitCheck
 from pymc_minibatch.witness import Comparison, SurpriseError
 
@@ -52,14 +52,14 @@ def test_the_same_without_sharing_is_accepted():
 @pytest.mark.parametrize("witness", [True, False])
 def test_rows_that_a_split_gets_wrong_at_the_mode(monkeypatch, witness):
     """Beyond 2 they are wrong, each by itself: only the model's own density tells."""
-    right, wrong = tall_model.slice_rows, beyond_two(0.0)
+    right, wrong = splitting.slice_rows, beyond_two(0.0)
     th = wrong.rvs_to_values[wrong["th"]]
 
     def sliced(*args):
         inputs, rows = right(*args)
         return inputs, rows + pt.maximum(th - 2.0, 0.0)
 
-    monkeypatch.setattr(tall_model, "slice_rows", sliced)
+    monkeypatch.setattr(splitting, "slice_rows", sliced)
     with pytest.raises(pmb.NotTallError):
         pmb.MinibatchMH(model=wrong, witness=witness)
 

@@ -242,13 +242,14 @@ def test_the_model_may_come_from_the_context():
 # --- Models that are refused: see also test_refusals.py ---------------------------------------
 
 
-def test_refuses_rows_that_are_listed_by_number():
+def test_refuses_rows_that_data_list_by_number():
     """In a batch these numbers lie outside of the array; a process of its own bears a crash."""
     script = (
         "import numpy as np, pymc as pm, pytensor.tensor as pt, pymc_minibatch as pmb\n"
         "treated = np.arange(0, 5000, 3)\n"
         "with pm.Model() as model:\n"
-        "    mean = pt.set_subtensor(pt.zeros(5000)[treated], pm.Normal('effect'))\n"
+        "    rows = pm.Data('rows', treated)\n"
+        "    mean = pt.set_subtensor(pt.zeros(5000)[rows], pm.Normal('effect'))\n"
         "    pm.Normal('y', mean, 1.0, observed=np.ones(5000))\n"
         "try:\n"
         "    pmb.TallModel(model)\n"
