@@ -23,9 +23,9 @@ from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.reference import SeveralModesError
-from pymc_minibatch.steps.common import split_for_step
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.steps.memory import bytes_of_step
+from pymc_minibatch.steps.other_data import split_for_step
 from pymc_minibatch.tall import NotTallError, TallModel
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
@@ -213,7 +213,17 @@ def checked(
         tall = split_for_step(model, data, ROWS_IN_MEMORY)
     except NotTallError as error:
         left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")
-        refused = Check(False, None, left, 0, math.nan, math.nan, 0, "nuts", [str(error)])
+        refused = Check(
+            supported=False,
+            exact=None,
+            updates=left,
+            n_rows=0,
+            expected_rows=math.nan,
+            setup_seconds=math.nan,
+            memory=0,
+            method="nuts",
+            reasons=[str(error)],
+        )
         return refused, None, moved
     return _of_split(tall, moved, keeps_rows), tall, moved
 
@@ -235,15 +245,15 @@ def _of_split(tall: TallModel, moved: list[str], keeps_rows: bool) -> Check:
             f"With {tall.n_rows:,} rows, fewer than {FEW_ROWS:,}, NUTS takes less time. {reason}"
         )
     return Check(
-        True,
-        manner.exact,
-        updates,
-        tall.n_rows,
-        manner.expected_rows,
-        _seconds(tall, manner),
-        _bytes(tall, whole, keeps_rows),
-        method,
-        [reason],
+        supported=True,
+        exact=manner.exact,
+        updates=updates,
+        n_rows=tall.n_rows,
+        expected_rows=manner.expected_rows,
+        setup_seconds=_seconds(tall, manner),
+        memory=_bytes(tall, whole, keeps_rows),
+        method=method,
+        reasons=[reason],
     )
 
 

@@ -24,9 +24,10 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.arguments import checked_count
-from pymc_minibatch.draws import Draws, draws_of, row_axis
+from pymc_minibatch.draws import Draws, draws_of
 from pymc_minibatch.pointwise import as_draws, pointwise
 from pymc_minibatch.renamed import renamed
+from pymc_minibatch.row_labels import row_axis
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
 from pymc_minibatch.warn import warn

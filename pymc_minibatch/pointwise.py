@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_minibatch.draws import draws_of, row_coords
+from pymc_minibatch.draws import draws_of
 from pymc_minibatch.renamed import renamed
+from pymc_minibatch.row_labels import row_coords
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.arguments import checked_rows
 from pymc_minibatch.tall.passes import over_chunks

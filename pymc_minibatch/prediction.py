@@ -10,8 +10,9 @@ import xarray as xr
 
 from pymc_minibatch.arguments import checked_choice
 from pymc_minibatch.bambi_rows import ROW_DIM, BambiPredictions
-from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi, other_axes, row_axis
+from pymc_minibatch.draws import built_by_bambi, draws_of, draws_of_bambi
 from pymc_minibatch.renamed import renamed
+from pymc_minibatch.row_labels import other_axes, row_axis
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.predictive import NoPredictionError, Predictive

@@ -131,7 +131,16 @@ def _look_at_chains(run: Result) -> _Chains:
             r_hat = float(np.fmax(r_hat, np.nanmax(ratios)))
         if not np.isnan(sizes).all() and not np.nanmin(sizes) >= ess:
             ess, slowest = float(np.nanmin(sizes)), str(called[varying][np.nanargmin(sizes)])
-    return _Chains(r_hat, ess, slowest, kept.size, n_draws, not_finite, frozen, constant)
+    return _Chains(
+        r_hat=r_hat,
+        ess=ess,
+        slowest=slowest,
+        n_chains=kept.size,
+        n_draws=n_draws,
+        not_finite=not_finite,
+        frozen=frozen,
+        constant=constant,
+    )
 
 
 def _sizes_and_ratios(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

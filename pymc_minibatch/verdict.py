@@ -244,15 +244,15 @@ def judge(
             f"{TUNING} draws; its lengths and batches are not quite those of the run."
         )
     return Audit(
-        comparisons,
-        moves,
-        by_log_ratio,
-        statistics,
-        limit,
-        resolution,
-        right,
-        right and resolved,
-        " ".join(words),
+        comparisons=comparisons,
+        moves=moves,
+        by_log_ratio=by_log_ratio,
+        statistics=statistics,
+        limit=limit,
+        resolution=resolution,
+        right=right,
+        resolved=right and resolved,
+        verdict=" ".join(words),
     )
 
 

@@ -154,14 +154,14 @@ def row_reach(tall: TallModel, control: ControlVariate) -> RowReach | None:
     except NO_DERIVATIVE:
         return None
     return RowReach(
-        rows.predictors_at,
-        rows.arrays,
-        rows.derivatives,
-        rows.row,
-        rows.reads,
-        phi(control.reference.flat),
-        middle,
-        root,
-        control.order,
-        len(structure.batch),
+        predictors_at=rows.predictors_at,
+        arrays=rows.arrays,
+        derivatives=rows.derivatives,
+        row=rows.row,
+        reads=rows.reads,
+        at=phi(control.reference.flat),
+        center=middle,
+        root=root,
+        order=control.order,
+        n_arrays=len(structure.batch),
     )

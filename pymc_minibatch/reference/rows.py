@@ -248,13 +248,13 @@ class RowFunctions:
         triples = np.array(self.triples, np.int64).reshape(-1, 3)
         quads = np.array(self.quads, np.int64).reshape(-1, 3)
         return RowConstants(
-            at,
-            self._addresses_for(batch),
-            triples,
-            np.array([_n_orders(triple) / 6 for triple in self.triples]),
-            quads,
-            np.array([_n_orders((*quad, quad[2])) / 24 for quad in self.quads]),
-            self.smoothing,
+            at=at,
+            addresses=self._addresses_for(batch),
+            triples=triples,
+            orderings=np.array([_n_orders(triple) / 6 for triple in self.triples]),
+            quads=quads,
+            arrangements=np.array([_n_orders((*quad, quad[2])) / 24 for quad in self.quads]),
+            smoothing=self.smoothing,
         )
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,10 +19,7 @@ from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
-from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
-from rich.progress import ProgressColumn, TextColumn
-from rich.table import Column
 
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.jit.dropped import keep_interrupts
@@ -31,25 +27,23 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
+from pymc_minibatch.steps.display import Display
 from pymc_minibatch.steps.interrupted import tell_interrupts
+from pymc_minibatch.steps.other_data import FollowsData, split_for_step
 from pymc_minibatch.steps.row_deterministics import warn_of_row_deterministics
 from pymc_minibatch.steps.stats import described
+from pymc_minibatch.steps.variables import continuous_value_vars, positions
 from pymc_minibatch.steps.waiting import StepKind, WaitingStep
-from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
-from pymc_minibatch.tall.model import split
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.witness import SurpriseError, Witness
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["Block", "TallStep", "TallStepState", "expansion", "split_for_step"]
+__all__ = ["Block", "TallStep", "TallStepState"]
 
 
 _progress = logging.getLogger("pymc.minibatch")  # shown by PyMC, as what pm.sample does is
-
-MOST_NAMES = 8
-"""Names in a list that people read."""
 
 KEPT_BYTES = 2**28
 """Of draws that a chain keeps to save them, should it be stopped by its witness."""
@@ -86,7 +80,7 @@ class Block(NamedTuple):
     warnings: list[Any]
 
 
-class TallStep(BlockedStep, metaclass=StepKind):
+class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
     """A step on the rows of a model.
 
     An algorithm makes the transitions of a draw in `_draw`, starts tuning anew in `_reset_tuning`,
@@ -95,8 +89,6 @@ class TallStep(BlockedStep, metaclass=StepKind):
 
     Attributes
     ----------
-    shown
-        The stats in the progress bar: for each the header of its column and its format.
     learns
         The attributes that draws change while the chain tunes.
     renamed
@@ -106,7 +98,6 @@ class TallStep(BlockedStep, metaclass=StepKind):
     """
 
     default_blocked = True
-    shown: ClassVar[dict[str, tuple[str, str]]]
     learns: ClassVar[tuple[str, ...]]
     renamed: ClassVar[Mapping[str, str]] = {}
     default_steps: ClassVar[int] = 1
@@ -146,14 +137,14 @@ class TallStep(BlockedStep, metaclass=StepKind):
     ) -> None:
         model = checked_model(model)
         refuse_missing_values(model)
-        self.vars = _continuous_value_vars(vars, model, type(self).__name__)
+        self.vars = continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         _progress.info(f"{type(self).__name__}: looking for the rows of the model")
         self.tall = split_for_step(model, data, rows_in_memory)
         self.n_rows = self.tall.n_rows
         _progress.info(f"{type(self).__name__}: setting up on {self.n_rows:,} rows")
-        self._active = _positions(self.tall, self.var_names)
+        self._active = positions(self.tall, self.var_names)
         self._left = left_to_others(self.tall, self.var_names)
         register(self)
         tell_interrupts()
@@ -178,71 +169,6 @@ class TallStep(BlockedStep, metaclass=StepKind):
         _progress.info(f"{type(self).__name__}: ready after {self.setup_seconds:,.1f} seconds")
         if reference is not None:
             self.setup_seconds += reference.seconds
-
-    # --- Data that are set anew ---------------------------------------------------------------
-
-    made_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """What it was made with, by which it is set up again; None if it came from elsewhere."""
-
-    @property
-    def vars(self) -> list[Variable]:
-        """The value variables that it moves.
-
-        ``pm.sample`` asks for them before it samples; if data were set since the step was set up,
-        it is set up again then.
-        """
-        self._follow_data()
-        return self._vars
-
-    @vars.setter
-    def vars(self, variables: list[Variable]) -> None:
-        self._vars = variables
-
-    def _follow_data(self) -> None:
-        """Set the step up again if the data of the model were set to other values."""
-        if "setup_seconds" not in self.__dict__ or not (names := self._shared_values.changed()):
-            return
-        if self.made_with is None:
-            raise RuntimeError(f"{self._of_other_data(names)} Make the step again.")
-        _progress.info(f"{self._of_other_data(names)} It is set up again on the data as they are.")
-        args, kwargs = self.made_with
-        data = kwargs.get("data")
-        if isinstance(data, TallModel):
-            if data.is_bound:
-                raise RuntimeError(
-                    f"{self._of_other_data(names)} Split the model with its data again, and make "
-                    "the step again."
-                )
-            kwargs = kwargs | {"data": None}
-        before = self.__dict__.copy()
-        kept = ("stats_dtypes", "stats_dtypes_shapes", "_BlockedStep__newargs", "made_with")
-        model = self.tall.model
-        self.__dict__.clear()
-        self.__dict__.update({name: before[name] for name in kept if name in before})
-        try:
-            type(self).__init__(self, *args, **kwargs | {"model": model})
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
-
-    def _of_other_data(self, names: Sequence[str]) -> str:
-        verb = "were" if len(names) > 1 else "was"
-        return f"{_listed(names)} {verb} set since {type(self).__name__} was set up."
-
-    def refuse_other_data(self) -> None:
-        """Refuse to go on where data or files are not those on which the step was set up.
-
-        Raises
-        ------
-        RuntimeError
-            Naming them.
-        """
-        if names := self._shared_values.changed():
-            raise RuntimeError(
-                f"{self._of_other_data(names)} Set the data of the run again, or sample first."
-            )
-        self.tall.check_sources()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -524,41 +450,6 @@ class TallStep(BlockedStep, metaclass=StepKind):
             return {}
         return {name: copy.deepcopy(getattr(self, name)) for name in self.learns}
 
-    # --- Display ------------------------------------------------------------------------------
-
-    def _facts(self) -> dict[str, str]:
-        """Say in a few words how the algorithm is set; nothing is computed for it."""
-        return {}
-
-    def _described(self) -> tuple[str, dict[str, str]]:
-        """Return a title and what there is to know, by topic."""
-        if "setup_seconds" not in self.__dict__:
-            return f"{type(self).__name__}, not ready", {}
-        source = "bound by data" if self.tall.is_bound else "of the model"
-        inputs = [f"{i.name} {i.values.dtype}" for i in self.tall.row_inputs.values()]
-        facts = {
-            "parameters": f"{self._active.size:,} in {_listed(self.var_names)}",
-            "data": f"{_listed(inputs)}, {source}",
-            **self._facts(),
-            "set-up": f"{self.setup_seconds:,.1f} s",
-        }
-        rows = f"{self.n_rows:,} rows of {' + '.join(self.tall.row_names)}"
-        return f"{type(self).__name__} on {rows}", facts
-
-    def __repr__(self) -> str:
-        title, facts = self._described()
-        width = max(map(len, facts), default=0)
-        return "\n".join([title, *(f"  {name:{width}}  {fact}" for name, fact in facts.items())])
-
-    def _repr_html_(self) -> str:
-        title, facts = self._described()
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(name)}</th>"
-            f"<td style='text-align:left'>{escape(fact)}</td></tr>"
-            for name, fact in facts.items()
-        )
-        return f"<table><caption>{escape(title)}</caption>{rows}</table>"
-
     # --- State ---------------------------------------------------------------------------------
 
     @property
@@ -602,88 +493,3 @@ class TallStep(BlockedStep, metaclass=StepKind):
         """Leave out what was passed as `data`, which is pickled by reference, within `tall`."""
         args, kwargs = super().__getnewargs_ex__()
         return args, {"model": kwargs["model"], "blocked": kwargs["blocked"]}
-
-    @classmethod
-    def _progressbar_config(
-        cls, n_chains: int = 1
-    ) -> tuple[list[ProgressColumn], dict[str, list[Any]]]:
-        columns: list[ProgressColumn] = [
-            TextColumn(f"{{task.fields[{stat}]:{spec}}}", table_column=Column(header, ratio=1))
-            for stat, (header, spec) in cls.shown.items()
-        ]
-        return columns, {stat: [0.0] * n_chains for stat in cls.shown}
-
-    @classmethod
-    def _make_progressbar_update_functions(cls) -> Any:
-        def update_stats(step_stats: dict[str, Any]) -> dict[str, Any]:
-            return {stat: step_stats[stat] for stat in cls.shown}
-
-        return (update_stats,)
-
-
-def split_for_step(model: Model, data: Any, rows_in_memory: float) -> TallModel:
-    """Split a model, or take the split that was handed over as its data.
-
-    Raises
-    ------
-    ValueError
-        If that is of another model.
-    """
-    tall = split(model, data, rows_in_memory=rows_in_memory)
-    if tall is not data:
-        return tall
-    tall.check_sources()
-    return tall.copied() if rows_in_memory == math.inf else tall
-
-
-def _continuous_value_vars(
-    vars: Variable | str | Sequence[Variable | str] | None, model: Model, step: str
-) -> list[Variable]:
-    """Resolve what the user named to continuous value variables of the model."""
-    if vars is None:
-        chosen = list(model.value_vars)
-    else:
-        known = {rv.name: model.rvs_to_values[rv] for rv in model.free_RVs}
-        known |= {value.name: value for value in model.value_vars}
-        listed = [vars] if isinstance(vars, Variable | str) else list(vars)
-        names = [var if isinstance(var, str) else get_var_name(var) for var in listed]
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"{name} is not a free variable of the model, whose free variables are "
-                    f"{[rv.name for rv in model.free_RVs]}. Name some of these in vars."
-                )
-        chosen = [known[name] for name in names]
-        if twice := [var.name for i, var in enumerate(chosen) if var in chosen[:i]]:
-            raise ValueError(f"vars names {twice[0]} twice. Name each variable once.")
-    for var in chosen:
-        if var.dtype not in continuous_types:
-            raise ValueError(
-                f"{var.name} is discrete, and {step} moves continuous variables only. Name "
-                "those in vars, and let another step, such as pm.Metropolis, sample the rest."
-            )
-    return chosen
-
-
-def expansion(control: ControlVariate | None) -> str:
-    """Say what is subtracted from the rows."""
-    if control is None or not control.order:
-        return "none"
-    passes = f"found in {control.whole.passes:.1f} passes"
-    if control.pinned is None:
-        return f"order {control.order}, about a mode {passes}"
-    n = control.pinned.rows.size
-    return f"order {control.order}, of all but {n} row{'s' * (n > 1)}, from a mode {passes}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names, of many only the first."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _positions(tall: TallModel, names: Sequence[str]) -> np.ndarray:
-    """Find the sampled variables in the flat point."""
-    slices = tall.layout.slices
-    found = [np.arange(slices[name].start, slices[name].stop) for name in names]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -38,7 +38,8 @@ from pymc_minibatch.reference.gradient import (
     make_gradient_target,
 )
 from pymc_minibatch.reference.trial import Trial
-from pymc_minibatch.steps.common import TallStep, TallStepState, expansion
+from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.display import expansion
 from pymc_minibatch.tall.support import may_be_impossible
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness.densities import FullGradient

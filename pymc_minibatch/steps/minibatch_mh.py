@@ -43,7 +43,7 @@ from pymc_minibatch.reference.decide import (
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.batch_moves import Asked, Claims
 from pymc_minibatch.steps.bound import register
-from pymc_minibatch.steps.common import TallStepState, expansion
+from pymc_minibatch.steps.common import TallStepState
 from pymc_minibatch.steps.deciding import (
     PROPOSALS,
     TESTS,
@@ -51,6 +51,7 @@ from pymc_minibatch.steps.deciding import (
     named,
     steps_of_draw,
 )
+from pymc_minibatch.steps.display import expansion
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.start import kept
@@ -299,13 +300,13 @@ class MinibatchMH(WitnessedBatches):
         by_size = test is None or test.draws_by_size
         may_stay = by_size and row_sampling != "uniform" and control_variate != 0
         super().__init__(
-            vars,
-            data,
-            1 if steps_per_draw == "auto" else steps_per_draw,
-            model,
-            rng,
-            rows_in_memory if may_stay else math.inf,
-            witness,
+            vars=vars,
+            data=data,
+            steps_per_draw=1 if steps_per_draw == "auto" else steps_per_draw,
+            model=model,
+            rng=rng,
+            rows_in_memory=rows_in_memory if may_stay else math.inf,
+            witness=witness,
         )
         self.rows_in_memory = rows_in_memory
         self.batch_size = (

@@ -97,7 +97,14 @@ class MomentumStep(GradientStep):
         self.step_size, self.friction = step_size, checked_share("friction", friction, 1.0)
         self.schedule, self.preconditioner = schedule or Constant(), preconditioner
         super().__init__(
-            vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
+            vars=vars,
+            data=data,
+            reference=reference,
+            control_variate=control_variate,
+            batch_size=batch_size,
+            steps_per_draw=steps_per_draw,
+            model=model,
+            rng=rng,
         )
 
     @property

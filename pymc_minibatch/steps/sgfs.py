@@ -181,7 +181,14 @@ class SGFS(GradientStep):
             raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
         self.variant, self._alpha, self._B = variant, alpha, B
         super().__init__(
-            vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
+            vars=vars,
+            data=data,
+            reference=reference,
+            control_variate=control_variate,
+            batch_size=batch_size,
+            steps_per_draw=steps_per_draw,
+            model=model,
+            rng=rng,
         )
 
     def _decide_control(

@@ -164,7 +164,14 @@ class SGLD(GradientStep):
         self._given = size, preconditioner
         self._is_checked = False
         super().__init__(
-            vars, data, reference, control_variate, batch_size, steps_per_draw, model, rng
+            vars=vars,
+            data=data,
+            reference=reference,
+            control_variate=control_variate,
+            batch_size=batch_size,
+            steps_per_draw=steps_per_draw,
+            model=model,
+            rng=rng,
         )
 
     def _prepare(self) -> None:

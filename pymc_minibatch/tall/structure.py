@@ -317,15 +317,15 @@ class _Builder:
             raise NoStructureError("its coefficients read parameters")
         blocks = self.blocks
         return RowStructure(
-            graph.flat,
-            graph.batch,
-            blocks.joined(),
-            blocks.vectors(),
-            blocks.named(),
-            self.predictors,
-            row,
-            self.offsets,
-            self.terms,
+            flat=graph.flat,
+            batch=graph.batch,
+            phi=blocks.joined(),
+            parts=blocks.vectors(),
+            blocks=blocks.named(),
+            predictors=self.predictors,
+            row=row,
+            offsets=self.offsets,
+            terms=self.terms,
         )
 
     def _local(self, offset: Variable | None) -> Any:

@@ -103,11 +103,11 @@ class _Moves(Listener[MinibatchDecisions]):
         test = decisions.tests.tests[int(move.test.test[0])]
         probability = test.ideal(targets, made.sizes == len(decisions.data[0]))
         return Repeats(
-            words,
-            exact,
-            float(made.sizes.mean()),
-            made.accepted - probability,
-            probability * (1.0 - probability),
-            targets,
-            (made.estimates - of_rows)[np.isfinite(made.estimates)],
+            kind=words,
+            log_ratio=exact,
+            batch_size=float(made.sizes.mean()),
+            errors=made.accepted - probability,
+            variances=probability * (1.0 - probability),
+            targets=targets,
+            estimates=(made.estimates - of_rows)[np.isfinite(made.estimates)],
         )

@@ -11,7 +11,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.proposals.proposal import approximate
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import gaussian_acceptance
-from pymc_minibatch.steps.common import split_for_step
+from pymc_minibatch.steps.other_data import split_for_step
 from pymc_minibatch.tall.partitions import Partitions
 
 dask = pytest.importorskip("dask", reason="dask is an extra")
