@@ -26,8 +26,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 
-from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
-from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.affine import Affine
 from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NoStructureError",
-    "RowArrays",
     "RowStructure",
     "Term",
     "structure_of",
@@ -177,24 +175,6 @@ class RowStructure:
 
         return [is_curved(part) for part in along]
 
-    @made_once
-    def compiled_arrays(self) -> CompiledFunction:
-        """``(*batch) -> (offsets, columns or index and weight of each term)``."""
-        nothing = pt.zeros((pt.as_tensor_variable(self.batch[0]).shape[0],), dtype="float64")
-        offsets = pt.stack([nothing if o is None else o for o in self.offsets], axis=1)
-        graphs = [g for t in self.terms for g in (t.columns, t.index, t.weight) if g is not None]
-        return compile_numba(self.batch, [offsets, *graphs])
-
-    def arrays(self, *batch: np.ndarray) -> "RowArrays":
-        """Evaluate offsets and coefficients of some rows."""
-        offsets, *rest = self.compiled_arrays.jitted(*batch)
-        left = iter(rest)
-        coefficients = [
-            tuple(None if graph is None else next(left) for graph in (t.columns, t.index, t.weight))
-            for t in self.terms
-        ]
-        return RowArrays(self.terms, offsets, coefficients)
-
     def describe(self, names: Sequence[str]) -> list[str]:
         """Write the predictors as formulas; `names` are those of the row data."""
         name_of = dict(zip(self.batch, names, strict=True))
@@ -227,40 +207,6 @@ class RowStructure:
             if part not in formulas[term.predictor]:
                 formulas[term.predictor].append(part)
         return [f"  v{i} = {' + '.join(parts)}" for i, parts in enumerate(formulas)]
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leave compiled functions out."""
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("compiled_")}
-
-
-@dataclass(frozen=True)
-class RowArrays:
-    """Offsets and coefficients of the rows of a batch.
-
-    Attributes
-    ----------
-    terms
-        The terms.
-    offsets
-        Shape (b, k).
-    coefficients
-        For each term columns, index and weight, as in :class:`Term`.
-    """
-
-    terms: Sequence[Term]
-    offsets: np.ndarray
-    coefficients: Sequence[tuple[np.ndarray | None, ...]]
-
-    def predictors_at(self, phi: np.ndarray) -> np.ndarray:
-        """Evaluate the predictors, shape (b, k)."""
-        v = self.offsets.copy()
-        for term, (columns, index, weight) in zip(self.terms, self.coefficients, strict=True):
-            block = phi[term.block]
-            if columns is not None:
-                v[:, term.predictor] += columns @ block
-            else:
-                v[:, term.predictor] += block[index] * (1.0 if weight is None else weight)
-        return v
 
 
 def structure_of(tall: "TallModel") -> RowStructure:

@@ -333,7 +333,7 @@ def test_a_kernel_is_compiled_once_and_found_on_disk(tmp_path):
         "with pm.Model():\n"
         "    mu = pm.Normal('mu')\n"
         "    pm.Normal('y', mu, 1.0, observed=np.arange(100.0))\n"
-        "    stats = pmb.MinibatchMH()._kernel.stats\n"
+        "    stats = pmb.MinibatchMH().kernel.stats\n"
         "print(len(stats.cache_hits), len(stats.cache_misses))\n"
     )
     flags = os.environ.get("PYTENSOR_FLAGS", "")
