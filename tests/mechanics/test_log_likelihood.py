@@ -139,7 +139,7 @@ def test_arguments(tall, model, idata):
         pmb.log_likelihood(idata, data=tall, model=other)
     with pytest.raises(ValueError, match="numbers from 0 to 59; there is 60"):
         pmb.log_likelihood(idata, [60], data=tall)
-    with pytest.raises(TypeError, match=r"idata must be what pm\.sample returns"):
+    with pytest.raises(TypeError, match=r"idata must be a result of pm\.sample"):
         pmb.log_likelihood({}, data=tall)
 
 
