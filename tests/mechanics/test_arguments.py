@@ -66,9 +66,9 @@ def test_without_a_model():
 
 @pytest.mark.parametrize("thing", [None, 3, {"mu": np.zeros(10)}, "result.nc", np.zeros((2, 10))])
 def test_what_is_no_result(model, thing):
-    with pytest.raises(TypeError, match="idata must be what"):
+    with pytest.raises(TypeError, match="idata must be a result of"):
         pmb.ksd(thing, model)
-    with pytest.raises(TypeError, match="run 'mine' must be what"):
+    with pytest.raises(TypeError, match="run 'mine' must be a result of"):
         pmb.compare({"mine": thing}, baseline="mine")
     with pytest.raises(TypeError, match="runs must be a dict of results by name"):
         pmb.compare(thing if not isinstance(thing, dict) else [thing], baseline="mine")
