@@ -54,6 +54,7 @@ from pymc_minibatch.tall.refusals import (
 )
 from pymc_minibatch.tall.row_checks import checked_by_row
 from pymc_minibatch.tall.row_input import RowInput, make_input
+from pymc_minibatch.tall.set_rows import set_by_row
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.softmax import with_softmax
 from pymc_minibatch.tall.sources import check_finite
@@ -229,7 +230,7 @@ class Splitting(ABC):
             self.row_potentials = [term.name for term in rows if term.leaf is None]
             self._rests = [(term.name, term.rest) for term in rows if term.rest is not None]
             term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
-            self.full_term = twice_differentiable(term)
+            self.full_term = twice_differentiable(set_by_row(term, n_rows))
             candidates = _candidate_axes(data_leaves([self.full_term]), n_rows)
             self._check_data(candidates)
             try:
