@@ -14,7 +14,7 @@ Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussi
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,8 @@ class LatentField:
     scalars : ndarray of int64
         Positions in φ of what hyperparameters alone determine; it is in no layout, and is not held
         with effects.
+    shifts : sequence of Shift
+        Shifts of variables of the dense part against levels that rows do not see.
     hyper_in_prior : bool
         Whether the prior of z depends on h.
     spread : ndarray, shape (D,)
@@ -103,6 +105,7 @@ class LatentField:
     ) -> None:
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         self.levels, self.scalars = levels, scalars
+        self.shifts: Sequence[Any] = ()
         push, product = derivatives.push, derivatives.prior_product
         spread = self.spread = spread_of(np.array(points))
         of_phi = self.spread_of_phi = spread_of(np.array([derivatives.phi(p) for p in points]))

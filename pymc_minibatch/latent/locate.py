@@ -10,6 +10,7 @@ from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
 from pymc_minibatch.latent.search import LatentReference, search
+from pymc_minibatch.latent.shifts import find_shifts
 from pymc_minibatch.latent.smoothing import find_smoothing, rows_have_kinks
 from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
 from pymc_minibatch.reference.rows import RowFunctions
@@ -106,6 +107,7 @@ def _located(
         claim = reference.surrogate.violation(reference.hyper, reference.hyper_cholesky)
         if claim is not None:
             raise NoFieldError(f"{claim}, out in the posterior.")
+        field.shifts = find_shifts(field, rows, tall.data, reference.surrogate.center)
         tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
     return LatentModel(rows, factors, reference, parabolic)
 

@@ -421,6 +421,8 @@ class _Search:
     def averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
         """Climb h with averages of the rows; expand about the mean of the field given it.
 
+        If there are none, return the same surrogate.
+
         Returns
         -------
         surrogate : Surrogate
@@ -428,26 +430,50 @@ class _Search:
         hyper_cholesky : ndarray, shape (H, H)
             Lower factor of the covariance of h.
         """
+        with suppress(np.linalg.LinAlgError):  # no density there
+            return self._about_averages(surrogate)
+        with suppress(np.linalg.LinAlgError):
+            return self._from_concave_rows(surrogate.center)
+        return surrogate, covariance_cholesky(surrogate, surrogate.center[self.field.hyper])
+
+    def averaged_from_afar(self) -> tuple[Surrogate, np.ndarray]:
+        """Do the same from the start, where there is no mode to begin at.
+
+        Levels with a scale of their own fit few rows too well at their joint mode, and all levels
+        together bend the log-likelihood upwards there. On average over the field they do not, and
+        with rows that are made concave each turn has a Gaussian to average over.
+
+        Raises
+        ------
+        LinAlgError
+            If the rows have no second-order likelihood where that ends.
+        """
+        return self._from_concave_rows(self.first)
+
+    def _from_concave_rows(self, point: np.ndarray) -> tuple[Surrogate, np.ndarray]:
+        return self._about_averages(self.expand(point, self.data, concave=True), concave=True)
+
+    def _about_averages(
+        self, surrogate: Surrogate, concave: bool = False
+    ) -> tuple[Surrogate, np.ndarray]:
         cholesky = covariance_cholesky(surrogate, surrogate.center[self.field.hyper])
-        try:
-            present = self._averaged_turns(surrogate, np.sqrt(np.sum(cholesky**2, axis=1)))
-            cholesky = covariance_cholesky(present, present.center[self.field.hyper])
-        except np.linalg.LinAlgError:  # no density there
-            return surrogate, cholesky
+        sd = np.sqrt(np.sum(cholesky**2, axis=1))
+        present = self._averaged_turns(surrogate, sd, concave)
+        cholesky = covariance_cholesky(present, present.center[self.field.hyper])
         there = self.proper(self.expand(present.center, self.data))
         mean_correction = present.expansion.slope - there.expansion.slope
         return self.mean.with_mean_correction(
             there, mean_correction, np.zeros(mean_correction.size)
         ), cholesky
 
-    def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray) -> Surrogate:
+    def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray, concave: bool) -> Surrogate:
         """Average rows and climb in turns, until h, of known standard deviations, is still."""
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
         last, bound = surrogate, -np.inf
         for turn in range(1, AVERAGED_TURNS + 1):
-            start, (present, reached) = present, self._average(present)
+            start, (present, reached) = present, self._average(present, concave)
             if reached < bound - max(WRONG, WRONG_BY_SIZE * present.center.size):
-                return self._turned_back(last, start.center, bound)
+                return self._turned_back(last, start.center, bound, concave)
             last, bound = present, max(bound, reached)
             hyper = self.climb_hyper(present)
             given = present.conditional(hyper)
@@ -461,12 +487,14 @@ class _Search:
                 present = _moved(present, present.conditional(passed[-1]).point)
         return present
 
-    def _turned_back(self, last: Surrogate, point: np.ndarray, bound: float) -> Surrogate:
+    def _turned_back(
+        self, last: Surrogate, point: np.ndarray, bound: float, concave: bool
+    ) -> Surrogate:
         """Go a shorter way from where averages were good to a point at which they are not."""
         for halving in range(1, HALVINGS):
             share = 0.5**halving
             nearer = _moved(last, (1.0 - share) * last.center + share * point)
-            averaged, reached = self._average(nearer)
+            averaged, reached = self._average(nearer, concave)
             if reached > bound:
                 return averaged
         return last
@@ -476,14 +504,14 @@ class _Search:
         moved = self.field.latent.split(given.point - surrogate.center)
         return float(np.abs(given.factor.whiten(*moved)[0]).max(initial=0.0))
 
-    def _average(self, surrogate: Surrogate) -> tuple[Surrogate, float]:
+    def _average(self, surrogate: Surrogate, concave: bool) -> tuple[Surrogate, float]:
         """Return the surrogate whose slope and curvature of rows are averages over the field.
 
         Two opposite points suffice: what a group's own average lacks has either sign. They also
         give the lower bound of the log marginal that averages climb, up to a constant.
         """
         points = list(self.mean.points(surrogate, 1))
-        one, other = (self.expand(point, self.data).expansion for point in points)
+        one, other = (self.expand(point, self.data, concave).expansion for point in points)
         if not np.isfinite(one.value + other.value):
             raise np.linalg.LinAlgError("The log-likelihood is not finite all over the field.")
         curvature = (one.curvature + other.curvature).scaled(0.5)
@@ -530,6 +558,11 @@ class _Search:
         return (
             corrected if away < TOO_FAR else self.mean.with_higher_orders(surrogate, factors)
         ), cholesky
+
+    def corrected_if_near(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
+        """Add higher orders, and what they make of the mean of the field unless that is far off."""
+        corrected, away = self._tilted_with_higher_orders(surrogate, factors)
+        return corrected if away < TOO_FAR else self.mean.with_higher_orders(surrogate, factors)
 
     def with_levels_averaged(self, surrogate: Surrogate) -> tuple[Surrogate, np.ndarray]:
         """Expand about where the dense part is most probable, the levels averaged over, and h.
@@ -628,8 +661,12 @@ def search(
         except (NoFieldError, np.linalg.LinAlgError):
             if parabolic is not None or not field.latent.groups.size:
                 raise
-            found, cholesky = run.with_levels_averaged(run.expand(run.first, run.data))
-            surrogate = run.mean.with_higher_orders(found, factors)
+            try:
+                found, cholesky = run.averaged_from_afar()
+                surrogate = run.corrected_if_near(found, factors)
+            except np.linalg.LinAlgError:
+                found, cholesky = run.with_levels_averaged(run.expand(run.first, run.data))
+                surrogate = run.mean.with_higher_orders(found, factors)
         hyper = surrogate.center[field.hyper]
         if parabolic is not None and not run.agrees(surrogate, cholesky):
             raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")

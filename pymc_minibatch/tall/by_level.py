@@ -23,7 +23,7 @@ from pymc_minibatch.jit.compiled import compile_all
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["gathered_first"]
+__all__ = ["gathered_first", "gathers_levels"]
 
 RTOL, N_POINTS = 1e-12, 2
 
@@ -44,12 +44,10 @@ def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) ->
     for node in io_toposort(inputs, [term]):
         if not isinstance(node.op, AdvancedSubtensor):
             continue
-        array, *given = node.inputs
-        first, *rest = indices_from_subtensor(given, node.op.idx_list)
-        if isinstance(first, slice) or first.type.ndim != 1 or first.type.dtype == "bool":
+        if not gathers_levels(node):
             continue
-        if any(not isinstance(i, slice) or i != slice(None) for i in rest):
-            continue
+        array = node.inputs[0]
+        first = indices_from_subtensor(node.inputs[1:], node.op.idx_list)[0]
         for value, transformed in _candidates(tall, array, flat, inputs[1:]):
             if _agree(tall, flat, array, transformed(value)):
                 replaced[node.outputs[0]] = transformed(value[first])
@@ -58,6 +56,18 @@ def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) ->
         return term
     [moved] = graph_replace([term], replaced, strict=False)
     return moved
+
+
+def gathers_levels(node: Apply) -> bool:
+    """Whether each row gathers one level of an array, with all that the level has."""
+    op: Any = node.op
+    first, *rest = indices_from_subtensor(node.inputs[1:], op.idx_list)
+    return (
+        not isinstance(first, slice)
+        and first.type.ndim == 1
+        and first.type.dtype != "bool"
+        and all(isinstance(i, slice) and i == slice(None) for i in rest)
+    )
 
 
 def _candidates(

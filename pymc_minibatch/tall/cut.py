@@ -28,13 +28,21 @@ from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.compiled import compile_all, compile_python
 from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
-from pymc_minibatch.tall.by_level import gathered_first
+from pymc_minibatch.tall.by_level import gathered_first, gathers_levels
 from pymc_minibatch.tall.slicing import data_leaves
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["Cut", "NoStructureError", "RowGraph", "downstream", "entry_of", "is_condition"]
+__all__ = [
+    "Cut",
+    "NoStructureError",
+    "RowGraph",
+    "downstream",
+    "entry_of",
+    "gathered_like",
+    "is_condition",
+]
 
 MAX_TRACED = 64
 """Entries of value variables that are told apart in what a data-free array reads."""
@@ -434,7 +442,9 @@ class RowGraph:
         while inner not in self.values and inner.owner and isinstance(inner.owner.op, Elemwise):
             above = [i for i in inner.owner.inputs if i in self.reads_parameters]
             others = [i for i in inner.owner.inputs if i not in self.reads_parameters]
-            if len(above) != 1 or not all(all(i.type.broadcastable) for i in others):
+            if len(above) != 1 or above[0].type.broadcastable != inner.type.broadcastable:
+                break
+            if not all(all(i.type.broadcastable) or gathers_levels(node) for i in others):
                 break
             found.append(inner.owner)
             inner = above[0]
@@ -451,6 +461,15 @@ class RowGraph:
         """Give a vector of length 1 or b the length b."""
         vector = pt.cast(vector, "float64")
         return pt.broadcast_to(vector, (self.n_batch,)) if vector.type.broadcastable[0] else vector
+
+
+def gathered_like(array: Any, other: Any) -> Any:
+    """Gather for each row what belongs to its level, from numbers beside those of `array`."""
+    if all(other.type.broadcastable):
+        return other.ravel()[0]
+    if other.type.broadcastable[0]:
+        return other
+    return array.owner.op.make_node(other, *array.owner.inputs[1:]).outputs[0]
 
 
 def _joined(trace: np.ndarray) -> int:

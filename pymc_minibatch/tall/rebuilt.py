@@ -13,7 +13,13 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of, is_condition
+from pymc_minibatch.tall.cut import (
+    NoStructureError,
+    RowGraph,
+    entry_of,
+    gathered_like,
+    is_condition,
+)
 
 __all__ = ["rebuilt_row"]
 
@@ -79,7 +85,8 @@ class _Rebuilt:
         whole = pt.moveaxis(whole, 0, affine.rows)
         for node in reversed(self.graph.functions(array)):
             inputs = [
-                whole if i in self.graph.reads_parameters else i.ravel()[0] for i in node.inputs
+                whole if i in self.graph.reads_parameters else gathered_like(array, i)
+                for i in node.inputs
             ]
             whole = node.op(*inputs)
         return whole

@@ -40,6 +40,7 @@ from pymc_minibatch.latent.moves.decisions import (
 from pymc_minibatch.latent.moves.kernels import hyper_walk_share
 from pymc_minibatch.latent.moves.levels import level_walk_shares, log_stretch
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
+from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -145,14 +146,20 @@ class MovesOfEffects(Look):
             "noncentered": self._noncentered,
             "collapsed": self._collapsed,
             "border": self._border,
+            "held": self._border,
         }
         log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
         return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)
 
     def of_centered(self, move: Candidate) -> Comparison:
-        """Compare a move of h with what rows read held."""
+        """Compare a move of h or of coefficients with what rows read held."""
         here, there = move.points
-        log_q = self._volume(lambda z: self._centered(z, there), here)
+        shifted = self.moves.by_name[move.name]
+        if isinstance(shifted, Shifted):
+            moved = (there != here)[shifted.shift.variables]
+            log_q = log_kernel_of(self.field, shifted.shift, (here, there), moved)
+        else:
+            log_q = self._volume(lambda z: self._centered(z, there), here)
         return self._comparison(move.name, move.points, move.log_ratio, log_q)
 
     def _followed(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:

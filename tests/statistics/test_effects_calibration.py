@@ -73,6 +73,20 @@ def moves_of(
         "border": times("border", some_coefficients, N_OTHERS),
         "swept": swept,
     }
+
+    def shifts() -> list[str]:
+        return [name for name in moves.by_name if name.startswith("shift ")]
+
+    def shifted(point: np.ndarray) -> None:
+        made = moves.state_at(point)
+        for _ in range(N_OTHERS):
+            for name in shifts():
+                size = sampler.field.shifts[int(name.split()[1])].variables.size
+                made = step(rng, moves.by_name[name], made, np.arange(size), run)
+        point[:], moves.last = made.point, made
+
+    if shifts():
+        found["shifted"] = shifted
     if sampler.collapsed:
         pairs = range(len(sampler.collapsed))
         found["collapsed"] = times("collapsed", lambda: pairs, N_OTHERS)

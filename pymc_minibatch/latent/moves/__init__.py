@@ -9,6 +9,9 @@ under the surrogate:
   (:mod:`.centered`): each of the two is good where the other is not (interweaving);
 - one hyperparameter moves, and the levels of one factor follow it (:mod:`.collapsed`);
 - the border of η moves, and carries along the effects of all groups (:mod:`.border`);
+- it moves while the effects stay, if moves that carry these along are short (:mod:`.held`);
+- coefficients shift, and the levels below them shift back, so that rows read the same and the prior
+  decides (:mod:`.shifted`);
 - the levels of a factor move, each deciding from its own rows (:mod:`.levels`).
 
 :mod:`.protocol` says what a move is, and :mod:`.scan` lists them in their order and makes them: it
@@ -27,5 +30,6 @@ References
 ----------
 Adler (1981), Over-relaxation method for the Monte Carlo evaluation of the partition function.
 Christen and Fox (2005), Markov chain Monte Carlo using an approximation. Yu and Meng (2011), To
-center or not to center: interweaving.
+center or not to center: interweaving. Liu and Sabatti (2000), Generalised Gibbs sampler and
+multigrid Monte Carlo.
 """

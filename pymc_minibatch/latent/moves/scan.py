@@ -15,8 +15,10 @@ from pymc_minibatch.latent.moves import (
     border,
     centered,
     collapsed,
+    held,
     levels,
     noncentered,
+    shifted,
     slow_levels,
 )
 from pymc_minibatch.latent.moves.bank import BANK_SIZE, FactorBank
@@ -40,6 +42,8 @@ PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     centered.plan,
     collapsed.plan,
     border.plan,
+    held.plan,
+    shifted.plan,
     levels.plan,
     slow_levels.plan,
 )

@@ -1,0 +1,94 @@
+"""Coefficients move, and the effects of all groups stay.
+
+Thousands of groups that follow coefficients follow them a little wrong each, if their effects are
+not normal, and together so much that moves have to be short. Groups that stay make no such error.
+So these moves are made where the others are short.
+"""
+
+import numpy as np
+from scipy import sparse
+
+from pymc_minibatch.latent.cholesky import factor_dense
+from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves.costs import LARGE
+from pymc_minibatch.latent.moves.protocol import (
+    EffectsModel,
+    Move,
+    Outcome,
+    Planned,
+    Proposal,
+    Setting,
+)
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import StepSizes
+
+__all__ = ["Held", "plan"]
+
+IN_A_ROW = 4
+"""Moves in a scan."""
+
+SHORT = 0.5
+"""Angle of moves that groups follow, in radians, below which these are made: draws by moves of ½
+are correlated by about cos ½ = 0.88."""
+
+
+class Held(Move):
+    """Moves of the border with the groups held."""
+
+    name, words, counts_as = "held", "coefficients, effects held", "dense"
+
+    def __init__(self, model: EffectsModel) -> None:
+        self.overhead = model.overhead
+
+    def initial(self) -> StepSizes:
+        """Return its step sizes."""
+        return StepSizes.untuned()
+
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
+    ) -> Proposal | None:
+        """Turn the coefficients about their mean given all else; None if others move them far."""
+        if setting.tuners["border"].step_sizes.angle >= SHORT:
+            return None
+        given, layout = state.conditional, state.surrogate.field.latent
+        dense = given.dense.toarray() if sparse.issparse(given.dense) else given.dense
+        try:
+            factor = factor_dense(np.asfortranarray(dense))
+        except np.linalg.LinAlgError:
+            return None
+        slope = state.surrogate.slope_at(given, state.point, state.predictors)[0]
+        eta = -factor.solve(slope)
+        angle, is_set = setting.tuners[self.name].chosen(rng)
+        turned, log_kernel = kernels.rotated(rng, eta, angle)
+        point = state.point.copy()
+        point[layout.dense] += factor.solve_transposed(turned - eta)
+        return Proposal(
+            state.with_latent(point),
+            log_kernel,
+            step=turned - eta,
+            learns=is_set,
+            conditional=given,
+        )
+
+    def learn(
+        self,
+        rng: np.random.Generator,
+        tuner: StepSizes,
+        target: None,
+        proposal: Proposal,
+        outcome: Outcome,
+    ) -> None:
+        """Credit the jump to the angle."""
+        jump = outcome.accepted * float(np.sum(proposal.step**2))
+        tuner.record(rng, jump, self.overhead + outcome.n_read)
+
+    def settle(self, tuner: StepSizes) -> None:
+        """Take the best angle."""
+        tuner.take_best()
+
+
+def plan(model: EffectsModel) -> list[Planned]:
+    """Return how it enters a scan: where the border is small, and there are groups."""
+    layout = model.field.latent
+    few = 0 < layout.dense.size <= LARGE and layout.groups.size and not model.fixed_factor
+    return [Planned(Held(model), in_a_row=IN_A_ROW)] if few else []

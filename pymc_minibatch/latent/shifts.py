@@ -1,0 +1,319 @@
+"""Shifts that rows do not see: a coefficient moves, and the levels of a factor move back.
+
+The intercept and all levels of a factor, a coefficient of a property of each level, or the levels
+of a factor and those nested in them can be shifted against each other without any row reading
+something else. Which can is decided by the values that all rows read: each row that reads the
+coefficient has to read a level of the factor too, by a weight that is the same multiple of the
+coefficient's own in all rows of the level.
+
+Reference
+---------
+Liu and Sabatti (2000), Generalised Gibbs sampler and multigrid Monte Carlo for Bayesian
+computation.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+
+from pymc_minibatch.latent.batched import solve_square
+from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.reference.rows import RowFunctions
+
+__all__ = ["Shift", "find_shifts"]
+
+CHUNK_ROWS = 2**14
+
+RTOL = 1e-12
+"""Relative differences of the multiples among the rows of a level that are rounding."""
+
+HELD = 1e-9
+"""Change of what rows read, relative to what the coefficient alone changes there, that is none."""
+
+CHECKED_ROWS = 2**12
+"""Rows on which a shift is compared with what rows read, after it was found on all of them."""
+
+MOST_SINGLE = 30
+"""Coefficients of one variable that are shifted one by one, where levels are below several."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Variables that are shifted, and what levels do about it.
+
+    Attributes
+    ----------
+    variables : ndarray of int64, shape (m,)
+        Positions of the variables in a point.
+    levels : GroupEffects
+        The factor whose levels shift back.
+    parent : ndarray of int64, shape (G,)
+        For each level the variable, 0 to m - 1, above it; -1 if there is none.
+    entry : ndarray of int64, shape (G,)
+        The entry of φ through which rows of the level read that variable; -1 if only through the
+        level's own entries.
+    slot : int
+        Which entry of the level makes up for it.
+    ratio : ndarray, shape (G,)
+        By how many times.
+    """
+
+    variables: np.ndarray
+    levels: GroupEffects
+    parent: np.ndarray
+    entry: np.ndarray
+    slot: int
+    ratio: np.ndarray
+
+    def direction(self, field: LatentField, point: np.ndarray) -> np.ndarray | None:
+        """Return by how much each level moves if its variable moves by 1, shape (G, q).
+
+        None if that is not known at the hyperparameters of a point.
+        """
+        push, levels = field.derivatives.push, self.levels
+        seed = np.zeros(point.size)
+        seed[self.variables] = 1.0
+        of_variables = push(point, seed)
+        change = -of_variables[levels.rows]
+        through = np.flatnonzero(self.entry >= 0)
+        change[through, self.slot] -= self.ratio[through] * of_variables[self.entry[through]]
+        change[self.parent < 0] = 0.0
+        width = levels.latent.shape[1]
+        blocks = np.empty((len(levels.latent), width, width))
+        for slot in range(width):
+            seed = np.zeros(point.size)
+            seed[levels.latent[:, slot]] = 1.0
+            blocks[:, :, slot] = push(point, seed)[levels.rows]
+        moved, log_determinant = solve_square(blocks, change)
+        return moved if np.isfinite(log_determinant) else None
+
+    def along(self, direction: np.ndarray, point: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Return a point shifted by a step of each variable, shape (m,)."""
+        moved = point.copy()
+        moved[self.variables] += step
+        moved[self.levels.latent] += direction * np.append(step, 0.0)[self.parent][:, None]
+        return moved
+
+
+def find_shifts(
+    field: LatentField, rows: RowFunctions, data: Sequence[np.ndarray], point: np.ndarray
+) -> list[Shift]:
+    """Find the shifts of a model, by what all rows read.
+
+    Parameters
+    ----------
+    field
+        Its latent field.
+    rows
+        Functions of rows.
+    data
+        The rows.
+    point
+        In the coordinates of the field; where shifts are compared with what rows read.
+    """
+    found: list[Shift] = []
+    for levels in field.levels:
+        if levels.latent.shape != levels.rows.shape:
+            continue
+        for slot in range(levels.rows.shape[1]):
+            entry, ratio = _multiples(rows, data, levels, slot, field.spread_of_phi.size)
+            found += _of_variables(field, levels, slot, (entry, ratio), point)
+    return [shift for shift in found if _is_unseen(field, rows, data, point, shift)]
+
+
+# --- What rows read -----------------------------------------------------------------------------
+
+
+class _Source:
+    """What rows read beside an entry of their level, as long as it is a multiple of that."""
+
+    def __init__(self, n_levels: int) -> None:
+        self.entry = np.full(n_levels, -1, dtype=np.int64)
+        self.ratio = np.full(n_levels, np.nan)
+
+    def agrees(self, level: np.ndarray, entry: np.ndarray, ratio: np.ndarray) -> bool:
+        """Take rows in; say whether all rows of a level read the same entry by the same ratio."""
+        if not np.isfinite(ratio).all():
+            return False
+        new = np.isnan(self.ratio[level])
+        self.entry[level[new]], self.ratio[level[new]] = entry[new], ratio[new]
+        own = self.ratio[level]
+        return bool(
+            np.all(np.abs(ratio - own) <= RTOL * np.abs(own))
+            and np.all((self.entry[level] == entry) | (own == 0.0))
+        )
+
+
+def _multiples(
+    rows: RowFunctions,
+    data: Sequence[np.ndarray],
+    levels: GroupEffects,
+    slot: int,
+    n_phi: int,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Find what an entry of each level can make up for: entries of φ, and by which ratio.
+
+    Returns
+    -------
+    entries, ratios : list of ndarray, shape (G,)
+        One for each column or gathered effect that all rows read as a multiple of it.
+    """
+    reads = rows.reads
+    level_of = np.full(n_phi, -1, dtype=np.int64)
+    level_of[levels.rows[:, slot]] = np.arange(len(levels.rows))
+    alive: dict[tuple[str, int], _Source] | None = None
+    own = -1
+    for batch in _chunks(data):
+        columns, entries, weights = rows.arrays.jitted(*batch)
+        if alive is None:
+            mine = np.flatnonzero(np.all(level_of[entries] >= 0, axis=0))
+            if mine.size != 1:
+                return [], []
+            own = int(mine[0])
+            predictor = reads.predictor[own]
+            dense = np.flatnonzero(reads.dense_predictor == predictor)
+            gathered = np.flatnonzero(reads.predictor == predictor)
+            alive = {("dense", int(i)): _Source(len(levels.rows)) for i in dense}
+            alive |= {("gathered", int(i)): _Source(len(levels.rows)) for i in gathered if i != own}
+        level, weight = level_of[entries[:, own]], weights[:, own]
+        if np.any(level < 0):
+            return [], []
+        for (kind, i), source in list(alive.items()):
+            is_dense = kind == "dense"
+            by = columns[:, i] if is_dense else weights[:, i]
+            entry = np.full(len(by), reads.dense[i]) if is_dense else entries[:, i]
+            with np.errstate(all="ignore"):
+                ratio = np.where(by == 0.0, 0.0, by / weight)
+            if not source.agrees(level, entry, ratio):
+                del alive[kind, i]
+        if not alive:
+            return [], []
+    sources = list((alive or {}).values())
+    return [s.entry for s in sources], [np.nan_to_num(s.ratio) for s in sources]
+
+
+def _chunks(data: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    for start in range(0, len(data[0]), CHUNK_ROWS):
+        yield [np.array(values[start : start + CHUNK_ROWS]) for values in data]
+
+
+# --- Which variables ----------------------------------------------------------------------------
+
+
+def _of_variables(
+    field: LatentField,
+    levels: GroupEffects,
+    slot: int,
+    multiples: tuple[list[np.ndarray], list[np.ndarray]],
+    point: np.ndarray,
+) -> list[Shift]:
+    """List the shifts of the variables of the dense part against an entry of the levels."""
+    parts, layout = _parts(field, point), field.latent
+    names = field.derivatives.tall.layout.slices
+    of_levels = np.zeros(parts.shape[0], dtype=bool)
+    of_levels[levels.rows] = True
+    found = []
+    for where in names.values():
+        own = np.arange(where.start, where.stop)
+        own = own[np.isin(own, layout.dense) & ~np.isin(own, levels.latent)]
+        together = _family(parts, levels, slot, multiples, of_levels, own)
+        if together is not None:
+            found.append(together)
+        elif 1 < own.size <= MOST_SINGLE:
+            singles = (
+                _family(parts, levels, slot, multiples, of_levels, own[i : i + 1])
+                for i in range(own.size)
+            )
+            found += [shift for shift in singles if shift is not None]
+    return found
+
+
+def _parts(field: LatentField, point: np.ndarray) -> sparse.csc_array:
+    """Return what each entry of φ takes from each variable of the dense part, shape (P, D)."""
+    projector, layout, rows = field.projector_at(point), field.latent, field.rows
+    dense = sparse.coo_array(projector.dense)
+    cross = sparse.coo_array(projector.cross)
+    groups = rows.groups.ravel()
+    values = np.concatenate([dense.data, cross.data])
+    at = np.concatenate([rows.dense[dense.coords[0]], groups[cross.coords[0]]])
+    by = np.concatenate([layout.dense[dense.coords[1]], layout.dense[cross.coords[1]]])
+    shape = (field.spread_of_phi.size, point.size)
+    parts = sparse.csc_array((values, (at, by)), shape=shape)
+    parts.eliminate_zeros()
+    return parts
+
+
+def _family(
+    parts: sparse.csc_array,
+    levels: GroupEffects,
+    slot: int,
+    multiples: tuple[list[np.ndarray], list[np.ndarray]],
+    of_levels: np.ndarray,
+    variables: np.ndarray,
+) -> Shift | None:
+    """Return the shift of some variables of which no two are above the same level."""
+    n_phi, n_levels = parts.shape[0], len(levels.rows)
+    columns = parts[:, variables].tocoo()
+    entry, variable = columns.coords
+    outside = ~of_levels[entry]
+    variable_of = np.full(n_phi, -1, dtype=np.int64)
+    variable_of[entry[outside]] = variable[outside]
+    n_outside = np.bincount(variable[outside], minlength=variables.size)
+    level_of = np.full(n_phi, -1, dtype=np.int64)
+    level_of[levels.rows] = np.arange(n_levels)[:, None]
+    parent = np.full(n_levels, -1, dtype=np.int64)
+    through = np.full(n_levels, -1, dtype=np.int64)
+    ratios = np.zeros(n_levels)
+    below = np.unique(np.stack([level_of[entry[~outside]], variable[~outside]]), axis=1)
+    if np.unique(below[0]).size < below.shape[1]:
+        return None
+    parent[below[0]] = below[1]
+    made_up = np.zeros(n_phi, dtype=bool)
+    for entries, ratio in zip(*multiples, strict=True):
+        reached = np.flatnonzero((entries >= 0) & (ratio != 0.0))
+        own = variable_of[entries[reached]]
+        reached, own = reached[own >= 0], own[own >= 0]
+        if np.any((through[reached] >= 0) | ((parent[reached] >= 0) & (parent[reached] != own))):
+            return None
+        parent[reached], through[reached] = own, entries[reached]
+        ratios[reached] = ratio[reached]
+        made_up[entries[reached]] = True
+    n_made_up = np.bincount(variable[outside & made_up[entry]], minlength=variables.size)
+    moves = (n_outside == n_made_up) & (n_outside <= 1)
+    moves &= np.isin(np.arange(variables.size), parent)
+    if not moves.any():
+        return None
+    number = np.full(variables.size + 1, -1, dtype=np.int64)
+    number[:-1][moves] = np.arange(int(moves.sum()))
+    parent = number[parent]
+    through = np.where(parent >= 0, through, -1)
+    return Shift(
+        variables[moves], levels, parent, through, slot, np.where(parent >= 0, ratios, 0.0)
+    )
+
+
+def _is_unseen(
+    field: LatentField,
+    rows: RowFunctions,
+    data: Sequence[np.ndarray],
+    point: np.ndarray,
+    shift: Shift,
+) -> bool:
+    """Whether rows read the same after a random shift, compared with one of the variables alone."""
+    rng = np.random.default_rng(2000)
+    direction = shift.direction(field, point)
+    if direction is None:
+        return False
+    step = field.spread[shift.variables] * rng.standard_normal(shift.variables.size)
+    alone = point.copy()
+    alone[shift.variables] += step
+    chosen = np.sort(rng.choice(len(data[0]), min(CHECKED_ROWS, len(data[0])), replace=False))
+    batch = [np.array(values[chosen]) for values in data]
+    phi = field.derivatives.phi
+    points = (point, alone, shift.along(direction, point, step))
+    here, before, after = (rows.predictors_at(phi(p), *batch) for p in points)
+    size = np.abs(before - here).max(axis=1) + RTOL * np.abs(here).max(axis=1)
+    return bool(np.all(np.abs(after - here).max(axis=1) <= HELD * (size + size.max())))
