@@ -316,3 +316,23 @@ def test_weighed_functions_of_many_effects():
     phi = compile_all([tall.flat], [structure.phi])(flat)[0]
     expected = [*(0.3 + np.exp(-0.5) * point["z"]), 0.7]
     np.testing.assert_allclose(np.sort(phi), np.sort(expected), rtol=1e-12)
+
+
+def test_functions_of_effects_by_constants_of_their_levels():
+    """Rows read what the function is of, and the constant of their level beside it."""
+    rng = np.random.default_rng(6)
+    n, groups = 400, 40
+    group, fastest = np.arange(n) % groups, rng.gamma(2.0, 0.1, groups)
+    with pm.Model():
+        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
+        shift = fastest * pm.math.invlogit(mean + sd * pm.Normal("z", shape=groups))
+        pm.Normal("y", shift[group], 0.1, observed=rng.normal(size=n))
+        tall = TallModel()
+    structure = tall.structure
+    assert structure is not None
+    assert len(structure.predictors) == 1
+    point = {"mean": 0.3, "sd_log__": -0.5, "z": rng.normal(size=groups)}
+    flat = tall.layout.flatten({name: np.asarray(value) for name, value in point.items()})
+    phi = compile_all([tall.flat], [structure.phi])(flat)[0]
+    expected = 0.3 + np.exp(-0.5) * point["z"]
+    np.testing.assert_allclose(np.sort(phi), np.sort(expected), rtol=1e-12)

@@ -17,8 +17,9 @@ from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, who
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
-from pymc_minibatch.latent.moves import collapsed, kernels, scan
+from pymc_minibatch.latent.moves import collapsed, kernels, scan, shifted
 from pymc_minibatch.latent.moves import levels as moves_of_levels
+from pymc_minibatch.latent.shifts import Shift
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness import SurpriseError, Witness
@@ -74,7 +75,7 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
         step.witness.start_chain()
         look(step)
         kinds[name] = step.witness.kinds
-    assert len(kinds["all rows"]) == 4
+    assert len(kinds["all rows"]) == 5
     assert len(kinds["costly"]) >= 4
     assert len(kinds["linear"]) == 3
 
@@ -354,6 +355,9 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("prior off by 10 %", "batches", scaled_prior),
     ("prior off by 10 %", "costly", scaled_prior),
     ("scalars left out", "sums", replaced(scan, "_of_scalars", lambda f: constant(0.0))),
+    # coefficients, levels the other way
+    ("levels off by 10 %", "all rows", replaced(Shift, "direction", lambda f: scaled(f, 1.1))),
+    ("proposal left out", "all rows", replaced(shifted, "log_kernel_of", lambda f: constant(0.0))),
     # hyperparameters, one factor following
     ("Jacobian left out", "costly", replaced(collapsed, "log_diagonal", lambda f: constant(0.0))),
     ("proposal left out", "costly", replaced(K, "moved_alone", last_left_out)),
