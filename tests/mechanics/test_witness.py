@@ -17,8 +17,9 @@ from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, who
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
-from pymc_minibatch.latent.moves import collapsed, kernels, scan, shifted
+from pymc_minibatch.latent.moves import collapsed, kernels, scan
 from pymc_minibatch.latent.moves import levels as moves_of_levels
+from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.shifts import Shift
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -357,7 +358,11 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("scalars left out", "sums", replaced(scan, "_of_scalars", lambda f: constant(0.0))),
     # coefficients, levels the other way
     ("levels off by 10 %", "all rows", replaced(Shift, "direction", lambda f: scaled(f, 1.1))),
-    ("proposal left out", "all rows", replaced(shifted, "log_kernel_of", lambda f: constant(0.0))),
+    (
+        "proposal left out",
+        "all rows",
+        replaced(Shifted, "propose", lambda f: lambda *a: f(*a)._replace(log_kernel=0.0)),
+    ),
     # hyperparameters, one factor following
     ("Jacobian left out", "costly", replaced(collapsed, "log_diagonal", lambda f: constant(0.0))),
     ("proposal left out", "costly", replaced(K, "moved_alone", last_left_out)),

@@ -83,8 +83,8 @@ class Shifted(Move):
         own = here.precision[chosen]
         step[chosen] = here.slope[chosen] / own + rng.standard_normal(own.size) / np.sqrt(own)
         point = shift.along(direction, state.point, step)
-        log_kernel = log_kernel_of(field, shift, (state.point, point), chosen)
-        return Proposal(state.with_latent(point), log_kernel)
+        there = slopes_along(field, shift, direction, point)
+        return Proposal(state.with_latent(point), _log_kernel((here, there), step, chosen))
 
     def learn(
         self,
@@ -130,12 +130,15 @@ def log_kernel_of(
     direction = shift.direction(field, points[0])
     if direction is None:
         return -np.inf
-    before, after = (slopes_along(field, shift, direction, point) for point in points)
-    if not np.all(after.precision[chosen] > 0.0):
+    here, there = (slopes_along(field, shift, direction, point) for point in points)
+    return _log_kernel((here, there), (points[1] - points[0])[shift.variables], chosen)
+
+
+def _log_kernel(ends: tuple[Slopes, Slopes], step: np.ndarray, chosen: np.ndarray) -> float:
+    there, back = (Slopes(s.slope[chosen], s.precision[chosen]) for s in ends)
+    if not np.all(back.precision > 0.0):
         return -np.inf
-    step = (points[1] - points[0])[shift.variables][chosen]
-    there, back = (Slopes(s.slope[chosen], s.precision[chosen]) for s in (before, after))
-    return back.log_density(-step) - there.log_density(step)
+    return back.log_density(-step[chosen]) - there.log_density(step[chosen])
 
 
 def plan(model: EffectsModel) -> list[Planned]:
