@@ -331,6 +331,8 @@ def _scaled_columns(seen: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
         Those of the columns in their sum, which are then alike, as are its rows.
     """
     first = seen[0]
+    if first.shape[0] < first.shape[1]:  # some are sums of others, as one row of two effects has
+        return None, np.ones(first.shape[1])
     columns = np.abs(first).max(axis=0)
     weights = 1.0 / np.where(columns > 0.0, columns, 1.0)
     rows = np.abs(first * weights).max(axis=1, initial=0.0)

@@ -56,3 +56,28 @@ def test_levels_are_found_together(joined: bool, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(together.entries(points[1]), singly.entries(points[1]), rtol=1e-12)
     assert products[1] == 3 * (N + 2)
     assert products[0] == (3 * (3 + 2) if not joined else 3 * (3 + N + 2))
+
+
+class TwoEffects:
+    """Each row reads two effects, by shares of which one rises as the other falls (BYM2)."""
+
+    def product(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        share = 1.0 / (1.0 + np.exp(-point[0]))
+        return np.sqrt(share) * seed[:N] + np.sqrt(1.0 - share) * seed[N:]
+
+
+def test_columns_that_are_alike_are_told_apart() -> None:
+    """No sum of them says by how much each of the two is scaled."""
+    points, positions = list(np.random.default_rng(2).normal(size=(3, 2 * N))), np.arange(2 * N)
+    found = SparseJacobian(
+        TwoEffects(),
+        "product",
+        points[:2],
+        positions,
+        (np.arange(N), positions[:0]),
+        (np.ones(N), np.ones(2 * N)),
+    )
+    matrix = found.at(points[2])[0]
+    share = 1.0 / (1.0 + np.exp(-points[2][0]))
+    expected = np.hstack([np.sqrt(share) * np.eye(N), np.sqrt(1.0 - share) * np.eye(N)])
+    np.testing.assert_allclose(matrix, expected, rtol=1e-12)
