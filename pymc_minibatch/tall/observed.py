@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.simulator import SimulatorRV
 from pymc.model import Model
 from pymc.util import get_var_name
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
@@ -84,7 +85,7 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         return []
     free = {rv.name for rv in model.free_RVs}
     for rv in observed:
-        _refuse_minibatch_or_missing(rv, free)
+        _refuse_what_is_no_row(rv, free)
     leaves = [data_leaves([model.rvs_to_values[rv]])[-1] for rv in observed]
     try:
         terms = model.logp(vars=observed, sum=False)
@@ -155,11 +156,16 @@ def sum_rows(terms: Sequence[ObservedTerm], n_rows: int) -> TensorVariable:
     return pt.add(*rows) if len(rows) > 1 else rows[0]
 
 
-def _refuse_minibatch_or_missing(rv: TensorVariable, free: set[str]) -> None:
+def _refuse_what_is_no_row(rv: TensorVariable, free: set[str]) -> None:
     if isinstance(rv.owner.op, MinibatchRandomVariable):
         raise NotTallError(
             f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
             "data and leave total_size out."
+        )
+    if isinstance(rv.owner.op, SimulatorRV):
+        raise NotTallError(
+            f"{rv.name} is a pm.Simulator, whose rows have no log-density. Sample this model with "
+            "pm.sample_smc."
         )
     name = get_var_name(rv)
     if name.endswith("_observed") and name.replace("_observed", "_unobserved") in free:

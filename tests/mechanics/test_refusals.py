@@ -143,6 +143,11 @@ def potential_of_the_rows_together():
     pm.Potential("penalty", -pt.sqrt(pt.sum((mu - SLOPE) ** 2)))
 
 
+def simulator():
+    mu = pm.Normal("mu")
+    pm.Simulator("y", lambda rng, mu, size: rng.normal(mu, size=size), mu, observed=Y)
+
+
 def total_size():
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=Y, total_size=10_000)
 
@@ -179,6 +184,7 @@ def one_density_for_all():
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
         (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
+        (simulator, ["y is a pm.Simulator", "pm.sample_smc"]),
         (total_size, ["y has total_size", "minibatch already", "leave total_size out"]),
         (no_common_axis, ["x (39, 3)", "y (40,)", "same number of them"]),
         (one_density_for_all, ["y (", "one number for all its rows", "ndim_supp=0"]),
