@@ -146,7 +146,7 @@ class MovesOfEffects(Look):
             "noncentered": self._noncentered,
             "collapsed": self._collapsed,
             "border": self._border,
-            "held": self._border,
+            "coefficients": self._border,
         }
         log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
         return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)

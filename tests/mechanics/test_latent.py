@@ -397,7 +397,7 @@ def test_each_kind_of_moves_has_its_own_first_batch() -> None:
         sampler.draw(rng, point, 60, True, state)
         sizes.append({name: int(test.batch.size[0]) for name, test in state.tests.items()})
     assert sizes[0]["noncentered"] != sizes[0]["border"]
-    assert sizes[1] == {"noncentered": 40, "border": 40, "held": 40}
+    assert sizes[1] == {"noncentered": 40, "border": 40, "coefficients": 40}
 
 
 def test_slope_of_the_higher_orders(intercepts: MinibatchSampler) -> None:

@@ -305,7 +305,7 @@ def kernel(test=pmb.Penalty, proposal=pmb.RandomWalk):
 @pytest.mark.parametrize(
     "name",
     [
-        "kernels.metropolis.put",
+        "kernels.rows.put",
         "kernels.rows.subtract",
         "kernels.rows.draw_from_none",
         "acceptance.penalty.accept",

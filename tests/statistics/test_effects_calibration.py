@@ -17,7 +17,7 @@ import pytest
 from benchmarks.calibration import MODELS, Calibration, ranked
 from pymc_minibatch.latent.expansion import Expansion, expand
 from pymc_minibatch.latent.firefly import FireflyDecisions, FireflySampler, bounded
-from pymc_minibatch.latent.moves import kernels
+from pymc_minibatch.latent.moves import coefficients, kernels
 from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
 from pymc_minibatch.latent.moves.decisions import LevelMoves, MoveCounts
 from pymc_minibatch.latent.moves.levels import LevelsOfFactor
@@ -87,6 +87,8 @@ def moves_of(
 
     if shifts():
         found["shifted"] = shifted
+    if "coefficients" in moves.by_name:
+        found["coefficients"] = times("coefficients", lambda: [None], N_OTHERS)
     if sampler.collapsed:
         pairs = range(len(sampler.collapsed))
         found["collapsed"] = times("collapsed", lambda: pairs, N_OTHERS)
@@ -99,8 +101,11 @@ def moves_of(
     [("noncentred", False), ("nested", True), ("crossed", True)],
     ids=["noncentred", "nested", "crossed"],
 )
-def test_moves_keep_the_joint_density(name: str, costly: bool) -> None:
+def test_moves_keep_the_joint_density(
+    name: str, costly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where factoring is costly, factors for usual hyperparameters serve all."""
+    monkeypatch.setattr(coefficients, "SHORT", np.inf)
     calibration, rng = Calibration(MODELS[name]()), np.random.default_rng(1)
     changes: dict[str, list[float]] = {}
     for truth, y in calibration.truths(N_REPLICATIONS, seed=2):

@@ -9,7 +9,7 @@ under the surrogate:
   (:mod:`.centered`): each of the two is good where the other is not (interweaving);
 - one hyperparameter moves, and the levels of one factor follow it (:mod:`.collapsed`);
 - the border of η moves, and carries along the effects of all groups (:mod:`.border`);
-- it moves while the effects stay, if moves that carry these along are short (:mod:`.held`);
+- it moves while the effects stay, if moves that carry these along are short (:mod:`.coefficients`);
 - coefficients shift, and the levels below them shift back, so that rows read the same and the prior
   decides (:mod:`.shifted`);
 - the levels of a factor move, each deciding from its own rows (:mod:`.levels`).

@@ -14,8 +14,8 @@ from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.moves import (
     border,
     centered,
+    coefficients,
     collapsed,
-    held,
     levels,
     noncentered,
     shifted,
@@ -42,7 +42,7 @@ PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     centered.plan,
     collapsed.plan,
     border.plan,
-    held.plan,
+    coefficients.plan,
     shifted.plan,
     levels.plan,
     slow_levels.plan,

@@ -22,7 +22,7 @@ from pymc_minibatch.latent.moves.protocol import (
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import StepSizes
 
-__all__ = ["Held", "plan"]
+__all__ = ["Coefficients", "plan"]
 
 IN_A_ROW = 4
 """Moves in a scan."""
@@ -32,10 +32,10 @@ SHORT = 0.5
 are correlated by about cos ½ = 0.88."""
 
 
-class Held(Move):
-    """Moves of the border with the groups held."""
+class Coefficients(Move):
+    """Moves of the border with the groups as they are."""
 
-    name, words, counts_as = "held", "coefficients, effects held", "dense"
+    name, words, counts_as = "coefficients", "coefficients, effects as they are", "dense"
 
     def __init__(self, model: EffectsModel) -> None:
         self.overhead = model.overhead
@@ -51,13 +51,15 @@ class Held(Move):
         if setting.tuners["border"].step_sizes.angle >= SHORT:
             return None
         given, layout = state.conditional, state.surrogate.field.latent
+        if not given.is_proper:
+            return None
         dense = given.dense.toarray() if sparse.issparse(given.dense) else given.dense
         try:
-            factor = factor_dense(np.asfortranarray(dense))
+            factor = factor_dense(np.array(dense, order="F"))  # it is overwritten
         except np.linalg.LinAlgError:
             return None
-        slope = state.surrogate.slope_at(given, state.point, state.predictors)[0]
-        eta = -factor.solve(slope)
+        away = layout.split(state.point - given.point)
+        eta = factor.solve(given.precision.product(*away)[0])
         angle, is_set = setting.tuners[self.name].chosen(rng)
         turned, log_kernel = kernels.rotated(rng, eta, angle)
         point = state.point.copy()
@@ -91,4 +93,4 @@ def plan(model: EffectsModel) -> list[Planned]:
     """Return how it enters a scan: where the border is small, and there are groups."""
     layout = model.field.latent
     few = 0 < layout.dense.size <= LARGE and layout.groups.size and not model.fixed_factor
-    return [Planned(Held(model), in_a_row=IN_A_ROW)] if few else []
+    return [Planned(Coefficients(model), in_a_row=IN_A_ROW)] if few else []
