@@ -2,7 +2,8 @@
 
 Thousands of groups that follow coefficients follow them a little wrong each, if their effects are
 not normal, and together so much that moves have to be short. Groups that stay make no such error.
-So these moves are made where the others are short.
+So these moves are made where the others are short. Beside a border of many effects, a few
+coefficients that are levels of no factor move by themselves: its random blocks change them little.
 """
 
 import numpy as np
@@ -39,6 +40,11 @@ class Coefficients(Move):
 
     def __init__(self, model: EffectsModel) -> None:
         self.overhead = model.overhead
+        dense = model.field.latent.dense
+        self.beside_effects = dense.size > LARGE
+        self.own = np.arange(dense.size)
+        if self.beside_effects:
+            self.own = np.flatnonzero(~np.isin(dense, _of_levels(model)))
 
     def initial(self) -> StepSizes:
         """Return its step sizes."""
@@ -48,22 +54,22 @@ class Coefficients(Move):
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> Proposal | None:
         """Turn the coefficients about their mean given all else; None if others move them far."""
-        if setting.tuners["border"].step_sizes.angle >= SHORT:
+        short = setting.tuners["border"].step_sizes.angle < SHORT
+        surrogate = state.surrogate
+        if surrogate.kinks is not None or not (short or self.beside_effects):
             return None
-        given, layout = state.conditional, state.surrogate.field.latent
-        if not given.is_proper:
-            return None
+        given, layout = state.conditional, surrogate.field.latent
         dense = given.dense.toarray() if sparse.issparse(given.dense) else given.dense
         try:
-            factor = factor_dense(np.array(dense, order="F"))  # it is overwritten
+            factor = factor_dense(np.array(dense[np.ix_(self.own, self.own)], order="F"))
         except np.linalg.LinAlgError:
             return None
-        away = layout.split(state.point - given.point)
-        eta = factor.solve(given.precision.product(*away)[0])
+        slope = surrogate.slope_at(given, state.point, state.predictors)[0]
+        eta = -factor.solve(slope[self.own])
         angle, is_set = setting.tuners[self.name].chosen(rng)
         turned, log_kernel = kernels.rotated(rng, eta, angle)
         point = state.point.copy()
-        point[layout.dense] += factor.solve_transposed(turned - eta)
+        point[layout.dense[self.own]] += factor.solve_transposed(turned - eta)
         return Proposal(
             state.with_latent(point),
             log_kernel,
@@ -89,8 +95,14 @@ class Coefficients(Move):
         tuner.take_best()
 
 
+def _of_levels(model: EffectsModel) -> np.ndarray:
+    """Return the positions of the levels of all factors."""
+    none = np.empty(0, dtype=np.int64)
+    return np.concatenate([none, *(levels.latent.ravel() for levels in model.field.levels)])
+
+
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: where the border is small, and there are groups."""
-    layout = model.field.latent
-    few = 0 < layout.dense.size <= LARGE and layout.groups.size and not model.fixed_factor
-    return [Planned(Coefficients(model), in_a_row=IN_A_ROW)] if few else []
+    """Return how it enters a scan: for few coefficients, if there are groups."""
+    move = Coefficients(model)
+    few = 0 < move.own.size <= LARGE and model.field.latent.groups.size
+    return [Planned(move, in_a_row=IN_A_ROW)] if few else []
