@@ -14,14 +14,12 @@ from pymc_minibatch.latent.moves import kernels
 from pymc_minibatch.latent.moves.costs import LARGE
 from pymc_minibatch.latent.moves.protocol import (
     EffectsModel,
-    Move,
-    Outcome,
     Planned,
     Proposal,
     Setting,
+    TurningMove,
 )
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.tuners import StepSizes
 
 __all__ = ["Coefficients", "plan"]
 
@@ -33,7 +31,7 @@ SHORT = 0.5
 are correlated by about cos ½ = 0.88."""
 
 
-class Coefficients(Move):
+class Coefficients(TurningMove):
     """Moves of the border with the groups as they are."""
 
     name, words, counts_as = "coefficients", "coefficients, effects as they are", "dense"
@@ -45,10 +43,6 @@ class Coefficients(Move):
         self.own = np.arange(dense.size)
         if self.beside_effects:
             self.own = np.flatnonzero(~np.isin(dense, _of_levels(model)))
-
-    def initial(self) -> StepSizes:
-        """Return its step sizes."""
-        return StepSizes.untuned()
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
@@ -77,22 +71,6 @@ class Coefficients(Move):
             learns=is_set,
             conditional=given,
         )
-
-    def learn(
-        self,
-        rng: np.random.Generator,
-        tuner: StepSizes,
-        target: None,
-        proposal: Proposal,
-        outcome: Outcome,
-    ) -> None:
-        """Credit the jump to the angle."""
-        jump = outcome.accepted * float(np.sum(proposal.step**2))
-        tuner.record(rng, jump, self.overhead + outcome.n_read)
-
-    def settle(self, tuner: StepSizes) -> None:
-        """Take the best angle."""
-        tuner.take_best()
 
 
 def _of_levels(model: EffectsModel) -> np.ndarray:

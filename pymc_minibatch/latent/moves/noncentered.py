@@ -18,14 +18,12 @@ from pymc_minibatch.latent.moves import kernels
 from pymc_minibatch.latent.moves.kernels import whitened
 from pymc_minibatch.latent.moves.protocol import (
     EffectsModel,
-    Move,
-    Outcome,
     Planned,
     Proposal,
     Setting,
+    TurningMove,
 )
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.tuners import StepSizes
 
 __all__ = ["Noncentered", "plan"]
 
@@ -33,17 +31,13 @@ TIMES = 2
 """How often in a scan; once where it is costly."""
 
 
-class Noncentered(Move):
+class Noncentered(TurningMove):
     """Moves of all h with η held."""
 
     name, words, counts_as = "noncentered", "hyperparameters, effects following", "hyper"
 
     def __init__(self, model: EffectsModel) -> None:
         self.tails, self.overhead = model.tails, model.overhead
-
-    def initial(self) -> StepSizes:
-        """Return its step sizes."""
-        return StepSizes.untuned()
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
@@ -65,22 +59,6 @@ class Noncentered(Move):
         return Proposal(
             proposed, log_kernel, log_jacobian, step=z_then - z, learns=not walks, walks=walks
         )
-
-    def learn(
-        self,
-        rng: np.random.Generator,
-        tuner: StepSizes,
-        target: None,
-        proposal: Proposal,
-        outcome: Outcome,
-    ) -> None:
-        """Credit the jump to the angle."""
-        jump = outcome.accepted * float(np.sum(proposal.step**2))
-        tuner.record(rng, jump, self.overhead + outcome.n_read)
-
-    def settle(self, tuner: StepSizes) -> None:
-        """Take the best angle."""
-        tuner.take_best()
 
 
 def plan(model: EffectsModel) -> list[Planned]:

@@ -17,11 +17,19 @@ from pymc_minibatch.latent.moves import costs
 from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
-from pymc_minibatch.latent.moves.tuners import HyperScale, Sweeping
+from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
 
-__all__ = ["EffectsModel", "Move", "Outcome", "Planned", "Proposal", "Setting"]
+__all__ = [
+    "EffectsModel",
+    "Move",
+    "Outcome",
+    "Planned",
+    "Proposal",
+    "Setting",
+    "TurningMove",
+]
 
 
 NO_STEP = np.empty(0)
@@ -160,6 +168,38 @@ class Move(ABC):
 
     def settle(self, tuner: Any) -> None:  # noqa: B027
         """Take what did best, at the end of tuning."""
+
+
+class TurningMove(Move):
+    """A move that turns whitened coordinates by an angle, which tuning chooses.
+
+    Attributes
+    ----------
+    overhead : float
+        What it costs apart from reading rows, in rows.
+    """
+
+    overhead: float
+
+    def initial(self) -> StepSizes:
+        """Return its step sizes."""
+        return StepSizes.untuned()
+
+    def learn(
+        self,
+        rng: np.random.Generator,
+        tuner: StepSizes,
+        target: None,
+        proposal: Proposal,
+        outcome: Outcome,
+    ) -> None:
+        """Credit the jump to the angle."""
+        jump = outcome.accepted * float(np.sum(proposal.step**2))
+        tuner.record(rng, jump, self.overhead + outcome.n_read)
+
+    def settle(self, tuner: StepSizes) -> None:
+        """Take the best angle."""
+        tuner.take_best()
 
 
 class Planned(NamedTuple):
