@@ -5,7 +5,8 @@ A row reads φ(θ) through k predictors vₙ = Jₙ φ. With f' and f'' its deri
     G = Σ Jₙᵀ f',   H = Σ Jₙᵀ f'' Jₙ
 
 are sums by φ, in which BLAS does most of the work, where a Hessian-vector product for each
-parameter would go through the rows D times. By θ, with A the Jacobian of φ, they are
+parameter would go through the rows D times. Predictors that gather, each row a few of many entries,
+have sparse Jₙ. By θ, with A the Jacobian of φ, they are
 
     AᵀG,   AᵀHA + Σ_i G_i ∇²φ_i,
 
@@ -21,21 +22,30 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import grad, pushforward
 from pytensor.graph.replace import vectorize_graph
+from scipy.sparse import csr_array
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 from pymc_minibatch.tall.structure import RowStructure
 
-__all__ = ["Curvature", "is_dense"]
+__all__ = ["Curvature", "is_cheaper"]
+
+type _Columns = np.ndarray | csr_array
 
 AT_ONCE = 64
 """Points at which rows are looked at together."""
 
 
-def is_dense(structure: RowStructure) -> bool:
-    """Whether most of what rows read they read as dense columns, which BLAS is for."""
-    return 2 * RowFunctions(structure).reads.dense.size > structure.n_read
+def is_cheaper(structure: RowStructure, dim: int) -> bool:
+    """Whether derivatives by what rows read take less than a product for each of D parameters.
+
+    They do if most of what rows read are dense columns, which BLAS is for, or if rows have fewer
+    second derivatives than there are parameters.
+    """
+    k = len(structure.predictors)
+    is_dense = 2 * RowFunctions(structure).reads.dense.size > structure.n_read
+    return is_dense or k * (k + 1) // 2 < dim
 
 
 class Curvature:
@@ -144,19 +154,33 @@ def _sums(
     for i, (rows, columns) in enumerate(jacobians):
         slope[rows] += first[i] @ columns
         for j, (others, other_columns) in enumerate(jacobians[: i + 1]):
-            block = columns.T @ (second[second_order(i, j)][:, None] * other_columns)
+            block = columns.T @ _weighted(second[second_order(i, j)], other_columns)
+            block = block.toarray() if isinstance(block, csr_array) else block
             hessian[np.ix_(rows, others)] += block
             if i != j:
                 hessian[np.ix_(others, rows)] += block.T
     return slope, hessian
 
 
+def _weighted(weights: np.ndarray, columns: _Columns) -> _Columns:
+    """Multiply each row by a number."""
+    if isinstance(columns, np.ndarray):
+        return np.asarray(weights[:, None] * columns)
+    by_entry = np.repeat(weights, np.diff(columns.indptr))
+    return csr_array(
+        (by_entry * columns.data, columns.indices, columns.indptr), shape=columns.shape
+    )
+
+
 def _jacobians(
     arrays: Sequence[np.ndarray], reads: DesignTerms
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return for each predictor the entries of φ that it reads, and by which columns."""
+) -> list[tuple[np.ndarray, _Columns]]:
+    """Return for each predictor the entries of φ that it reads, and by which columns.
+
+    These are sparse if it gathers.
+    """
     columns, entries, weights = arrays
-    each = np.arange(len(entries))
+    n = len(entries)
     found = []
     for predictor in range(reads.n_predictors):
         dense = np.flatnonzero(reads.dense_predictor == predictor)
@@ -169,10 +193,15 @@ def _jacobians(
         read, position = np.unique(
             np.concatenate([reads.dense[dense], entries[:, gathered].ravel()]), return_inverse=True
         )
-        own = np.zeros((len(columns), read.size))
-        for c, at in zip(dense, position[: dense.size], strict=True):
-            own[:, at] += columns[:, c]
-        for s, at in zip(gathered, position[dense.size :].reshape(len(entries), -1).T, strict=True):
-            own[each, at] += weights[:, s]
+        at = np.concatenate(
+            [
+                np.broadcast_to(position[: dense.size], (n, dense.size)),
+                position[dense.size :].reshape(n, gathered.size),
+            ],
+            axis=1,
+        )
+        values = np.concatenate([columns[:, dense], weights[:, gathered]], axis=1)
+        starts = np.arange(n + 1) * at.shape[1]
+        own = csr_array((values.ravel(), at.ravel(), starts), shape=(n, read.size))
         found.append((read, own))
     return found

@@ -1,7 +1,7 @@
 """Value, gradient and Hessian of the log-likelihood of some rows, or all.
 
-If rows read mostly dense columns, by what they read (:mod:`.curvature`); otherwise by a
-Hessian-vector product for each parameter.
+If rows read mostly dense columns, or few numbers beside the parameters, by what they read
+(:mod:`.curvature`); otherwise by a Hessian-vector product for each parameter.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from pytensor.graph.replace import vectorize_graph
 
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
-from pymc_minibatch.reference.curvature import Curvature, is_dense
+from pymc_minibatch.reference.curvature import Curvature, is_cheaper
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
 
@@ -54,7 +54,7 @@ class RowDerivatives:
         self.dim = tall.layout.size
         self.by_reading: Curvature | None = None
         structure = None if tall.layout.discrete else tall.structure
-        if structure is not None and is_dense(structure):
+        if structure is not None and is_cheaper(structure, self.dim):
             self.by_reading = Curvature(structure)
         else:
             self._all = Derivatives(pt.sum(term), flat, batch)

@@ -401,7 +401,7 @@ def test_hessian_by_what_the_rows_read(monkeypatch):
     theta = rng.normal(0, 0.3, tall.layout.size)
     found = []
     for by_reading in (True, False):
-        monkeypatch.setattr(derivatives, "is_dense", lambda structure: by_reading)  # noqa: B023
+        monkeypatch.setattr(derivatives, "is_cheaper", lambda structure, dim: by_reading)  # noqa: B023
         of_rows = RowDerivatives(tall)
         assert (of_rows.by_reading is not None) == by_reading
         found.append(of_rows.gradient_hessian(theta, tall.data))
