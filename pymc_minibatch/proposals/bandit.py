@@ -8,6 +8,11 @@ the choice does not depend on the clock and draws can be repeated.
 Tuning tries each setting once, then takes the best so far, or in `EXPLORE` of the cases any. What
 was seen long ago counts less, since a chain may have started far away.
 
+Long moves that are often rejected jump farthest on average, and yet leave a chain for hundreds of
+transitions where the target is far above what proposals expect there. Short moves lead away. So if
+the best setting is accepted less often than shorter ones were, a share of the moves after tuning is
+shorter. A mixture of moves that each leave the target as it is does so too.
+
 References
 ----------
 Pasarica and Gelman (2010), Adaptively scaling the Metropolis algorithm using expected squared
@@ -19,10 +24,21 @@ from typing import NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-__all__ = ["StepBandit", "keep_best", "make_bandit", "record"]
+__all__ = ["StepBandit", "chosen", "keep_best", "make_bandit", "record"]
 
 EXPLORE = 0.15
 MEMORY = 0.999
+
+MOST_SHORTER = 0.5
+"""The largest share of shorter moves after tuning."""
+
+AS_OFTEN, RARER = 0.9, 0.7
+"""Relative to shorter ones, moves that are accepted as often need none of them; if they are
+accepted more rarely, shorter ones have their largest share."""
+
+SHORTEST = 1 / 6
+"""Of the length of the best: at a third of a right angle the log ratio of a Gaussian tail falls by
+a few nats where that of a right angle does by ten, and at a sixth by one."""
 
 
 class StepBandit(NamedTuple):
@@ -38,6 +54,10 @@ class StepBandit(NamedTuple):
         Squared length of the last move; negative if it was none of these.
     gains, costs : ndarray, shape (K,)
         Sums of the squared jumps and of the rows spent on them.
+    made, accepted : ndarray, shape (K,)
+        Sums of the moves, and of those that were accepted.
+    shorter : ndarray, shape (1,)
+        Share of moves with shorter settings than the best, once that is known.
     """
 
     settings: np.ndarray
@@ -45,24 +65,56 @@ class StepBandit(NamedTuple):
     jump: np.ndarray
     gains: np.ndarray
     costs: np.ndarray
+    made: np.ndarray
+    accepted: np.ndarray
+    shorter: np.ndarray
 
 
 def make_bandit(settings: list[tuple[float, float]]) -> StepBandit:
     """Return the state before tuning, in which the first setting is in use."""
     size = len(settings)
     return StepBandit(
-        np.array(settings, dtype=np.float64),
-        np.zeros(1, dtype=np.int64),
-        np.zeros(1),
-        np.zeros(size),
-        np.zeros(size),
+        settings=np.array(settings, dtype=np.float64),
+        current=np.zeros(1, dtype=np.int64),
+        jump=np.zeros(1),
+        gains=np.zeros(size),
+        costs=np.zeros(size),
+        made=np.zeros(size),
+        accepted=np.zeros(size),
+        shorter=np.zeros(1),
     )
 
 
 def keep_best(bandit: StepBandit) -> None:
-    """Take the setting that did best."""
-    if bandit.costs.any():
-        bandit.current[0] = best(bandit)
+    """Take the setting that did best, and shorter ones as often as it is rejected more."""
+    if not bandit.costs.any():
+        return
+    k = bandit.current[0] = best(bandit)
+    others = are_shorter(bandit, k) & (bandit.made > 0)
+    rates = bandit.accepted[others] / bandit.made[others]
+    if rates.any():
+        share = bandit.accepted[k] / bandit.made[k] / rates.mean()
+        missing = (AS_OFTEN - share) / (AS_OFTEN - RARER)
+        bandit.shorter[0] = MOST_SHORTER * min(1.0, max(0.0, missing))
+
+
+def are_shorter(bandit: StepBandit, k: int) -> np.ndarray:
+    """Mark the settings that are shorter than one, but not by far."""
+    lengths = bandit.settings[:, 1]
+    return np.asarray((lengths < lengths[k]) & (lengths >= SHORTEST * lengths[k]))
+
+
+@register_jitable
+def chosen(rng: np.random.Generator, bandit: StepBandit) -> int:
+    """Return the setting of the next move: the current one, or after tuning perhaps a shorter."""
+    k = int(bandit.current[0])
+    if bandit.shorter[0] == 0.0 or rng.random() >= bandit.shorter[0]:
+        return k
+    longest = bandit.settings[k, 1]
+    while True:  # there is one, or the share would be zero
+        other = int(rng.random() * bandit.settings.shape[0])
+        if SHORTEST * longest <= bandit.settings[other, 1] < longest:
+            return other
 
 
 @register_jitable
@@ -74,8 +126,12 @@ def record(rng: np.random.Generator, accepted: bool, cost: float, bandit: StepBa
     for i in range(bandit.costs.size):
         bandit.gains[i] *= MEMORY
         bandit.costs[i] *= MEMORY
+        bandit.made[i] *= MEMORY
+        bandit.accepted[i] *= MEMORY
     bandit.gains[k] += accepted * bandit.jump[0]
     bandit.costs[k] += cost
+    bandit.made[k] += 1.0
+    bandit.accepted[k] += accepted
     if rng.random() < EXPLORE:
         bandit.current[0] = int(rng.random() * bandit.costs.size)
         return

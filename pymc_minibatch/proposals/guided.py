@@ -31,7 +31,7 @@ from scipy.linalg import solve_triangular
 
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.triangular import overwrite, squared_norm
-from pymc_minibatch.proposals.bandit import StepBandit, keep_best, make_bandit, record
+from pymc_minibatch.proposals.bandit import StepBandit, chosen, keep_best, make_bandit, record
 from pymc_minibatch.proposals.proposal import Approximation, ProposalContext
 
 __all__ = ["Guide", "Guided", "colored", "walk_share", "walk_share_beyond", "whitened"]
@@ -166,7 +166,7 @@ class Guided(ABC):
         """Nothing is left to do between draws."""
 
     def end_tuning(self, state: StepBandit) -> None:
-        """Take the setting that did best."""
+        """Take the setting that did best, with shorter ones if it is often rejected."""
         keep_best(state)
 
     def build(self) -> tuple[Callable[..., float], Callable[..., None]]:
@@ -194,7 +194,7 @@ class Guided(ABC):
                 walk(rng, moved)
                 log_q = math.log(walk_share(moved, random_walk) / share)
             else:
-                setting = state.settings[state.current[0]]
+                setting = state.settings[chosen(rng, state)]
                 log_q = move(rng, moved, setting, place, candidate)
                 log_q += math.log((1.0 - walk_share(moved, random_walk)) / (1.0 - share))
                 state.jump[0] = squared_distance(z, moved)

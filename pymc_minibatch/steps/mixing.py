@@ -3,7 +3,8 @@
 A ridge that only the prior bounds (an intercept beside all dummies, a spline beside its
 interaction) or a tail takes many transitions, however cheap they are. Draws whose correlation is ½
 are worth a third of an effective draw, if it decays as a power, so the transitions between such
-draws of tuning are those of a draw.
+draws of tuning are those of a draw. A few hundred draws of tuning do not show for how long a chain
+may stay in a tail, so if they are correlated at all, all that takes a few seconds is taken.
 """
 
 import numpy as np
@@ -35,6 +36,10 @@ BUDGET = 1e9
 """Rows that could be read in the time that the transitions of a chain may take: a minute or two. A
 draw of the worst of some thousand levels is worth a fifth of an effective one or less where those
 of most are worth one. Work is reckoned in rows, without a clock, so that runs can be repeated."""
+
+
+CHEAP = 5e7
+"""Rows that are read in some seconds: transitions that chains with correlated draws take anyway."""
 
 
 class Mixing:
@@ -77,8 +82,12 @@ class Mixing:
         if n < LEAST_DRAWS:
             return 1
         cost = self._cost(made)
-        affordable = int(min(MOST_TRANSITIONS, BUDGET / (max(draws, 1) * cost)))
-        return max(1, min(affordable, made * uncorrelated_after(np.array(self.draws[n // 2 :]))))
+        affordable, cheap = (
+            int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * cost))) for rows in (BUDGET, CHEAP)
+        )
+        lag = uncorrelated_after(np.array(self.draws[n // 2 :]))
+        wanted = made * lag
+        return max(1, min(affordable, wanted if lag == 1 else max(wanted, cheap)))
 
     def goes_nowhere(self, made: int, n_rows: int) -> bool:
         """Whether draws stay correlated although they take more work than a trajectory.

@@ -11,7 +11,14 @@ from scipy.stats import kstest
 from pymc_minibatch import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, new_first_batch, tune_first_batch
 from pymc_minibatch.jit.pointers import address_of
-from pymc_minibatch.proposals.bandit import best, keep_best, make_bandit, record
+from pymc_minibatch.proposals.bandit import (
+    MOST_SHORTER,
+    best,
+    chosen,
+    keep_best,
+    make_bandit,
+    record,
+)
 from pymc_minibatch.proposals.proposal import Approximation, ProposalContext
 
 MODE = np.array([1.0, -2.0, 0.5])
@@ -156,6 +163,25 @@ def test_the_best_arm_is_found():
     assert best(bandit) == 2
     keep_best(bandit)
     assert bandit.current[0] == 2
+
+
+@pytest.mark.parametrize(("accepted", "share"), [(0.5, 0.0), (0.3, MOST_SHORTER)])
+def test_moves_are_mixed_with_shorter_ones_if_these_are_accepted_more_often(accepted, share):
+    """The longest jump farthest even if three of ten are accepted; the shortest are too short."""
+    bandit = make_bandit([(0, 1.5), (0, 0.75), (0, 0.3), (0, 0.01)])
+    rng = np.random.default_rng(1)
+    for _ in range(4000):
+        k = bandit.current[0]
+        bandit.jump[0] = bandit.settings[k, 1] ** 2
+        record(rng, rng.random() < (accepted if k == 0 else 0.5), 1.0, bandit)
+    assert bandit.shorter[0] == 0.0  # not before the end of tuning
+    keep_best(bandit)
+    assert bandit.current[0] == 0
+    assert bandit.shorter[0] == pytest.approx(share, abs=0.2)
+    assert bandit.shorter[0] <= MOST_SHORTER
+    bandit.shorter[0] = share
+    made = np.bincount([chosen(rng, bandit) for _ in range(4000)], minlength=4) / 4000
+    np.testing.assert_allclose(made, [1 - share, share / 2, share / 2, 0.0], atol=0.05)
 
 
 def test_other_moves_are_not_credited():

@@ -26,7 +26,8 @@ def test_the_lag_is_that_of_the_slowest_parameter() -> None:
     ("n_draws", "n_read", "draws", "least", "most"),
     [
         (50, 0.0, 1000, 1, 1),  # too few to tell
-        (4000, 0.0, 1000, 14, 26),  # of two transitions each
+        (4000, 0.0, 1000, 50, 50),  # all that takes seconds, if draws are correlated
+        (4000, 4e4, 1000, 14, 26),  # of two transitions each
         (4000, 0.0, 10**7, 1, 1),  # would take long
         (4000, 4e5, 1000, 4, 4),  # fewer than would make draws independent
         (4000, 1e7, 1000, 1, 1),
@@ -39,6 +40,13 @@ def test_transitions_are_affordable(
     for value in SLOW[:n_draws]:
         mixing.add(np.array([value]), n_read)
     assert least <= mixing.transitions(2, draws) <= most <= MOST_TRANSITIONS
+
+
+def test_draws_that_are_nearly_independent_need_no_more_transitions() -> None:
+    mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
+    for value in QUICK:
+        mixing.add(np.array([value]), 0.0)
+    assert mixing.transitions(2, 1000) == 2
 
 
 @pytest.mark.parametrize("asked", ["auto", 2])
