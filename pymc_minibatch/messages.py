@@ -111,7 +111,8 @@ MESSAGES = {
         "No proposal of many draws was accepted",
         "Proposals do not fit the posterior where the chain is, for example near a hard "
         "constraint, or where kinks of the prior couple many parameters.",
-        "Do not use these draws. Use NUTS, or make the prior smooth.",
+        "Do not use these draws. Raise tune, so that the chain may continue along trajectories "
+        "(`fallback='nuts'`), or, if kinks are the cause, make the prior smooth.",
     ),
     "PMB204": Message(
         "A level has moved to a value that its own rows contradict",

@@ -67,6 +67,7 @@ from pymc_minibatch.steps.trajectories import (
     Trajectories,
     TrajectoryLook,
     are_affordable,
+    is_last_chance,
     may_begin,
 )
 from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
@@ -100,7 +101,7 @@ class MinibatchMHState(TallStepState):
     proposal_state: tuple[np.ndarray, ...]
     batch_state: FirstBatch
     transitions: int
-    followed: tuple[np.ndarray, float]
+    followed: tuple[np.ndarray, float, int, bool]
     trajectories: dict[str, Any] | None
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
@@ -526,7 +527,7 @@ class MinibatchMH(WitnessedBatches):
         """Fix the results of tuning."""
         if self._may_take_more and not self.by_trajectories:
             self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
-        self.mixing.draws.clear()
+        self.mixing.clear()
         self._count_anew()
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
@@ -549,20 +550,22 @@ class MinibatchMH(WitnessedBatches):
         return self.steps_are_free
 
     @property
-    def followed(self) -> tuple[np.ndarray, float]:
-        """Draws of tuning, of parameters that are followed, and how many rows they have read."""
-        return np.array(self.mixing.draws), self.mixing.rows_read
+    def followed(self) -> tuple[np.ndarray, float, int, bool]:
+        """What is known of draws of tuning."""
+        known = self.mixing
+        return np.array(known.draws), known.rows_read, known.n_made, known.are_first
 
     @followed.setter
-    def followed(self, stored: tuple[np.ndarray, float]) -> None:
-        self.mixing.draws, self.mixing.rows_read = list(stored[0]), stored[1]
+    def followed(self, stored: tuple[np.ndarray, float, int, bool]) -> None:
+        known = self.mixing
+        draws, known.rows_read, known.n_made, known.are_first = stored
+        known.draws = list(draws)
 
     @property
     def n_transitions(self) -> int:
         """Transitions of a draw."""
-        if not self.tune:
-            return max(self.steps_per_draw, self.transitions)
-        return 1 if self.latent is not None and self.steps_are_free else self.steps_per_draw
+        few = self.tune and self.latent is not None and self.steps_are_free
+        return max(1 if few else self.steps_per_draw, self.transitions)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.by_trajectories:
@@ -571,9 +574,12 @@ class MinibatchMH(WitnessedBatches):
         if not self.tune:
             stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
         elif self._may_take_more or self.may_follow_trajectories:
-            self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"])
+            read = stats["n_likelihood"] + stats["n_gradient"]
+            self.mixing.add(flat, read, self.n_transitions)
             if self._may_begin_trajectories:
                 self._follow_trajectories_if_needed(flat)
+            if self._may_take_more:
+                self.transitions = self.mixing.while_tuning(self.n_transitions, self._draws_to_come)
         return stats
 
     @property
@@ -589,16 +595,26 @@ class MinibatchMH(WitnessedBatches):
         """Go on with all rows if batches do not pay.
 
         Either draws stay correlated for all their work, or decisions read most rows since the
-        chain is where the expansion does not hold.
+        chain is where the expansion does not hold, or, at the last chance, draws stay correlated
+        for longer than any number of transitions that is affordable.
         """
-        if not (self._is_beyond or self.mixing.goes_nowhere(self.n_transitions, self.n_rows)):
+        made = self.n_transitions
+        is_last = is_last_chance(self._tuning_to_come - self.n_draws - 1)
+        if self._is_beyond or self.mixing.goes_nowhere(made, self.n_rows):
+            reason = "decisions read most rows here and draws stay correlated"
+        elif is_last and self._are_affordable and self._is_hopeless(made):
+            reason = "draws stay correlated for long"
+        else:
             return
         _log.info(
-            "MinibatchMH: decisions read most rows here and draws stay correlated; the chain goes "
-            "on along trajectories with all rows, as NUTS (fallback='nuts')"
+            f"MinibatchMH: {reason}; the chain goes on along trajectories with all rows, as NUTS "
+            "(fallback='nuts')"
         )
         self._trajectories = self._trajectories_from(flat)
         self.by_trajectories = True
+
+    def _is_hopeless(self, made: int) -> bool:
+        return self._may_take_more and self.mixing.is_hopeless(made, self._draws_to_come)
 
     def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
         known = self._approximation
@@ -635,7 +651,9 @@ class MinibatchMH(WitnessedBatches):
             "PMB203",
             f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
             "chain is, as beside a wall, or if kinks of the prior tie many parameters. Draws "
-            "that repeat are not those of the posterior. Use NUTS, or make the prior smooth.",
+            "that repeat are not those of the posterior. A chain that finds this out with 150 "
+            "draws of tuning or more to come continues along trajectories with all rows "
+            "(fallback='nuts'): raise tune. If kinks are the cause, a smooth prior helps.",
         )
 
     @property

@@ -17,7 +17,7 @@ CORRELATED = 0.5
 """Draws are to be correlated by no more: (1 − ½) / (1 + ½) = ⅓."""
 
 LEAST_DRAWS = 100
-"""Draws of tuning, of which the first half is left out; correlations of fewer tell nothing."""
+"""Draws of tuning, of which at first a half is left out; correlations of fewer tell nothing."""
 
 MOST_FOLLOWED = 200
 """Parameters that are followed; of large variables some, evenly spaced."""
@@ -38,6 +38,14 @@ draw of the worst of some thousand levels is worth a fifth of an effective one o
 of most are worth one. Work is reckoned in rows, without a clock, so that runs can be repeated."""
 
 
+MORE = 4
+"""How many times as many transitions a draw of tuning has if draws stay correlated for too long to
+say how long, as far as that is affordable."""
+
+TOO_FEW = 2.0
+"""Draws that are correlated by ½ for so many times as many transitions as they may have are worth a
+sixth of an effective draw, if it is not more."""
+
 CHEAP = 5e7
 """Rows that are read in some seconds: transitions that chains with correlated draws take anyway."""
 
@@ -54,7 +62,8 @@ class Mixing:
     """
 
     def __init__(self, layout: PointLayout, fixed_cost: float) -> None:
-        self.fixed_cost, self.rows_read = fixed_cost, 0.0
+        self.fixed_cost, self.rows_read, self.n_made = fixed_cost, 0.0, 0
+        self.are_first = True
         self.draws: list[np.ndarray] = []
         share = max(1, MOST_FOLLOWED // max(1, len(layout.slices)))
         followed = [
@@ -63,10 +72,16 @@ class Mixing:
         ]
         self.followed = np.unique(np.concatenate([np.empty(0, dtype=int), *followed]))
 
-    def add(self, point: np.ndarray, n_read: float) -> None:
-        """Take note of a draw, and of how many rows it has read."""
+    def add(self, point: np.ndarray, n_read: float, made: int) -> None:
+        """Take note of a draw, of how many rows it has read, and of its transitions."""
         self.draws.append(point[self.followed])
         self.rows_read += n_read
+        self.n_made += made
+
+    def clear(self) -> None:
+        """Forget the draws; those to come are not the first ones of a chain."""
+        self.draws.clear()
+        self.rows_read, self.n_made, self.are_first = 0.0, 0, False
 
     def transitions(self, made: int, draws: int) -> int:
         """Return how many transitions make a draw, at least one.
@@ -78,21 +93,36 @@ class Mixing:
         draws : int
             Draws that are to be made.
         """
-        n = len(self.draws)
-        if n < LEAST_DRAWS:
-            return 1
-        cost = self._cost(made)
-        affordable, cheap = (
-            int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * cost))) for rows in (BUDGET, CHEAP)
-        )
-        lag = uncorrelated_after(np.array(self.draws[n // 2 :]))
-        wanted = made * lag
-        return max(1, min(affordable, wanted if lag == 1 else max(wanted, cheap)))
+        if len(self.draws) < LEAST_DRAWS:
+            return 1 if self.are_first else made
+        wanted = made * self._lag
+        if wanted == made:
+            return made
+        return max(1, min(self._affordable(draws), max(wanted, self._within(CHEAP, draws))))
+
+    def while_tuning(self, made: int, draws: int) -> int:
+        """Return how many transitions the next draws of tuning have.
+
+        They are more if draws are correlated for too long to tell for how long. Then what is known
+        of these is forgotten.
+
+        Parameters
+        ----------
+        made, draws : int
+            As :meth:`transitions` takes them.
+        """
+        if not self.draws or len(self.draws) % LEAST_DRAWS or not self._is_unresolved:
+            return made
+        more = min(MORE * made, self._affordable(draws))
+        if more <= made:
+            return made
+        self.clear()
+        return more
 
     def goes_nowhere(self, made: int, n_rows: int) -> bool:
         """Whether draws stay correlated although they take more work than a trajectory.
 
-        It is asked after each `LEAST_DRAWS`, of the second half of all.
+        It is asked after each `LEAST_DRAWS`.
 
         Parameters
         ----------
@@ -102,16 +132,47 @@ class Mixing:
             N.
         """
         n = len(self.draws)
-        if not n or n % LEAST_DRAWS:
+        if not n or n % LEAST_DRAWS or not self._is_unresolved:
             return False
-        followed = np.array(self.draws[n // 2 :])
-        lag = uncorrelated_after(followed)
-        dear = made * self._cost(made) * lag > TRAJECTORY * n_rows
-        return bool(dear and lag >= UNRESOLVED * len(followed))
+        return made * self._cost * self._lag > TRAJECTORY * n_rows
 
-    def _cost(self, made: int) -> float:
-        """Return the cost of a transition, in rows."""
-        return self.fixed_cost + self.rows_read / (len(self.draws) * made)
+    def is_hopeless(self, made: int, draws: int) -> bool:
+        """Whether the transitions that a draw may have are far from enough, however cheap they are.
+
+        Parameters
+        ----------
+        made, draws : int
+            As :meth:`transitions` takes them.
+        """
+        if len(self.draws) < LEAST_DRAWS // 2 or not self._is_unresolved:
+            return False
+        return made * self._lag > TOO_FEW * max(made, self._affordable(draws))
+
+    @property
+    def _late(self) -> np.ndarray:
+        """The draws, but the first half of those with which a chain begins."""
+        return np.array(self.draws[len(self.draws) // 2 if self.are_first else 0 :])
+
+    @property
+    def _lag(self) -> int:
+        return uncorrelated_after(self._late)
+
+    @property
+    def _is_unresolved(self) -> bool:
+        late = self._late
+        return uncorrelated_after(late) >= UNRESOLVED * len(late)
+
+    @property
+    def _cost(self) -> float:
+        """The cost of a transition, in rows."""
+        return self.fixed_cost + self.rows_read / max(self.n_made, 1)
+
+    def _affordable(self, draws: int) -> int:
+        """Return how many transitions a draw may have."""
+        return self._within(BUDGET, draws)
+
+    def _within(self, rows: float, draws: int) -> int:
+        return int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * self._cost)))
 
 
 def uncorrelated_after(draws: np.ndarray) -> int:

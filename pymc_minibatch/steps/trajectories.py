@@ -27,7 +27,7 @@ from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["Trajectories", "TrajectoryLook", "are_affordable", "may_begin"]
+__all__ = ["Trajectories", "TrajectoryLook", "are_affordable", "is_last_chance", "may_begin"]
 
 MOST_DENSE = 500
 """Parameters up to which correlations are learnt, beside variances: a factor of their matrix, after
@@ -43,9 +43,9 @@ UPDATED_EVERY = 10
 SETTLED = 100
 """Draws of tuning before which decisions tell nothing of those to come."""
 
-AFFORDABLE = 2e9
-"""Rows that trajectories of a chain may read if decisions are dear, but draws not correlated: some
-100 seconds."""
+AFFORDABLE = 1e10
+"""Rows that trajectories of a chain may read where nothing else has a result: a few minutes, with
+3e-8 s for a row and its gradient, which count for four."""
 
 LEAST_TUNING = 150
 """Draws of tuning that are left, without which trajectories are not begun: windows of PyMC's
@@ -55,6 +55,11 @@ variances are 101 draws long, after 50 that are left out."""
 def may_begin(made: int, left: int) -> bool:
     """Whether draws of tuning say enough of those to come, and enough of tuning is left."""
     return made >= SETTLED and left >= LEAST_TUNING
+
+
+def is_last_chance(left: int) -> bool:
+    """Whether trajectories begin after this draw of tuning or never."""
+    return left == LEAST_TUNING
 
 
 def are_affordable(n_draws: int, n_rows: int) -> bool:

@@ -38,14 +38,14 @@ def test_transitions_are_affordable(
 ) -> None:
     mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
     for value in SLOW[:n_draws]:
-        mixing.add(np.array([value]), n_read)
+        mixing.add(np.array([value]), n_read, 2)
     assert least <= mixing.transitions(2, draws) <= most <= MOST_TRANSITIONS
 
 
 def test_draws_that_are_nearly_independent_need_no_more_transitions() -> None:
     mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
     for value in QUICK:
-        mixing.add(np.array([value]), 0.0)
+        mixing.add(np.array([value]), 0.0, 2)
     assert mixing.transitions(2, 1000) == 2
 
 
@@ -56,7 +56,7 @@ def test_a_step_takes_more_transitions_where_draws_are_correlated(asked: int | s
     point = step.tall.start.copy()
     for value in SLOW[:1000]:
         if asked == "auto":
-            step.mixing.add(point + value, 10.0)
+            step.mixing.add(point + value, 10.0, step.n_transitions)
     step.stop_tuning()
     if asked == "auto":
         assert step.n_transitions >= 14
@@ -87,7 +87,43 @@ def test_draws_that_drift_go_nowhere_if_they_are_dear():
         mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
         said = []
         for step in steps:
-            mixing.add(np.array([step]), n_read)
+            mixing.add(np.array([step]), n_read, 1)
             said.append(mixing.goes_nowhere(made=1, n_rows=1000))
         assert said[199] == expected
         assert not any(said[:99])
+
+
+def _drifting(n: int, fixed_cost: float) -> Mixing:
+    mixing = Mixing(PointLayout.of({"a": np.zeros(9)}, ["a"]), fixed_cost)
+    for point in np.cumsum(np.random.default_rng(1).normal(size=(n, 9)), axis=0):
+        mixing.add(point, 0.0, 1)
+    return mixing
+
+
+def test_tuning_takes_more_transitions_until_it_can_tell_how_many_are_needed():
+    assert _drifting(99, 100.0).while_tuning(1, 1000) == 1  # too early
+    mixing = _drifting(100, 100.0)
+    assert mixing.while_tuning(1, 1000) == 4
+    assert not mixing.draws  # those with fewer transitions say nothing of others
+    assert mixing.transitions(4, 1000) == 4
+    assert _drifting(100, 100.0).while_tuning(20, 1000) == MOST_TRANSITIONS
+    assert _drifting(100, 1e6).while_tuning(1, 1000) == 1  # dear
+    quick = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
+    for value in QUICK[:100]:
+        quick.add(np.array([value]), 0.0, 1)
+    assert quick.while_tuning(1, 1000) == 1
+    assert len(quick.draws) == 100
+
+
+@pytest.mark.parametrize(
+    ("made", "fixed_cost", "expected"),
+    [(50, 100.0, True), (1, 100.0, False), (1, 1e6, True)],
+)
+def test_a_chain_is_hopeless_if_no_affordable_number_of_transitions_is_enough(
+    made: int, fixed_cost: float, expected: bool
+) -> None:
+    assert _drifting(100, fixed_cost).is_hopeless(made, 1000) == expected
+    quick = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), fixed_cost)
+    for value in QUICK[:100]:
+        quick.add(np.array([value]), 0.0, made)
+    assert not quick.is_hopeless(made, 1000)
