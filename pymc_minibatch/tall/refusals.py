@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import io_toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
@@ -11,8 +12,10 @@ from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import All, Any, Dot
 from pytensor.tensor.shape import shape
+from pytensor.tensor.signal.conv import Convolve1d
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.messages import IdentifiedError
@@ -29,6 +32,14 @@ __all__ = [
     "unfit_data",
     "whole_term",
 ]
+
+CUMULATED, LOOPED, CONVOLVED = (
+    "is cumulated over the rows",
+    "is computed one row after another (scan)",
+    "is convolved over the rows",
+)
+IN_TURN = CUMULATED, LOOPED, CONVOLVED
+"""What takes rows together one after another."""
 
 TIME_SERIES = ("AR", "GARCH11", "EulerMaruyama", "RandomWalk", "GaussianRandomWalk")
 
@@ -73,6 +84,14 @@ def dependent_rows(
         advice = (
             "A minibatch cannot move as many latent variables as there are rows: marginalise it, "
             "or sample this model with NUTS"
+        )
+    elif culprit and any(how in culprit for how in IN_TURN):
+        cause = f"{culprit}, so that each row reads the data of others"
+        advice = (
+            "If a row depends on the data of some rows before it, as by adstock over dates, write "
+            "that as a sum over lags, weight[k] * pt.concatenate([pt.zeros(k), x[:-k]]): shifted "
+            "data are data of the row itself. If it does not end after some lags, sample this "
+            "model with NUTS"
         )
     else:
         cause = f"{reason} ({culprit})" if culprit else reason
@@ -134,11 +153,28 @@ def shared_across_rows(
     """Name the first operation that takes rows together, and the data that it reads."""
     for node in io_toposort([flat], [term]):
         for axis, what in _taken_together(node):
-            lengths = compile_python([flat], [shape(node.inputs[0])])(start)
+            shapes = [shape(i) for i in _reads(node)]
+            lengths = np.concatenate([np.empty(0), *_evaluated(shapes, flat, start)])
             if n_rows in (lengths if axis is None else lengths[list(axis)]):
                 names = [leaf.name for leaf in data_leaves([node.outputs[0]]) if leaf.name]
                 return f"{' + '.join(dict.fromkeys(names)) or 'An array'} {what}"
     return None
+
+
+def _reads(node: Apply) -> list[Variable]:
+    """List what an operation takes together: its first input, or all arrays of some."""
+    if isinstance(_core(node), Scan | Convolve1d):
+        return [i for i in node.inputs if isinstance(i.type, TensorType)]
+    return node.inputs[:1]
+
+
+def _evaluated(shapes: Sequence[Variable], flat: Variable, start: np.ndarray) -> list[np.ndarray]:
+    return [np.atleast_1d(compile_python([flat], [each])(start)) for each in shapes]
+
+
+def _core(node: Apply) -> Op:
+    op = node.op
+    return op.core_op if isinstance(op, Blockwise) else op
 
 
 def _taken_together(node: Apply) -> Iterator[tuple[Sequence[int] | None, str]]:
@@ -146,18 +182,19 @@ def _taken_together(node: Apply) -> Iterator[tuple[Sequence[int] | None, str]]:
 
     None stands for all axes.
     """
-    op = node.op
-    core = op.core_op if isinstance(op, Blockwise) else op
+    core = _core(node)
     if isinstance(core, CumOp):
-        yield core.axis if core.axis is None else (core.axis,), "is cumulated over the rows"
+        yield core.axis if core.axis is None else (core.axis,), CUMULATED
     elif isinstance(core, Softmax | LogSoftmax):
         axes = core.axis if core.axis is None else (core.axis,)
         yield axes, "is normalised over all rows (softmax)"
     elif isinstance(core, Scan):
-        yield None, "is computed one row after another (scan)"
+        yield None, LOOPED
+    elif isinstance(core, Convolve1d):
+        yield None, CONVOLVED
     elif isinstance(core, CAReduce) and not isinstance(core, All | Any):
         yield core.axis, "is reduced over all rows (a total, a mean, an extreme value)"
     elif isinstance(core, Dot):
         yield (-1,), "is multiplied over all rows (a matrix product)"
-    elif isinstance(core, Subtensor | IncSubtensor):
+    elif isinstance(core, Subtensor | IncSubtensor) and core.idx_list[:1] != (slice(None),):
         yield (0,), "is read or written at fixed positions of the rows (such as x[1:])"

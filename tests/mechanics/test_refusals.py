@@ -5,6 +5,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from gallery import SLOPE, N, X, Y
+from pytensor import scan
+from pytensor.tensor.signal import convolve1d
 
 from pymc_minibatch import NotTallError, TallModel
 from pymc_minibatch.tall import splitting
@@ -97,6 +99,46 @@ def first_row_as_baseline():
     observed(pm.Normal("slope") * (x - x[0]))
 
 
+def _adstock(by_scan):
+    """Each row reads the past of others through a weight that is not known."""
+    x, kept = pm.Data("x", SLOPE), pm.Beta("kept", 2.0, 2.0)
+    if not by_scan:
+        return observed(convolve1d(x, kept ** np.arange(6))[:N])
+    stock, _ = scan(
+        lambda x, before, kept: x + kept * before,
+        sequences=[x],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[kept],
+    )
+    return observed(stock)
+
+
+def adstock_by_a_loop():
+    _adstock(by_scan=True)
+
+
+def adstock_by_a_convolution():
+    _adstock(by_scan=False)
+
+
+def discounted_sum():
+    x, kept, t = pm.Data("x", SLOPE), pm.Uniform("kept", 0.5, 1.0), np.arange(N)
+    observed(pt.cumsum(x * kept ** (-t)) * kept**t)
+
+
+def adstock_by_lags():
+    """The window of each date is constant data, so that dates are rows."""
+    x, kept = pm.Data("x", SLOPE), pm.Beta("kept", 2.0, 2.0)
+    padded = pt.concatenate([pt.zeros(3), x])
+    observed(sum(kept**k * padded[3 - k : 3 - k + N] for k in range(4)))
+
+
+def adstock_by_a_matrix():
+    kept, t = pm.Beta("kept", 2.0, 2.0), np.arange(N)
+    lag = t[:, None] - t
+    observed(pt.dot(pt.switch(lag >= 0, kept ** np.maximum(lag, 0), 0.0), pm.Data("x", SLOPE)))
+
+
 def own_variable_of_each_row():
     observed(pm.Normal("effect", shape=N))
 
@@ -180,6 +222,9 @@ def one_density_for_all():
         (marginal_gaussian_process, ["y (", "Normal)", "pm.gp.HSGP"]),
         (latent_gaussian_process, ["f_rotated_ has one value per row", "NUTS"]),
         (softmax_over_rows, ["of y is not", "x is normalised over all rows", DATA]),
+        (adstock_by_a_loop, ["x is computed one row after another", "the data of others", "lags"]),
+        (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
+        (discounted_sum, ["is cumulated over the rows", "each row reads", "weight[k]"]),
         (own_variable_of_each_row, ["effect has one value per row", "marginalise", "NUTS"]),
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
@@ -203,6 +248,8 @@ def test_refuses(build, parts):
     "build",
     [
         lag_in_the_graph,
+        adstock_by_lags,
+        adstock_by_a_matrix,
         cumulative_sum,
         cumulative_sum_of_rare_events,
         distance_to_a_common_value,
