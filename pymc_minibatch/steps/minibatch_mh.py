@@ -69,6 +69,7 @@ from pymc_minibatch.steps.trajectories import (
     are_affordable,
     is_last_chance,
     may_begin,
+    trajectories_of_draw,
 )
 from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
 from pymc_minibatch.tall.refusals import NotTallError
@@ -525,7 +526,11 @@ class MinibatchMH(WitnessedBatches):
 
     def stop_tuning(self) -> None:
         """Fix the results of tuning."""
-        if self._may_take_more and not self.by_trajectories:
+        if self.by_trajectories:
+            free = self._may_take_more
+            n_draws = self._draws_to_come
+            self.transitions = trajectories_of_draw(self.mixing, n_draws) if free else 1
+        elif self._may_take_more:
             self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
         self.mixing.clear()
         self._count_anew()
@@ -569,7 +574,11 @@ class MinibatchMH(WitnessedBatches):
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.by_trajectories:
-            return self._trajectories.draw_with_stats(flat, self.rng, self.tune)
+            n_made = 1 if self.tune else self.transitions
+            stats = self._trajectories.draw_with_stats(flat, self.rng, self.tune, n_made)
+            if self.tune:
+                self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], 1)
+            return stats
         stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
@@ -578,7 +587,7 @@ class MinibatchMH(WitnessedBatches):
             self.mixing.add(flat, read, self.n_transitions)
             if self._may_begin_trajectories:
                 self._follow_trajectories_if_needed(flat)
-            if self._may_take_more:
+            if self._may_take_more and not self.by_trajectories:
                 self.transitions = self.mixing.while_tuning(self.n_transitions, self._draws_to_come)
         return stats
 
@@ -611,7 +620,8 @@ class MinibatchMH(WitnessedBatches):
             "(fallback='nuts')"
         )
         self._trajectories = self._trajectories_from(flat)
-        self.by_trajectories = True
+        self.by_trajectories, self.transitions = True, 1
+        self.mixing = Mixing(self.tall.layout, 0.0)
 
     def _is_hopeless(self, made: int) -> bool:
         return self._may_take_more and self.mixing.is_hopeless(made, self._draws_to_come)
@@ -636,7 +646,7 @@ class MinibatchMH(WitnessedBatches):
         if stored is not None:
             if "_trajectories" not in self.__dict__:
                 self._trajectories = self._trajectories_from(self.tall.start)
-            self._trajectories.state = stored
+            self._trajectories.state, self.mixing.fixed_cost = stored, 0.0
 
     @cached_property
     def _trajectories(self) -> Trajectories:

@@ -95,7 +95,7 @@ class Mixing:
         """
         if len(self.draws) < LEAST_DRAWS:
             return 1 if self.are_first else made
-        wanted = made * self._lag
+        wanted = made * self.lag
         if wanted == made:
             return made
         return max(1, min(self._affordable(draws), max(wanted, self._within(CHEAP, draws))))
@@ -134,7 +134,7 @@ class Mixing:
         n = len(self.draws)
         if not n or n % LEAST_DRAWS or not self._is_unresolved:
             return False
-        return made * self._cost * self._lag > TRAJECTORY * n_rows
+        return made * self.cost * self.lag > TRAJECTORY * n_rows
 
     def is_hopeless(self, made: int, draws: int) -> bool:
         """Whether the transitions that a draw may have are far from enough, however cheap they are.
@@ -146,7 +146,7 @@ class Mixing:
         """
         if len(self.draws) < LEAST_DRAWS // 2 or not self._is_unresolved:
             return False
-        return made * self._lag > TOO_FEW * max(made, self._affordable(draws))
+        return made * self.lag > TOO_FEW * max(made, self._affordable(draws))
 
     @property
     def _late(self) -> np.ndarray:
@@ -154,7 +154,8 @@ class Mixing:
         return np.array(self.draws[len(self.draws) // 2 if self.are_first else 0 :])
 
     @property
-    def _lag(self) -> int:
+    def lag(self) -> int:
+        """The lag from which on no parameter is correlated by more than ½."""
         return uncorrelated_after(self._late)
 
     @property
@@ -163,7 +164,7 @@ class Mixing:
         return uncorrelated_after(late) >= UNRESOLVED * len(late)
 
     @property
-    def _cost(self) -> float:
+    def cost(self) -> float:
         """The cost of a transition, in rows."""
         return self.fixed_cost + self.rows_read / max(self.n_made, 1)
 
@@ -172,7 +173,7 @@ class Mixing:
         return self._within(BUDGET, draws)
 
     def _within(self, rows: float, draws: int) -> int:
-        return int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * self._cost)))
+        return int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * self.cost)))
 
 
 def uncorrelated_after(draws: np.ndarray) -> int:

@@ -20,18 +20,27 @@ from pymc.step_methods.hmc.quadpotential import (
     QuadPotentialFullAdapt,
 )
 from pymc.util import RandomGeneratorState
+from scipy.linalg import solve_triangular
 
-from pymc_minibatch.steps.mixing import TRAJECTORY
+from pymc_minibatch.steps.mixing import TRAJECTORY, Mixing
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["Trajectories", "TrajectoryLook", "are_affordable", "is_last_chance", "may_begin"]
+__all__ = [
+    "Trajectories",
+    "TrajectoryLook",
+    "are_affordable",
+    "is_last_chance",
+    "may_begin",
+    "trajectories_of_draw",
+]
 
-MOST_DENSE = 500
-"""Parameters up to which correlations are learnt, beside variances: a factor of their matrix, after
-each window of tuning, takes as long as a few trajectories."""
+MOST_DENSE, MOST_WHITENED = 50, 1000
+"""Parameters up to which correlations are learnt, beside variances: PyMC's first window has some
+100 draws, of which covariances of more parameters would be singular or nearly so. Up to so many,
+the correlations that are known are kept, and variances are learnt in coordinates without them."""
 
 WEIGHT = 10
 """Draws that the covariance with which trajectories begin counts for, as in PyMC."""
@@ -42,6 +51,9 @@ UPDATED_EVERY = 10
 
 SETTLED = 100
 """Draws of tuning before which decisions tell nothing of those to come."""
+
+GRADIENT = 2.0
+"""What a row and its gradient cost, relative to two rows, as which the stats count them."""
 
 AFFORDABLE = 1e10
 """Rows that trajectories of a chain may read where nothing else has a result: a few minutes, with
@@ -65,6 +77,22 @@ def is_last_chance(left: int) -> bool:
 def are_affordable(n_draws: int, n_rows: int) -> bool:
     """Whether trajectories with all rows take no longer than users wait."""
     return n_draws * n_rows * TRAJECTORY <= AFFORDABLE
+
+
+def trajectories_of_draw(mixing: Mixing, n_draws: int) -> int:
+    """Return how many trajectories make a draw: until draws are nearly independent, if affordable.
+
+    Parameters
+    ----------
+    mixing
+        What is known of draws of tuning along trajectories.
+    n_draws : int
+        Draws that are to be made.
+    """
+    if len(mixing.draws) < SETTLED:
+        return 1
+    affordable = AFFORDABLE / (max(n_draws, 1) * GRADIENT * mixing.cost)
+    return max(1, min(mixing.lag, int(affordable)))
 
 
 class Trajectories:
@@ -105,13 +133,13 @@ class Trajectories:
             )
 
     def draw_with_stats(
-        self, flat: np.ndarray, rng: np.random.Generator, tune: bool
+        self, flat: np.ndarray, rng: np.random.Generator, tune: bool, n_trajectories: int = 1
     ) -> dict[str, Any]:
-        """Move a point along a trajectory, and return the stats of :class:`MinibatchMH`."""
-        made = self.draw(flat, rng, tune)
-        read = int(made["tree_size"]) * self.tall.n_rows
+        """Move a point along trajectories, and return the stats of :class:`MinibatchMH`."""
+        made = [self.draw(flat, rng, tune) for _ in range(n_trajectories)]
+        read = sum(int(each["tree_size"]) for each in made) * self.tall.n_rows
         return {
-            "acceptance_rate": made["mean_tree_accept"],
+            "acceptance_rate": float(np.mean([each["mean_tree_accept"] for each in made])),
             "n_likelihood": read,
             "n_gradient": read,
             "n_scanned": 0,
@@ -119,8 +147,8 @@ class Trajectories:
             "log_ratio_var": 0.0,
             "test_error": 0.0,
             "exact": True,
-            "diverging": made["diverging"],
-            "scale": made["step_size"],
+            "diverging": any(each["diverging"] for each in made),
+            "scale": made[-1]["step_size"],
             "warning": None,
         }
 
@@ -174,7 +202,43 @@ class TrajectoryLook(Look):
         )
 
 
+class WhitenedPotential(QuadPotentialDiagAdapt):
+    """Variances are learnt along z = L⁻¹θ, where L Lᵀ is a known covariance.
+
+    Parameters
+    ----------
+    start : ndarray, shape (d,)
+        Current point of the chain.
+    cholesky : ndarray, shape (d, d)
+        L.
+    """
+
+    def __init__(self, start: np.ndarray, cholesky: np.ndarray) -> None:
+        self.cholesky = np.ascontiguousarray(cholesky)
+        self.whiten = solve_triangular(cholesky, np.eye(len(cholesky)), lower=True)
+        super().__init__(len(start), self.whiten @ start, np.ones(len(start)), WEIGHT)
+
+    def velocity(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the velocity of a momentum."""
+        found: np.ndarray = np.dot(self.cholesky, self._var * (x @ self.cholesky), out=out)
+        return found
+
+    def energy(self, x: np.ndarray, velocity: np.ndarray | None = None) -> float:
+        """Return the kinetic energy of a momentum."""
+        return 0.5 * float(x @ (self.velocity(x) if velocity is None else velocity))
+
+    def random(self) -> np.ndarray:
+        """Draw a momentum."""
+        return np.asarray(super().random() @ self.whiten)
+
+    def update(self, sample: np.ndarray, grad: np.ndarray, tune: bool) -> None:
+        """Take note of a draw."""
+        super().update(self.whiten @ sample, grad @ self.cholesky, tune)
+
+
 def _potential(start: np.ndarray, covariance: np.ndarray) -> QuadPotential:
+    if covariance.ndim == 2 and MOST_DENSE < len(start) <= MOST_WHITENED:
+        return WhitenedPotential(start, np.linalg.cholesky(covariance))
     if covariance.ndim == 2 and len(start) <= MOST_DENSE:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "QuadPotentialFullAdapt is an experimental feature")

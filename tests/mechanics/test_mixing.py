@@ -7,6 +7,7 @@ from scipy.signal import lfilter
 
 from pymc_minibatch import MinibatchMH
 from pymc_minibatch.steps.mixing import MOST_TRANSITIONS, Mixing, uncorrelated_after
+from pymc_minibatch.steps.trajectories import trajectories_of_draw
 from pymc_minibatch.tall.layout import PointLayout
 
 RNG = np.random.default_rng(1)
@@ -127,3 +128,15 @@ def test_a_chain_is_hopeless_if_no_affordable_number_of_transitions_is_enough(
     for value in QUICK[:100]:
         quick.add(np.array([value]), 0.0, made)
     assert not quick.is_hopeless(made, 1000)
+
+
+def test_as_many_trajectories_make_a_draw_as_leave_it_nearly_independent():
+    mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 0.0)
+    for value in SLOW[:50]:
+        mixing.add(np.array([value]), 1000.0, 1)
+    assert trajectories_of_draw(mixing, 1000) == 1  # too few to tell
+    for value in SLOW[50:]:
+        mixing.add(np.array([value]), 1000.0, 1)
+    assert 7 <= trajectories_of_draw(mixing, 1000) <= 13
+    assert trajectories_of_draw(mixing, 10**6) == 5  # 10¹⁰ rows are affordable
+    assert trajectories_of_draw(mixing, 10**8) == 1

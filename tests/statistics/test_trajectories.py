@@ -11,7 +11,7 @@ from scipy.stats import gamma
 
 import pymc_minibatch as pmb
 from pymc_minibatch.steps.mixing import Mixing
-from pymc_minibatch.steps.trajectories import Trajectories
+from pymc_minibatch.steps.trajectories import Trajectories, WhitenedPotential
 
 QUIET = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
 COUNTS = np.random.default_rng(1).poisson(2.0, 400)
@@ -75,6 +75,28 @@ def test_trajectories_sample_the_posterior(forced):
     error = posterior.std() / np.sqrt(float(az.ess(draws.values)))
     assert abs(float(draws.mean()) - posterior.mean()) < 4.5 * error
     np.testing.assert_allclose(draws.std(), posterior.std(), rtol=0.1)
+
+
+def test_known_correlations_are_kept_and_variances_are_learnt_beside_them():
+    """Where the covariance that is known is wrong by a factor along each of its coordinates."""
+    rng = np.random.default_rng(7)
+    n, d = 4000, 60
+    cholesky = np.tril(rng.normal(size=(d, d))) + 9.0 * np.eye(d)
+    wrong = np.exp(rng.uniform(-2.0, 2.0, d))
+    draws = (rng.normal(size=(n, d)) * wrong) @ cholesky.T
+    potential = WhitenedPotential(np.zeros(d), cholesky)
+    potential.rng = rng
+    for draw in draws:
+        potential.update(draw, np.zeros(d), tune=True)
+    momenta = np.array([potential.random() for _ in range(n)])
+    velocities = np.array([potential.velocity(momentum) for momentum in momenta])
+    moved = np.linalg.solve(cholesky, velocities.T).T / wrong
+    np.testing.assert_allclose(np.cov(moved.T), np.eye(d), atol=0.5)  # windows have 101 draws
+    energies = [potential.energy(momentum) for momentum in momenta]
+    assert abs(np.mean(energies) - d / 2) < 5 * np.sqrt(d / 2 / n)
+    out = np.empty(d)
+    assert potential.velocity_energy(momenta[0], out) == pytest.approx(energies[0])
+    np.testing.assert_allclose(out, velocities[0])
 
 
 def test_a_stored_run_goes_on_along_its_trajectories(forced, tmp_path):
