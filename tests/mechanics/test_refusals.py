@@ -104,11 +104,12 @@ def _adstock(by_scan):
     x, kept = pm.Data("x", SLOPE), pm.Beta("kept", 2.0, 2.0)
     if not by_scan:
         return observed(convolve1d(x, kept ** np.arange(6))[:N])
-    stock, _ = scan(
+    stock = scan(
         lambda x, before, kept: x + kept * before,
         sequences=[x],
         outputs_info=[pt.zeros(())],
         non_sequences=[kept],
+        return_updates=False,
     )
     return observed(stock)
 
