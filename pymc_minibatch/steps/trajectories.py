@@ -220,7 +220,7 @@ class WhitenedPotential(QuadPotentialDiagAdapt):
 
     def velocity(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the velocity of a momentum."""
-        found: np.ndarray = np.dot(self.cholesky, self._var * (x @ self.cholesky), out=out)
+        found: np.ndarray = np.dot(self.cholesky, super().velocity(x @ self.cholesky), out=out)
         return found
 
     def energy(self, x: np.ndarray, velocity: np.ndarray | None = None) -> float:
