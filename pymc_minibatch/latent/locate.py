@@ -49,9 +49,8 @@ def without(tall: TallModel, latent_model: LatentModel, left_out: np.ndarray) ->
     rows, factors, reference, _ = latent_model
     field = reference.surrogate.field
     with one_blas_thread():
-        start = field.derivatives.coordinates.to_model(reference.surrogate.center)
         found = search(
-            tall, field, rows, factors, reference.temperature, start=start, left_out=left_out
+            tall, field, rows, factors, reference.temperature, left_out=left_out, near=reference
         )
     return latent_model._replace(reference=found)
 

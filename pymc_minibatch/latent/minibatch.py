@@ -98,16 +98,15 @@ class MinibatchSampler(LatentSampler):
         self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
         surrogate, hyper = reference.surrogate, reference.hyper
         looked_at: dict[int, tuple[Factor, Sizes, GroupTable]] = {}
-        for factor in factors:
-            if surrogate.cubic(factor.entries) or self._levels(factor):
-                sizes = self._sizes(factor, by_size)
-                table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
-                looked_at[id(factor.entries)] = factor, sizes, table
+        seen = [f for f in factors if surrogate.cubic(f.entries) or self._levels(f)]
+        for factor, sizes in zip(seen, self._sizes(seen, by_size), strict=True):
+            table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
+            looked_at[id(factor.entries)] = factor, sizes, table
         self.table: GroupTable | SizeTable | tuple[()] = ()
         if surrogate.cubics:
             _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
         else:
-            sizes = self._sizes(None, by_size)
+            [sizes] = self._sizes([None], by_size)
             self.table = RowSizes.of(sizes.rows).table
         self._ranges = sizes.rows - sizes.rows.min()
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
@@ -138,15 +137,20 @@ class MinibatchSampler(LatentSampler):
         """What batches cost, in rows: these, and moves that only their noise rejects."""
         return self.expected_rows + REJECTED * (self.expected_rows + self.fixed)
 
-    def _sizes(self, factor: Factor | None, by_size: bool) -> "Sizes":
+    def _sizes(self, factors: Sequence[Factor | None], by_size: bool) -> list[Sizes]:
+        """Return sampling weights of rows beside the higher orders of factors."""
+        surrogate = self.reference.surrogate
         if by_size:
-            cubic = None if factor is None else self.reference.surrogate.cubic(factor.entries)
-            sizes = sizes_of_rows(self.reference, self.rows, cubic)
+            cubics = [None if f is None else surrogate.cubic(f.entries) for f in factors]
+            every = sizes_of_rows(self.reference, self.rows, cubics)
         else:
-            sizes = Sizes(np.ones(self.tall.n_rows), np.empty(0))
-        if factor is None or sizes.farthest.size:
-            return sizes
-        return sizes._replace(farthest=np.ones(factor.n_levels))
+            every = [Sizes(np.ones(self.tall.n_rows), np.empty(0))] * len(factors)
+        return [
+            sizes
+            if factor is None or sizes.farthest.size
+            else sizes._replace(farthest=np.ones(factor.n_levels))
+            for factor, sizes in zip(factors, every, strict=True)
+        ]
 
     def _levels(self, factor: Factor) -> bool:
         return any(levels.rows is factor.entries for levels in self.field.levels)

@@ -4,7 +4,7 @@ Rows are drawn with a probability proportional to size. A row that is flat at th
 wall behind, gets a size that has it drawn about ten times in each batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,40 +51,51 @@ class Sizes(NamedTuple):
 def sizes_of_rows(
     reference: LatentReference,
     rows: RowFunctions,
-    cubic: Cubic | None,
-) -> Sizes:
-    """Look at all rows in one pass."""
-    surrogate, rng = reference.surrogate, np.random.default_rng(4)
-    seen, distances = [], [np.empty(0)] if cubic is None else []
+    cubics: Sequence[Cubic | None],
+) -> list[Sizes]:
+    """Look at all rows in one pass, beside the higher orders of each of some factors or none."""
+    surrogate = reference.surrogate
     width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
+    predictors = [surrogate.read(point) for point in _points(reference, width)]
+    phis = np.array([predictor.phi for predictor in predictors])
+    of_cubics = [[surrogate.coordinates(c, p) for p in predictors] if c else [] for c in cubics]
+    coordinates = np.zeros((len(cubics), *phis.shape))
+    for cubic, own, put in zip(cubics, of_cubics, coordinates, strict=True):
+        for u, place in zip(own, put, strict=False):
+            assert cubic is not None
+            cubic.put(place, u)
+    _ = rows.row, rows.derivatives, rows.predictors_at  # before threads ask for them
+    at = surrogate.expansion.at
+
+    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values = rows.remainders_by_factors(phis, coordinates, at, batch)
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        wall = _walls(rows, at, list(phis[: 2 * READ_PAIRS]), width, batch)
+        return np.maximum(values.max(axis=1), 0.0) - np.minimum(values.min(axis=1), 0.0), wall
+
+    parts = [part for _, part in over_chunks(spread, surrogate.tall.data, "Sizing the rows")]
+    walls = np.concatenate([wall for _, wall in parts])
+    found = []
+    for k, (cubic, own) in enumerate(zip(cubics, of_cubics, strict=True)):
+        ranges = np.concatenate([part[k] for part, _ in parts])
+        distances = [np.empty(0)] if cubic is None else [cubic.distances(u) for u in own]
+        # Remainders can be small at a few points by chance: half of the draws are uniform.
+        sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
+        found.append(Sizes(np.maximum(sizes, walls), np.max(distances, axis=0)))
+    return found
+
+
+def _points(reference: LatentReference, width: float) -> Iterator[np.ndarray]:
+    """Draw opposite posterior points, wider than the posterior."""
+    surrogate, rng = reference.surrogate, np.random.default_rng(4)
+    given = None
     for _ in range(SIZING_PAIRS):
         away = reference.hyper_cholesky @ rng.standard_normal(reference.hyper.size)
         dense, groups = surrogate.field.latent.noise(rng)
-        pair = []
         for sign in (1.0, -1.0):
-            given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
-            noise = sign * width * dense, sign * width * groups
-            predictor = surrogate.read(given.frame.color(noise))
-            pair.append(surrogate.seen_by_rows(predictor, cubic))
-            if cubic is not None:
-                distances.append(cubic.distances(surrogate.coordinates(cubic, predictor)))
-        seen.append(pair)
-
-    _ = rows.row, rows.derivatives, rows.predictors_at  # before threads ask for them
-
-    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        at = surrogate.expansion.at
-        values = np.concatenate([rows.remainders(a, b, at, batch) for a, b in seen])
-        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        near = [predictor[: at.size] for pair in seen[:READ_PAIRS] for predictor in pair]
-        wall = _walls(rows, at, near, width, batch)
-        return np.maximum(values.max(axis=0), 0.0) - np.minimum(values.min(axis=0), 0.0), wall
-
-    parts = over_chunks(spread, surrogate.tall.data, "Sizing the rows")
-    ranges, walls = map(np.concatenate, zip(*(part for _, part in parts), strict=True))
-    # Remainders can be small at a few points by chance: half of the draws are uniform.
-    sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
-    return Sizes(np.maximum(sizes, walls), np.max(distances, axis=0))
+            if given is None or reference.hyper.size:
+                given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
+            yield given.frame.color((sign * width * dense, sign * width * groups))
 
 
 def _walls(

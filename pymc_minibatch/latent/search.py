@@ -24,15 +24,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import minimize
 
+from pymc_minibatch.latent.climb import Climb
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.expansion import Expansion, expand, semidefinite
 from pymc_minibatch.latent.expectation import by_expectation
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.kinks import find_kinks
-from pymc_minibatch.latent.marginal_curvature import covariance_cholesky
+from pymc_minibatch.latent.marginal_curvature import covariance_cholesky, widths_of_marginal
 from pymc_minibatch.latent.mean_correction import MeanCorrection
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.smoothing import find_smoothing
@@ -57,9 +57,6 @@ LONGEST = 1.0
 LONGEST_EXACTLY = 4.0
 """The same where an expansion is right everywhere."""
 
-WIDTH = 0.1
-"""Steps over which the width of the marginal of a hyperparameter is looked at."""
-
 HALVINGS = 12
 WRONG, WRONG_BY_SIZE = 30.0, 0.5
 """The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
@@ -81,7 +78,6 @@ RAISED = (2.0, 8.0, 64.0)
 """By what groups that bend upwards are raised more than to where they bend no way."""
 
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
-DIFFERENCE = 1e-4
 
 FEW_TURNS = 8
 """Turns of a search on few rows."""
@@ -173,7 +169,7 @@ class _Search:
         self.exact: Expansion | None = None
         self.budget = RowBudget(math.inf)
         self.is_known: Callable[[np.ndarray], bool] | None = None
-        self.scale_of_hyper: np.ndarray | None = None
+        self.climb = Climb()
         n_phi = field.rows.dense.size + field.rows.groups.size + field.scalars.size
         self.counts = np.zeros(n_phi)
         for factor in factors:
@@ -321,42 +317,21 @@ class _Search:
     def _density(self, surrogate: Surrogate) -> float:
         return self.field.derivatives.prior(surrogate.center) + surrogate.expansion.value
 
-    def climb_hyper(self, surrogate: Surrogate) -> np.ndarray:
-        """Return the hyperparameters that are most probable under an expansion, not too far."""
+    def climb_hyper(self, surrogate: Surrogate, is_last: bool = False) -> np.ndarray:
+        """Return the hyperparameters that are most probable under an expansion, not too far.
+
+        If it is not the last one, it need not be climbed to the top.
+        """
         start = surrogate.center[self.field.hyper]
         if not start.size:
             return start
-        scale = self._scale_of_hyper(surrogate, start)
         longest = LONGEST if self.exact is None else LONGEST_EXACTLY
-        found = minimize(
-            lambda u: -max(surrogate.log_marginal(start + scale * u), -1e300),
-            np.zeros(start.size),
-            method="L-BFGS-B",
-            bounds=[(-longest / s, longest / s) for s in scale],
-            options={"eps": DIFFERENCE / scale, "maxiter": 30, "ftol": 1e-7},
-        )
-        return np.asarray(start + scale * found.x)
+        is_last = is_last or self.exact is not None
+        return self.climb(surrogate.log_marginal, start, longest, is_last=is_last)
 
-    def _scale_of_hyper(self, surrogate: Surrogate, start: np.ndarray) -> np.ndarray:
-        """Return about how wide the marginal of each hyperparameter is, given the others.
-
-        That of a scale of few levels is wider by orders than that of many rows. In their own units
-        the climb would take many steps. Where an expansion holds nearby only, turns are short, and
-        all are taken in their own units.
-        """
-        if self.exact is None:
-            return np.ones(start.size)
-        if self.scale_of_hyper is None:
-            peak, scale = surrogate.log_marginal(start), np.ones(start.size)
-            for i in range(start.size):
-                step = np.zeros(start.size)
-                step[i] = WIDTH
-                ends = surrogate.log_marginal(start + step), surrogate.log_marginal(start - step)
-                curvature = (2 * peak - sum(ends)) / WIDTH**2
-                if math.isfinite(curvature):
-                    scale[i] = 1.0 / math.sqrt(max(curvature, 1.0))
-            self.scale_of_hyper = scale
-        return self.scale_of_hyper
+    def covariance_cholesky(self, surrogate: Surrogate) -> np.ndarray:
+        """Return the lower factor of the covariance of h where a surrogate is centered."""
+        return covariance_cholesky(surrogate, surrogate.center[self.field.hyper], self.climb.widths)
 
     def turn(
         self, surrogate: Surrogate, data: tuple[np.ndarray, ...]
@@ -434,7 +409,7 @@ class _Search:
             return self._about_averages(surrogate)
         with suppress(np.linalg.LinAlgError):
             return self._from_concave_rows(surrogate.center)
-        return surrogate, covariance_cholesky(surrogate, surrogate.center[self.field.hyper])
+        return surrogate, self.covariance_cholesky(surrogate)
 
     def averaged_from_afar(self) -> tuple[Surrogate, np.ndarray]:
         """Do the same from the start, where there is no mode to begin at.
@@ -456,15 +431,48 @@ class _Search:
     def _about_averages(
         self, surrogate: Surrogate, concave: bool = False
     ) -> tuple[Surrogate, np.ndarray]:
-        cholesky = covariance_cholesky(surrogate, surrogate.center[self.field.hyper])
-        sd = np.sqrt(np.sum(cholesky**2, axis=1))
+        hyper = surrogate.center[self.field.hyper]
+        sd = widths_of_marginal(surrogate, hyper, self.climb.widths)
+        self.climb.correct(sd)
         present = self._averaged_turns(surrogate, sd, concave)
-        cholesky = covariance_cholesky(present, present.center[self.field.hyper])
+        return self._at_averages(present), self.covariance_cholesky(present)
+
+    def _at_averages(self, present: Surrogate) -> Surrogate:
+        """Expand where averages have their mode, with what they add to the slope as its tilt."""
         there = self.proper(self.expand(present.center, self.data))
         mean_correction = present.expansion.slope - there.expansion.slope
         return self.mean.with_mean_correction(
             there, mean_correction, np.zeros(mean_correction.size)
-        ), cholesky
+        )
+
+    def again(
+        self, near: LatentReference, factors: Sequence[Factor]
+    ) -> tuple[Surrogate, np.ndarray]:
+        """Find h by averages from where nearly the same rows have it, as :meth:`centered` does.
+
+        The covariance of h is theirs unless it has moved.
+
+        Raises
+        ------
+        LinAlgError
+            If averages lead nowhere from there.
+        """
+        covariance = near.hyper_cholesky @ near.hyper_cholesky.T
+        self.climb.curvature = np.linalg.inv(covariance)
+        sd = np.sqrt(np.diagonal(covariance))
+        correction = near.surrogate.expansion.mean_correction
+        surrogate = self.expand(near.surrogate.center, self.data)
+        start = self.mean.with_mean_correction(surrogate, correction, np.zeros(correction.size))
+        present = self._averaged_turns(self.proper(start), sd, concave=False)
+        moved = np.abs(present.center[self.field.hyper] - near.hyper)
+        cholesky = near.hyper_cholesky
+        if np.any(moved > STILL * sd):
+            cholesky = self.covariance_cholesky(present)
+        found = self._at_averages(present)
+        corrected, away = self._tilted_with_higher_orders(found, factors)
+        if not away < TOO_FAR:
+            raise np.linalg.LinAlgError("The mean of the effects is far off.")
+        return corrected, cholesky
 
     def _averaged_turns(self, surrogate: Surrogate, sd: np.ndarray, concave: bool) -> Surrogate:
         """Average rows and climb in turns, until h, of known standard deviations, is still."""
@@ -475,7 +483,7 @@ class _Search:
             if reached < bound - max(WRONG, WRONG_BY_SIZE * present.center.size):
                 return self._turned_back(last, start.center, bound, concave)
             last, bound = present, max(bound, reached)
-            hyper = self.climb_hyper(present)
+            hyper = self.climb_hyper(present, is_last=True)
             given = present.conditional(hyper)
             moved = self._farthest(present, given)
             present = _moved(present, given.point)
@@ -541,7 +549,7 @@ class _Search:
         """
         hyper, cholesky = surrogate.center[self.field.hyper], np.empty((0, 0))
         if self.exact is not None or self.rows.kinked:
-            return surrogate, covariance_cholesky(surrogate, hyper)
+            return surrogate, self.covariance_cholesky(surrogate)
         mode = surrogate
         if hyper.size:
             surrogate, cholesky = self.averaged(surrogate)
@@ -554,7 +562,7 @@ class _Search:
             surrogate, cholesky = self.averaged(surrogate)
             corrected, away = self._tilted_with_higher_orders(surrogate, factors)
         if self._is_worse(surrogate, mode):
-            surrogate, cholesky, away = mode, covariance_cholesky(mode, hyper), math.inf
+            surrogate, cholesky, away = mode, self.covariance_cholesky(mode), math.inf
         return (
             corrected if away < TOO_FAR else self.mean.with_higher_orders(surrogate, factors)
         ), cholesky
@@ -585,7 +593,7 @@ class _Search:
             correction = averaged.expansion.slope - there.expansion.slope
             about = self.mean.with_mean_correction(there, correction, np.zeros(correction.size))
             about = self.proper(about)
-            hyper = self.climb_hyper(about)
+            hyper = self.climb_hyper(about, is_last=True)
             if np.abs(hyper - point[self.field.hyper]).max(initial=0.0) < CLOSE:
                 break
         return about, covariance_cholesky(about, point[self.field.hyper])
@@ -622,12 +630,14 @@ def search(
     left_out: np.ndarray = NONE_LEFT_OUT,
     is_known: Callable[[np.ndarray], bool] | None = None,
     budget: RowBudget | None = None,
+    near: LatentReference | None = None,
 ) -> LatentReference:
     """Find the mode, first on some rows, then on all; add higher orders by grouping factors.
 
     If rows are parabolas, sums say everything of them, and take the place of all this. Rows that
     are left out, by their numbers, have no share in the expansion. The search ends as soon as it is
-    about a mode that `is_known`, or has read the rows of a `budget` before it is about any.
+    about a mode that `is_known`, or has read the rows of a `budget` before it is about any. It goes
+    on from what was found `near`, given nearly the same rows.
 
     Raises
     ------
@@ -637,6 +647,8 @@ def search(
         If it is known.
     """
     started = time.perf_counter()
+    if near is not None:
+        start = field.derivatives.coordinates.to_model(near.surrogate.center)
     run = _Search(tall, field, rows, factors, temperature, left_out)
     run.is_known, run.budget = is_known, budget or run.budget
     point = tall.start.copy() if start is None else start
@@ -644,20 +656,14 @@ def search(
     stages = [run.data]
     if parabolic is not None:
         run.sum_exactly(point, parabolic)
-    elif tall.n_rows > 2 * SUBSAMPLE:
+    elif tall.n_rows > 2 * SUBSAMPLE and near is None:
         n_rows = len(run.data[0])
         some = np.sort(np.random.default_rng(0).choice(n_rows, SUBSAMPLE, replace=False))
         stages.insert(0, tuple(values[some] for values in run.data))
     try:
         try:
-            surrogate = _at_mode(run, stages, point)
-            run.budget = RowBudget(math.inf)  # it is about another mode
-            if parabolic is not None:  # sums about a point that is far off lose digits
-                exact = run.sum_exactly(surrogate.center, parabolic)
-                surrogate, _, _ = run.turn(exact, run.data)
-            cholesky = np.empty((0, 0))
-            if surrogate.kinks is None:
-                surrogate, cholesky = run.centered(surrogate, factors)
+            again = _again_if_possible(run, near, factors)
+            surrogate, cholesky = again or _from_mode(run, stages, point, parabolic, factors)
         except (NoFieldError, np.linalg.LinAlgError):
             if parabolic is not None or not field.latent.groups.size:
                 raise
@@ -684,6 +690,33 @@ def search(
     )
 
 
+def _again_if_possible(
+    run: _Search, near: LatentReference | None, factors: Sequence[Factor]
+) -> tuple[Surrogate, np.ndarray] | None:
+    if near is None or not near.hyper.size or run.rows.kinked:
+        return None
+    with suppress(NoFieldError, np.linalg.LinAlgError):
+        return run.again(near, factors)
+    return None
+
+
+def _from_mode(
+    run: _Search,
+    stages: Sequence[tuple[np.ndarray, ...]],
+    point: np.ndarray,
+    parabolic: ParabolicRows | None,
+    factors: Sequence[Factor],
+) -> tuple[Surrogate, np.ndarray]:
+    surrogate = _at_mode(run, stages, point)
+    run.budget = RowBudget(math.inf)  # it is about another mode
+    if parabolic is not None:  # sums about a point that is far off lose digits
+        exact = run.sum_exactly(surrogate.center, parabolic)
+        surrogate, _, _ = run.turn(exact, run.data)
+    if surrogate.kinks is None:
+        return run.centered(surrogate, factors)
+    return surrogate, np.empty((0, 0))
+
+
 def _at_mode(
     run: _Search,
     stages: Sequence[tuple[np.ndarray, ...]],
@@ -701,6 +734,7 @@ def _at_mode(
 
 def _climbed(run: _Search, data: tuple[np.ndarray, ...], point: np.ndarray) -> Surrogate:
     run.widen(point, data)
+    run.climb = Climb()
     try:
         surrogate = run.climb_field(run.expand(point, data), data)
         for _ in range(TURNS):
@@ -759,6 +793,7 @@ class FewRows:
             If there is none.
         """
         run, few = self._run, self._data
+        run.climb = Climb()
         surrogate = run.climb_field(run.expand(start, few), few)
         for _ in range(FEW_TURNS):
             surrogate, length, shift = run.turn(surrogate, few)

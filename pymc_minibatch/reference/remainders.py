@@ -30,6 +30,7 @@ __all__ = [
     "SmoothingWidths",
     "higher_orders",
     "remainders",
+    "remainders_by_factors",
     "remainders_of_one",
     "second_order",
 ]
@@ -162,7 +163,43 @@ def remainders(
     for n, reading in enumerate((first, second)):
         write_remainders(reading[:size], there, taylor, constants, batch, rest[n])
     if first.size > size:
-        subtract_shares(first, second, there, taylor, constants, batch, rest)
+        offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
+        beyond = differences(there, taylor, constants, batch)
+        for n, reading in enumerate((first, second)):
+            subtract_shares(reading[size:], offsets, beyond, constants, batch, rest[n])
+    return rest
+
+
+@partial(jit_kept, nogil=True)
+def remainders_by_factors(
+    phis: np.ndarray, coordinates: np.ndarray, constants: RowConstants, batch: Any
+) -> np.ndarray:
+    """Return the remainders about φ̂ at many φ, shape (f, m, b), less the higher orders of factors.
+
+    What belongs to φ̂ or to φ is computed once.
+
+    Parameters
+    ----------
+    phis : ndarray, shape (m, P)
+        φ.
+    coordinates : ndarray, shape (f, m, P)
+        u of each factor in the positions of its entries; zeros for no higher orders.
+    constants, batch
+        As :func:`remainders` takes them.
+    """
+    there, taylor = expanded(constants, batch)
+    n_factors, n_phis, size = coordinates.shape
+    rest = np.empty((n_factors, n_phis, there.shape[1]))
+    for n in range(n_phis):
+        write_remainders(phis[n], there, taylor, constants, batch, rest[0, n])
+        for f in range(1, n_factors):
+            rest[f, n] = rest[0, n]
+    if np.any(coordinates):
+        offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
+        beyond = differences(there, taylor, constants, batch)
+        for f in range(n_factors):
+            for n in range(n_phis):
+                subtract_shares(coordinates[f, n], offsets, beyond, constants, batch, rest[f, n])
     return rest
 
 
@@ -228,30 +265,26 @@ def with_widths(v: np.ndarray, constants: RowConstants, batch: Any) -> np.ndarra
 
 @register_jitable
 def subtract_shares(
-    first: np.ndarray,
-    second: np.ndarray,
-    there: np.ndarray,
-    taylor: np.ndarray,
+    coordinates: np.ndarray,
+    offsets: np.ndarray,
+    beyond: np.ndarray,
     constants: RowConstants,
     batch: Any,
     rest: np.ndarray,
 ) -> None:
-    """Subtract cₙ(u) at both readings."""
-    size, triples, quads = constants.at.size, constants.triples, constants.quads
-    offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
-    beyond = differences(there, taylor, constants, batch)
-    for n, reading in enumerate((first, second)):
-        u = call_graph(constants.addresses[0], (reading[size:], *batch))[0]
-        for i in range(u.shape[0]):
-            for b in range(u.shape[1]):
-                u[i, b] -= offsets[i, b]
-        for t in range(triples.shape[0]):
-            i, j, m = triples[t]
-            for b in range(u.shape[1]):
-                cube = u[i, b] * u[j, b] * u[m, b]
-                rest[n, b] -= constants.orderings[t] * beyond[t, b] * cube
-        for s in range(quads.shape[0]):
-            i, j, m = quads[s]
-            for b in range(u.shape[1]):
-                fourth = u[i, b] * u[j, b] * u[m, b] ** 2
-                rest[n, b] -= constants.arrangements[s] * beyond[triples.shape[0] + s, b] * fourth
+    """Subtract cₙ(u), given what rows read of nothing and their derivatives beyond the second."""
+    triples, quads = constants.triples, constants.quads
+    u = call_graph(constants.addresses[0], (coordinates, *batch))[0]
+    for i in range(u.shape[0]):
+        for b in range(u.shape[1]):
+            u[i, b] -= offsets[i, b]
+    for t in range(triples.shape[0]):
+        i, j, m = triples[t]
+        for b in range(u.shape[1]):
+            cube = u[i, b] * u[j, b] * u[m, b]
+            rest[b] -= constants.orderings[t] * beyond[t, b] * cube
+    for s in range(quads.shape[0]):
+        i, j, m = quads[s]
+        for b in range(u.shape[1]):
+            fourth = u[i, b] * u[j, b] * u[m, b] ** 2
+            rest[b] -= constants.arrangements[s] * beyond[triples.shape[0] + s, b] * fourth

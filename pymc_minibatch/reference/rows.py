@@ -38,6 +38,7 @@ from pymc_minibatch.reference.remainders import (
     SmoothingWidths,
     higher_orders,
     remainders,
+    remainders_by_factors,
 )
 from pymc_minibatch.tall.structure import RowStructure
 
@@ -242,6 +243,16 @@ class RowFunctions:
     ) -> np.ndarray:
         """Return the remainders of rows about φ̂ at two readings, shape (2, b)."""
         return remainders(first, second, self.constants(at, batch), tuple(batch))
+
+    def remainders_by_factors(
+        self,
+        phis: np.ndarray,
+        coordinates: np.ndarray,
+        at: np.ndarray,
+        batch: Sequence[np.ndarray],
+    ) -> np.ndarray:
+        """Return the remainders of rows at many φ, less what each factor says, shape (f, m, b)."""
+        return remainders_by_factors(phis, coordinates, self.constants(at, batch), tuple(batch))
 
     def constants(self, at: np.ndarray, batch: Sequence[np.ndarray]) -> RowConstants:
         """Return what is the same for all rows of the types of a batch, in this process."""

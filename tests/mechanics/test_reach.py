@@ -139,6 +139,6 @@ def test_a_wall_beside_effects_is_drawn_in_every_batch():
         pm.Bernoulli("y", logit_p=eta, observed=y)
     latent = pmb.MinibatchMH(model=model).latent
     cubics = latent.reference.surrogate.cubics
-    sizes = sizes_of_rows(latent.reference, latent.rows, cubics[0] if cubics else None).rows
+    [(sizes, _)] = sizes_of_rows(latent.reference, latent.rows, [cubics[0] if cubics else None])
     assert sizes[WALL] > sizes.sum() / 10
     assert np.delete(sizes, WALL).max() < 0.1

@@ -1,0 +1,124 @@
+"""Climbs of a marginal whose evaluations are dear, its curvature, and searches that go on."""
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_minibatch.latent import search as search_module
+from pymc_minibatch.latent.climb import Climb
+from pymc_minibatch.latent.locate import locate, without
+from pymc_minibatch.latent.marginal_curvature import curvature_of_marginal
+from pymc_minibatch.tall import TallModel
+
+PRECISION = np.array([[400.0, 30.0, 0.0], [30.0, 9.0, -1.0], [0.0, -1.0, 1.0]])
+
+
+class Parabola:
+    """A density with a known mode, bent a little, that counts its evaluations."""
+
+    def __init__(self, mode: np.ndarray, bent: float = 0.0) -> None:
+        self.mode, self.bent, self.calls = mode, bent, 0
+
+    def log_marginal(self, x: np.ndarray) -> float:
+        self.calls += 1
+        away = x - self.mode
+        return 1e5 - 0.5 * float(away @ PRECISION @ away) - self.bent * float(np.sum(away**4))
+
+
+def test_a_second_climb_needs_one_slope() -> None:
+    climb, mode = Climb(), np.array([0.3, -0.2, 0.5])
+    first = Parabola(mode, bent=0.1)
+    found = climb(first.log_marginal, np.zeros(3), 1.0, is_last=True)
+    sd = np.sqrt(np.diagonal(np.linalg.inv(PRECISION)))
+    assert np.all(np.abs(found - mode) < 0.05 * sd)
+    assert first.calls < 80
+    second = Parabola(mode + 0.02 * sd, bent=0.1)
+    again = climb(second.log_marginal, found, 1.0)
+    assert np.all(np.abs(again - second.mode) < 0.05 * sd)
+    assert second.calls == 4
+
+
+def test_a_climb_stays_in_its_box() -> None:
+    """On a face of it the others go to where they are most probable there."""
+    density = Parabola(np.array([0.0, 5.0, 0.0]))
+    found = Climb()(density.log_marginal, np.zeros(3), 1.0, is_last=True)
+    others = [0, 2]
+    pull = -PRECISION[np.ix_(others, [1])][:, 0] * (1.0 - 5.0)
+    expected = np.clip(np.linalg.solve(PRECISION[np.ix_(others, others)], pull), -1.0, 1.0)
+    assert found[1] == 1.0
+    assert found[others] == pytest.approx(expected, abs=0.02)
+
+
+def test_no_step_is_taken_towards_a_pole() -> None:
+    """Before the field has no density its determinant vanishes, and the marginal has no bound."""
+
+    def log_density(x: np.ndarray) -> float:
+        return -0.5 * math.log(x[0] + 0.3) if x[0] > -0.3 else -math.inf
+
+    assert Climb()(log_density, np.zeros(1), 1.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("widths", [None, np.array([0.05, 0.4, 1.0])])
+def test_curvature_of_a_parabola(widths: np.ndarray | None) -> None:
+    density = Parabola(np.array([0.3, -0.2, 0.5]))
+    curvature = curvature_of_marginal(density, density.mode, widths)  # type: ignore[arg-type]
+    np.testing.assert_allclose(curvature, PRECISION, rtol=1e-6, atol=1e-6)
+
+
+def test_a_search_without_few_rows_goes_on_from_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends where a search from the start does."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 40, 2000)
+    eta = rng.normal(0, 0.7, 40)[group]
+    with pm.Model() as model:
+        effects = pm.Normal("effects", pm.Normal("mean"), pm.HalfNormal("sd"), shape=40)
+        pm.Bernoulli(
+            "y", logit_p=effects[group], observed=rng.random(2000) < 1 / (1 + np.exp(-eta))
+        )
+    tall, left_out = TallModel(model), np.arange(10)
+    located = locate(tall, 1.0)
+    afresh = search_module.search(
+        tall,
+        located.reference.surrogate.field,
+        located.rows,
+        located.factors,
+        left_out=left_out,
+    )
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("the search started over")
+
+    monkeypatch.setattr(search_module, "_climbed", refuse)
+    found = without(tall, located, left_out).reference
+    sd = np.sqrt(np.diagonal(afresh.hyper_cholesky @ afresh.hyper_cholesky.T))
+    assert np.all(np.abs(found.hyper - afresh.hyper) < 0.25 * sd)
+    given = afresh.surrogate.conditional(afresh.hyper)
+    mean = found.surrogate.conditional(found.hyper).point
+    dense, groups = given.frame.whiten(mean)
+    assert np.abs(np.concatenate([dense, groups.ravel()])).max() < 0.25
+
+
+def test_remainders_beside_several_factors() -> None:
+    rng = np.random.default_rng(8)
+    group, item = rng.integers(0, 30, 1000), rng.integers(0, 20, 1000)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=30)
+        other = pm.Normal("other", 0, pm.HalfNormal("sd_other"), shape=20)
+        pm.Bernoulli("y", logit_p=effect[group] + other[item], observed=rng.integers(0, 2, 1000))
+    tall = TallModel(model)
+    located = locate(tall, 1.0)
+    surrogate, rows = located.reference.surrogate, located.rows
+    assert len(surrogate.cubics) == 2
+    given = surrogate.conditional(located.reference.hyper)
+    predictors = [surrogate.read(given.frame.color(given.layout.noise(rng))) for _ in range(2)]
+    seen = [[surrogate.seen_by_rows(p, c) for p in predictors] for c in surrogate.cubics]
+    phis, at = np.array([p.phi for p in predictors]), surrogate.expansion.at
+    coordinates = np.array([[reading[at.size :] for reading in pair] for pair in seen])
+    found = rows.remainders_by_factors(phis, coordinates, at, tall.data)
+    for own, pair in zip(found, seen, strict=True):
+        expected = rows.remainders(*pair, at, tall.data)
+        np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-14)
+    [alone] = rows.remainders_by_factors(phis, 0 * coordinates[:1], at, tall.data)
+    np.testing.assert_allclose(alone, rows.remainders(*phis, at, tall.data), rtol=1e-12)
