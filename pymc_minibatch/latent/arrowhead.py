@@ -196,9 +196,13 @@ class ArrowheadFactor:
 
     def solve(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Solve for the vector whose product with the matrix is given."""
+        return self.color(*self.solve_lower(dense, groups))
+
+    def solve_lower(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``L⁻¹ x``."""
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
         rest = dense - self.reduced.T @ halfway.ravel()
-        return self.color(self.schur.solve(rest), halfway)
+        return self.schur.solve(rest), halfway
 
 
 def added(first: Matrix, second: Matrix) -> Matrix:
@@ -219,8 +223,12 @@ def compact(matrix: Matrix) -> Matrix:
     size = math.prod(matrix.shape)
     if size < SPARSE_SIZE:
         return _whole(matrix)
+    return sparse.csr_array(matrix) if _is_mostly_zero(matrix) else _whole(matrix)
+
+
+def _is_mostly_zero(matrix: Matrix) -> bool:
     n_entries = matrix.nnz if sparse.issparse(matrix) else np.count_nonzero(matrix)
-    return sparse.csr_array(matrix) if n_entries < SPARSE_SHARE * size else _whole(matrix)
+    return bool(n_entries < SPARSE_SHARE * math.prod(matrix.shape))
 
 
 def congruent(matrix: Matrix, a: Matrix) -> Matrix:
@@ -237,7 +245,9 @@ def congruent(matrix: Matrix, a: Matrix) -> Matrix:
 
 
 def by_columns(matrix: Matrix, a: Matrix) -> Matrix:
-    """Return ``M A``, fast where both are sparse and A is diagonal."""
+    """Return ``M A``, fast where both are sparse and A is diagonal; sparse if that pays."""
+    if sparse.issparse(matrix) and not sparse.issparse(a) and _is_mostly_zero(a):
+        a = sparse.csr_array(a)
     if not (_picks(matrix, a) and _is_diagonal(a)):
         return matrix @ a
     entries = matrix.data * a.data[matrix.indices]

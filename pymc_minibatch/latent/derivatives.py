@@ -52,6 +52,10 @@ class Derivatives:
         to_model = self.coordinates.to_model
         return self._push(to_model(point), to_model(vector))
 
+    def pull(self, point: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """Return ``Jφᵀ · slope``: the gradient by the point of what has this slope by φ."""
+        return self.coordinates.gradient(self._pull(self.coordinates.to_model(point), slope))
+
     def prior(self, point: np.ndarray) -> float:
         """Return the log prior."""
         return float(self.tall.compiled_prior_logp(self.coordinates.to_model(point)))
@@ -89,6 +93,13 @@ class Derivatives:
         flat, phi = self.structure.flat, self.structure.phi
         along: Any = pushforward(phi, flat, vector)
         return compile_numba([flat, vector], [along])
+
+    @made_once
+    def _pull(self) -> CompiledFunction:
+        slope: Any = pt.dvector("slope")
+        flat, phi = self.structure.flat, self.structure.phi
+        pulled: Any = grad(pt.sum(phi * slope), flat, disconnected_inputs="ignore")
+        return compile_numba([flat, slope], [pulled])
 
     @made_once
     def _prior_gradient(self) -> CompiledFunction:

@@ -26,6 +26,7 @@ from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
 from pymc_minibatch.latent.moves.kernels import MOST_AT_ONCE
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning, moves_of, plan_scan
+from pymc_minibatch.latent.moves.trajectory import Angle, Trajectory
 from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.search import LatentReference
@@ -83,11 +84,14 @@ class LatentSampler(ABC):
         Values and gradients for each row that counts as evaluated.
     by_batches : bool
         Whether batches of rows decide.
+    has_slopes : bool
+        Whether all rows do, and give slopes.
     """
 
     sweeping = Sweeping()
     evaluations = 2, 2
     by_batches = False
+    has_slopes = False
 
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
         self.tall, self.reference = tall, reference
@@ -147,6 +151,7 @@ class LatentSampler(ABC):
             work=self.work,
             collapsed=self.collapsed,
             has_determinant=self.has_determinant,
+            has_slopes=self.has_slopes,
             sweeping=self.sweeping,
         )
 
@@ -234,8 +239,10 @@ class LatentSampler(ABC):
         return None
 
     def scale(self, state: LatentState) -> float:
-        """Return the sine of the angle of the moves of the border, for the sample stats."""
-        tuner = state.tuners.get(Border.name)
+        """Return the sine of the angle of moves of the border, or of steps of trajectories."""
+        tuner = state.tuners.get(Border.name, state.tuners.get(Trajectory.name))
+        if isinstance(tuner, Angle):
+            return float(np.sin(tuner.angle))
         step_sizes = tuner.step_sizes if isinstance(tuner, BorderTuner) else StepSizes.untuned()
         return float(np.sin(step_sizes.angle))
 

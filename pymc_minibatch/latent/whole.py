@@ -78,6 +78,13 @@ class WholeDecisions(Decisions):
         self._remember(phi, np.where(decided[of_rows], after, before))
         return decided
 
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return the slope of the log-likelihood of all rows by φ, divided by T, shape (P,)."""
+        total = np.zeros(phi.size)
+        for chunk in self._long_chunks:
+            total += self.rows.slope(phi, *chunk)
+        return total / self.temperature
+
     def of_rows(self, move: Candidate) -> float:
         """Return what all rows add to the log ratio of a move under the surrogate."""
         before, after = (self.of_all(predictor.phi) for predictor in move.predictors)
@@ -148,10 +155,18 @@ class WholeDecisions(Decisions):
 
     @cached_property
     def _chunks(self) -> list[list[np.ndarray]]:
-        """All rows, a few at a time; a copy if the data cannot be written to."""
-        starts = range(0, len(self.data[0]), CHUNK_ROWS)
+        return self._chunks_of(CHUNK_ROWS)
+
+    @cached_property
+    def _long_chunks(self) -> list[list[np.ndarray]]:
+        """Chunks so long that their slopes, each as long as φ, are soon added up."""
+        return self._chunks_of(max(CHUNK_ROWS, self.surrogate.expansion.at.size))
+
+    def _chunks_of(self, n_rows: int) -> list[list[np.ndarray]]:
+        """Return all rows, a few at a time; a copy if the data cannot be written to."""
+        starts = range(0, len(self.data[0]), n_rows)
         return [
-            [np.require(part[i : i + CHUNK_ROWS], requirements=["C", "W"]) for part in self.data]
+            [np.require(part[i : i + n_rows], requirements=["C", "W"]) for part in self.data]
             for i in starts
         ]
 
@@ -173,6 +188,7 @@ class WholeSampler(LatentSampler):
     """
 
     evaluations = 1, 0
+    has_slopes = True
     presumes = "rows are independent, and read predictors that are affine in effects"
 
     def __init__(self, tall: TallModel, latent_model: LatentModel, temperature: float) -> None:

@@ -196,6 +196,14 @@ class RowFunctions:
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
+    def slope(self) -> CompiledFunction:
+        """``(phi, *batch) -> gradient`` of the sum of f by φ, shape (P,)."""
+        phi = pt.dvector("phi")
+        read = zip(self.structure.predictors, self.structure.predictor_graphs(phi), strict=True)
+        of_rows: list[Any] = graph_replace([self._f * self._ones], dict(read), strict=False)
+        return self.build([phi, *self.structure.batch], _gradient(of_rows[0], [phi]))
+
+    @made_once
     def first(self) -> CompiledFunction:
         """``(v, *batch)`` gives f and f'ᵢ, shape (1 + k, b)."""
         graphs = self._of_inputs([self._f, *self._slopes])

@@ -55,7 +55,7 @@ def stats_of_sampler(latent: LatentSampler, counts: MoveCounts) -> dict[str, Any
     values, gradients = latent.evaluations
     return {
         "n_likelihood": values * counts.n_evaluated,
-        "n_gradient": gradients * counts.n_evaluated,
+        "n_gradient": gradients * counts.n_evaluated + counts.n_slopes * latent.tall.n_rows,
         "n_scanned": 0,
         "batch_size": counts.batch_rows / n_decisions,
         "log_ratio_var": counts.variance / n_decisions,

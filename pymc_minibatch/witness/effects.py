@@ -42,6 +42,7 @@ from pymc_minibatch.latent.moves.levels import level_walk_shares, log_stretch
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
 from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.trajectory import Trajectory, TrajectoryOfField
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
@@ -70,6 +71,11 @@ LOST = 1e2 * float(np.finfo(float).eps)
 
 MOST_COLUMNS = 400
 """More columns of a map that is not diagonal are not differenced; the move is not compared then."""
+
+
+RETRACED = 1e-5
+"""Of the largest coordinate: how far the way back may end from where a trajectory began. Rounding
+errors of slopes, of some 10⁻¹⁰, grow along it."""
 
 
 class NotComparedError(Exception):
@@ -147,6 +153,8 @@ class MovesOfEffects(Look):
             "collapsed": self._collapsed,
             "border": self._border,
             "coefficients": self._border,
+            Trajectory.name: self._trajectory,
+            TrajectoryOfField.name: self._trajectory,
         }
         log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
         return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)
@@ -201,6 +209,20 @@ class MovesOfEffects(Look):
             lengths.append(length)
             self.lost += lost
         return 0.5 * (lengths[1] - lengths[0])
+
+    def _trajectory(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that of a trajectory, from the way back: it must lead to where it began."""
+        trajectory, path = self.moves.by_name[move.name], move.proposal.path
+        assert isinstance(trajectory, Trajectory)
+        back = trajectory.follow(path.end.reversed, path.steps, self.moves.decisions)
+        if back is None:
+            return -math.inf
+        ends = [path.start.frame.coordinates(p) for p in (here, there, back.point)]
+        scale = np.abs(ends[:2]).max(initial=1.0)
+        if np.abs(ends[2] - ends[0]).max(initial=0.0) > RETRACED * scale:
+            return -math.inf
+        before, after = back.end.momentum, path.end.momentum
+        return 0.5 * float(before @ before - after @ after)
 
     def _collapsed(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where one hyperparameter moves and the levels of a factor follow."""
@@ -334,6 +356,10 @@ class Listener[D: Decisions](Decisions):
     def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often levels walk by these."""
         return self.decisions.level_walks(factor, levels)
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return what these do."""
+        return self.decisions.slope(phi)
 
     def of_rows(self, move: Candidate) -> float:
         """Return what these do."""

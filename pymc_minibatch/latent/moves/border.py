@@ -151,5 +151,6 @@ def held_at(field: LatentField, point: np.ndarray, hyper: np.ndarray) -> np.ndar
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan."""
-    return [Planned(Border(model))]
+    """Return how it enters a scan; not where a trajectory moves a large border better."""
+    move = Border(model)
+    return [] if model.has_slopes and move.size > LARGE else [Planned(move)]

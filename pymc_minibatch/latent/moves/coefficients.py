@@ -80,7 +80,9 @@ def _of_levels(model: EffectsModel) -> np.ndarray:
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: for few coefficients, if there are groups."""
+    """Return how it enters a scan: for few coefficients beside groups, without trajectories."""
+    if model.has_slopes:
+        return []
     move = Coefficients(model)
     few = 0 < move.own.size <= LARGE and model.field.latent.groups.size
     return [Planned(move, in_a_row=IN_A_ROW)] if few else []

@@ -41,6 +41,7 @@ class MoveCounts:
     counts_as: dict[str, str | None] = field(default_factory=dict)
     impossible_row: int = -1
     n_bright: int = 0
+    n_slopes: int = 0
 
     def count(self, name: str, counts_as: str | None, accepted: float) -> None:
         """Count a step of a move."""
@@ -194,6 +195,10 @@ class Decisions(ABC):
     def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide on a proposal that rows do not see, given the log of a uniform number."""
         return level < move.log_ratio
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return the slope of the log-likelihood of all rows by φ, shape (P,)."""
+        raise NotImplementedError
 
     @abstractmethod
     def of_rows(self, move: Candidate) -> float:

@@ -67,4 +67,5 @@ def plan(model: EffectsModel) -> list[Planned]:
         return []
     if model.fixed_factor:
         return [Planned(Noncentered(model), share=model.factoring_share)]
-    return [Planned(Noncentered(model), in_a_row=1 if model.costly else TIMES)]
+    once = model.costly or model.has_slopes  # along trajectories h moves, too
+    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES)]

@@ -78,6 +78,8 @@ class Proposal(NamedTuple):
     follow : callable or None
         ``point -> point``, by which latent variables follow what is drawn, if `log_jacobian` is
         that of this map: then the witness compares it with differences.
+    path
+        The trajectory along which all variables move, if they do.
     """
 
     state: Any
@@ -88,6 +90,7 @@ class Proposal(NamedTuple):
     walks: bool = False
     conditional: Conditional | None = None
     follow: Callable[[np.ndarray], np.ndarray] | None = None
+    path: Any = None
 
     @property
     def log_q(self) -> float:
@@ -243,6 +246,8 @@ class EffectsModel:
         How factors are swept.
     has_determinant : bool
         Whether the determinant of the border is known.
+    has_slopes : bool
+        Whether what decides gives slopes of all rows, too.
     """
 
     surrogate: Surrogate
@@ -253,6 +258,7 @@ class EffectsModel:
     collapsed: Sequence[tuple[int, int]] | None
     sweeping: Sweeping
     has_determinant: bool = True
+    has_slopes: bool = False
 
     @property
     def field(self) -> LatentField:

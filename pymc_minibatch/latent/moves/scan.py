@@ -20,6 +20,7 @@ from pymc_minibatch.latent.moves import (
     noncentered,
     shifted,
     slow_levels,
+    trajectory,
 )
 from pymc_minibatch.latent.moves.bank import BANK_SIZE, FactorBank
 from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
@@ -46,6 +47,7 @@ PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     shifted.plan,
     levels.plan,
     slow_levels.plan,
+    trajectory.plan,
 )
 """The moves of a scan, in their order."""
 
@@ -135,6 +137,8 @@ def _by_all_rows(
 ) -> tuple[ChainState, bool, float]:
     """Decide by all rows, if the proposal is possible under the surrogate."""
     proposed = proposal.state
+    if proposal.path is not None:
+        run.counts.n_slopes += proposal.path.n_slopes
     if proposed is None:
         return state, False, -np.inf
     log_ratio = proposed.log_density - state.log_density + proposal.log_q
