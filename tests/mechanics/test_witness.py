@@ -17,7 +17,7 @@ from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, who
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
-from pymc_minibatch.latent.moves import collapsed, kernels, scan
+from pymc_minibatch.latent.moves import collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.shifts import Shift
@@ -76,7 +76,7 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
         step.witness.start_chain()
         look(step)
         kinds[name] = step.witness.kinds
-    assert len(kinds["all rows"]) == 5
+    assert len(kinds["all rows"]) == 7
     assert len(kinds["costly"]) >= 4
     assert len(kinds["linear"]) == 3
 
@@ -292,9 +292,21 @@ def gaussian_priors(step: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(field, "levels", [replace(levels, prior=None) for levels in field.levels])
 
 
+class NoRows(exact.ExactDecisions):
+    """Decides without rows, which have no slope then."""
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        return np.zeros(phi.size)
+
+
 def no_row(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Sums are claimed to say everything of the rows."""
-    patch.setitem(step.latent.moves.__dict__, "decisions", exact.ExactDecisions())
+    patch.setitem(step.latent.moves.__dict__, "decisions", NoRows())
+
+
+def momenta_of(path: Any) -> float:
+    """Leave out what the momentum says."""
+    return 0.0
 
 
 def scaled_prior(step: Any, patch: pytest.MonkeyPatch) -> None:
@@ -383,6 +395,11 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "change of levels off by 10 %",
         "all rows",
         replaced(S, "change_of_levels", lambda f: scaled(f, 0.9)),
+    ),
+    (
+        "momenta left out",
+        "all rows",
+        lambda _, patch: patch.setattr(trajectory.Path, "log_kernel", property(momenta_of)),
     ),
     # rows of models with effects
     ("rows left out", "all rows", no_row),
