@@ -58,7 +58,7 @@ def test_coordinates_and_their_slope(sampler: WholeSampler, kind: int) -> None:
     assert frame.coordinates(point) == pytest.approx(y, abs=1e-9)
     trajectory = sampler.moves.by_name["trajectory"]
     assert isinstance(trajectory, Trajectory)
-    slope = frame.slope(trajectory._slope(point, sampler.decisions))
+    slope = frame.slope(trajectory.slope_at(point, sampler.decisions))
     ends = [log_density(sampler, frame.point(y + step * along)) for step in (1e-5, -1e-5)]
     assert slope @ along == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-4)
 
@@ -111,7 +111,7 @@ def test_slopes_are_remembered_at_both_ends(sampler: WholeSampler) -> None:
     assert first.n_slopes == STEPS[1] + 1
     for start in (first.start.point, first.point):
         again = Trajectory(sampler.model)
-        again._known = list(trajectory._known)
+        again.remembered = list(trajectory.remembered)
         path = again.follow(Start(start, momentum, frame), STEPS, decisions)
         assert path is not None
         assert path.n_slopes == STEPS[1]
@@ -126,7 +126,7 @@ def test_impossible_points_end_a_trajectory(
     """It is rejected then, and learned from: steps become shorter."""
     trajectory = Trajectory(sampler.model)
     nowhere = lambda *_: np.full(sampler.tall.layout.size, np.nan)  # noqa: E731
-    monkeypatch.setattr(trajectory, "_slope", nowhere)
+    monkeypatch.setattr(trajectory, "slope_at", nowhere)
     tuner = trajectory.initial()
     run = sampler.moves.run(sampler.settings(sampler.initial_state(), True), None)
     setting = run.setting._replace(tuners={trajectory.name: tuner})

@@ -143,7 +143,7 @@ class Trajectory(Move):
 
     def __init__(self, model: EffectsModel) -> None:
         self.model = model
-        self._known: list[tuple[np.ndarray, np.ndarray]] = []
+        self.remembered: list[tuple[np.ndarray, np.ndarray]] = []
 
     def frame(self, state: ChainState) -> JointFrame | None:
         """Return the coordinates y, None if there are none."""
@@ -185,26 +185,26 @@ class Trajectory(Move):
         (point, p, frame), (angle, n_steps) = start, steps
         cos, sin, y = math.cos(angle), math.sin(angle), frame.coordinates(point)
         known = self._known_slope(point)
-        first = slope = self._slope(point, decisions) if known is None else known
+        first = slope = self.slope_at(point, decisions) if known is None else known
         for _ in range(n_steps):
             p = p + angle / 2 * (frame.slope(slope) + y)
             y, p = cos * y + sin * p, cos * p - sin * y
             point = frame.point(y)
-            slope = self._slope(point, decisions)
+            slope = self.slope_at(point, decisions)
             if not np.isfinite(slope).all():
                 return None
             p = p + angle / 2 * (frame.slope(slope) + y)
-        self._known = [(start.point, first), (point, slope)]
+        self.remembered = [(start.point, first), (point, slope)]
         return Path(start, Start(point, p, frame), steps, n_steps + (known is None))
 
     def _known_slope(self, point: np.ndarray) -> np.ndarray | None:
         """Return the slope at either end of the last trajectory, from memory."""
-        for at, slope in self._known:
+        for at, slope in self.remembered:
             if np.array_equal(at, point):
                 return slope
         return None
 
-    def _slope(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
+    def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
         """Return the gradient of the log posterior."""
         derivatives = self.model.field.derivatives
         of_rows = derivatives.pull(point, decisions.slope(derivatives.phi(point)))
