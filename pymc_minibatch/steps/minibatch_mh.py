@@ -178,8 +178,10 @@ class MinibatchMH(WitnessedBatches):
         one if a transition reads many rows. Of a model with effects a transition moves all of
         them; "auto" takes one while tuning and two afterwards, or four if PyMC evaluates all
         rows, 200,000 or more, at each draw for a Deterministic, but one if a transition is
-        costly. If draws of tuning are correlated for long, as on a ridge that only the prior
-        bounds, it takes more after tuning, again at most 50, as long as that takes a minute or two.
+        costly. If draws of tuning are correlated, as on a ridge that only the prior bounds, it
+        takes more, again at most 50: after tuning all that some seconds allow, and more as long as
+        that takes a minute or two; and while tuning, until it is known for how long they are
+        correlated.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, at the end of
         set-up and while chains run, for about 3 % of the time of a run. If a comparison at set-up
@@ -187,11 +189,13 @@ class MinibatchMH(WitnessedBatches):
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
     fallback : {"nuts", None}, default "nuts"
         The sampler of a chain for which batches do not pay: its decisions read most rows, and its
-        draws stay correlated while it tunes. Mixtures within a row, products of unknowns and
-        curved ridges are examples. With "nuts" such a chain continues with PyMC's No-U-Turn
-        sampler on all rows, from its current point, with the rest of tuning, at least 150 draws.
-        That is exact. It needs rows in memory and the defaults of `acceptance`, `proposal`,
-        `batch_size` and `temperature`.
+        draws stay correlated while it tunes; or these are correlated for longer than all
+        transitions that are affordable, and trajectories take minutes. Mixtures within a row,
+        products of unknowns and curved ridges are examples. With "nuts" such a chain continues with
+        PyMC's No-U-Turn sampler on all rows, from its current point, with the rest of tuning, at
+        least 150 draws. That is exact. With `steps_per_draw` "auto", a draw has as many
+        trajectories as leave it nearly independent, if these are affordable. It needs rows in
+        memory and the defaults of `acceptance`, `proposal`, `batch_size` and `temperature`.
     start : DataTree, optional
         Result of :func:`approximate` for the model. Its set-up is taken over, so that only
         `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
