@@ -53,7 +53,7 @@ from pymc_minibatch.steps.deciding import (
 )
 from pymc_minibatch.steps.display import expansion
 from pymc_minibatch.steps.memory import bytes_of_step
-from pymc_minibatch.steps.mixing import Mixing
+from pymc_minibatch.steps.mixing import BLIND_TRAJECTORY, TRAJECTORY, Mixing
 from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import (
@@ -602,7 +602,13 @@ class MinibatchMH(WitnessedBatches):
 
     @property
     def _are_affordable(self) -> bool:
-        return are_affordable(self._draws_to_come, self.n_rows)
+        return are_affordable(self._draws_to_come, self.n_rows, self._passes)
+
+    @property
+    def _passes(self) -> float:
+        """How many passes over all rows a trajectory takes."""
+        is_known = self.latent is None and self.control is not None
+        return TRAJECTORY if is_known else BLIND_TRAJECTORY
 
     def _follow_trajectories_if_needed(self, flat: np.ndarray) -> None:
         """Go on with all rows if batches do not pay.
@@ -613,7 +619,7 @@ class MinibatchMH(WitnessedBatches):
         """
         made = self.n_transitions
         is_last = is_last_chance(self._tuning_to_come - self.n_draws - 1)
-        if self._is_beyond or self.mixing.goes_nowhere(made, self.n_rows):
+        if self._is_beyond or self.mixing.goes_nowhere(made, self.n_rows, self._passes):
             reason = "decisions read most rows here and draws stay correlated"
         elif is_last and self._are_affordable and self._is_hopeless(made):
             reason = "draws stay correlated for long"

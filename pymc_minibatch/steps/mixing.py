@@ -29,8 +29,9 @@ UNRESOLVED = 1 / 6
 """Draws that drift seem correlated by ½ at this share of their number, whatever it is: their mean
 is taken out."""
 
-TRAJECTORY = 128.0
-"""Passes over all rows that a trajectory takes, about: 32 gradients, each as dear as 4 values."""
+TRAJECTORY, BLIND_TRAJECTORY = 128.0, 1024.0
+"""Passes over all rows that a trajectory takes, about: 32 gradients, each as dear as 4 values, if
+the covariance is known about a mode; if it is not, as that of thousands of effects, 256."""
 
 BUDGET = 1e9
 """Rows that could be read in the time that the transitions of a chain may take: a minute or two. A
@@ -119,7 +120,7 @@ class Mixing:
         self.clear()
         return more
 
-    def goes_nowhere(self, made: int, n_rows: int) -> bool:
+    def goes_nowhere(self, made: int, n_rows: int, passes: float = TRAJECTORY) -> bool:
         """Whether draws stay correlated although they take more work than a trajectory.
 
         It is asked after each `LEAST_DRAWS`.
@@ -130,11 +131,13 @@ class Mixing:
             Transitions of a draw of tuning.
         n_rows : int
             N.
+        passes : float
+            Over all rows, that a trajectory takes.
         """
         n = len(self.draws)
         if not n or n % LEAST_DRAWS or not self._is_unresolved:
             return False
-        return made * self.cost * self.lag > TRAJECTORY * n_rows
+        return made * self.cost * self.lag > passes * n_rows
 
     def is_hopeless(self, made: int, draws: int) -> bool:
         """Whether the transitions that a draw may have are far from enough, however cheap they are.

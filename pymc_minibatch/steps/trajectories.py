@@ -22,7 +22,7 @@ from pymc.step_methods.hmc.quadpotential import (
 from pymc.util import RandomGeneratorState
 from scipy.linalg import solve_triangular
 
-from pymc_minibatch.steps.mixing import TRAJECTORY, Mixing
+from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.comparison import Comparison, rounding
@@ -74,9 +74,9 @@ def is_last_chance(left: int) -> bool:
     return left == LEAST_TUNING
 
 
-def are_affordable(n_draws: int, n_rows: int) -> bool:
-    """Whether trajectories with all rows take no longer than users wait."""
-    return n_draws * n_rows * TRAJECTORY <= AFFORDABLE
+def are_affordable(n_draws: int, n_rows: int, passes: float) -> bool:
+    """Whether trajectories, of so many passes over all rows, take no longer than users wait."""
+    return n_draws * n_rows * passes <= AFFORDABLE
 
 
 def trajectories_of_draw(mixing: Mixing, n_draws: int) -> int:

@@ -91,6 +91,7 @@ def test_draws_that_drift_go_nowhere_if_they_are_dear():
             mixing.add(np.array([step]), n_read, 1)
             said.append(mixing.goes_nowhere(made=1, n_rows=1000))
         assert said[199] == expected
+        assert not mixing.goes_nowhere(made=1, n_rows=1000, passes=1e5)  # trajectories are dearer
         assert not any(said[:99])
 
 
