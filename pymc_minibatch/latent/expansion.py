@@ -8,6 +8,7 @@ With f', f'' the derivatives of a row by its own inputs at φ̂, one pass sums
 the dense columns by BLAS, the gathered entries by group.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -142,10 +143,15 @@ def expand(
             sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
         return sums
 
-    edges = np.linspace(0, n_rows, min(n_parts(layout, reads.dense.size), n_rows) + 1).astype(int)
+    most = max(1, math.ceil(n_rows / CHUNK_ROWS))
+    edges = np.linspace(0, n_rows, min(n_parts(layout, reads.dense.size), most) + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
-    with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
-        total = reduce(_Sums.__add__, pool.map(part, bounds))
+    if len(bounds) == 1:
+        with one_blas_thread():
+            total = part(bounds[0])
+    else:
+        with one_blas_thread(), ThreadPoolExecutor(n_cores()) as pool:
+            total = reduce(_Sums.__add__, pool.map(part, bounds))
     t, none = temperature, np.zeros(phi.size)
     blocks = (total.blocks + total.blocks.transpose(0, 2, 1)) / (2 * t)
     cross, dense = (make(place[reads.dense]) / t for make in (total.cross, total.whole_dense))

@@ -60,10 +60,11 @@ LEAST_DENSITY = 8.0
 NEAR = 10.0
 """A jump starts where the squared distance from a mode is usual, or so many of its sds more."""
 
-SEARCHES_IN_VAIN = 1.0
-"""Searches for other modes that find none read so many times the rows of the first search at most.
-Where the log-density is not concave they can climb for long: with 1,167 parameters and 372,864
-rows, five times as long as all else of set-up took."""
+PASSES_IN_VAIN, SEARCHES_IN_VAIN = 20.0, 0.25
+"""Searches for other modes that find none read all rows so often at most, or a share of what the
+first search read if that is more, but no more than this. Where the log-density is not concave they
+can climb for long: with 1,167 parameters and 372,864 rows, five times as long as all else of set-up
+took."""
 
 JUMP_ROWS = 100_000
 """With so many rows half of the draws try a jump, which reads all of them; with more, fewer."""
@@ -89,17 +90,22 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
     if not _may_have_several(tall, known, few, starts):
         return [known]
     found, to_model = [known], field.derivatives.coordinates.to_model
+    of_few: list[LatentReference] = []
 
     def is_known(point: np.ndarray) -> bool:
         return any(_is_same(mode, point) for mode in found)
 
-    of_first = SEARCHES_IN_VAIN * known.passes * tall.n_rows
+    of_first = min(known.passes, max(PASSES_IN_VAIN, known.passes * SEARCHES_IN_VAIN)) * tall.n_rows
     budget = RowBudget(of_first)
     for start in starts:
         with suppress(NoFieldError, KnownModeError, np.linalg.LinAlgError, FloatingPointError):
-            near = few.mode(start)
+            mode = few.mode(start)
+            near = mode.surrogate.center
             if len(found) == MOST_MODES or is_known(near):
                 continue
+            if any(_is_same(other, near) for other in of_few):  # searched from there already
+                continue
+            of_few.append(mode)
             other = search(
                 tall,
                 field,

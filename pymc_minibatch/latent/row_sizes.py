@@ -54,6 +54,8 @@ def sizes_of_rows(
     cubics: Sequence[Cubic | None],
 ) -> list[Sizes]:
     """Look at all rows in one pass, beside the higher orders of each of some factors or none."""
+    if not cubics:
+        return []
     surrogate = reference.surrogate
     width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
     predictors = [surrogate.read(point) for point in _points(reference, width)]

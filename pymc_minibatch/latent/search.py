@@ -79,8 +79,8 @@ RAISED = (2.0, 8.0, 64.0)
 
 DAMPING = (0.0, 0.1, 1.0, 10.0, 100.0)
 
-FEW_TURNS = 8
-"""Turns of a search on few rows."""
+FEW_TURNS, MOST_PASSES = 8, 60
+"""Turns of a search on few rows, and how often it may read them: 15 to 30 passes are usual."""
 
 NONE_LEFT_OUT = np.empty(0, dtype=np.int64)
 
@@ -784,22 +784,24 @@ class FewRows:
         given = surrogate.factored_later(point[self._run.field.hyper])
         return not psd_shift and given.is_proper
 
-    def mode(self, start: np.ndarray) -> np.ndarray:
-        """Return a mode that a search from a point ends in.
+    def mode(self, start: np.ndarray) -> LatentReference:
+        """Return the mode that a search from a point ends in; correlations of h are left out.
 
         Raises
         ------
         NoFieldError, LinAlgError
-            If there is none.
+            If there is none, or it is not found soon.
         """
         run, few = self._run, self._data
-        run.climb = Climb()
+        run.climb, run.budget = Climb(), RowBudget(MOST_PASSES * len(few[0]))
         surrogate = run.climb_field(run.expand(start, few), few)
         for _ in range(FEW_TURNS):
             surrogate, length, shift = run.turn(surrogate, few)
             if length < STILL and shift < STILL:
                 break
-        return surrogate.center
+        hyper = surrogate.center[run.field.hyper]
+        widths = np.empty(0) if run.climb.widths is None else run.climb.widths
+        return LatentReference(surrogate, hyper, np.diag(widths), 0.0, 0.0, run.temperature)
 
 
 def _moved(surrogate: Surrogate, point: np.ndarray) -> Surrogate:

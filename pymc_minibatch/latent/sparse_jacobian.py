@@ -288,6 +288,16 @@ class SparseJacobian:
     def _fixed(self) -> tuple[Matrix, Matrix]:
         return self._of(self.base)
 
+    @cached_property
+    def _by_color(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The columns that are looked at together, their entries, and where derivatives are."""
+        of_entry, parts = self.color[self.column], []
+        for color in range(self.color.max() + 1):
+            own = np.flatnonzero(of_entry == color)
+            columns = self.positions[self.color == color]
+            parts.append((columns, own, self.rows[self.row[own]]))
+        return parts
+
     def of(self, entries: np.ndarray) -> tuple[Matrix, Matrix]:
         """Return both parts of the matrix with these entries."""
         return self._of(entries) if self.changing else self._fixed
@@ -305,12 +315,10 @@ class SparseJacobian:
             seed[self.positions[self.moving]] = self.seed[self.moving]
             scale[self.moving] = self.unscale @ self.along(point, seed)[self.read]
             return entries * scale[self.column]
-        of_entry = self.color[self.column]
-        for color in range(self.color.max() + 1):
+        for positions, own, rows in self._by_color:
             seed = np.zeros(point.size)
-            seed[self.positions[self.color == color]] = 1.0
-            own = of_entry == color
-            entries[own] = self.along(point, seed)[self.row[own]]
+            seed[positions] = 1.0
+            entries[own] = getattr(self.derivatives, self.name)(point, seed)[rows]
         entries[self.mirrored] = entries[self.mirror]
         return entries
 

@@ -190,7 +190,7 @@ def remainders_by_factors(
     there, taylor = expanded(constants, batch)
     n_factors, n_phis, size = coordinates.shape
     rest = np.empty((n_factors, n_phis, there.shape[1]))
-    for n in range(n_phis):
+    for n in range(n_phis if n_factors else 0):
         write_remainders(phis[n], there, taylor, constants, batch, rest[0, n])
         for f in range(1, n_factors):
             rest[f, n] = rest[0, n]

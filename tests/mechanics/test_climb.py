@@ -1,15 +1,18 @@
 """Climbs of a marginal whose evaluations are dear, its curvature, and searches that go on."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_minibatch.latent import modes
 from pymc_minibatch.latent import search as search_module
 from pymc_minibatch.latent.climb import Climb
 from pymc_minibatch.latent.locate import locate, without
 from pymc_minibatch.latent.marginal_curvature import curvature_of_marginal
+from pymc_minibatch.latent.row_sizes import sizes_of_rows
 from pymc_minibatch.tall import TallModel
 
 PRECISION = np.array([[400.0, 30.0, 0.0], [30.0, 9.0, -1.0], [0.0, -1.0, 1.0]])
@@ -122,3 +125,35 @@ def test_remainders_beside_several_factors() -> None:
         np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-14)
     [alone] = rows.remainders_by_factors(phis, 0 * coordinates[:1], at, tall.data)
     np.testing.assert_allclose(alone, rows.remainders(*phis, at, tall.data), rtol=1e-12)
+    assert rows.remainders_by_factors(phis, coordinates[:0], at, tall.data).shape[0] == 0
+    assert sizes_of_rows(located.reference, rows, []) == []
+
+
+def test_a_mode_of_few_rows_is_searched_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows have their modes far from those of all, and most starts end in the same one."""
+    rng = np.random.default_rng(39)
+    group, x = rng.integers(0, 20, 4000), rng.normal(size=4000)
+    eta = rng.normal(0, 0.7, 20)[group] + 0.5 * x
+    with pm.Model() as model:
+        effect = pm.HalfNormal("sd") * pm.Normal("z", shape=20)
+        slope = pm.Normal("slope", 0.3, 1) ** 2
+        pm.Bernoulli(
+            "y",
+            logit_p=effect[group] + slope * x,
+            observed=rng.random(4000) < 1 / (1 + np.exp(-eta)),
+        )
+    tall, searched = TallModel(model), []
+    located = locate(tall, 1.0)
+    search = search_module.search
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        searched.append(kwargs["start"])
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(modes, "FEW_ROWS", 100)
+    monkeypatch.setattr(modes, "search", counted)
+    found = modes.find_modes(tall, located)
+    position = tall.layout.slices["slope"].start
+    signs = [np.sign(mode.surrogate.center[position]) for mode in found]
+    assert sorted(signs) == [-1.0, 1.0]
+    assert len(searched) <= 4
