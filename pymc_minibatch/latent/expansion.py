@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, partial, reduce
 from itertools import pairwise, permutations
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -27,7 +28,14 @@ from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 
-__all__ = ["Expansion", "curvature_bytes", "expand", "semidefinite"]
+__all__ = [
+    "Expansion",
+    "GatheredEntries",
+    "curvature_bytes",
+    "expand",
+    "joined_entries",
+    "semidefinite",
+]
 
 CHUNK_ROWS = 2**12
 PARTS = 8
@@ -118,10 +126,14 @@ def expand(
             if entries.shape[1]:
                 pairs = np.array([_full(second, i, j) for i in range(k) for j in range(k)])
                 pairs = pairs.reshape(k, k, -1)
+                gathered = joined_entries(
+                    GatheredEntries(entries, weights, reads.predictor, np.array(first), pairs)
+                )
+                entries, weights, predictor, slopes, pairs = gathered
                 places = place[entries]
-                meetings += _meetings(places, weights, reads.predictor, pairs, layout.dense.size)
+                meetings += _meetings(places, weights, predictor, pairs, layout.dense.size)
                 if sums.is_sparse:
-                    sums.add_dense_entries(reads, columns, places, weights, pairs)
+                    sums.add_dense_entries(reads, columns, gathered, places)
                 add_gathered(
                     columns,
                     place[reads.dense],
@@ -129,8 +141,8 @@ def expand(
                     entries,
                     places,
                     weights,
-                    reads.predictor,
-                    np.array(first),
+                    predictor,
+                    slopes,
                     pairs,
                     sums.slope,
                     sums.dense,
@@ -186,6 +198,61 @@ def curvature_bytes(layout: ArrowheadLayout, n_columns: int) -> float:
     size = n_dense if n_dense <= arrowhead.MOST_FACTORED else n_columns
     entries = n_dense * size + n_groups * width * (n_columns + width)
     return 8.0 * max(1, entries)
+
+
+class GatheredEntries(NamedTuple):
+    """What some rows read of gathered entries.
+
+    Attributes
+    ----------
+    entries, weights : ndarray, shape (b, s)
+        Which entries of φ, and by what they are multiplied.
+    predictor : ndarray of int64, shape (s,)
+        To which predictor each belongs.
+    first, second : ndarray, shapes (k, b) and (k, k, b)
+        Derivatives of the rows by their predictors.
+    """
+
+    entries: np.ndarray
+    weights: np.ndarray
+    predictor: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+
+def joined_entries(gathered: GatheredEntries) -> GatheredEntries:
+    """Read once what several predictors read of the same entries, as those of ordered classes do.
+
+    Each such entry becomes a predictor of its own, behind the others, by the chain rule.
+    """
+    entries, weights, predictor, first, second = gathered
+    alike: list[list[int]] = []
+    for s in range(entries.shape[1]):
+        for own in alike:
+            if np.array_equal(entries[:, s], entries[:, own[0]]):
+                own.append(s)
+                break
+        else:
+            alike.append([s])
+    if len(alike) == entries.shape[1]:
+        return gathered
+    k, n_rows = first.shape
+    read = np.zeros((len(alike), k, n_rows))
+    for own, parts in zip(alike, read, strict=True):
+        for s in own:
+            parts[predictor[s]] += weights[:, s]
+    crossed = np.einsum("ukn,kln->uln", read, second)
+    whole = np.empty((k + len(alike), k + len(alike), n_rows))
+    whole[:k, :k], whole[k:, :k] = second, crossed
+    whole[:k, k:] = crossed.transpose(1, 0, 2)
+    whole[k:, k:] = np.einsum("uln,vln->uvn", crossed, read)
+    return GatheredEntries(
+        np.ascontiguousarray(entries[:, [own[0] for own in alike]]),
+        np.ones((n_rows, len(alike))),
+        k + np.arange(len(alike)),
+        np.concatenate([first, np.einsum("ukn,kn->un", read, first)]),
+        whole,
+    )
 
 
 @dataclass
@@ -254,12 +321,12 @@ class _Sums:
         self,
         reads: DesignTerms,
         columns: np.ndarray,
+        gathered: "GatheredEntries",
         places: np.ndarray,
-        weights: np.ndarray,
-        second: np.ndarray,
     ) -> None:
         """Add what gathered entries of the dense part give with columns and each other."""
-        in_dense, predictor = places < self.dense.shape[0], reads.predictor
+        _, weights, predictor, _, second = gathered
+        in_dense = places < self.dense.shape[0]
         for s in range(places.shape[1]):
             own = np.flatnonzero(in_dense[:, s])
             if not own.size:

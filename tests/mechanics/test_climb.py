@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytest
+from scipy import sparse
 
-from pymc_minibatch.latent import modes
+from pymc_minibatch.latent import expansion, modes
 from pymc_minibatch.latent import search as search_module
 from pymc_minibatch.latent.climb import Climb
 from pymc_minibatch.latent.locate import locate, without
@@ -157,3 +158,36 @@ def test_a_mode_of_few_rows_is_searched_from_once(monkeypatch: pytest.MonkeyPatc
     signs = [np.sign(mode.surrogate.center[position]) for mode in found]
     assert sorted(signs) == [-1.0, 1.0]
     assert len(searched) <= 4
+
+
+def test_effects_that_all_classes_read_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each threshold of ordered classes has a predictor, and all of them read the same levels."""
+    rng = np.random.default_rng(10)
+    group, item, x = rng.integers(0, 30, 500), rng.integers(0, 20, 500), rng.normal(size=500)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=30)
+        other = pm.Normal("other", 0, pm.HalfNormal("sd_other"), shape=20)
+        eta = effect[group] + x * other[item] + 0.5 * other[item] + pm.Normal("slope") * x
+        cuts = pm.Normal("cuts", np.arange(3.0) - 1, 0.1, shape=3)
+        pm.OrderedLogistic("y", eta=eta, cutpoints=cuts, observed=rng.integers(0, 4, 500))
+    tall = TallModel(model)
+    located = locate(tall, 1.0)
+    surrogate, rows = located.reference.surrogate, located.rows
+    assert rows.n_predictors > 1
+    phi = surrogate.expansion.at + 0.1 * rng.normal(size=surrogate.expansion.at.size)
+    found = expansion.expand(rows, tall.data, phi, surrogate.field.rows, 1.0)
+    joined, seen = expansion.joined_entries, []
+
+    def as_they_are(gathered: Any) -> Any:
+        seen.append((gathered.entries.shape[1], joined(gathered).entries.shape[1]))
+        return gathered
+
+    monkeypatch.setattr(expansion, "joined_entries", as_they_are)
+    expected = expansion.expand(rows, tall.data, phi, surrogate.field.rows, 1.0)
+    assert all(after < before for before, after in seen)
+    np.testing.assert_allclose(found.slope, expected.slope, rtol=1e-9, atol=1e-9)
+    for name in ("dense", "cross", "blocks"):
+        own, wanted = (getattr(each.curvature, name) for each in (found, expected))
+        if sparse.issparse(own):
+            own, wanted = own.toarray(), wanted.toarray()
+        np.testing.assert_allclose(own, wanted, rtol=1e-9, atol=1e-9)
