@@ -8,6 +8,8 @@ from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.locate import LatentModel, Sums, locate, without
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.modes import ModeSampler, find_modes
+from pymc_minibatch.latent.moves.border import MOST_BLOCKS
+from pymc_minibatch.latent.moves.costs import LARGE
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
@@ -57,7 +59,8 @@ def make_latent_sampler(
         by_batches = MinibatchSampler(tall, about, acceptance, temperature, by_size, batch_size)
         if is_free and (pinned := by_batches.rows_to_pin()).size:
             return WholeSampler(tall, _without_if_possible(tall, about, pinned), temperature)
-        if is_free and by_batches.rows_of_a_move > most_read(about.rows) * tall.n_rows:
+        rows_read = by_batches.rows_of_a_move * blocks_of_border(about)
+        if is_free and rows_read > most_read(about.rows) * tall.n_rows:
             return WholeSampler(tall, about, temperature)
         return by_batches
 
@@ -84,6 +87,12 @@ def _without_if_possible(
         return without(tall, latent_model, pinned)
     except NoFieldError:
         return latent_model
+
+
+def blocks_of_border(latent_model: LatentModel) -> int:
+    """Return in how many moves a border moves by batches; all rows move it along a trajectory."""
+    size = latent_model.reference.surrogate.field.latent.dense.size
+    return MOST_BLOCKS if size > LARGE else 1
 
 
 def most_read(rows: RowFunctions) -> float:

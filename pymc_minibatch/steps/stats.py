@@ -153,7 +153,7 @@ STATS = (
         np.float64,
         (MH,),
         "length of the moves; for a random walk the factor on its standard deviations, for Laplace "
-        "sqrt(1 - rho²), for trajectories their step size",
+        "sqrt(1 - rho²), for effects the sine of an angle, for trajectories their step size",
         "constant after tuning",
     ),
     Stat(
