@@ -30,6 +30,10 @@ __all__ = ["Noncentered", "plan"]
 TIMES = 2
 """How often in a scan; once where it is costly."""
 
+MOST_TIMES, PASSES = 4, 5.0
+"""The same beside trajectories: as often as takes half of their time, which is that of so many
+evaluations of all rows."""
+
 
 class Noncentered(TurningMove):
     """Moves of all h with η held."""
@@ -67,5 +71,8 @@ def plan(model: EffectsModel) -> list[Planned]:
         return []
     if model.fixed_factor:
         return [Planned(Noncentered(model), share=model.factoring_share)]
-    once = model.costly or model.has_slopes  # along trajectories h moves, too
-    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES)]
+    if model.has_slopes:
+        n_rows = model.surrogate.tall.n_rows
+        times = int(PASSES * n_rows / (n_rows + model.overhead))
+        return [Planned(Noncentered(model), in_a_row=min(max(times, 1), MOST_TIMES))]
+    return [Planned(Noncentered(model), in_a_row=1 if model.costly else TIMES)]
