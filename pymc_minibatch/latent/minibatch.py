@@ -98,15 +98,19 @@ class MinibatchSampler(LatentSampler):
         self.temperature, self.rows, self.batch_size = temperature, rows, batch_size
         surrogate, hyper = reference.surrogate, reference.hyper
         looked_at: dict[int, tuple[Factor, Sizes, GroupTable]] = {}
-        seen = [f for f in factors if surrogate.cubic(f.entries) or self._levels(f)]
-        for factor, sizes in zip(seen, self._sizes(seen, by_size), strict=True):
+        seen: list[Factor | None] = [
+            f for f in factors if surrogate.cubic(f.entries) or self._levels(f)
+        ]
+        every = self._sizes(seen if surrogate.cubics else [*seen, None], by_size)
+        for factor, sizes in zip(seen, every, strict=False):
+            assert factor is not None
             table = GroupTable.of(*factor.by_level(), sizes.rows, sizes.farthest)
             looked_at[id(factor.entries)] = factor, sizes, table
         self.table: GroupTable | SizeTable | tuple[()] = ()
         if surrogate.cubics:
             _, sizes, self.table = looked_at[id(surrogate.cubics[0].entries)]
         else:
-            [sizes] = self._sizes([None], by_size)
+            sizes = every[-1]
             self.table = RowSizes.of(sizes.rows).table
         self._ranges = sizes.rows - sizes.rows.min()
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature

@@ -56,6 +56,8 @@ def sizes_of_rows(
     """Look at all rows in one pass, beside the higher orders of each of some factors or none."""
     if not cubics:
         return []
+    if len(cubics) > 1 and not any(cubics):  # all are the same
+        return sizes_of_rows(reference, rows, [None]) * len(cubics)
     surrogate = reference.surrogate
     width = KINKED_WIDTH if rows.kinked else SIZING_WIDTH
     predictors = [surrogate.read(point) for point in _points(reference, width)]
