@@ -90,7 +90,10 @@ def sizes_of_rows(
 
 
 def _points(reference: LatentReference, width: float) -> Iterator[np.ndarray]:
-    """Draw opposite posterior points, wider than the posterior."""
+    """Draw opposite posterior points, wider than the posterior.
+
+    If the field has no Gaussian at an h, they are drawn from that at the mode.
+    """
     surrogate, rng = reference.surrogate, np.random.default_rng(4)
     given = None
     for _ in range(SIZING_PAIRS):
@@ -98,7 +101,10 @@ def _points(reference: LatentReference, width: float) -> Iterator[np.ndarray]:
         dense, groups = surrogate.field.latent.noise(rng)
         for sign in (1.0, -1.0):
             if given is None or reference.hyper.size:
-                given = surrogate.conditional(reference.hyper + sign * np.clip(away, -1.0, 1.0))
+                hyper = reference.hyper + sign * np.clip(away, -1.0, 1.0)
+                given = surrogate.factored_later(hyper)
+                if not given.is_proper:
+                    given = surrogate.conditional(reference.hyper)
             yield given.frame.color((sign * width * dense, sign * width * groups))
 
 

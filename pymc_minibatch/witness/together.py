@@ -14,7 +14,8 @@ import numpy as np
 
 from pymc_minibatch.kernels.metropolis import Totals
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
-from pymc_minibatch.proposals.guided import ALONG_AXES, Guide, Guided, walk_share
+from pymc_minibatch.proposals.bandit import chosen
+from pymc_minibatch.proposals.guided import ALONG_AXES, Guide, walk_share
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.passes import over_chunks
@@ -173,9 +174,10 @@ class MovesTogether(Look):
         kept = math.log((1.0 - shares[1]) / (1.0 - shares[0]))
         if isinstance(proposal, Laplace):
             return kept + 0.5 * float(moved @ moved - z @ z)
+        setting = self.state.settings[chosen(rng, self.state)]
         momentum = rng.standard_normal(z.size)
         start = 0.5 * float(momentum @ momentum)
-        end = self._leapfrog(proposal, z, momentum, here)
+        end = self._leapfrog(setting, z, momentum, here)
         return kept + start - 0.5 * float(end @ end)
 
     def _along_axis(self, here: np.ndarray, there: np.ndarray) -> float:
@@ -190,13 +192,12 @@ class MovesTogether(Look):
         return float(np.diff(np.log(np.cosh(np.arcsinh(ends))))[0])
 
     def _leapfrog(
-        self, proposal: Guided, z: np.ndarray, p: np.ndarray, point: np.ndarray
+        self, setting: np.ndarray, z: np.ndarray, p: np.ndarray, point: np.ndarray
     ) -> np.ndarray:
         """Return the momentum at the end of a trajectory under the surrogate.
 
         The Gaussian part is integrated exactly, by turns; what the surrogate has beyond it kicks.
         """
-        setting = self.state.settings[self.state.current[0]]
         n_steps = int(setting[0]) - 1
         h = setting[1] / n_steps
         turn = np.array([[math.cos(h), math.sin(h)], [-math.sin(h), math.cos(h)]])

@@ -81,6 +81,22 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
     assert len(kinds["linear"]) == 3
 
 
+@pytest.mark.parametrize("name", ["hamiltonian", "laplace"])
+def test_shorter_moves_agree(
+    name: str, made: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If moves that are often rejected are mixed with shorter ones, these are what is compared."""
+    step = made(name)
+    state = step.proposal_state
+    longest = np.array([int(np.argmax(state.settings[:, 1]))])
+    monkeypatch.setattr(
+        step, "proposal_state", state._replace(shorter=np.array([0.5]), current=longest)
+    )
+    step.witness.start_chain()
+    look(step, 20)
+    assert step.witness.error <= AGREES / 100
+
+
 # --- Mutants ---------------------------------------------------------------------------
 
 
