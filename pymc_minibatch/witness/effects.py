@@ -77,6 +77,10 @@ RETRACED = 1e-5
 """Of the largest coordinate: how far the way back may end from where a trajectory began. Rounding
 errors of slopes, of some 10⁻¹⁰, grow along it."""
 
+UNSTABLE = 20.0
+"""Change of energy along a trajectory, in nats, beyond which rounding errors may grow without bound
+along it. Where energy is nearly kept, the way back is found."""
+
 
 class NotComparedError(Exception):
     """A move of which a determinant takes too long to find."""
@@ -215,11 +219,17 @@ class MovesOfEffects(Look):
         trajectory, path = self.moves.by_name[move.name], move.proposal.path
         assert isinstance(trajectory, Trajectory)
         back = trajectory.follow(path.end.reversed, path.steps, self.moves.decisions)
-        if back is None:
-            return -math.inf
-        ends = [path.start.frame.coordinates(p) for p in (here, there, back.point)]
-        scale = np.abs(ends[:2]).max(initial=1.0)
-        if np.abs(ends[2] - ends[0]).max(initial=0.0) > RETRACED * scale:
+        y, *ends = [path.start.frame.coordinates(p) for p in (here, there)]
+        scale, away = np.abs([y, *ends, path.start.momentum]).max(initial=1.0), np.inf
+        if back is not None:
+            missed = path.start.frame.coordinates(back.point) - y
+            turned = back.end.momentum + path.start.momentum
+            away = np.abs([missed, turned]).max(initial=0.0)
+        if back is None or away > RETRACED * scale:
+            to_model = self.field.derivatives.coordinates.to_model
+            change = self.density(to_model(there)) - self.density(to_model(here))
+            if abs(change + path.log_kernel) > UNSTABLE:
+                raise NotComparedError
             return -math.inf
         before, after = back.end.momentum, path.end.momentum
         return 0.5 * float(before @ before - after @ after)

@@ -157,7 +157,7 @@ def test_micropolis(run_example, tmp_path):
         accuracy, _, [n_steps], [accepted], *_ = cells(lines, name)
         assert 0 <= accuracy[0] <= 100
         assert n_steps > 0
-        assert 0 < accepted < 1
+        assert 0 < accepted <= 1  # in half a second all of ten steps may be
     assert figure.stat().st_size > 10_000
 
 
