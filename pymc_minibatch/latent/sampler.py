@@ -151,7 +151,7 @@ class LatentSampler(ABC):
             work=self.work,
             collapsed=self.collapsed,
             has_determinant=self.has_determinant,
-            has_slopes=self.has_slopes,
+            has_slopes=self.has_slopes and reference.surrogate.kinks is None,
             sweeping=self.sweeping,
         )
 

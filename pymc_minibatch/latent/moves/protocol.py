@@ -247,7 +247,7 @@ class EffectsModel:
     has_determinant : bool
         Whether the determinant of the border is known.
     has_slopes : bool
-        Whether what decides gives slopes of all rows, too.
+        Whether what decides gives slopes of all rows, too, and the prior has no kinks.
     """
 
     surrogate: Surrogate
