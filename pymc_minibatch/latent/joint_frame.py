@@ -50,6 +50,8 @@ class JointFrame:
     ) -> "JointFrame":
         """Make it about a mode of h with a factor of its covariance.
 
+        Along a direction of h that leads to where the field has no Gaussian, its mean stays.
+
         Raises
         ------
         LinAlgError
@@ -59,8 +61,9 @@ class JointFrame:
         along = np.zeros((given.here.size, hyper.size))
         for j, direction in enumerate(hyper_cholesky.T):
             step = DIFFERENCE * direction
-            ends = [surrogate.conditional(hyper + sign * step).point for sign in (1.0, -1.0)]
-            along[:, j] = (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
+            ends = [surrogate.factored_later(hyper + sign * step) for sign in (1.0, -1.0)]
+            if all(end.is_proper for end in ends):
+                along[:, j] = (ends[0].point - ends[1].point) / (2.0 * DIFFERENCE)
         along[surrogate.field.hyper] = hyper_cholesky
         return cls(given, surrogate.field.hyper, hyper_cholesky, along)
 
