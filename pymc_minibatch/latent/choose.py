@@ -90,9 +90,13 @@ def _without_if_possible(
 
 
 def blocks_of_border(latent_model: LatentModel) -> int:
-    """Return in how many moves a border moves by batches; all rows move it along a trajectory."""
-    size = latent_model.reference.surrogate.field.latent.dense.size
-    return MOST_BLOCKS if size > LARGE else 1
+    """Return in how many moves a border moves by batches that a trajectory would save.
+
+    Kinks of the prior stop trajectories.
+    """
+    surrogate = latent_model.reference.surrogate
+    is_large = surrogate.field.latent.dense.size > LARGE
+    return MOST_BLOCKS if is_large and surrogate.kinks is None else 1
 
 
 def most_read(rows: RowFunctions) -> float:
