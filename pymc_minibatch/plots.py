@@ -14,12 +14,14 @@ import xarray as xr
 from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_variables
 from pymc_minibatch.panels import (
     COLORS,
-    Panels,
     arviz_plots,
     figure_options,
     outline,
     over_draws,
     thinned,
+)
+from pymc_minibatch.panels import (
+    Panels as _Panels,
 )
 from pymc_minibatch.renamed import renamed
 from pymc_minibatch.results import Result, named_results
@@ -131,7 +133,7 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     low = min(values.min() for values in sizes.values())
     high = max(values.max() for values in sizes.values())
     edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
-    panel = Panels(sizes, ["batch sizes"], backend, dashes=False)
+    panel = _Panels(sizes, ["batch sizes"], backend, dashes=False)
     # A logarithmic axis has no zero: bins stand on half a decision of the longest run.
     floor = 0.5 / max(values.size for values in sizes.values())
     for name, values in sizes.items():
@@ -264,7 +266,7 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
         If a run has no such stat.
     """
     curves = _curves(runs, "n_bright")
-    panel = Panels(curves, ["bright rows"], backend, dashes=False)
+    panel = _Panels(curves, ["bright rows"], backend, dashes=False)
     for name, chains in curves.items():
         for chain in chains:
             panel.line(name, *over_draws(chain), alpha=0.7, width=0.8)
@@ -301,7 +303,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
             "plots.batch_sizes shows the rows that they took."
         )
     titles = ["noise of the log ratio", "error of the test"]
-    panels = Panels(noises["log_ratio_var"], titles, backend, dashes=False)
+    panels = _Panels(noises["log_ratio_var"], titles, backend, dashes=False)
     labels = ("s² (nats²)", "bound on the probability's error")
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
         for name, chains in noises[stat].items():
@@ -338,7 +340,7 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
             "No batch decides on the moves of this audit, so there is nothing to draw."
         )
     title, band = "decisions", "95 % of a right test"
-    panels = Panels({title: None, band: None}, ["audit"], backend)
+    panels = _Panels({title: None, band: None}, ["audit"], backend)
     ratios = result.moves["log_ratio"].to_numpy()
     panels.scatter(title, ratios, result.moves["z"].to_numpy(), 0)
     for level in (-1.96, 1.96):
@@ -382,7 +384,7 @@ def running_mean(
     titles = [label for name in names for label in labels(results[baseline].posterior[name])]
     matrices = _matrices(results, baseline, names)
     truth = matrices[baseline].mean((0, 1))
-    panels = Panels(results, titles, backend)
+    panels = _Panels(results, titles, backend)
     for name, drawn in matrices.items():
         if name == baseline:
             continue
@@ -406,7 +408,7 @@ def _by_rows(
 ) -> Any:
     """Draw a curve of some of the runs against the rows that they read."""
     count = rows_of_data(runs.values()) if n_rows is None else n_rows
-    panel = Panels({name: runs[name] for name in curves}, ["by rows"], backend)
+    panel = _Panels({name: runs[name] for name in curves}, ["by rows"], backend)
     for name, curve in curves.items():
         read = runs[name].rows_read(count)
         if read is None:

@@ -25,6 +25,10 @@ FEW_EFFECTIVE = 100
 SLOW_MIXING = 0.1
 """Share of effective draws below which steps between draws are cheaper than draws."""
 
+R_HAT_WATCHED = 1.01
+"""What R-hat is at most, if four chains are to be relied on (Vehtari, Gelman, Simpson, Carpenter
+and Bürkner, 2021, section 4)."""
+
 LEAST_HALVED = 8
 """Draws of a single chain from which its halves are compared."""
 
@@ -85,6 +89,8 @@ class _Chains(NamedTuple):
 
     r_hat: float
     """The largest; of the halves of the chain if there is one. nan if it is not known."""
+    apart: str
+    """The element with the largest."""
     ess: float
     slowest: str
     """The element with the fewest effective draws."""
@@ -110,7 +116,7 @@ def _look_at_chains(run: Result) -> _Chains:
     not_finite: list[str] = []
     frozen: list[str] = []
     constant: list[str] = []
-    r_hat, ess, slowest = np.nan, np.nan, ""
+    r_hat, apart, ess, slowest = np.nan, "", np.nan, ""
     for name in run.names if n_draws else []:
         drawn = run.array(name).isel(chain=kept, draw=slice(n_draws))
         called = np.array(labels(drawn))
@@ -127,12 +133,13 @@ def _look_at_chains(run: Result) -> _Chains:
         if not varying.any():
             continue
         sizes, ratios = _sizes_and_ratios(values[:, :, varying])
-        if not np.isnan(ratios).all():
-            r_hat = float(np.fmax(r_hat, np.nanmax(ratios)))
+        if not np.isnan(ratios).all() and not np.nanmax(ratios) <= r_hat:
+            r_hat, apart = float(np.nanmax(ratios)), str(called[varying][np.nanargmax(ratios)])
         if not np.isnan(sizes).all() and not np.nanmin(sizes) >= ess:
             ess, slowest = float(np.nanmin(sizes)), str(called[varying][np.nanargmin(sizes)])
     return _Chains(
         r_hat=r_hat,
+        apart=apart,
         ess=ess,
         slowest=slowest,
         n_chains=kept.size,
@@ -244,6 +251,11 @@ def _accuracy(run: Result) -> str:
     return f"some by an exact test, others with {text}" if some else f"with {text}"
 
 
+def _has_effects(run: Result) -> bool:
+    """Whether moves of effects are among those that were decided: all rows may well decide them."""
+    return any(_made(run, f"acceptance_rate_{kind}") is not None for kind in KINDS)
+
+
 def _convergence(chains: _Chains) -> str:
     if np.isnan(chains.ess):
         return "Chains: R-hat and effective draws are not known."
@@ -295,9 +307,14 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
             f"The chains disagree (R-hat {chains.r_hat:.2f}): tune for longer. If that does not "
             "help, compare with NUTS on a part of the rows."
         )
+    elif chains.r_hat > R_HAT_WATCHED and chains.n_chains > 1:
+        yield (
+            f"R-hat of {chains.apart} is {chains.r_hat:.3f}, above {R_HAT_WATCHED}: take more "
+            "draws before you rely on its quantiles."
+        )
     elif chains.n_chains == 1 and not np.isnan(chains.ess):
         yield "One chain does not show whether it has found all of the posterior: sample several."
-    if size is not None and np.nanmean(size) > NEAR_ALL * n_rows:
+    if size is not None and np.nanmean(size) > NEAR_ALL * n_rows and not _has_effects(run):
         yield (
             f"Decisions read {np.nanmean(size) / n_rows:.0%} of the rows, which saves little: "
             "print the step to see how it decides, and try NUTS."

@@ -131,7 +131,12 @@ class LatentSampler(ABC):
     @property
     def costly(self) -> bool:
         """Whether a scan costs more than an evaluation of all rows."""
-        return self.work > costs.COSTLY or not self.has_determinant
+        n_read = self.tall.n_rows if self._follows_trajectories else 0
+        return costs.is_costly(self.work, n_read) or not self.has_determinant
+
+    @property
+    def _follows_trajectories(self) -> bool:
+        return self.has_slopes and self.reference.surrogate.kinks is None
 
     @property
     def fixed_cost(self) -> float:
@@ -151,7 +156,8 @@ class LatentSampler(ABC):
             work=self.work,
             collapsed=self.collapsed,
             has_determinant=self.has_determinant,
-            has_slopes=self.has_slopes and reference.surrogate.kinks is None,
+            costly=self.costly,
+            has_slopes=self._follows_trajectories,
             sweeping=self.sweeping,
         )
 

@@ -61,8 +61,9 @@ HALVINGS = 12
 WRONG, WRONG_BY_SIZE = 30.0, 0.5
 """The surrogate after a turn, and for each variable, in nats; beyond, turns are shorter."""
 
-AVERAGED_TURNS, STILL = 25, 0.25
-"""Turns with averages, which end when h and the dense part move by fewer standard deviations."""
+AVERAGED_TURNS, CONCAVE_TURNS, STILL = 25, 60, 0.25
+"""Turns with averages of rows as they are, and of rows made concave, which are steeper, so that
+turns are shorter. They end when h and the dense part move by fewer standard deviations."""
 
 EACH, MOST_LEFT = 3, 0.9
 """After so many turns, all that are to come are foretold; each leaves at most this of a step."""
@@ -478,7 +479,7 @@ class _Search:
         """Average rows and climb in turns, until h, of known standard deviations, is still."""
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
         last, bound = surrogate, -np.inf
-        for turn in range(1, AVERAGED_TURNS + 1):
+        for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
             if reached < bound - max(WRONG, WRONG_BY_SIZE * present.center.size):
                 return self._turned_back(last, start.center, bound, concave)
@@ -814,8 +815,12 @@ def _moved(surrogate: Surrogate, point: np.ndarray) -> Surrogate:
 
 
 def _limit(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarray:
-    """Return where turns go of which each moves by a fixed share of the one before it (Aitken)."""
+    """Return where turns go of which each moves by a fixed share of the one before it (Aitken).
+
+    Steps that were cut to the longest say nothing of that share.
+    """
     before, after = second - first, third - second
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.clip(np.nan_to_num(after / before), 0.0, MOST_LEFT)
+    share[np.abs(after) >= LONGEST] = 0.0
     return np.asarray(third + after * share / (1.0 - share))

@@ -42,6 +42,7 @@ from pymc_minibatch.latent.moves.levels import level_walk_shares, log_stretch
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
 from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.moves.trajectory import Trajectory, TrajectoryOfField
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -154,6 +155,7 @@ class MovesOfEffects(Look):
         """Compare a move on which all rows decide."""
         of_kinds = {
             "noncentered": self._noncentered,
+            WithSurrogateData.name: self._with_surrogate_data,
             "collapsed": self._collapsed,
             "border": self._border,
             "coefficients": self._border,
@@ -201,6 +203,33 @@ class MovesOfEffects(Look):
         unequal = 0.5 * (lengths[1] - lengths[0])
         equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
         return kernel + volumes[0] - volumes[1] + (0.0 if equal else unequal)
+
+    def _with_surrogate_data(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that where η stays given surrogate data: what their density adds, and its map."""
+        of_kind, data = self.moves.by_name[move.name], move.proposal.data
+        assert isinstance(of_kind, WithSurrogateData)
+        read = self.field.derivatives.phi
+        precision, at = of_kind.precision, self.moves.model.surrogate.expansion.at
+        known = precision > 0.0
+        means = [read(point)[known] for point in (here, there)]
+        u = at[known] + data.pull[known] / precision[known]
+        away = [precision[known] @ (u - mean) ** 2 for mean in means]
+        mean, cholesky, _ = self.settings.scale
+        z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
+        shares = hyper_walk_share(z), hyper_walk_share(moved)
+        log_q = _mixture(z, moved, shares, move.proposal.walks) + 0.5 * (away[0] - away[1])
+        lengths = []
+        for point, sign in ((here, 1.0), (there, -1.0)):
+            given = of_kind.surrogate.factored_later(point[self.field.hyper])
+            away_from_mean = self.field.latent.split(point - of_kind.frame(given, data).origin)
+            length, lost_length = _quadratic_form(given.precision, away_from_mean)
+            log_volume, lost_volume = log_determinant(given.precision)
+            lengths.append(length)
+            log_q += sign * (0.5 * log_volume + self._slope_of_tails(point))
+            self.lost += lost_length + lost_volume
+        unequal = 0.5 * (lengths[1] - lengths[0])
+        equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
+        return log_q + (0.0 if equal else unequal)
 
     def _border(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where a part of η turns and h stays."""

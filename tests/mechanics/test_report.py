@@ -71,6 +71,17 @@ def test_advice_for_chains():
     assert "set a larger steps_per_draw" in pmb.report(run(slow, **GOOD))
 
 
+def test_advice_for_chains_that_are_nearly_together():
+    near = np.random.default_rng(1).normal(size=SHAPE) + 0.15 * np.arange(4)[:, None]
+    text = pmb.report(run(near, **GOOD)).partition("What to change:")[2]
+    assert re.search(r"R-hat of mu is 1\.0[1-4]\d, above 1\.01: take more draws", text), text
+
+
+def test_no_advice_where_all_rows_decide_on_effects():
+    effects = GOOD | {"batch_size": 100_000.0, "acceptance_rate_hyper": 0.4}
+    assert pmb.report(run(**effects)).endswith("Nothing to change.")
+
+
 def draws(change=lambda values: None, shape=SHAPE):
     values = np.random.default_rng(1).normal(size=shape)
     change(values)

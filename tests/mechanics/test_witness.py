@@ -20,6 +20,7 @@ from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.latent.moves import collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.moves.shifted import Shifted
+from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.shifts import Shift
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -320,6 +321,14 @@ def no_row(step: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setitem(step.latent.moves.__dict__, "decisions", NoRows())
 
 
+def with_other_noise(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mutant(self: Any, rng: Any, phi: Any) -> Any:
+        data = function(self, rng, phi)
+        return data._replace(noise=1.1 * data.noise)
+
+    return mutant
+
+
 def momenta_of(path: Any) -> float:
     """Leave out what the momentum says."""
     return 0.0
@@ -373,6 +382,17 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("proposal of h left out", "all rows", replaced(K, "moved_together", last_left_out)),
     ("proposal of h left out", "batches", replaced(K, "moved_together", last_left_out)),
     ("proposal of h left out", "sums", replaced(K, "moved_together", last_left_out)),
+    # hyperparameters, effects following surrogate data
+    (
+        "density of surrogate data left out",
+        "all rows",
+        replaced(WithSurrogateData, "log_density_ratio", lambda f: constant(0.0)),
+    ),
+    (
+        "noise of surrogate data off by 10 %",
+        "all rows",
+        replaced(WithSurrogateData, "data", with_other_noise),
+    ),
     # hyperparameters, predictors held
     (
         "Jacobian left out",

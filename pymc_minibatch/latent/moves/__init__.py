@@ -5,6 +5,8 @@ under the surrogate:
 
 - h moves with η held, so that the effects go where the new scales want them
   (:mod:`.noncentered`);
+- the same given surrogate data of what rows read, so that predictors stay near where they are
+  (:mod:`.surrogate_data`);
 - h moves with the predictors of rows held, which leaves the prior to decide, and no row to read
   (:mod:`.centered`): each of the two is good where the other is not (interweaving);
 - one hyperparameter moves, and the levels of one factor follow it (:mod:`.collapsed`);
@@ -30,6 +32,7 @@ References
 ----------
 Adler (1981), Over-relaxation method for the Monte Carlo evaluation of the partition function.
 Christen and Fox (2005), Markov chain Monte Carlo using an approximation. Yu and Meng (2011), To
-center or not to center: interweaving. Liu and Sabatti (2000), Generalised Gibbs sampler and
+center or not to center: interweaving. Murray and Adams (2010), Slice sampling covariance
+hyperparameters of latent Gaussian models. Liu and Sabatti (2000), Generalised Gibbs sampler and
 multigrid Monte Carlo.
 """

@@ -4,13 +4,22 @@ from collections.abc import Sequence
 
 from pymc_minibatch.latent.field import LatentField
 
-__all__ = ["COSTLY", "FACTORING_SHARE", "LARGE", "OVERHEAD", "factoring_share", "overhead"]
+__all__ = [
+    "COSTLY",
+    "FACTORING_SHARE",
+    "LARGE",
+    "OVERHEAD",
+    "factoring_share",
+    "is_costly",
+    "overhead",
+]
 
 OVERHEAD, PER_MULTIPLICATION = 3000.0, 1 / 2000
 """What a move costs apart from reading rows, in rows: always, and for factoring a border."""
 
-COSTLY = 400**3 / 6
-"""If more multiplications are needed to factor the border, as each h asks, few scans do."""
+COSTLY, ROWS_AS_COSTLY = 400**3 / 6, 400**3 / 6 * PER_MULTIPLICATION
+"""If more multiplications are needed to factor the border, as each h asks, few scans do; and the
+rows whose evaluation takes as long."""
 
 FACTORING_SHARE = 0.02
 """Share of scans in which h moves with η held, where that is costly. With many effects that follow
@@ -18,6 +27,19 @@ no hyperparameter in another way, it is larger."""
 
 LARGE = 50
 """A larger border moves in random blocks, if it has to."""
+
+
+def is_costly(work: float, n_read: int) -> bool:
+    """Whether to factor the border for each h takes too long.
+
+    Parameters
+    ----------
+    work
+        The multiplications.
+    n_read
+        Rows that each move reads anyway.
+    """
+    return work > COSTLY * max(1.0, n_read / ROWS_AS_COSTLY)
 
 
 def factoring_share(

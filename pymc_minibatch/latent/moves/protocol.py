@@ -13,7 +13,6 @@ import numpy as np
 
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
-from pymc_minibatch.latent.moves import costs
 from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
@@ -80,6 +79,8 @@ class Proposal(NamedTuple):
         that of this map: then the witness compares it with differences.
     path
         The trajectory along which all variables move, if they do.
+    data
+        Surrogate data about which they move, if there are any.
     """
 
     state: Any
@@ -91,6 +92,7 @@ class Proposal(NamedTuple):
     conditional: Conditional | None = None
     follow: Callable[[np.ndarray], np.ndarray] | None = None
     path: Any = None
+    data: Any = None
 
     @property
     def log_q(self) -> float:
@@ -246,6 +248,8 @@ class EffectsModel:
         How factors are swept.
     has_determinant : bool
         Whether the determinant of the border is known.
+    costly : bool
+        Whether to factor the border for each h takes longer than to read rows.
     has_slopes : bool
         Whether what decides gives slopes of all rows, too, and the prior has no kinks.
     """
@@ -258,17 +262,13 @@ class EffectsModel:
     collapsed: Sequence[tuple[int, int]] | None
     sweeping: Sweeping
     has_determinant: bool = True
+    costly: bool = False
     has_slopes: bool = False
 
     @property
     def field(self) -> LatentField:
         """The hyperparameters and the latent variables."""
         return self.surrogate.field
-
-    @property
-    def costly(self) -> bool:
-        """Whether a scan costs more than an evaluation of all rows."""
-        return self.work > costs.COSTLY or not self.has_determinant
 
     @property
     def fixed_factor(self) -> bool:

@@ -20,6 +20,7 @@ from pymc_minibatch.latent.moves import (
     noncentered,
     shifted,
     slow_levels,
+    surrogate_data,
     trajectory,
 )
 from pymc_minibatch.latent.moves.bank import BANK_SIZE, FactorBank
@@ -40,6 +41,7 @@ __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "st
 
 PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     noncentered.plan,
+    surrogate_data.plan,
     centered.plan,
     collapsed.plan,
     border.plan,
