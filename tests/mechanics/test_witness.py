@@ -77,7 +77,7 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
         step.witness.start_chain()
         look(step)
         kinds[name] = step.witness.kinds
-    assert len(kinds["all rows"]) == 7
+    assert len(kinds["all rows"]) == 8
     assert len(kinds["costly"]) >= 4
     assert len(kinds["linear"]) == 3
 
