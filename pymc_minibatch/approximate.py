@@ -34,13 +34,16 @@ TUNED = 30
 """Scans that tune the moves, which are made about the mode already."""
 
 SCANS, MOST_SCANS = 2, 8
-"""Scans from each draw; more if they are cheap."""
+"""Scans from each draw; more if they are cheap, and one if the fewest draws cost too much."""
 
 LEAST_STARTS, MOST_STARTS = 48, 1000
 """Draws from which scans are made, however many are to be returned."""
 
 CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
 """Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
+
+TUNE_ROWS = 1e8
+"""Rows that these may read, beyond those whose cost is measured (about 1 s)."""
 
 SLOW, SLOW_ROWS = 0.5, 1e9
 """Scans go on while their end points depend on the start by more than this, up to so many rows."""
@@ -58,8 +61,8 @@ RATIO_ROWS, LEAST_RATIOS = 8e7, 40
 KEPT_STARTS = 50
 """Points that are kept for chains to start from."""
 
-WARMED = 10
-"""Scans before those whose cost is measured."""
+WARMED, LEAST_TUNED = 10, 13
+"""Scans before those whose cost is measured, and how many there are at least."""
 
 
 def approximate(
@@ -220,14 +223,15 @@ class _Run:
         moments = _moments(pool)
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
-        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, SCANS, MOST_SCANS))
+        fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
+        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, fewest, MOST_SCANS))
         scanned, check = self._compared(pool[:n_scanned], moments, n_scans, cost, pareto_k)
-        affordable = 2 * n_scans * cost * len(pool) <= CORRECTION_ROWS
+        affordable = 2 * max(n_scans, SCANS) * cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
         ):
             return Found(points, log_q, check, False)
-        middle = scanned.end
+        middle, n_scans = scanned.end, max(n_scans, SCANS)
         if n_scanned < len(pool):
             middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
         again, check = self._compared(middle, _moments(middle), n_scans, cost, pareto_k)
@@ -283,7 +287,9 @@ class _Run:
         """Tune the moves from a draw; return what a scan costs, in rows."""
         step, point = self.step, point.copy()
         step.setup_chain(self.rng.spawn(1)[0], TUNED, 0)
-        read = [self._scan(point) for _ in range(TUNED)]
+        read: list[float] = []
+        while len(read) < TUNED and (len(read) < LEAST_TUNED or sum(read) < TUNE_ROWS):
+            read.append(self._scan(point))
         step.stop_tuning()
         beside = PLAIN_SCAN_ROWS if step.latent is None else SCAN_ROWS
         beside += ENTRY_ROWS * point.size
