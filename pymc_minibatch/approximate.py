@@ -34,13 +34,19 @@ TUNED = 30
 """Scans that tune the moves, which are made about the mode already."""
 
 SCANS, MOST_SCANS = 2, 8
-"""Scans from each draw; more if they are cheap."""
+"""Scans from each draw; more if they are cheap, and one if the fewest draws cost too much."""
 
 LEAST_STARTS, MOST_STARTS = 48, 1000
 """Draws from which scans are made, however many are to be returned."""
 
 CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
 """Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
+
+TUNE_ROWS = 1e8
+"""Rows that these may read, beyond those whose cost is measured (about 1 s)."""
+
+SLOW, SLOW_ROWS = 0.5, 1e9
+"""Scans go on while their end points depend on the start by more than this, up to so many rows."""
 
 SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
 """What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it
@@ -55,8 +61,8 @@ RATIO_ROWS, LEAST_RATIOS = 8e7, 40
 KEPT_STARTS = 50
 """Points that are kept for chains to start from."""
 
-WARMED = 10
-"""Scans before those whose cost is measured."""
+WARMED, LEAST_TUNED = 10, 13
+"""Scans before those whose cost is measured, and how many there are at least."""
 
 
 def approximate(
@@ -214,24 +220,41 @@ class _Run:
         pool = points  # what is checked, which few draws would not tell
         if self.n_draws < n_starts:
             pool = self.approximation.draw(self.rng, n_starts).points
-        moments, slices = _moments(pool), self.step.tall.layout.slices
+        moments = _moments(pool)
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
-        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, SCANS, MOST_SCANS))
-        scanned = self._scanned(pool[:n_scanned], n_scans)
-        check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
-        affordable = 2 * n_scans * cost * len(pool) <= CORRECTION_ROWS
+        fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
+        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, fewest, MOST_SCANS))
+        scanned, check = self._compared(pool[:n_scanned], moments, n_scans, cost, pareto_k)
+        affordable = 2 * max(n_scans, SCANS) * cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
         ):
             return Found(points, log_q, check, False)
-        middle = scanned.end
+        middle, n_scans = scanned.end, max(n_scans, SCANS)
         if n_scanned < len(pool):
             middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
-        again = self._scanned(middle, n_scans)
-        check = check_of(again, _moments(middle), slices, pareto_k, self.n_modes)
+        again, check = self._compared(middle, _moments(middle), n_scans, cost, pareto_k)
         ends = self._with_moments_of_all(again)[: self.n_draws]
         return Found(ends, np.full(self.n_draws, np.nan), check, True)
+
+    def _compared(
+        self,
+        starts: np.ndarray,
+        moments: tuple[np.ndarray, np.ndarray],
+        n_scans: int,
+        cost: float,
+        pareto_k: float,
+    ) -> tuple[Scanned, Check]:
+        """Make scans from some points until they have moved, or rows are used up; compare."""
+        slices, n_made = self.step.tall.layout.slices, n_scans
+        scanned = self._scanned(starts, n_scans)
+        check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
+        while check.slowness > SLOW and 2 * n_made * cost * len(starts) <= SLOW_ROWS:
+            scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
+            check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
+            n_made *= 2
+        return scanned, check
 
     def _with_moments_of_all(self, scanned: Scanned) -> np.ndarray:
         """Return the last points, moved a little to have mean and sd of all that scans led to."""
@@ -264,7 +287,9 @@ class _Run:
         """Tune the moves from a draw; return what a scan costs, in rows."""
         step, point = self.step, point.copy()
         step.setup_chain(self.rng.spawn(1)[0], TUNED, 0)
-        read = [self._scan(point) for _ in range(TUNED)]
+        read: list[float] = []
+        while len(read) < TUNED and (len(read) < LEAST_TUNED or sum(read) < TUNE_ROWS):
+            read.append(self._scan(point))
         step.stop_tuning()
         beside = PLAIN_SCAN_ROWS if step.latent is None else SCAN_ROWS
         beside += ENTRY_ROWS * point.size

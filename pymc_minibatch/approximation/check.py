@@ -8,7 +8,10 @@ visit. In posterior standard deviations, with b the regression of x̄ on x₀,
 
 is how far the mean of q is off, to first order: scans that move little (b near 1) reveal little of
 it at once. E_q x is known nearly without Monte Carlo error, since draws have matched moments. The
-variance of what scans reach says how far standard deviations are off.
+variance of what scans reach says how far standard deviations are off. Likewise, with b the
+regression of the squared deviation at the end on that at the start,
+
+    relative error of the variance = (E x² / E_q x² − 1) / (1 − b).
 
 Whether tails of q are too light is seen from the ratios π/q at draws of the hyperparameters and the
 border, by Pareto's k̂.
@@ -94,6 +97,8 @@ class Shift(NamedTuple):
         Relative error of its standard deviations, and its standard error.
     slowness : float
         b.
+    surely_scale : float
+        What the standard deviation of some element is off at least, however many were looked at.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Shift(NamedTuple):
     scale: float
     scale_error: float
     slowness: float
+    surely_scale: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ class Check:
         return max(self.shifts, key=lambda shift: abs(shift.scale) - 2 * shift.scale_error)
 
     @property
+    def slowness(self) -> float:
+        """The largest b."""
+        return max(shift.slowness for shift in self.shifts)
+
+    @property
     def is_settled(self) -> bool:
         """Whether no error is seen that is larger than Monte Carlo errors of a thousand draws."""
         return self._worst <= 1.0
@@ -147,13 +158,13 @@ class Check:
     @property
     def _scale(self) -> float:
         z = float(norm.isf(ALPHA / len(self.shifts) / 2))
-        return max(abs(s.scale) - z * s.scale_error for s in self.shifts)
+        return max(max(abs(s.scale) - z * s.scale_error, s.surely_scale) for s in self.shifts)
 
     @property
     def verdict(self) -> Verdict:
         """Whether the draws can be used."""
         surely = max(shift.surely for shift in self.shifts)
-        slow = max(shift.slowness for shift in self.shifts)
+        slow = self.slowness
         noise = max(max(shift.error, shift.scale_error) for shift in self.shifts)
         if surely > WRONG or self._scale > WRONG_SCALE or slow > STUCK or self.pareto_k > BAD_K:
             return "do not use"
@@ -220,7 +231,7 @@ def _shift(name: str, start: np.ndarray, middle: np.ndarray, end: np.ndarray, z:
     left = np.maximum(1.0 - slope, 1.0 - STUCK)
     rest = middle - slope * start
     errors, noise = rest.mean(axis=0) / left, rest.std(axis=0, ddof=1) / math.sqrt(n) / left
-    scale, scale_noise = _scale_error(start, end)
+    scale, scale_noise, least_scale = _scale_error(start, end, z)
     surely = np.abs(errors) - z * noise
     worst = int(np.argmax(np.abs(errors) if errors.size <= FEW else surely))
     size, error = float(abs(errors[worst])), float(noise[worst])
@@ -229,24 +240,50 @@ def _shift(name: str, start: np.ndarray, middle: np.ndarray, end: np.ndarray, z:
         common, common_error = _in_common(errors, noise)
         size, error = max((max(least, 0.0), error), (common, common_error))
         least = max(least, common - z * common_error)
-    return Shift(name, size, error, least, scale, scale_noise, float(slope.max()))
+    slowness = float(slope.max())
+    return Shift(name, size, error, least, scale, scale_noise, slowness, least_scale)
 
 
-def _regression(start: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    """Return b of each element; of many elements one that all share."""
+def _regression(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return b of each element; of many elements drawn towards one that all share.
+
+    By as much as their differences are noise, so that an element that hardly moves is not lost.
+    """
     centred = start - start.mean(axis=0)
-    products, squares = (centred * middle).sum(axis=0), (centred**2).sum(axis=0)
-    if squares.size > FEW:
-        products, squares = products.sum(keepdims=True), squares.sum(keepdims=True)
-        return np.broadcast_to(products / squares, start.shape[1:])
-    return np.asarray(products / squares)
+    products, squares = (centred * end).sum(axis=0), (centred**2).sum(axis=0)
+    slopes = np.asarray(products / squares)
+    if slopes.size <= FEW:
+        return slopes
+    common = products.sum() / squares.sum()
+    rest = end - end.mean(axis=0) - common * centred
+    noise = ((centred * rest) ** 2).sum(axis=0) / squares**2
+    excess = (slopes - common) ** 2 - noise
+    share = np.clip(excess.sum() / np.maximum(np.sum((slopes - common) ** 2), 1e-300), 0.0, 1.0)
+    return np.asarray(common + share * (slopes - common))
 
 
-def _scale_error(start: np.ndarray, end: np.ndarray) -> tuple[float, float]:
-    """Return by how much standard deviations are off, on average over the elements."""
-    n, deviations = len(start), end - end.mean(axis=0)
-    squares = (deviations**2).mean(axis=1) * n / (n - 1)
-    return float(np.sqrt(squares.mean()) - 1), float(squares.std(ddof=1) / 2 / math.sqrt(n))
+def _scale_error(start: np.ndarray, end: np.ndarray, z: float) -> tuple[float, float, float]:
+    """Return how far standard deviations are off on average, the standard error, and the least.
+
+    The last is what the worst element is off at least, however many were looked at.
+    """
+    n = len(start)
+    before = (start - start.mean(axis=0)) ** 2
+    after = (end - end.mean(axis=0)) ** 2 * n / (n - 1)
+    slope = np.clip(_regression(before, after), 0.0, None)
+    left = np.maximum(1.0 - slope, 1.0 - STUCK)
+    # The draws have unit variances, beside noise of those from which scans start.
+    rest = (after - 1.0 - slope * (before - 1.0)) / left
+    of_all = rest.mean(axis=1)
+    mean, noise = float(of_all.mean()), float(of_all.std(ddof=1)) / math.sqrt(n)
+    each, noises = rest.mean(axis=0), rest.std(axis=0, ddof=1) / math.sqrt(n)
+    least = float((np.abs(_as_scale(each)) - z * noises / 2).max())
+    return float(_as_scale(mean)), noise / 2, least
+
+
+def _as_scale(variance: float | np.ndarray) -> np.ndarray:
+    """Return the relative error of a standard deviation from that of the variance."""
+    return np.asarray(np.sqrt(np.maximum(1.0 + variance, 0.0)) - 1.0)
 
 
 def _in_common(errors: np.ndarray, noise: np.ndarray) -> tuple[float, float]:

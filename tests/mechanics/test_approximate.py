@@ -195,6 +195,30 @@ def test_errors_are_those_of_the_mean_however_slowly_scans_move():
         assert abs(largest.size - 0.8) < 6 * largest.error
 
 
+def scans_to(scales, stays, n=2000, seed=2):
+    """Scans that lead from unit variances to some scales; `stays` of each element."""
+    rng, scales, stays = np.random.default_rng(seed), np.asarray(scales), np.asarray(stays)
+    start = rng.normal(size=(n, scales.size))
+    end = stays * start + scales * np.sqrt(1 - stays**2) * rng.normal(size=start.shape)
+    moments = start.mean(axis=0), start.std(axis=0)
+    return check_of(Scanned(start, end, end), moments, {"a": slice(0, scales.size)}, 0.1)
+
+
+@pytest.mark.parametrize("stays", [0.0, 0.5, 0.8])
+def test_errors_of_scales_are_found_however_slowly_scans_move(stays):
+    largest = scans_to([1.4] * 3, [stays] * 3, n=20_000).widest
+    assert abs(largest.scale - 0.4) < 4 * largest.scale_error < 0.2
+
+
+def test_one_element_of_twenty_is_not_lost():
+    others = [1.0] * 19
+    assert scans_to([1.0, *others], [0.3] * 20).verdict == "use"
+    slow = scans_to([1.0, *others], [0.95, *(0.3 * np.ones(19))])
+    assert slow.verdict == "check"
+    assert abs(slow.slowness - 0.95) < 0.03
+    assert scans_to([1.5, *others], [0.3] * 20).verdict != "use"
+
+
 def test_the_verdict_follows_the_error():
     assert autoregressive(0.0, 0.2, n=1000).verdict == "use"
     assert autoregressive(0.25, 0.2, n=4000).verdict == "check"
