@@ -11,6 +11,13 @@ POSTERIORS = (
     "doctor_visits",
     "diamond_prices",
     "lecture_ratings",
+    "movie_ratings",
+    "home_runs",
+    "plane_slopes",
+    "chemistry_scores",
+    "airport_weather",
+    "wages_spline",
+    "drive_failures",
 )
 
 PROGRAMS = ("minibatch", "flymc", "approximate", "nutpie", "advi", "pathfinder", "laplace")

@@ -57,10 +57,8 @@ def write(records: Sequence[Record], page: Path) -> None:
     for posterior in POSTERIORS:
         row = [found.get((posterior, program)) for program in shown]
         counts = {r["rows"] for r in row if r is not None and r["rows"] is not None}
-        title = posterior_of(posterior).TITLE
-        lines.append(
-            _line([title, *(f"{n:,}" for n in sorted(counts)[:1] or [0]), *map(cell, row)])
-        )
+        title, rows = posterior_of(posterior).TITLE, f"{min(counts):,}" if counts else ""
+        lines.append(_line([title, rows, *map(cell, row)]))
     parts = [HEAD, "\n".join(lines) + "\n", _busy(found.values())]
     parts += ["![Seconds to 400 effective draws](images/tall_posteriors.svg)\n"]
     parts += [_details(found.values()), NOTES]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_posteriors_build_on_few_rows(name):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"its data are in {package}: make tall-posteriors installs it")
     table = scaled(posterior.table(), 500)
-    model = posterior.model(table)
+    model = Job(posterior, table, Clock(time.perf_counter())).pymc_model()
     assert np.isfinite(model.compile_logp()(model.initial_point()))
 
 
