@@ -42,11 +42,17 @@ LEAST_STARTS, MOST_STARTS = 48, 1000
 CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
 """Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
 
+ASKED_ROWS = 1e10
+"""The same for a correction that was asked for (about 100 s)."""
+
 TUNE_ROWS = 1e8
 """Rows that these may read, beyond those whose cost is measured (about 1 s)."""
 
 SLOW, SLOW_ROWS = 0.5, 1e9
 """Scans go on while their end points depend on the start by more than this, up to so many rows."""
+
+FORGOTTEN = 0.15
+"""The same for the scans of a correction: a share of the error of the approximation that is left."""
 
 SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
 """What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it
@@ -234,7 +240,15 @@ class _Run:
         middle, n_scans = scanned.end, max(n_scans, SCANS)
         if n_scanned < len(pool):
             middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
-        again, check = self._compared(middle, _moments(middle), n_scans, cost, pareto_k)
+        again, check = self._compared(
+            middle,
+            _moments(middle),
+            n_scans,
+            cost,
+            pareto_k,
+            slow=FORGOTTEN,
+            rows=ASKED_ROWS if correct is True else CORRECTION_ROWS,
+        )
         ends = self._with_moments_of_all(again)[: self.n_draws]
         return Found(ends, np.full(self.n_draws, np.nan), check, True)
 
@@ -245,12 +259,14 @@ class _Run:
         n_scans: int,
         cost: float,
         pareto_k: float,
+        slow: float = SLOW,
+        rows: float = SLOW_ROWS,
     ) -> tuple[Scanned, Check]:
         """Make scans from some points until they have moved, or rows are used up; compare."""
         slices, n_made = self.step.tall.layout.slices, n_scans
         scanned = self._scanned(starts, n_scans)
         check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
-        while check.slowness > SLOW and 2 * n_made * cost * len(starts) <= SLOW_ROWS:
+        while check.slowness > slow and 2 * n_made * cost * len(starts) <= rows:
             scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
             check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
             n_made *= 2
