@@ -52,7 +52,7 @@ SLOW, SLOW_ROWS = 0.5, 1e9
 """Scans go on while their end points depend on the start by more than this, up to so many rows."""
 
 FORGOTTEN = 0.15
-"""The same for the scans of a correction: a share of the error of the approximation that is left."""
+"""The same for a correction: the share of the approximation's error that is left."""
 
 SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
 """What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it

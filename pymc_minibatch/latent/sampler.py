@@ -132,7 +132,7 @@ class LatentSampler(ABC):
     def costly(self) -> bool:
         """Whether a scan costs more than an evaluation of all rows."""
         n_read = self.tall.n_rows if self._follows_trajectories else 0
-        return costs.is_costly(self.work, n_read) or not self.has_determinant
+        return costs.is_costly(self.field, self.work, n_read) or not self.has_determinant
 
     @property
     def _follows_trajectories(self) -> bool:

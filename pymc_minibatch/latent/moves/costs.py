@@ -29,17 +29,20 @@ LARGE = 50
 """A larger border moves in random blocks, if it has to."""
 
 
-def is_costly(work: float, n_read: int) -> bool:
+def is_costly(field: LatentField, work: float, n_read: int) -> bool:
     """Whether to factor the border for each h takes too long.
 
     Parameters
     ----------
+    field
+        The latent field: effects that are in no sweep follow h by factorizations alone.
     work
         The multiplications.
     n_read
         Rows that each move reads anyway.
     """
-    return work > COSTLY * max(1.0, n_read / ROWS_AS_COSTLY)
+    as_long = n_read / ROWS_AS_COSTLY if _unswept(field) > LARGE else 1.0
+    return work > COSTLY * max(1.0, as_long)
 
 
 def factoring_share(
@@ -48,8 +51,12 @@ def factoring_share(
     """Return the share of scans in which h moves with η held."""
     if collapsed is None:
         return 1.0
-    unswept = field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
-    return FACTORING_SHARE if unswept <= LARGE else max(FACTORING_SHARE, COSTLY / work)
+    return FACTORING_SHARE if _unswept(field) <= LARGE else max(FACTORING_SHARE, COSTLY / work)
+
+
+def _unswept(field: LatentField) -> int:
+    """Return how many effects and coefficients outside the largest factor are in no other one."""
+    return field.latent.dense.size - sum(levels.latent.size for levels in field.levels[1:])
 
 
 def overhead(field: LatentField, work: float) -> float:

@@ -39,6 +39,9 @@ from pymc_minibatch.latent.surrogate import Surrogate
 
 __all__ = ["Data", "WithSurrogateData", "plan"]
 
+TIMES = 2
+"""How often in a scan."""
+
 PRECISION = 16.0
 """ε⁻², in units of what the rows say."""
 
@@ -154,9 +157,7 @@ class WithSurrogateData(TurningMove):
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: where all rows decide, as often as moves with η held."""
+    """Return how it enters a scan: if all rows decide and factorizations are cheap."""
     if not (model.field.hyper.size and model.has_determinant and model.has_slopes):
         return []
-    if model.fixed_factor:
-        return []
-    return [Planned(WithSurrogateData(model), in_a_row=2)]
+    return [] if model.fixed_factor else [Planned(WithSurrogateData(model), in_a_row=TIMES)]
