@@ -15,6 +15,7 @@ import xarray as xr
 import pymc_minibatch as pmb
 from pymc_minibatch import plots
 from pymc_minibatch.draws import draws_of_step
+from pymc_minibatch.panels import Panels
 
 N_ROWS, SHAPE = 200, (3, 60)
 SAMPLE = ("chain", "draw")
@@ -205,8 +206,8 @@ def drawn_by(monkeypatch, draw):
         return real(run, arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(plots.Panels, "line", curve)
-        patch.setattr(plots.Panels, "scatter", curve)
+        patch.setattr(Panels, "line", curve)
+        patch.setattr(Panels, "scatter", curve)
         patch.setattr(plots, "drawable", drawable)
         draw()
     return np.concatenate([np.ravel(values).astype(float) for values in seen])
