@@ -121,8 +121,10 @@ class ArrowheadMatrix:
     def damped(self, damping: float) -> "ArrowheadMatrix":
         """Raise the diagonal by a share of its absolute value."""
         diagonal = np.abs(np.einsum("gqq->gq", self.blocks))
+        of_dense = damping * np.abs(self.dense.diagonal())
+        is_sparse = sparse.issparse(self.dense)
         return ArrowheadMatrix(
-            self.dense + damping * np.diag(np.abs(self.dense.diagonal())),
+            self.dense + (sparse.diags_array(of_dense).tocsr() if is_sparse else np.diag(of_dense)),
             self.cross,
             self.blocks + damping * diagonal[:, :, None] * np.eye(self.blocks.shape[1]),
         )

@@ -5,7 +5,7 @@ the Gaussian of the field does not say of the rows adds up over all effects. Wit
 (:mod:`.centered`), the field cannot move at all along what rows do not see, such as the shares of
 two effects that are added. Between the two, draw surrogate data u of what rows read,
 
-    u | φ ~ N(φ, ε² G⁻¹),   G the diagonal of the curvature of the rows,
+    u | φ ~ N(φ, ε² G⁻¹),   G the size of the diagonal of the curvature of the rows,
 
 and hold η in the Gaussian that the field has given u, the rows and h. Then φ moves by some ε
 standard deviations, and the field along all else by as much as h asks for. The log ratio is that of
@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.conditional import Conditional, Frame
 from pymc_minibatch.latent.moves import kernels
 from pymc_minibatch.latent.moves.kernels import whitened
@@ -80,21 +79,15 @@ class WithSurrogateData(TurningMove):
         rows, curvature = self.model.field.rows, self.model.surrogate.expansion.curvature
         precision = np.zeros(self.model.surrogate.expansion.at.size)
         rows.put(precision, curvature.dense.diagonal(), np.einsum("gii->gi", curvature.blocks))
-        return PRECISION * np.maximum(precision, 0.0)
+        return PRECISION * np.abs(precision)
 
     @cached_property
     def surrogate(self) -> Surrogate:
         """The rows' Gaussian, with that of data about φ̂."""
-        model, rows = self.model.surrogate, self.model.field.rows
-        expansion, (dense, groups) = model.expansion, rows.split(self.precision)
-        curvature, width = expansion.curvature, np.arange(groups.shape[1])
-        added_to_dense, blocks = curvature.dense.copy(), curvature.blocks.copy()
-        added_to_dense[np.diag_indices(dense.size)] += dense
-        blocks[:, width, width] += groups
-        nearer = ArrowheadMatrix(added_to_dense, curvature.cross, blocks)
-        return Surrogate(
-            model.tall, model.field, replace(expansion, curvature=nearer), model.center
-        )
+        model = self.model.surrogate
+        nearer = model.expansion.curvature.damped(PRECISION)
+        expansion = replace(model.expansion, curvature=nearer)
+        return Surrogate(model.tall, model.field, expansion, model.center)
 
     def data(self, rng: np.random.Generator, phi: np.ndarray) -> Data:
         """Draw them, where rows read φ."""
@@ -103,7 +96,7 @@ class WithSurrogateData(TurningMove):
         return Data(noise, self.precision * away + sd * noise)
 
     def given(self, hyper: np.ndarray) -> Conditional:
-        """Return the Gaussian of the field given h, with data at φ̂; from memory where it is new."""
+        """Return the Gaussian of the field given h, with data at φ̂, from memory if it is new."""
         for known, conditional in self._given:
             if np.array_equal(known, hyper):
                 return conditional
