@@ -26,6 +26,7 @@ from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.batched import multiply_blocks
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import ArrowheadLayout
@@ -185,12 +186,42 @@ class MovesOfEffects(Look):
 
     def _noncentered(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return the log ratio of proposal densities where h moves and η stays."""
-        mean, cholesky, _ = self.settings.scale
-        z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
-        volumes, lengths = [], []
-        for point in (here, there):
+
+        def gaussian(point: np.ndarray) -> tuple[Conditional, np.ndarray]:
             given = self.moves.model.surrogate.factored_later(point[self.field.hyper])
-            away = self.field.latent.split(point - given.point)
+            return given, given.point
+
+        return self._eta_held(move, (here, there), gaussian)
+
+    def _with_surrogate_data(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that where η stays given surrogate data, whose density has a share in it."""
+        of_kind, data = self.moves.by_name[move.name], move.proposal.data
+        assert isinstance(of_kind, WithSurrogateData)
+        precision, at = of_kind.precision, self.moves.model.surrogate.expansion.at
+        known = precision > 0.0
+        u = at[known] + data.pull[known] / precision[known]
+        means = [self.field.derivatives.phi(point)[known] for point in (here, there)]
+        away = [precision[known] @ (u - mean) ** 2 for mean in means]
+
+        def gaussian(point: np.ndarray) -> tuple[Conditional, np.ndarray]:
+            given = of_kind.surrogate.factored_later(point[self.field.hyper])
+            return given, of_kind.frame(given, data).origin
+
+        return self._eta_held(move, (here, there), gaussian) + 0.5 * float(away[0] - away[1])
+
+    def _eta_held(
+        self,
+        move: Candidate,
+        points: tuple[np.ndarray, np.ndarray],
+        gaussian: Callable[[np.ndarray], tuple[Conditional, np.ndarray]],
+    ) -> float:
+        """Return that where h moves and η stays, in the Gaussian and the mean that points have."""
+        mean, cholesky, _ = self.settings.scale
+        z, moved = (np.linalg.solve(cholesky, self._w(point) - mean) for point in points)
+        volumes, lengths = [], []
+        for point in points:
+            given, origin = gaussian(point)
+            away = self.field.latent.split(point - origin)
             length, lost_length = _quadratic_form(given.precision, away)
             log_volume, lost_volume = log_determinant(given.precision)
             lengths.append(length)
@@ -203,33 +234,6 @@ class MovesOfEffects(Look):
         unequal = 0.5 * (lengths[1] - lengths[0])
         equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
         return kernel + volumes[0] - volumes[1] + (0.0 if equal else unequal)
-
-    def _with_surrogate_data(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
-        """Return that where η stays given surrogate data: what their density adds, and its map."""
-        of_kind, data = self.moves.by_name[move.name], move.proposal.data
-        assert isinstance(of_kind, WithSurrogateData)
-        read = self.field.derivatives.phi
-        precision, at = of_kind.precision, self.moves.model.surrogate.expansion.at
-        known = precision > 0.0
-        means = [read(point)[known] for point in (here, there)]
-        u = at[known] + data.pull[known] / precision[known]
-        away = [precision[known] @ (u - mean) ** 2 for mean in means]
-        mean, cholesky, _ = self.settings.scale
-        z, moved = (np.linalg.solve(cholesky, self._w(p) - mean) for p in (here, there))
-        shares = hyper_walk_share(z), hyper_walk_share(moved)
-        log_q = _mixture(z, moved, shares, move.proposal.walks) + 0.5 * (away[0] - away[1])
-        lengths = []
-        for point, sign in ((here, 1.0), (there, -1.0)):
-            given = of_kind.surrogate.factored_later(point[self.field.hyper])
-            away_from_mean = self.field.latent.split(point - of_kind.frame(given, data).origin)
-            length, lost_length = _quadratic_form(given.precision, away_from_mean)
-            log_volume, lost_volume = log_determinant(given.precision)
-            lengths.append(length)
-            log_q += sign * (0.5 * log_volume + self._slope_of_tails(point))
-            self.lost += lost_length + lost_volume
-        unequal = 0.5 * (lengths[1] - lengths[0])
-        equal = abs(unequal) <= 1e-7 * (1.0 + abs(lengths[0])) + self.lost
-        return log_q + (0.0 if equal else unequal)
 
     def _border(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that where a part of η turns and h stays."""

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from benchmarks.calibration import MODELS, Calibration
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.moves.scan import LatentMoves
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.whole import WholeSampler
@@ -44,3 +46,12 @@ def test_effects_follow_there_and_back_and_predictors_stay_near(sampler: WholeSa
             away = np.sqrt(move.precision) * (surrogate.phi(end) - phi)
             moved[name].append(np.sum(away[known] ** 2))
     assert np.mean(moved["data"]) < 0.5 * np.mean(moved["none"])
+
+
+def test_a_sparse_curvature_is_raised_and_stays_sparse() -> None:
+    rng = np.random.default_rng(5)
+    dense, cross, blocks = rng.normal(size=(4, 4)), np.zeros((6, 4)), rng.normal(size=(3, 2, 2))
+    raised = ArrowheadMatrix(sparse.csr_array(dense), cross, blocks).damped(3.0)
+    assert sparse.issparse(raised.dense)
+    expected = dense + 3.0 * np.diag(np.abs(np.diag(dense)))
+    np.testing.assert_allclose(raised.dense.toarray(), expected, rtol=1e-14)
