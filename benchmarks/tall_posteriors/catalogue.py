@@ -20,7 +20,21 @@ POSTERIORS = (
     "drive_failures",
 )
 
-PROGRAMS = ("minibatch", "flymc", "approximate", "nutpie", "advi", "pathfinder", "laplace")
+PROGRAMS = (
+    "minibatch",
+    "flymc",
+    "nutpie",
+    "numpyro_nuts",
+    "pymhss",
+    "hmcecs",
+    "sgld",
+    "sghmc",
+    "approximate",
+    "advi",
+    "pathfinder",
+    "laplace",
+    "gpboost",
+)
 
 
 def posterior_of(name: str) -> Any:

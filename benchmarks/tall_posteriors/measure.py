@@ -1,9 +1,11 @@
 """Run cells of the table, each in processes of its own, and keep their records."""
 
+import contextlib
 import datetime
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,9 @@ RESULTS = Path(__file__).parent / "results.json"
 
 LIMIT = 600.0
 """Seconds that a program has."""
+
+COMMAND = ("-m", "benchmarks.tall_posteriors.worker")
+"""What a worker runs."""
 
 BUSY = 0.5
 """Load of the machine before a run, for each core, beyond which the record says that it is busy."""
@@ -69,7 +74,7 @@ def process(
     }
     output = caches / "outcome.json"
     output.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.tall_posteriors.worker"]
+    command = [sys.executable, *COMMAND]
     command += ["--posterior", posterior, "--program", program, "--output", str(output)]
     command += ["--length", str(length), "--seed", str(seed)]
     command += [] if rows is None else ["--rows", str(rows)]
@@ -77,15 +82,25 @@ def process(
     log = Path(tempfile.gettempdir()) / f"tall-posteriors-{posterior}-{program}.log"
     command += ["--started", repr(time.perf_counter())]
     with log.open("w") as errors:
+        worker = subprocess.Popen(
+            command, env=environment, stdout=errors, stderr=errors, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                command, env=environment, stdout=errors, stderr=errors, timeout=limit, check=False
-            )
+            code = worker.wait(limit)
         except subprocess.TimeoutExpired:
             return {"failed": f"not done within {limit:.0f} s"}
-    if done.returncode or not output.exists():
-        return {"failed": f"ended with exit code {done.returncode}; see {log.name}"}
+        finally:
+            _end(worker)
+    if code or not output.exists():
+        return {"failed": f"ended with exit code {code}; see {log.name}"}
     return json.loads(output.read_text())
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """End a worker and the processes of its chains, which would disturb the next cell."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
 
 
 def cell(

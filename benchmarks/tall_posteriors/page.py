@@ -10,6 +10,9 @@ __all__ = ["draw", "write"]
 
 Record = dict[str, Any]
 
+MARKERS = "osD^v<>PX*hdp"
+"""A marker for each program."""
+
 HEAD = """# Tall posteriors
 
 <!-- Written by `python -m benchmarks.tall_posteriors table`. -->
@@ -19,6 +22,10 @@ them. A cell has the seconds from the start of Python until 400 effective draws 
 parameter (bulk effective sample size, all parameters), in a second run / in a first run, which
 also compiles. An empty cell was not run; "no" was run and did not get there, and the list below
 says why.
+
+Programs of three kinds are in the table. Samplers of the posterior itself come first. HMCECS, SGLD
+and SGHMC sample something near it: compare their seconds only together with their errors. The
+others end in an approximation, or in an estimate.
 """
 
 NOTES = """
@@ -30,6 +37,9 @@ the seconds until they end, and they are wrong by an unknown amount.
 Run a cell with `python -m benchmarks.tall_posteriors run POSTERIOR --program NAME`. References,
 with which `worst_z` compares, are made by `python -m benchmarks.tall_posteriors reference
 POSTERIOR`; without one the errors of a record are null.
+
+PyINLA 0.1.13 was not run: its wheel fetches R-INLA's program from another host at the first use,
+which the machine of these measurements cannot reach.
 """
 
 
@@ -104,12 +114,12 @@ def draw(records: Sequence[Record], image: Path) -> None:
         ]
         if points:
             x, y = zip(*points, strict=True)
-            axes.plot(x, y, "osD^vPX"[k], label=program_of(program).TITLE)
+            axes.plot(x, y, MARKERS[k % len(MARKERS)], label=program_of(program).TITLE)
     axes.set(xscale="log", xlabel="seconds to 400 effective draws, second run")
     axes.set_yticks(
         [-k for k in range(len(POSTERIORS))], [posterior_of(n).TITLE for n in POSTERIORS]
     )
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(image, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)

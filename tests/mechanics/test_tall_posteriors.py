@@ -31,9 +31,11 @@ class Tiny:
 
     @staticmethod
     def model(table, batch=None):
+        rows = table.rows if batch is None else batch
+        total = None if batch is None else table.n_rows
         with pm.Model() as built:
             beta = pm.Normal("beta", 0, 2, shape=2)
-            pm.Normal("y", table.rows["X"] @ beta, 1.0, observed=table.rows["y"])
+            pm.Normal("y", rows["X"] @ beta, 1.0, observed=rows["y"], total_size=total)
         return built
 
 
@@ -79,6 +81,70 @@ def test_posteriors_build_on_few_rows(name):
     table = scaled(posterior.table(), 500)
     model = Job(posterior, table, Clock(time.perf_counter())).pymc_model()
     assert np.isfinite(model.compile_logp()(model.initial_point()))
+
+
+@pytest.mark.parametrize("name", [n for n in POSTERIORS if hasattr(posterior_of(n), "linear")])
+def test_linear_predictors_are_of_the_variables_of_the_model(name):
+    posterior = posterior_of(name)
+    for package in posterior.PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"its data are in {package}: make tall-posteriors installs it")
+    table = scaled(posterior.table(), 500)
+    linear = posterior.linear(table)
+    shapes = {v.name: v.type.shape for v in posterior.model(table).free_RVs}
+    n_coefficients = int(np.prod(shapes.get(linear.coefficients, (0,))))
+    assert linear.X.shape == (500, n_coefficients)
+    assert linear.y.shape == (500,)
+    n_deviations = len(linear.groups) + len(linear.slopes)
+    if linear.deviations is not None:
+        assert shapes[linear.deviations] == (n_deviations,)
+    else:
+        assert {f"sd_{name}" for name in linear.groups} <= set(shapes)
+
+
+def test_rows_in_jax_are_those_of_pymc():
+    jax = pytest.importorskip("jax", reason="make tall-posteriors installs it")
+    from benchmarks.tall_posteriors.jax_model import jax_model
+
+    table = Tiny.table()
+    translated = jax_model(Job(Tiny, table, Clock()))
+    beta = np.array([0.7, -0.2])
+    known = Tiny.model(table).compile_logp()({"beta": beta})
+    found = float(translated.log_density(jax.numpy.asarray(beta), translated.data))
+    assert found == pytest.approx(known, rel=1e-4)  # in single precision unless JAX is told
+    some = tuple(values[:10] for values in translated.data)
+    assert np.shape(translated.log_rows(jax.numpy.asarray(beta), some)) == (10,)
+    np.testing.assert_allclose(translated.mode(), exact(table)[0], atol=1e-3)
+    draws = translated.constrain(np.zeros((2, 3, 2)))
+    assert draws["beta"].shape == (2, 3, 2)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for a process in /proc")
+def test_what_takes_too_long_ends_with_its_chains(tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', "
+        f"'import time; time.sleep(60)']); open({str(started)!r}, 'w').write(str(child.pid)); "
+        "time.sleep(60)"
+    )
+    monkeypatch.setattr(measure, "COMMAND", ("-c", code))
+    result = measure.process("flights_late", "minibatch", tmp_path, 5.0)
+    assert result == {"failed": "not done within 5 s"}
+    child = int(started.read_text())
+    for _ in range(50):
+        if not _alive(child):
+            break
+        time.sleep(0.1)
+    assert not _alive(child)
+
+
+def _alive(pid):
+    """Tell whether a process runs; one that ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_larger_tables_are_resampled_with_noise():

@@ -7,8 +7,10 @@ the age of 18 on that at 16 and on gender, with an intercept and a slope for eac
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pymc as pm
 
+from benchmarks.tall_posteriors.linear import Linear, Prior
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Chemistry marks, slopes by school"
@@ -38,3 +40,18 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
         sigma = pm.HalfNormal("sigma", 3)
         pm.Normal("mark", mu, sigma, observed=rows["mark"], total_size=total)
     return built
+
+
+def linear(table: Table) -> Linear:
+    """Say the same as design matrices."""
+    rows = table.rows
+    X = np.column_stack([rows["x"], rows["female"]])
+    return Linear(
+        "normal",
+        rows["mark"],
+        X,
+        Prior(2.0, 2.0, sigma=3.0, centre=5.0),
+        {"school": rows["school"]},
+        {"school": rows["x"]},
+        deviations="sd",
+    )

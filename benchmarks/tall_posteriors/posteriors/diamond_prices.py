@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from benchmarks.tall_posteriors.linear import Linear, Prior
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Diamond prices, Student-t"
@@ -43,3 +44,11 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
             "log_price", nu=nu, mu=mu, sigma=sigma, observed=rows["log_price"], total_size=total
         )
     return built
+
+
+def linear(table: Table) -> Linear:
+    """Say the same as design matrices."""
+    rows = table.rows
+    groups = {name: rows[name] for name in FACTORS}
+    prior = Prior(2.0, 1.0, sd=0.5, sigma=0.5, centre=8.0)
+    return Linear("student_t", rows["log_price"], rows["X"], prior, groups)

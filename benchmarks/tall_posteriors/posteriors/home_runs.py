@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from benchmarks.tall_posteriors.linear import Linear, Prior
 from benchmarks.tall_posteriors.tables import Table, coded, find_package
 
 TITLE = "Home runs, binomial"
@@ -46,3 +47,12 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
             total_size=total,
         )
     return built
+
+
+def linear(table: Table) -> Linear:
+    """Say the same as design matrices."""
+    rows = table.rows
+    X = np.zeros((table.n_rows, 0))
+    groups = {name: rows[name] for name in FACTORS}
+    prior = Prior(1.0, 1.0, centre=-4.0)
+    return Linear("binomial", rows["home_runs"], X, prior, groups, trials=rows["at_bats"])

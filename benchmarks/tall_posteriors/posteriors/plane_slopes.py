@@ -10,6 +10,7 @@ from typing import Any
 
 import pymc as pm
 
+from benchmarks.tall_posteriors.linear import Linear, Prior
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Flight delays, slopes by plane"
@@ -39,3 +40,18 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
         sigma, nu = pm.HalfNormal("sigma", 1), pm.Gamma("nu", 2, 0.1)
         pm.StudentT("delay", nu=nu, mu=mu, sigma=sigma, observed=rows["delay"], total_size=total)
     return built
+
+
+def linear(table: Table) -> Linear:
+    """Say the same as design matrices."""
+    rows = table.rows
+    return Linear(
+        "student_t",
+        rows["delay"],
+        rows["x"][:, None],
+        Prior(1.0, 1.0, sd=0.5),
+        {"plane": rows["plane"]},
+        {"plane": rows["x"]},
+        coefficients="slope",
+        deviations="sd",
+    )
