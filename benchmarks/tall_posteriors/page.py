@@ -1,6 +1,6 @@
 """The page of the documentation: a table, a picture, and what cells say, from the records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def write(records: Sequence[Record], page: Path) -> None:
         lines.append(_line([title, rows, *map(cell, row)]))
     parts = [HEAD, "\n".join(lines) + "\n", _busy(found.values())]
     parts += ["![Seconds to 400 effective draws](images/tall_posteriors.svg)\n"]
-    parts += [_details(found.values()), NOTES]
+    parts += [_lost(found), _details(found.values()), NOTES]
     page.write_text("\n".join(part for part in parts if part))
 
 
@@ -83,6 +83,29 @@ def _busy(records: Any) -> str:
     if not any(r["busy"] for r in records):
         return ""
     return "\\* Other jobs ran on the machine: compare only within a row, and not closely.\n"
+
+
+def _lost(found: Mapping[tuple[str, str], Record]) -> str:
+    """List the posteriors on which another sampler of the posterior itself is faster."""
+    samplers = [name for name in PROGRAMS if program_of(name).EXACT]
+    lines = []
+    for posterior in POSTERIORS:
+        times = {
+            name: found[posterior, name]["seconds_to_400_warm"] or float("inf")
+            for name in samplers
+            if (posterior, name) in found
+        }
+        ours = times.get("minibatch", 0.0)
+        lines += [
+            f"- {posterior_of(posterior).TITLE}: {program_of(name).TITLE}, {seconds(time)} s."
+            for name, time in times.items()
+            if time < ours
+        ]
+    if not lines:
+        return ""
+    return "Samplers of the posterior itself that were faster than this package:\n\n" + (
+        "\n".join(lines) + "\n"
+    )
 
 
 def _details(records: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tall_posteriors import scores
+from benchmarks.tall_posteriors.catalogue import posterior_of
 from benchmarks.tall_posteriors.measure import process, provenance
 
 __all__ = ["AGREE", "make"]
@@ -54,7 +55,7 @@ def make(
                     raise RuntimeError(f"{sampler} on {posterior}: {done['failed']}")
             with np.load(path) as file:
                 runs[sampler] = dict(file)
-    found = scores.combined(runs)
+    found = scores.combined(runs, getattr(posterior_of(posterior), "NOT_COMPARED", ()))
     apart = found["furthest_apart"]
     if apart is not None and apart > AGREE:
         raise RuntimeError(f"The samplers disagree on {posterior}: by {apart} Monte Carlo errors.")

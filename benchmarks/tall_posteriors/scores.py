@@ -58,15 +58,19 @@ def _summaries(draws: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(v, dtype=float) for name, v in found.items()}
 
 
-def combined(runs: Mapping[str, Mapping[str, np.ndarray]]) -> Reference:
+def combined(
+    runs: Mapping[str, Mapping[str, np.ndarray]], leave_out: tuple[str, ...] = ()
+) -> Reference:
     """Pool the runs of two samplers, weighted by their Monte Carlo errors, and note their distance.
 
     Parameters
     ----------
     runs
         Draws by variable, by name of the sampler.
+    leave_out
+        Variables that samplers define differently.
     """
-    names = sorted(set.intersection(*[set(draws) for draws in runs.values()]))
+    names = sorted(set.intersection(*[set(draws) for draws in runs.values()]) - set(leave_out))
     variables: dict[str, Any] = {}
     furthest, compared = 0.0, 0
     for name in names:
