@@ -82,7 +82,10 @@ def _line(cells: Sequence[str]) -> str:
 def _busy(records: Any) -> str:
     if not any(r["busy"] for r in records):
         return ""
-    return "\\* Other jobs ran on the machine: compare only within a row, and not closely.\n"
+    return (
+        "\\* The load of the machine was above one before the run, to which the cell before it "
+        "adds: compare within a row.\n"
+    )
 
 
 def _lost(found: Mapping[tuple[str, str], Record]) -> str:
