@@ -89,8 +89,7 @@ def jax_model(job: Job) -> JaxModel:
     ends = np.cumsum([int(np.prod(shape, dtype=int)) for shape in shapes])
 
     def split(vector: Any) -> list[Any]:
-        parts = np.split(vector, ends[:-1]) if isinstance(vector, np.ndarray) else None
-        parts = jax.numpy.split(vector, ends[:-1]) if parts is None else parts
+        parts = jax.numpy.split(vector, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     n_rows = next(iter(batch.values())).shape[0]

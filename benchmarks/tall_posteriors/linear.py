@@ -10,18 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["Linear", "Prior"]
-
-
-@dataclass(frozen=True)
-class Prior:
-    """Scales of the priors: normal for coefficients, half-normal for scales."""
-
-    intercept: float
-    beta: float
-    sd: float = 1.0
-    sigma: float = 1.0
-    centre: float = 0.0
+__all__ = ["Linear"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,6 @@ class Linear:
     family: Literal["bernoulli", "binomial", "normal", "student_t"]
     y: np.ndarray
     X: np.ndarray
-    prior: Prior
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
     slopes: Mapping[str, np.ndarray] = field(default_factory=dict)
     trials: np.ndarray | None = None

@@ -71,7 +71,7 @@ def write(records: Sequence[Record], page: Path) -> None:
         lines.append(_line([title, rows, *map(cell, row)]))
     parts = [HEAD, "\n".join(lines) + "\n", _busy(found.values())]
     parts += ["![Seconds to 400 effective draws](images/tall_posteriors.svg)\n"]
-    parts += [_lost(found), _details(found.values()), NOTES]
+    parts += [_faster(found), _details(found.values()), NOTES]
     page.write_text("\n".join(part for part in parts if part))
 
 
@@ -88,7 +88,7 @@ def _busy(records: Any) -> str:
     )
 
 
-def _lost(found: Mapping[tuple[str, str], Record]) -> str:
+def _faster(found: Mapping[tuple[str, str], Record]) -> str:
     """List the posteriors on which another sampler of the posterior itself is faster."""
     samplers = [name for name in PROGRAMS if program_of(name).EXACT]
     lines = []

@@ -39,6 +39,14 @@ class Tiny:
         return built
 
 
+def few_rows(posterior):
+    """Return some rows of a posterior; skip the test if its data are not installed."""
+    for package in posterior.PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"its data are in {package}: make tall-posteriors installs it")
+    return scaled(posterior.table(), 500)
+
+
 def exact(table):
     """Return mean and standard deviation of the coefficients of `Tiny`."""
     X, y = table.rows["X"], table.rows["y"]
@@ -75,10 +83,7 @@ def test_a_missing_package_is_named():
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_posteriors_build_on_few_rows(name):
     posterior = posterior_of(name)
-    for package in posterior.PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"its data are in {package}: make tall-posteriors installs it")
-    table = scaled(posterior.table(), 500)
+    table = few_rows(posterior)
     model = Job(posterior, table, Clock(time.perf_counter())).pymc_model()
     assert np.isfinite(model.compile_logp()(model.initial_point()))
 
@@ -86,10 +91,7 @@ def test_posteriors_build_on_few_rows(name):
 @pytest.mark.parametrize("name", [n for n in POSTERIORS if hasattr(posterior_of(n), "linear")])
 def test_linear_predictors_are_of_the_variables_of_the_model(name):
     posterior = posterior_of(name)
-    for package in posterior.PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"its data are in {package}: make tall-posteriors installs it")
-    table = scaled(posterior.table(), 500)
+    table = few_rows(posterior)
     linear = posterior.linear(table)
     shapes = {v.name: v.type.shape for v in posterior.model(table).free_RVs}
     n_coefficients = int(np.prod(shapes.get(linear.coefficients, (0,))))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Chemistry marks, slopes by school"
@@ -50,7 +50,6 @@ def linear(table: Table) -> Linear:
         "normal",
         rows["mark"],
         X,
-        Prior(2.0, 2.0, sigma=3.0, centre=5.0),
         {"school": rows["school"]},
         {"school": rows["x"]},
         deviations="sd",

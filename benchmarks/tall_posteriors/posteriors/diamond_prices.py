@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Diamond prices, Student-t"
@@ -50,5 +50,4 @@ def linear(table: Table) -> Linear:
     """Say the same as design matrices."""
     rows = table.rows
     groups = {name: rows[name] for name in FACTORS}
-    prior = Prior(2.0, 1.0, sd=0.5, sigma=0.5, centre=8.0)
-    return Linear("student_t", rows["log_price"], rows["X"], prior, groups)
+    return Linear("student_t", rows["log_price"], rows["X"], groups)

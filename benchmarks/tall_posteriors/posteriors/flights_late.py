@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, dummies, r_table, standardised
 
 TITLE = "Late flights, logistic"
@@ -42,4 +42,4 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
 
 def linear(table: Table) -> Linear:
     """Say the same as a design matrix."""
-    return Linear("bernoulli", table.rows["late"], table.rows["X"], Prior(5.0, 2.0))
+    return Linear("bernoulli", table.rows["late"], table.rows["X"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, coded, find_package
 
 TITLE = "Home runs, binomial"
@@ -54,5 +54,4 @@ def linear(table: Table) -> Linear:
     rows = table.rows
     X = np.zeros((table.n_rows, 0))
     groups = {name: rows[name] for name in FACTORS}
-    prior = Prior(1.0, 1.0, centre=-4.0)
-    return Linear("binomial", rows["home_runs"], X, prior, groups, trials=rows["at_bats"])
+    return Linear("binomial", rows["home_runs"], X, groups, trials=rows["at_bats"])

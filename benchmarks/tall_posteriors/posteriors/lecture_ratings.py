@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, coded, r_table
 
 TITLE = "Lecture ratings, crossed"
@@ -58,5 +58,4 @@ def linear(table: Table) -> Linear:
     """Say the same as design matrices."""
     rows = table.rows
     groups = {name: rows[name] for name in FACTORS}
-    prior = Prior(2.0, 1.0, sd=1.0, sigma=2.0, centre=3.0)
-    return Linear("normal", rows["rating"], rows["X"], prior, groups)
+    return Linear("normal", rows["rating"], rows["X"], groups)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, dummies, r_table
 
 TITLE = "Officers, logistic"
@@ -40,4 +40,4 @@ def model(table: Table, batch: Mapping[str, Any] | None = None) -> pm.Model:
 
 def linear(table: Table) -> Linear:
     """Say the same as a design matrix."""
-    return Linear("bernoulli", table.rows["officer"], table.rows["X"], Prior(5.0, 2.0))
+    return Linear("bernoulli", table.rows["officer"], table.rows["X"])

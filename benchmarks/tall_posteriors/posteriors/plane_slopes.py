@@ -10,7 +10,7 @@ from typing import Any
 
 import pymc as pm
 
-from benchmarks.tall_posteriors.linear import Linear, Prior
+from benchmarks.tall_posteriors.linear import Linear
 from benchmarks.tall_posteriors.tables import Table, coded, r_table, standardised
 
 TITLE = "Flight delays, slopes by plane"
@@ -49,7 +49,6 @@ def linear(table: Table) -> Linear:
         "student_t",
         rows["delay"],
         rows["x"][:, None],
-        Prior(1.0, 1.0, sd=0.5),
         {"plane": rows["plane"]},
         {"plane": rows["x"]},
         coefficients="slope",
