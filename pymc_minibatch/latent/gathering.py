@@ -3,6 +3,10 @@
 A test that reads rows itself is compiled anew for each number and type of arrays of data, which
 takes seconds. This one calls a function by its address with the numbers of rows; the function finds
 the data, gathers the rows and calls the remainders.
+
+Of a remainder f(v) is small beside the expansion about v̂: several times all second derivatives,
+which are the same in every decision. They are computed once and stored with the data, if that takes
+little memory.
 """
 
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.memory import free_bytes
 from pymc_minibatch.jit.pointers import (
     address_of,
     array_loader,
@@ -22,10 +27,21 @@ from pymc_minibatch.jit.pointers import (
 )
 from pymc_minibatch.kernels.rows import make_take
 from pymc_minibatch.reference.density import Density
-from pymc_minibatch.reference.remainders import RowConstants, remainders, remainders_of_one
+from pymc_minibatch.reference.remainders import (
+    RowConstants,
+    expansions,
+    remainders,
+    remainders_from_expansions,
+    remainders_of_one,
+)
 from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.tall.passes import over_chunks
 
 __all__ = ["Gathering"]
+
+
+MOST_BYTES, MOST_SHARE = 2.0**30, 1 / 16
+"""Memory that expansions may take in the process of a chain, and its share of what is free."""
 
 
 class _Constants(NamedTuple):
@@ -46,15 +62,17 @@ class Gathering:
         φ̂.
     data
         All rows.
+    higher
+        Whether readings say what higher orders are about.
     """
 
-    def __init__(self, rows: RowFunctions, at: np.ndarray, data: tuple[np.ndarray, ...]) -> None:
-        self._rows, self._at = rows, at
-        self._data, self._stored = data, stored_arrays(data)
+    def __init__(
+        self, rows: RowFunctions, at: np.ndarray, data: tuple[np.ndarray, ...], higher: bool = False
+    ) -> None:
+        self._rows, self._at, self._data, self._higher = rows, at, data, higher
         self._numbers = (np.zeros(1, dtype=np.int64),)
-        self._one = batch_of_one(data)
-        self._constants = rows.constants(at, self._one)
-        self._functions: list[Callable[..., np.ndarray]] = []
+        self._constants = rows.constants(at, batch_of_one(data))
+        self._kept_alive: list[Any] = []
 
     @cached_property
     def density(self) -> Density:
@@ -62,26 +80,49 @@ class Gathering:
 
         Its data are no arrays but the number of rows, and a batch is their numbers.
         """
-        address = address_of(remainders, self._at, self._at, self._constants, self._one)
-        return self._density(_gathered(self._data), address, (self._at, self._at), ())
+        expansions = self._expansions()
+        of_rows = remainders if expansions is None else remainders_from_expansions
+        data = self._data if expansions is None else (*self._data, expansions)
+        return self._density(_gathered, of_rows, data, (self._at, self._at), ())
 
     @cached_property
     def gaps(self) -> Density:
         """Those of second order at one reading, called with a gradient, which is left alone."""
-        address = address_of(remainders_of_one, self._at, self._constants, self._one)
-        return self._density(_gathered_of_one(self._data), address, (self._at,), (self._at,))
+        return self._density(
+            _gathered_of_one, remainders_of_one, self._data, (self._at,), (self._at,)
+        )
+
+    def _expansions(self) -> np.ndarray | None:
+        """Compute what belongs to φ̂ for all rows, shape (N, m); None if that is too large."""
+
+        def of_chunk(*batch: np.ndarray) -> np.ndarray:
+            found: np.ndarray = expansions(self._higher, self._constants, batch)
+            return found
+
+        one = of_chunk(*(np.array(values[:1]) for values in self._data))
+        n_rows, width = len(self._data[0]), one.shape[1]
+        if 8.0 * n_rows * width > min(MOST_BYTES, MOST_SHARE * free_bytes()):
+            return None
+        stored = np.empty((n_rows, width))
+        for first, chunk in over_chunks(of_chunk, self._data):
+            stored[first : first + len(chunk)] = chunk
+        return stored
 
     def _density(
         self,
-        function: Callable[..., np.ndarray],
-        address: int,
+        make: Callable[..., Callable[..., np.ndarray]],
+        of_rows: Callable[..., np.ndarray],
+        data: tuple[np.ndarray, ...],
         before: tuple[np.ndarray, ...],
         after: tuple[np.ndarray, ...],
     ) -> Density:
-        self._functions.append(function)  # its address is good as long as it is alive
-        where = np.array((address, self._stored.ctypes.data))
-        constants = _Constants(self._constants, where)
-        n_rows = np.broadcast_to(np.zeros(1, dtype=np.uint8), len(self._data[0]))
+        function, where = make(data), stored_arrays(data)
+        address = address_of(of_rows, *before, self._constants, batch_of_one(data))
+        # Addresses are good as long as what lies there is alive.
+        self._kept_alive += [function, where, data]
+        addresses = np.array((address, where.ctypes.data))
+        constants = _Constants(self._constants, addresses)
+        n_rows = np.broadcast_to(np.zeros(1, dtype=np.uint8), len(data[0]))
         found = address_of(function, *before, constants, self._numbers, *after)
         return Density((n_rows,), constants, found)
 

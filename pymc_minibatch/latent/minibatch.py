@@ -193,7 +193,9 @@ class MinibatchSampler(LatentSampler):
 
     @cached_property
     def _gathering(self) -> Gathering:
-        return Gathering(self.rows, self.reference.surrogate.expansion.at, self.tall.data)
+        surrogate = self.reference.surrogate
+        higher = bool(surrogate.cubics)
+        return Gathering(self.rows, surrogate.expansion.at, self.tall.data, higher)
 
     @cached_property
     def _kernels(self) -> tuple[Callable[..., Any], Callable[..., Any]]:

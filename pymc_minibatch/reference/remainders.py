@@ -28,9 +28,11 @@ from pymc_minibatch.jit.pointers import call_graph
 __all__ = [
     "RowConstants",
     "SmoothingWidths",
+    "expansions",
     "higher_orders",
     "remainders",
     "remainders_by_factors",
+    "remainders_from_expansions",
     "remainders_of_one",
     "second_order",
 ]
@@ -81,6 +83,8 @@ class RowConstants(NamedTuple):
         A 24th of the number of ways to order each.
     smoothing : SmoothingWidths
         The intervals over which rows with kinks are averaged.
+    n_predictors : int
+        Numbers that a row reads, k.
     """
 
     at: np.ndarray
@@ -90,6 +94,7 @@ class RowConstants(NamedTuple):
     quads: np.ndarray
     arrangements: np.ndarray
     smoothing: SmoothingWidths
+    n_predictors: int
 
 
 @register_jitable(inline="always")
@@ -157,15 +162,53 @@ def remainders(
     A reading is φ, shape (P,), or φ followed by u in the positions of its entries, shape (2P,);
     then the higher orders are subtracted. What belongs to φ̂ is computed once for both.
     """
-    size = constants.at.size
     there, taylor = expanded(constants, batch)
+    offsets = beyond = np.empty((0, there.shape[1]))
+    if first.size > constants.at.size:
+        offsets, beyond = of_higher_orders(there, taylor, constants, batch)
+    return _remainders_of_two(first, second, (there, taylor, offsets, beyond), constants, batch)
+
+
+@partial(jit_kept, nogil=True)
+def expansions(higher: bool, constants: RowConstants, batch: Any) -> np.ndarray:
+    """Return what :func:`remainders` computes at φ̂, in a row for each row, shape (b, m).
+
+    That is v̂, f with its derivatives and, if asked for, offsets and derivatives beyond the second.
+    """
+    there, taylor = expanded(constants, batch)
+    offsets = beyond = np.empty((0, there.shape[1]))
+    if higher:
+        offsets, beyond = of_higher_orders(there, taylor, constants, batch)
+    return np.ascontiguousarray(np.concatenate((there, taylor, offsets, beyond)).T)
+
+
+@partial(jit_kept, nogil=True)
+def remainders_from_expansions(
+    first: np.ndarray, second: np.ndarray, constants: RowConstants, batch: Any
+) -> np.ndarray:
+    """Return what :func:`remainders` does; the last array of the batch holds the expansions."""
+    columns, k = np.ascontiguousarray(batch[-1].T), constants.n_predictors
+    n_taylor = 1 + k + second_order(k, 0)
+    there, taylor, rest = columns[:k], columns[k : k + n_taylor], columns[k + n_taylor :]
+    return _remainders_of_two(
+        first, second, (there, taylor, rest[:k], rest[k:]), constants, batch[:-1]
+    )
+
+
+@register_jitable
+def _remainders_of_two(
+    first: np.ndarray,
+    second: np.ndarray,
+    expansion: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    constants: RowConstants,
+    batch: Any,
+) -> np.ndarray:
+    there, taylor, offsets, beyond = expansion
+    size = constants.at.size
     rest = np.empty((2, there.shape[1]))
     for n, reading in enumerate((first, second)):
         write_remainders(reading[:size], there, taylor, constants, batch, rest[n])
-    if first.size > size:
-        offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
-        beyond = differences(there, taylor, constants, batch)
-        for n, reading in enumerate((first, second)):
+        if first.size > size:
             subtract_shares(reading[size:], offsets, beyond, constants, batch, rest[n])
     return rest
 
@@ -188,15 +231,14 @@ def remainders_by_factors(
         As :func:`remainders` takes them.
     """
     there, taylor = expanded(constants, batch)
-    n_factors, n_phis, size = coordinates.shape
+    n_factors, n_phis, _ = coordinates.shape
     rest = np.empty((n_factors, n_phis, there.shape[1]))
     for n in range(n_phis if n_factors else 0):
         write_remainders(phis[n], there, taylor, constants, batch, rest[0, n])
         for f in range(1, n_factors):
             rest[f, n] = rest[0, n]
     if np.any(coordinates):
-        offsets = call_graph(constants.addresses[0], (np.zeros(size), *batch))[0]
-        beyond = differences(there, taylor, constants, batch)
+        offsets, beyond = of_higher_orders(there, taylor, constants, batch)
         for f in range(n_factors):
             for n in range(n_phis):
                 subtract_shares(coordinates[f, n], offsets, beyond, constants, batch, rest[f, n])
@@ -218,6 +260,15 @@ def expanded(constants: RowConstants, batch: Any) -> tuple[np.ndarray, np.ndarra
     there = call_graph(constants.addresses[0], (constants.at, *batch))[0]
     widened = with_widths(there, constants, batch)
     return there, call_graph(constants.addresses[2], (widened, *batch))[0]
+
+
+@register_jitable
+def of_higher_orders(
+    there: np.ndarray, taylor: np.ndarray, constants: RowConstants, batch: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what rows read of nothing, and f's derivatives beyond the second."""
+    offsets = call_graph(constants.addresses[0], (np.zeros(constants.at.size), *batch))[0]
+    return offsets, differences(there, taylor, constants, batch)
 
 
 @register_jitable

@@ -274,6 +274,7 @@ class RowFunctions:
             quads=quads,
             arrangements=np.array([_n_orders((*quad, quad[2])) / 24 for quad in self.quads]),
             smoothing=self.smoothing,
+            n_predictors=self.n_predictors,
         )
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:
