@@ -121,7 +121,7 @@ class FieldIntegral:
         self.n_rows, data = sampler.tall.n_rows, sampler.tall.data
         rows: RowFunctions = sampler.rows  # type: ignore[attr-defined]
         temperature = sampler.reference.temperature
-        self.whole = WholeDecisions(self.surrogate, rows, data, [], temperature)
+        self.whole = WholeDecisions(self.surrogate, rows, data, [], temperature, level_rows=None)
         self.levels: GroupEffects | None = None
         layout = self.field.latent
         for levels in self.field.levels if layout.groups.shape[1] in NODES else ():

@@ -19,6 +19,7 @@ from pymc_minibatch.latent.moves.decisions import (
     LevelWalks,
     MoveCounts,
 )
+from pymc_minibatch.latent.own_rows import LevelRows, rows_of_levels
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.rows import RowFunctions
@@ -64,6 +65,8 @@ class MinibatchDecisions(Decisions):
         For each grouping factor the levels that decide together.
     walks
         For each how often each of its levels walks.
+    level_rows
+        The rows of the levels.
     functions, data, temperature
         What the rows read, all of them, and T.
     """
@@ -81,6 +84,7 @@ class MinibatchDecisions(Decisions):
         group_parameters: tuple[Any, ...],
         blocks: Sequence[Grouping],
         walks: Sequence[LevelWalks],
+        level_rows: LevelRows,
         functions: RowFunctions,
         data: tuple[np.ndarray, ...],
         temperature: float,
@@ -90,7 +94,7 @@ class MinibatchDecisions(Decisions):
         self.density, self.rows = density, rows
         self.tests = tests
         self.group_parameters, self.blocks = group_parameters, blocks
-        self.walks = walks
+        self.walks, self.level_rows = walks, level_rows
 
     def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often each level walks."""
@@ -174,8 +178,6 @@ class MinibatchDecisions(Decisions):
         """Let blocks of levels decide by batches of their own rows, and those that walk by all."""
         factor, moving, walks = moves.factor, moves.moving, moves.walks
         blocks, levels = self.blocks[factor], self.surrogate.field.levels[factor]
-        if moves.by_all_rows:
-            return self._by_all_rows(rng, moves, moves.moving, counts)
         walked = self._by_all_rows(rng, moves, walks & moving, counts)
         cubic = self.surrogate.cubic(levels.rows)
         predictors = moves.predictors[0], self._without(walks, moves, levels)
@@ -199,11 +201,7 @@ class MinibatchDecisions(Decisions):
         decided = np.zeros(moves.moving.size, dtype=np.bool_)
         if not chosen.size:
             return decided
-        lengths = table.starts[chosen + 1] - table.starts[chosen]
-        level = np.repeat(np.arange(chosen.size), lengths)
-        first = np.cumsum(lengths) - lengths
-        within = np.arange(level.size) - first[level]
-        rows = table.rows[table.starts[chosen][level] + within]
+        rows, level = rows_of_levels(table.rows, table.starts, chosen)
         cubic = self.surrogate.cubic(self.surrogate.field.levels[moves.factor].rows)
         first, second = (self.surrogate.seen_by_rows(each, cubic) for each in moves.predictors)
         batch = [values[rows] for values in self.data]

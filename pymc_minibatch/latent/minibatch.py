@@ -26,6 +26,7 @@ from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import LevelWalks
 from pymc_minibatch.latent.moves.scan import moves_of
+from pymc_minibatch.latent.own_rows import LevelRows
 from pymc_minibatch.latent.row_sizes import Sizes, sizes_of_rows
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.weight_check import Contradiction, WeightCheck
@@ -121,14 +122,23 @@ class MinibatchSampler(LatentSampler):
         self.acceptance = acceptance
         self.blocks: list[Grouping] = []
         self.level_walks: list[LevelWalks] = []
+        self.far, varying = list[np.ndarray](), list[np.ndarray]()
         for levels in self.field.levels:
-            factor, _, table = looked_at[id(levels.rows)]
+            factor, sizes, table = looked_at[id(levels.rows)]
             self.blocks.append(
                 choose_blocks(surrogate, hyper, factor, levels, rows, temperature, table)
             )
             self.level_walks.append(
                 choose_walks(surrogate, hyper, factor, levels, rows, temperature)
             )
+            varying.append((sizes.rows - sizes.rows.min()) / temperature)
+        every_level = range(len(self.blocks))
+        self.far = [self._level_rows.look_elsewhere(hyper, k, varying[k]) for k in every_level]
+
+    @property
+    def _level_rows(self) -> LevelRows:
+        tables = [(grouping.table.rows, grouping.table.starts) for grouping in self.blocks]
+        return LevelRows(self.reference.surrogate, self.rows, self.temperature, tables, self.far)
 
     def rows_to_pin(self) -> np.ndarray:
         """Return the numbers of rows that no expansion describes, if they are few."""
@@ -234,6 +244,7 @@ class MinibatchSampler(LatentSampler):
             of_blocks.parameters(self.temperature, np.array([BLOCK_BATCH]), n_rows),
             self.blocks,
             self.level_walks,
+            self._level_rows,
             self.rows,
             self.tall.data,
             self.temperature,

@@ -12,6 +12,8 @@ import numpy as np
 
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -41,6 +43,8 @@ class WholeDecisions(Decisions):
         For each grouping factor that is swept the level of each row.
     temperature
         T.
+    level_rows
+        The rows of the levels, if these may move by their own density.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class WholeDecisions(Decisions):
         data: Sequence[np.ndarray],
         row_levels: Sequence[np.ndarray],
         temperature: float,
+        level_rows: LevelRows | None,
     ) -> None:
+        self.level_rows = level_rows
         self.surrogate, self.rows, self.data = surrogate, rows, data
         self.row_levels, self.temperature = row_levels, temperature
         self.known: list[tuple[np.ndarray, np.ndarray]] = []
@@ -69,14 +75,24 @@ class WholeDecisions(Decisions):
         """Let each level decide by its own rows."""
         predictors, factor, moving, undecided = moves[:4]
         of_rows, levels = self.row_levels[factor], self.surrogate.field.levels[factor]
-        few = np.flatnonzero(moving[of_rows]) if moves.by_all_rows else None
-        before, after = self._values(predictors, counts, few)
+        before, after = self._values(predictors, counts)
         change = undecided + self._beside_surrogate_by_level(moves, before, after)
         decided = moving & (-rng.standard_exponential(moving.size) < change)
         phi, entries = predictors[0].phi.copy(), levels.rows[decided]
         phi[entries] = predictors[1].phi[entries]
         self._remember(phi, np.where(decided[of_rows], after, before))
         return decided
+
+    def on_own_rows(
+        self, rng: np.random.Generator, moves: OwnRowMoves, state: ChainState, counts: MoveCounts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let levels step by their own density; of the rows at the new point most are known."""
+        before = self._at(state.predictors.phi, counts)
+        point, moved = super().on_own_rows(rng, moves, state, counts)
+        own, phi, values = self.own_rows(moves), self.surrogate.phi(point), before.copy()
+        values[own.numbers] = own.of_rows(phi)
+        self._remember(phi, values)
+        return point, moved
 
     def slope(self, phi: np.ndarray) -> np.ndarray:
         """Return the slope of the log-likelihood of all rows by φ, divided by T, shape (P,)."""
@@ -108,24 +124,14 @@ class WholeDecisions(Decisions):
         return change - self.surrogate.change_of_levels(moves.predictors, levels)
 
     def _values(
-        self,
-        predictors: tuple[PredictorState, PredictorState],
-        counts: MoveCounts,
-        few: np.ndarray | None = None,
+        self, predictors: tuple[PredictorState, PredictorState], counts: MoveCounts
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-likelihoods of all rows at both points.
-
-        Only a `few` rows, by number, read anything else at the second, if these are given.
-        """
+        """Return the log-likelihoods of all rows at both points."""
         is_first = counts.n_evaluated == 0
         before = self._at(predictors[0].phi, counts)
         if is_first:  # known, unless a chain is resumed here; so its counts are those of the first
             counts.n_evaluated = 0
-        after = self._at(predictors[1].phi, counts) if few is None else before.copy()
-        if few is not None and few.size:
-            batch = [values[few] for values in self.data]
-            after[few] = self._of_some(predictors[1].phi, batch)
-            counts.n_evaluated += few.size
+        after = self._at(predictors[1].phi, counts)
         impossible = np.flatnonzero(~np.isfinite(before))
         if impossible.size:
             counts.impossible_row = int(impossible[0])
@@ -196,12 +202,28 @@ class WholeSampler(LatentSampler):
         super().__init__(tall, reference)
         self.rows, self.temperature = rows, temperature
         self.row_levels = self.levels_of_rows(factors)
+        by_entries = {id(factor.entries): factor for factor in factors}
+        self.tables = [by_entries[id(levels.rows)].by_level() for levels in self.field.levels]
+        every_row, every_level = np.full(tall.n_rows, np.inf), range(len(self.tables))
+        self.far: list[np.ndarray] = []
+        look = self._level_rows.look_elsewhere
+        self.far = [look(reference.hyper, k, every_row) for k in every_level]
+
+    @property
+    def _level_rows(self) -> LevelRows:
+        surrogate = self.reference.surrogate
+        return LevelRows(surrogate, self.rows, self.temperature, self.tables, self.far)
 
     @cached_property
     def decisions(self) -> WholeDecisions:
         """What decides on moves."""
         return WholeDecisions(
-            self.reference.surrogate, self.rows, self.tall.data, self.row_levels, self.temperature
+            self.reference.surrogate,
+            self.rows,
+            self.tall.data,
+            self.row_levels,
+            self.temperature,
+            self._level_rows,
         )
 
     def describe(self) -> str:

@@ -25,7 +25,7 @@ from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
-from pymc_minibatch.latent.batched import multiply_blocks
+from pymc_minibatch.latent.batched import multiply_blocks, solve_blocks_transposed
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
@@ -45,6 +45,7 @@ from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.moves.trajectory import Trajectory, TrajectoryOfField
+from pymc_minibatch.latent.own_rows import OwnRowMoves
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
@@ -302,6 +303,17 @@ class MovesOfEffects(Look):
         log_q = self._of_levels(moves, here, proposed)[chosen].sum()
         return self._comparison(moves.name, (here, there), found, float(log_q), levels.latent)
 
+    def of_own_rows(self, rng: np.random.Generator, moves: OwnRowMoves, state: Any) -> Comparison:
+        """Compare one step of some levels by their own density."""
+        own = self.moves.decisions.own_rows(moves)
+        here = own.about(state.point)
+        steps = solve_blocks_transposed(own.factor(state.conditional), own.whitened_steps(rng))
+        change, take = here.change(steps)
+        chosen = np.isfinite(change)
+        take(chosen)
+        found = float(change[chosen].sum())
+        return self._comparison(moves.name, (state.point, here.point), found, 0.0, own.latent)
+
     def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:
         """Return the log ratio of proposal densities of each level."""
         surrogate, levels = self.moves.model.surrogate, self.field.levels[moves.factor]
@@ -382,6 +394,7 @@ class Listener[D: Decisions](Decisions):
 
     def __init__(self, decisions: D) -> None:
         self.decisions, self.sees_all = decisions, decisions.sees_all
+        self.level_rows = decisions.level_rows
 
     def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:
         """Draw nothing: the chain's own bright rows stay as they are."""
@@ -399,6 +412,12 @@ class Listener[D: Decisions](Decisions):
     def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often levels walk by these."""
         return self.decisions.level_walks(factor, levels)
+
+    def on_own_rows(
+        self, rng: np.random.Generator, moves: OwnRowMoves, state: Any, counts: MoveCounts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let levels step as these."""
+        return self.decisions.on_own_rows(rng, moves, state, counts)
 
     def slope(self, phi: np.ndarray) -> np.ndarray:
         """Return what these do."""
@@ -448,6 +467,14 @@ class _Comparing(Listener[Decisions]):
             compare = self.owner.of_levels
             self._compare(moves.name, lambda: compare(moves, of_rows, chosen))
         return moves.moving & (-rng.standard_exponential(of_rows.size) < moves.undecided + of_rows)
+
+    def on_own_rows(
+        self, rng: np.random.Generator, moves: OwnRowMoves, state: Any, counts: MoveCounts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let levels step as the chain does."""
+        compare = self.owner.of_own_rows
+        self._compare(moves.name, lambda: compare(self.rng, moves, state))
+        return super().on_own_rows(rng, moves, state, counts)
 
     def _compare(self, kind: Any, compare: Callable[[], Comparison]) -> None:
         if kind in self.seen:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves, OwnRows
 from pymc_minibatch.latent.surrogate import PredictorState
 
 __all__ = ["Candidate", "Decisions", "ExactDecisions", "LevelMoves", "LevelWalks", "MoveCounts"]
@@ -145,8 +146,6 @@ class LevelMoves(NamedTuple):
         Which of them are steps of a random walk.
     often : LevelWalks or None
         How often levels walk in these moves.
-    by_all_rows : bool
-        Whether each level that moves decides by all of its rows.
     name : str
         That of the move.
     """
@@ -159,7 +158,6 @@ class LevelMoves(NamedTuple):
     log_ratios: np.ndarray = NOWHERE
     walks: np.ndarray = NOWHERE
     often: LevelWalks | None = None
-    by_all_rows: bool = False
     name: str = ""
 
 
@@ -171,9 +169,12 @@ class Decisions(ABC):
     sees_all : bool
         Whether each level decides by all of its rows. Elsewhere only those that walk do: a batch of
         rows does not see how wrong the surrogate is so far out that none was sized for.
+    level_rows : LevelRows or None
+        The rows of the levels, if these may move by their own density.
     """
 
     sees_all = True
+    level_rows: LevelRows | None = None
 
     def refresh(self, rng: np.random.Generator, predictor: PredictorState) -> None:  # noqa: B027
         """Draw anew what decisions rest on beside the point, if anything, before each sweep."""
@@ -191,6 +192,23 @@ class Decisions(ABC):
     def level_walks(self, factor: int, levels: GroupEffects) -> LevelWalks:
         """Return how often levels of a factor walk."""
         return LEVELS_WALK if levels.prior is None else LEVELS_WALK_OUT
+
+    def own_rows(self, moves: OwnRowMoves) -> OwnRows:
+        """Return the densities by which levels step."""
+        assert self.level_rows is not None
+        return self.level_rows.of(moves)
+
+    def on_own_rows(
+        self, rng: np.random.Generator, moves: OwnRowMoves, state: Any, counts: MoveCounts
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let levels step by their own density; return the point then, and which have moved."""
+        own = self.own_rows(moves)
+        try:
+            point, moved = own.walk(rng, state.point, state.conditional, moves.times)
+        except np.linalg.LinAlgError:
+            return state.point, np.zeros(moves.chosen.size, dtype=np.bool_)
+        counts.n_evaluated += (moves.times + 1) * own.numbers.size
+        return point, moved
 
     def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide on a proposal that rows do not see, given the log of a uniform number."""

@@ -74,8 +74,6 @@ class ProposedLevels(NamedTuple):
         Whether the tuner learns from it.
     often : LevelWalks
         How often levels walk.
-    by_all_rows : bool
-        Whether each level that moves decides by all of its rows.
     """
 
     factor: int
@@ -88,7 +86,6 @@ class ProposedLevels(NamedTuple):
     steps: np.ndarray
     learns: bool
     often: LevelWalks
-    by_all_rows: bool = False
 
 
 class LevelTuner(NamedTuple):

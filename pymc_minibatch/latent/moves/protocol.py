@@ -127,15 +127,16 @@ class Move(ABC):
         By which tuners, decisions and acceptance are kept; no other move of the scan has it.
     words : str
         What moves, in words.
-    scope : {"all rows", "prior", "levels"}
-        Who decides: all rows; the prior alone, since rows read the same; each level by itself.
+    scope : {"all rows", "prior", "levels", "own rows"}
+        Who decides: all rows; the prior alone, since rows read the same; each level by itself; or
+        all rows of each of a few levels.
     counts_as : str or None
         In which stat its acceptance is: "hyper", "dense" or "groups".
     """
 
     name: str
     words: str
-    scope: Literal["all rows", "prior", "levels"] = "all rows"
+    scope: Literal["all rows", "prior", "levels", "own rows"] = "all rows"
     counts_as: str | None = None
 
     def initial(self) -> Any:
@@ -154,7 +155,8 @@ class Move(ABC):
     def propose(self, rng: np.random.Generator, state: Any, target: Any, setting: Setting) -> Any:
         """Return a :class:`Proposal`; None if there is nothing to propose from here.
 
-        A move of scope "levels" returns a :class:`.levels.ProposedLevels`.
+        A move of scope "levels" returns a :class:`.levels.ProposedLevels`, one of scope "own rows"
+        :class:`~pymc_minibatch.latent.own_rows.OwnRowMoves`.
         """
 
     def learn(  # noqa: B027

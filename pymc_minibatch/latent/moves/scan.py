@@ -36,6 +36,7 @@ from pymc_minibatch.latent.moves.protocol import (
 )
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import HyperScale
+from pymc_minibatch.latent.own_rows import OwnRowMoves
 
 __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "step"]
 
@@ -204,7 +205,7 @@ def _by_level(
     decisions, before, point = run.decisions, state.predictors, proposal.point
     decisions.refresh(rng, before)
     psi, after = proposal.log_ratios, proposal.predictors
-    at_once = proposal.walks | decisions.sees_all | proposal.by_all_rows
+    at_once = proposal.walks | decisions.sees_all
     moving = np.isfinite(psi) & (at_once | (-rng.standard_exponential(psi.size) < psi))
     if not moving.all():
         stays = proposal.positions[~moving]
@@ -221,7 +222,6 @@ def _by_level(
         log_ratios=psi,
         walks=proposal.walks,
         often=proposal.often,
-        by_all_rows=proposal.by_all_rows,
         name=move.name,
     )
     accepted = decisions.on_levels(rng, candidates, run.counts)
@@ -230,10 +230,24 @@ def _by_level(
     return state.with_latent(made), accepted, np.nan
 
 
+def _by_own_rows(
+    rng: np.random.Generator,
+    move: Move,
+    state: ChainState,
+    target: Any,
+    proposal: OwnRowMoves,
+    run: Run,
+) -> tuple[ChainState, np.ndarray, float]:
+    """Let some levels step by their own density."""
+    point, moved = run.decisions.on_own_rows(rng, proposal, state, run.counts)
+    return state.with_latent(point), moved, np.nan
+
+
 DECIDE: Mapping[str, Callable[..., tuple[ChainState, Any, float]]] = {
     "all rows": _by_all_rows,
     "prior": _by_prior,
     "levels": _by_level,
+    "own rows": _by_own_rows,
 }
 """What decides on the moves of a scope."""
 

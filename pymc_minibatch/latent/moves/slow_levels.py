@@ -1,29 +1,29 @@
-"""Levels that seldom move are moved more often, each deciding by all of its rows.
+"""Levels that are not normal are moved by their own density, too.
 
-Of thousands of levels a few are far from normal: an outlying row is taken for one or not, all
-outcomes are the same, or the prior has a long tail. What tuning has seen of their jumps says which.
-Most of their moves are steps of a random walk, and these read no rows but their own.
+Where rows say more of a level than their expansion, proposals that follow this stay away for long,
+and stay for long. Steps by the density of the level itself do not: they read no rows but its own.
+A few levels need many: an outlying row is taken for one or not, all outcomes are the same, or the
+prior has a long tail. What was seen far from their centers before the start says which, and what
+tuning has seen of their jumps.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from pymc_minibatch.latent.moves.decisions import LevelWalks
-from pymc_minibatch.latent.moves.levels import (
-    LevelsOfFactor,
-    LevelTuner,
-    ProposedLevels,
-    proposed_levels,
-)
+from pymc_minibatch.latent.moves.levels import LevelsOfFactor, LevelTuner
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.tuners import PCN_ANGLES
+from pymc_minibatch.latent.own_rows import OwnRowMoves
 
-__all__ = ["SlowLevels", "SlowTuner", "plan"]
+__all__ = ["AnyLevels", "SlowLevels", "SlowTuner", "plan"]
 
-IN_A_ROW, MANY_LEVELS = 3, 5000
-"""Moves in a scan; with more levels only a share of the scans has any, as all levels propose."""
+LEAST_STEPS, MOST_STEPS, STEPS = 3, 200, 4
+"""Steps of slow levels in a scan, and of others."""
+
+STEP, ROW, MOVES = 100.0, 0.25, 2.0
+"""What a step costs apart from reading rows, in rows of a decision, and for each row; and how many
+other moves all steps of a scan may cost as much as."""
 
 LEAST_MOVES = 50
 """Moves of all levels, while tuning, before which none is called slow."""
@@ -35,11 +35,12 @@ SLOW, SLOWER = 0.5, 0.5
 """One less the correlation from a move to the next, below which a level is slow, if that is also
 below so much of the median: draws whose correlation falls as a power of ½ are worth a third."""
 
-MOST_SHARE = 0.02
-"""Share of the levels that are moved more often, at most, beside one."""
+ELSEWHERE = -5.0
+"""Log-density far out, less that at the center, above which a level has mass there: a Gaussian has
+−6 at its nearest look."""
 
-SLOW_WALK = LevelWalks(0.7, 1.5)
-"""How often they walk."""
+MOST_SHARE = 0.02
+"""Share of the levels that are moved more often for either reason, at most, beside one."""
 
 
 class SlowTuner(NamedTuple):
@@ -51,43 +52,42 @@ class SlowTuner(NamedTuple):
         Moves of all levels that tuning had seen when it was looked.
     is_slow : ndarray of bool, shape (G,)
         Which are.
-    any_slow : ndarray of bool, shape (1,)
-        Whether one is.
     """
 
     n_moves: np.ndarray
     is_slow: np.ndarray
-    any_slow: np.ndarray
 
 
 class SlowLevels(Move):
-    """Moves of the levels of a factor that have jumped the least."""
+    """Steps of the levels of a factor that have jumped the least, or have mass elsewhere."""
 
-    words, scope = "levels that seldom move", "levels"
+    words, scope = "levels that seldom move", "own rows"
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"slow levels of factor {factor}", factor
         self.of_all = LevelsOfFactor.name_of(factor)
         self.n_levels = len(model.field.levels[factor].latent)
+        self.budget = MOVES * model.overhead
 
     def initial(self) -> SlowTuner:
         """Return no slow level."""
-        is_slow = np.zeros(self.n_levels, dtype=np.bool_)
-        return SlowTuner(np.zeros(1), is_slow, np.zeros(1, dtype=np.bool_))
+        return SlowTuner(np.zeros(1), np.zeros(self.n_levels, dtype=np.bool_))
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
-    ) -> ProposedLevels | None:
-        """Move the slow levels; None if there are none."""
+    ) -> OwnRowMoves | None:
+        """Move the slow levels; None if there are none, or none moves by its own rows alone."""
+        level_rows = setting.decisions.level_rows
+        if level_rows is None:
+            return None
         tuner = setting.tuners[self.name]
         self._look(tuner, setting.tuners[self.of_all])
-        if not tuner.any_slow[0]:
+        chosen = np.flatnonzero(tuner.is_slow | self._highest(level_rows.far[self.factor]))
+        if not chosen.size:
             return None
-        proposed = proposed_levels(rng, state, self.factor, PCN_ANGLES[0], SLOW_WALK)
-        if proposed is None:
-            return None
-        log_ratios = np.where(tuner.is_slow, proposed.log_ratios, -np.inf)
-        return proposed._replace(log_ratios=log_ratios, by_all_rows=True)
+        cost = STEP + ROW * float(level_rows.counted(self.factor)[chosen].sum())
+        times = int(np.clip(self.budget / cost, LEAST_STEPS, MOST_STEPS))
+        return OwnRowMoves(self.name, self.factor, chosen, times, again=True)
 
     def _look(self, tuner: SlowTuner, of_all: LevelTuner) -> None:
         """Find the slow levels, the slowest if these are many, while tuning goes on."""
@@ -95,17 +95,47 @@ class SlowLevels(Move):
             return
         shares = of_all.one_minus_correlation
         slow = np.flatnonzero(shares < min(SLOW, SLOWER * float(np.median(shares))))
-        most = 1 + int(MOST_SHARE * self.n_levels)
         tuner.n_moves[:] = of_all.n_moves[0]
         tuner.is_slow[:] = False
-        tuner.is_slow[slow[np.argsort(shares[slow])[:most]]] = True
-        tuner.any_slow[:] = slow.size > 0
+        tuner.is_slow[slow[np.argsort(shares[slow])[: self._most]]] = True
+
+    def _highest(self, elsewhere: np.ndarray) -> np.ndarray:
+        """Say which levels have the most mass elsewhere."""
+        found = np.zeros(self.n_levels, dtype=np.bool_)
+        some = np.flatnonzero(elsewhere > ELSEWHERE)
+        found[some[np.argsort(-elsewhere[some])[: self._most]]] = True
+        return found
+
+    @property
+    def _most(self) -> int:
+        return 1 + int(MOST_SHARE * self.n_levels)
+
+
+class AnyLevels(Move):
+    """Steps of some levels of those of which a row varies, drawn anew in each scan."""
+
+    words, scope = "levels that are not normal", "own rows"
+
+    def __init__(self, model: EffectsModel, factor: int) -> None:
+        self.name, self.factor = f"any levels of factor {factor}", factor
+        self.budget = MOVES * model.overhead / (STEPS * ROW)
+
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
+    ) -> OwnRowMoves | None:
+        """Move as many as the budget has rows for, one at least; None if all are normal."""
+        level_rows = setting.decisions.level_rows
+        if level_rows is None:
+            return None
+        levels = rng.permutation(np.flatnonzero(level_rows.far[self.factor] > -np.inf))
+        read = np.cumsum(level_rows.counted(self.factor)[levels])
+        chosen = np.sort(levels[: max(1, np.searchsorted(read, self.budget))])
+        if not chosen.size:
+            return None
+        return OwnRowMoves(self.name, self.factor, chosen, STEPS, again=False)
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: after all levels, seldom where these are many."""
-    planned = []
-    for k, levels in enumerate(model.field.levels):
-        share = min(1.0, MANY_LEVELS / len(levels.latent))
-        planned.append(Planned(SlowLevels(model, k), share=share, in_a_row=IN_A_ROW))
-    return planned
+    """Return how they enter a scan: after all levels."""
+    kinds, factors = (SlowLevels, AnyLevels), range(len(model.field.levels))
+    return [Planned(kind(model, k)) for k in factors for kind in kinds]
