@@ -24,7 +24,7 @@ from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
+__all__ = ["AboutPoint", "LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
 
 TYPICAL_LENGTH, LENGTH_SPREAD = 2.0, 1.0
 """Median length of a step in standard deviations of the Gaussian of a level, and the standard
@@ -206,10 +206,10 @@ class AboutPoint:
         values = own.of_rows(phi)
         with np.errstate(invalid="ignore"):
             change = np.bincount(own.level, values - self.values, minlength=own.chosen.size)
-        bent = None
+        curved = None
         if own.prior is None:
-            bent = multiply_blocks(self.curvature, steps)
-            change += inner_products(self.slope + 0.5 * bent, steps)
+            curved = multiply_blocks(self.curvature, steps)
+            change += inner_products(self.slope + 0.5 * curved, steps)
         else:
             to_model = own.surrogate.field.derivatives.coordinates.to_model
             there, here = (own.prior.logp(to_model(p)) for p in (proposed, self.point))
@@ -219,8 +219,8 @@ class AboutPoint:
             latent, entries = own.latent[accepted], own.entries[accepted]
             self.point[latent], self.phi[entries] = proposed[latent], phi[entries]
             self.values = np.where(accepted[own.level], values, self.values)
-            if bent is not None:
-                self.slope[accepted] += bent[accepted]
+            if curved is not None:
+                self.slope[accepted] += curved[accepted]
 
         return change, take
 

@@ -84,6 +84,8 @@ class LatentSampler(ABC):
         Values and gradients for each row that counts as evaluated.
     by_batches : bool
         Whether batches of rows decide.
+    expected_rows : float
+        About so many rows of a batch decide on a move.
     has_slopes : bool
         Whether all rows do, and give slopes.
     """
@@ -91,6 +93,7 @@ class LatentSampler(ABC):
     sweeping = Sweeping()
     evaluations = 2, 2
     by_batches = False
+    expected_rows = 0.0
     has_slopes = False
 
     def __init__(self, tall: TallModel, reference: LatentReference) -> None:
@@ -159,6 +162,7 @@ class LatentSampler(ABC):
             costly=self.costly,
             has_slopes=self._follows_trajectories,
             sweeping=self.sweeping,
+            expected_rows=self.expected_rows,
         )
 
     @cached_property

@@ -13,7 +13,7 @@ from witnessed import STEPS, G, grouped
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.by_size import SizeTable
-from pymc_minibatch.latent import batch_decisions, exact, linear, surrogate, whole
+from pymc_minibatch.latent import batch_decisions, exact, gathering, linear, surrogate, whole
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
@@ -21,6 +21,7 @@ from pymc_minibatch.latent.moves import collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
+from pymc_minibatch.latent.own_rows import AboutPoint, OwnRows
 from pymc_minibatch.latent.shifts import Shift
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.tall.model_density import ModelDensity
@@ -77,7 +78,7 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
         step.witness.start_chain()
         look(step)
         kinds[name] = step.witness.kinds
-    assert len(kinds["all rows"]) == 8
+    assert len(kinds["all rows"]) == 9
     assert len(kinds["costly"]) >= 4
     assert len(kinds["linear"]) == 3
 
@@ -309,6 +310,24 @@ def gaussian_priors(step: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(field, "levels", [replace(levels, prior=None) for levels in field.levels])
 
 
+def expansions_off(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """What is stored of rows is another expansion than that which the surrogate sums."""
+    patch.setattr(gathering, "expansions", scaled(gathering.expansions, 0.9))
+    for name in ("decisions", "moves", "_gathering"):
+        patch.delitem(step.latent.__dict__, name, raising=False)
+
+
+def flat_prior_of_own_levels(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Levels step as if their prior were flat."""
+    find = AboutPoint.__init__
+
+    def mutant(self: Any, own: Any, point: np.ndarray) -> None:
+        find(self, own, point)
+        self.slope, self.curvature = 0.0 * self.slope, 0.0 * self.curvature
+
+    patch.setattr(AboutPoint, "__init__", mutant)
+
+
 class NoRows(exact.ExactDecisions):
     """Decides without rows, which have no slope then."""
 
@@ -437,6 +456,9 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "all rows",
         lambda _, patch: patch.setattr(trajectory.Path, "log_kernel", property(momenta_of)),
     ),
+    # levels by their own density
+    ("rows off by 10 %", "all rows", replaced(OwnRows, "of_rows", lambda f: scaled(f, 0.9))),
+    ("prior left out", "all rows", flat_prior_of_own_levels),
     # rows of models with effects
     ("rows left out", "all rows", no_row),
     ("rows left out", "batches", no_row),
@@ -497,6 +519,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("weights of a group off by 10 %", "batches", weighed(factors_off)),
     ("a group that is never drawn", "batches", weighed(group_never_drawn)),
     ("groups drawn up to 20 % too often", "batches", weighed(first_groups_too_often)),
+    ("stored expansions of rows off by 10 %", "batches", expansions_off),
     # gradients
     ("curvature of an expansion off by 10 %", "sgfs", change_constants(2)),
     ("gradient of an expansion off by 10 %", "sgfs", change_constants(1)),

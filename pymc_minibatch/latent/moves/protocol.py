@@ -254,6 +254,8 @@ class EffectsModel:
         Whether to factor the border for each h takes longer than to read rows.
     has_slopes : bool
         Whether what decides gives slopes of all rows, too, and the prior has no kinks.
+    expected_rows : float
+        About so many rows of a batch decide on a move.
     """
 
     surrogate: Surrogate
@@ -266,6 +268,7 @@ class EffectsModel:
     has_determinant: bool = True
     costly: bool = False
     has_slopes: bool = False
+    expected_rows: float = 0.0
 
     @property
     def field(self) -> LatentField:

@@ -21,9 +21,15 @@ __all__ = ["AnyLevels", "SlowLevels", "SlowTuner", "plan"]
 LEAST_STEPS, MOST_STEPS, STEPS = 3, 200, 4
 """Steps of slow levels in a scan, and of others."""
 
-STEP, ROW, MOVES = 100.0, 0.25, 2.0
+STEP, ROW, MOVES = 100.0, 0.25, 1.0
 """What a step costs apart from reading rows, in rows of a decision, and for each row; and how many
-other moves all steps of a scan may cost as much as."""
+other moves the steps of slow levels in a scan may cost as much as."""
+
+SHARE, DECISIONS = 0.25, 4.0
+"""What steps of other levels cost, relative to a move and to so many decisions of a scan."""
+
+LEAST_ROWS = 1000.0
+"""Rows that one move of others reads at least; with fewer, seldom."""
 
 LEAST_MOVES = 50
 """Moves of all levels, while tuning, before which none is called slow."""
@@ -118,18 +124,20 @@ class AnyLevels(Move):
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
-        self.budget = MOVES * model.overhead / (STEPS * ROW)
+        budget = SHARE * (model.overhead + DECISIONS * model.expected_rows)
+        self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
+        self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> OwnRowMoves | None:
-        """Move as many as the budget has rows for, one at least; None if all are normal."""
+        """Move as many as there is time for, one at least; None if all are normal."""
         level_rows = setting.decisions.level_rows
         if level_rows is None:
             return None
         levels = rng.permutation(np.flatnonzero(level_rows.far[self.factor] > -np.inf))
         read = np.cumsum(level_rows.counted(self.factor)[levels])
-        chosen = np.sort(levels[: max(1, np.searchsorted(read, self.budget))])
+        chosen = np.sort(levels[: max(1, np.searchsorted(read, self.most_rows))])
         if not chosen.size:
             return None
         return OwnRowMoves(self.name, self.factor, chosen, STEPS, again=False)
@@ -137,5 +145,8 @@ class AnyLevels(Move):
 
 def plan(model: EffectsModel) -> list[Planned]:
     """Return how they enter a scan: after all levels."""
-    kinds, factors = (SlowLevels, AnyLevels), range(len(model.field.levels))
-    return [Planned(kind(model, k)) for k in factors for kind in kinds]
+    planned = []
+    for k in range(len(model.field.levels)):
+        of_others = AnyLevels(model, k)
+        planned += [Planned(SlowLevels(model, k)), Planned(of_others, share=of_others.share)]
+    return planned

@@ -1,0 +1,148 @@
+"""Levels that step by their own density, from their prior and all of their rows."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.stats import kstest
+
+from pymc_minibatch.acceptance import Penalty
+from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.locate import locate
+from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.own_rows import OwnRowMoves, rows_of_levels
+from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.whole import WholeSampler
+from pymc_minibatch.tall import TallModel
+
+N, G, H = 600, 40, 7
+TEMPERATURE = 2.0
+
+
+def slopes_model(prior: str = "normal") -> pm.Model:
+    """Levels with slopes beside a crossed factor, rows of Student's t with outliers."""
+    rng = np.random.default_rng(1)
+    g, h, x = rng.integers(0, G, N), rng.integers(0, H, N), rng.normal(size=N)
+    y = rng.normal(size=G)[g] + 0.5 * x + 0.3 * rng.standard_t(2, N)
+    with pm.Model() as model:
+        sd, other = pm.HalfNormal("sd", shape=2), pm.HalfNormal("other")
+        if prior == "normal":
+            level = pm.Normal("level", pm.Normal("mu"), sd[0], shape=G)
+        else:
+            level = pm.StudentT("level", nu=3, mu=pm.Normal("mu"), sigma=sd[0], shape=G)
+        slope = sd[1] * pm.Normal("slope", shape=G)
+        eta = level[g] + slope[g] * x + pm.Normal("area", 0, other, shape=H)[h]
+        pm.StudentT("y", nu=3, mu=eta, sigma=pm.HalfNormal("s"), observed=y)
+    return model
+
+
+@pytest.fixture(scope="module", params=["whole", "batches", "whole, heavy"])
+def sampler(request: pytest.FixtureRequest) -> LatentSampler:
+    tall = TallModel(slopes_model("heavy" if "heavy" in request.param else "normal"))
+    place = locate(tall, TEMPERATURE)
+    if "whole" in request.param:
+        return WholeSampler(tall, place, TEMPERATURE)
+    return MinibatchSampler(tall, place, Penalty(), TEMPERATURE, by_size=True)
+
+
+def density_of(sampler: LatentSampler) -> Callable[[np.ndarray], float]:
+    """Make the log density of the model, tempered."""
+    model = sampler.tall.model
+    parts = [model.logp(vars=part, sum=True) for part in (model.free_RVs, model.observed_RVs)]
+    evaluate = model.compile_fn(parts, inputs=model.value_vars, mode="FAST_COMPILE")
+
+    def log_density(point: np.ndarray) -> float:
+        prior, of_rows = evaluate(
+            sampler.tall.layout.unflatten(sampler.coordinates.to_model(point))
+        )
+        return float(prior + of_rows / TEMPERATURE)
+
+    return log_density
+
+
+def test_rows_of_some_levels() -> None:
+    rows, starts = np.array([4, 0, 2, 5, 1, 3]), np.array([0, 2, 2, 5, 6])
+    numbers, level = rows_of_levels(rows, starts, np.array([2, 1, 0]))
+    np.testing.assert_array_equal(numbers, [2, 5, 1, 4, 0])
+    np.testing.assert_array_equal(level, [0, 0, 0, 2, 2])
+
+
+def test_changes_are_those_of_the_model(sampler: LatentSampler) -> None:
+    """Of each level by itself, twice in a row, of each factor."""
+    rng, log_density = np.random.default_rng(2), density_of(sampler)
+    point = sampler.reference.surrogate.center.copy()
+    for factor, levels in enumerate(sampler.field.levels):
+        chosen = np.array([0, 3, 4])
+        moves = OwnRowMoves("own", factor, chosen, times=1, again=False)
+        here = sampler.decisions.own_rows(moves).about(point)
+        for _ in range(2):
+            steps = rng.normal(size=(chosen.size, levels.latent.shape[1]))
+            change, take = here.change(steps)
+            before = here.point.copy()
+            for k, level in enumerate(levels.latent[chosen]):
+                there = before.copy()
+                there[level] += steps[k]
+                expected = log_density(there) - log_density(before)
+                assert change[k] == pytest.approx(expected, rel=1e-7, abs=1e-7)
+            take(np.array([True, False, True]))
+            assert np.array_equal(here.point[levels.latent[3]], before[levels.latent[3]])
+
+
+def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler) -> None:
+    """Of one level of the last factor, given all else, against its density on a grid."""
+    rng, factor = np.random.default_rng(3), len(sampler.field.levels) - 1
+    levels = sampler.field.levels[factor]
+    surrogate = sampler.reference.surrogate
+    point, given = surrogate.center.copy(), surrogate.conditional(sampler.reference.hyper)
+    moves = OwnRowMoves("own", factor, np.array([1]), times=20, again=True)
+    own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
+    draws = []
+    for _ in range(1500):
+        point, _ = own.walk(rng, point, given, moves.times)
+        draws.append(point[entry])
+    here = own.about(point)
+    grid = np.linspace(min(draws) - 0.3, max(draws) + 0.3, 400)
+    log_f = np.array([here.change(np.array([[x - point[entry]]]))[0][0] for x in grid])
+    cdf = np.cumsum(np.exp(log_f - log_f.max()))
+    assert kstest(draws, lambda x: np.interp(x, grid, cdf / cdf[-1])).pvalue > 1e-4
+
+
+def leverage_model() -> pm.Model:
+    """Each level has two rows far out that ask for different slopes, so that it has two modes."""
+    rng = np.random.default_rng(4)
+    g, x = np.repeat(np.arange(60), 22), rng.normal(0, 0.3, (60, 22))
+    y = 0.2 * rng.normal(size=x.shape)
+    x[:, :2], y[:, 0], y[:, 1] = 6.0, 5.0, -5.0
+    y[:, :2] += 0.2 * rng.normal(size=(60, 2))
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 2, shape=60)
+        pm.StudentT("y", nu=2, mu=slope[g] * x.ravel(), sigma=0.2, observed=y.ravel())
+    return model
+
+
+def test_two_modes_of_a_level_have_their_shares() -> None:
+    """Of 60 levels the sum of the shares of positive slopes, against quadrature."""
+    model = leverage_model()
+    sampler = make_latent_sampler(TallModel(model), None, 1.0)
+    moves = OwnRowMoves("own", 0, np.arange(60), times=1, again=True)
+    surrogate, [levels] = sampler.reference.surrogate, sampler.field.levels
+    assert sampler.decisions.level_rows is not None
+    assert np.all(sampler.decisions.level_rows.far[0] > -5.0)
+    here = sampler.decisions.own_rows(moves).about(surrogate.center)
+    grid = np.linspace(-3, 3, 3000)
+    at = [here.change(x - surrogate.center[levels.latent])[0] for x in grid]
+    density = np.exp(at - np.max(at, axis=0))
+    expected = density[grid > 0].sum(axis=0) / density.sum(axis=0)
+
+    rng, point, state = np.random.default_rng(5), model.initial_point(), sampler.initial_state()
+    flat = sampler.tall.layout.flatten(point)
+    shares = []
+    for draw in range(1200):
+        sampler.draw(rng, flat, 1, draw < 200, state)
+        shares.append(sampler.tall.layout.unflatten(flat)["slope"] > 0)
+    seen = np.array(shares[200:])
+    error = np.sqrt(seen.mean(axis=1).var() / 100)  # of a tenth as many draws
+    assert seen.mean() == pytest.approx(expected.mean(), abs=4 * error)
+    both = seen.any(axis=0) & ~seen.all(axis=0)
+    assert both.mean() > 0.9
