@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.latent.moves.costs import OVERHEAD
 from pymc_minibatch.latent.moves.levels import LevelsOfFactor, LevelTuner
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
 from pymc_minibatch.latent.moves.state import ChainState
@@ -73,7 +74,7 @@ class SlowLevels(Move):
         self.name, self.factor = f"slow levels of factor {factor}", factor
         self.of_all = LevelsOfFactor.name_of(factor)
         self.n_levels = len(model.field.levels[factor].latent)
-        self.budget = MOVES * model.overhead
+        self.budget = MOVES * (OVERHEAD + self.n_levels)
 
     def initial(self) -> SlowTuner:
         """Return no slow level."""
@@ -124,7 +125,8 @@ class AnyLevels(Move):
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
-        budget = SHARE * (model.overhead + DECISIONS * model.expected_rows)
+        n_levels = len(model.field.levels[factor].latent)
+        budget = SHARE * (OVERHEAD + n_levels + DECISIONS * model.expected_rows)
         self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
 
