@@ -707,7 +707,7 @@ def potential(cook: Cook, model: pm.Model) -> None:
     b = b * (cook.unit if b.name[0] in "bw" else 1.0)
     terms = {
         "sum": lambda: -0.5 * (pt.sum(a) + pt.sum(b) - 1.0) ** 2,
-        "joint": lambda: a.sum() + b.sum() if a.ndim else -(a**2),
+        "joint": lambda: -pt.softplus(a.sum() + b.sum()) if a.ndim else -(a**2),
         "kink": lambda: -3.0 * pt.sum(pt.abs(a - 0.1)),
         "bound": lambda: pt.switch(pt.sum(a) < 8.0, 0.0, -np.inf),
         "quartic": lambda: -pt.sum(a**4),
