@@ -827,6 +827,9 @@ LEARNT, WEIGHTED = 1000, 5000
 LEAST_EFFECTIVE = 700.0
 """Of them, with which a posterior counts as known."""
 
+ALIKE = 3.5
+"""Standard errors of their difference by which two proposals may differ."""
+
 FAR = 5.0
 """Standard errors by which a mean or a variance may be off."""
 
@@ -845,6 +848,24 @@ class Known(NamedTuple):
 
 def known_posterior(model: pm.Model, seed: int) -> Known | None:
     """Integrate a posterior by importance sampling; None if it is not found that way.
+
+    It is known if two proposals that are learnt apart agree: standard errors of weights that
+    vary much are too small.
+    """
+    both = [found for k in (0, 1) if (found := _integrated(model, 2 * seed + k)) is not None]
+    if len(both) < 2:
+        return None
+    one, other = both
+    for of, error in (("mean", "mean_error"), ("variance", "variance_error")):
+        apart = getattr(one, of) - getattr(other, of)
+        if np.any(np.abs(apart) > ALIKE * np.hypot(getattr(one, error), getattr(other, error))):
+            return None
+    mean, variance = (np.mean(pair, axis=0) for pair in zip(one[:2], other[:2], strict=True))
+    return Known(mean, variance, *(np.fmax(*pair) for pair in zip(one[2:], other[2:], strict=True)))
+
+
+def _integrated(model: pm.Model, seed: int) -> Known | None:
+    """Integrate a posterior by importance sampling; None if weights vary too much.
 
     The proposal is a Student distribution, learnt from weighted points: nothing of the package
     takes part in it.
