@@ -767,7 +767,10 @@ def _as_outcome(error: Exception) -> Outcome:
 
 
 def _checked(model: pm.Model, seed: int) -> Outcome:
-    step = pmb.MinibatchMH(model=model, rng=seed)
+    """Run; discrete variables stay where they are, as another step would move them."""
+    several = [model.values_to_rvs[value] for value in model.continuous_value_vars]
+    own = {"vars": several} if model.discrete_value_vars else {}
+    step = pmb.MinibatchMH(model=model, rng=seed, **own)
     unlike = log_densities_differ(model, step.tall, seed)
     if unlike:
         return Outcome("fault", unlike)
