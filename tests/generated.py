@@ -25,6 +25,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.blocking import DictToArrayBijection, RaveledVars
+from pymc.logprob.utils import ParameterValueError
 from scipy import stats
 from scipy.optimize import minimize
 
@@ -94,6 +95,8 @@ class Cook:
         self.note("unit", f"{self.unit:g}")
         self.truth = np.zeros(self.n)
         self.count = Counter[str]()
+        self.priors: Sequence[Callable[..., Tensor]] = PRIORS
+        self.effects = EFFECTS
 
     def note(self, what: str, choice: object) -> None:
         """Add a line to the recipe."""
@@ -251,7 +254,7 @@ def coefficients(cook: Cook) -> Tensor:
     if p > 1 and cook.rng.random() < 0.15:
         cook.note("columns", "collinear")
         X[:, 1] = X[:, 0] + 1e-3 * cook.rng.normal(size=cook.n)
-    prior = cook.pick("coefficients", PRIORS, [4, *[1] * (len(PRIORS) - 1)])
+    prior = cook.pick("coefficients", cook.priors, [4, *[1] * (len(cook.priors) - 1)])
     b = prior(cook, "b", 1.0 / cook.unit, p)
     signs = 1.0 if prior in (half_normal, gamma, log_normal) else cook.rng.choice([-1, 1], p)
     cook.truth = cook.truth + X @ (signs * cook.rng.uniform(0, 0.5, p))
@@ -286,8 +289,8 @@ def labels(cook: Cook, n_groups: int) -> np.ndarray:
 
 def levels(cook: Cook, name: str, n: int, sd: float) -> Tensor:
     """Return effects of n levels."""
-    how = cook.pick("effects", list(EFFECTS), [4, 4, 2, *[1] * (len(EFFECTS) - 3)])
-    return EFFECTS[how](cook, name, n, sd)
+    how = cook.pick("effects", list(cook.effects), [4, 4, 2, *[1] * (len(cook.effects) - 3)])
+    return cook.effects[how](cook, name, n, sd)
 
 
 def _scale(cook: Cook, name: str, sd: float) -> Tensor:
@@ -707,7 +710,7 @@ def potential(cook: Cook, model: pm.Model) -> None:
     b = b * (cook.unit if b.name[0] in "bw" else 1.0)
     terms = {
         "sum": lambda: -0.5 * (pt.sum(a) + pt.sum(b) - 1.0) ** 2,
-        "joint": lambda: a.sum() + b.sum() if a.ndim else -(a**2),
+        "joint": lambda: -pt.softplus(a.sum() + b.sum()) if a.ndim else -(a**2),
         "kink": lambda: -3.0 * pt.sum(pt.abs(a - 0.1)),
         "bound": lambda: pt.switch(pt.sum(a) < 8.0, 0.0, -np.inf),
         "quartic": lambda: -pt.sum(a**4),
@@ -750,16 +753,24 @@ def check(made: Generated, seed: int = 0) -> Outcome:
     """Say what a short run makes of a model."""
     try:
         return _checked(made.model, seed)
-    except REFUSALS as refusal:
-        return Outcome("refused", str(refusal))
-    except Exception as error:  # every other one is a fault
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"
-        return Outcome("fault", text)
+    except Exception as error:
+        return _as_outcome(error)
+
+
+def _as_outcome(error: Exception) -> Outcome:
+    """Say whether an error is a refusal; every other one is a fault."""
+    if isinstance(error, REFUSALS):
+        return Outcome("refused", str(error))
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"
+    return Outcome("fault", text)
 
 
 def _checked(model: pm.Model, seed: int) -> Outcome:
-    step = pmb.MinibatchMH(model=model, rng=seed)
+    """Run; discrete variables stay where they are, as another step would move them."""
+    several = [model.values_to_rvs[value] for value in model.continuous_value_vars]
+    own = {"vars": several} if model.discrete_value_vars else {}
+    step = pmb.MinibatchMH(model=model, rng=seed, **own)
     unlike = log_densities_differ(model, step.tall, seed)
     if unlike:
         return Outcome("fault", unlike)
@@ -776,17 +787,29 @@ def _checked(model: pm.Model, seed: int) -> Outcome:
     return Outcome("agreed", step.choice)
 
 
+def check_split(made: Generated, seed: int = 0) -> Outcome:
+    """Compare the log-density of a split with the model's, and run nothing."""
+    try:
+        unlike = log_densities_differ(made.model, pmb.TallModel(made.model), seed)
+    except Exception as error:
+        return _as_outcome(error)
+    return Outcome("fault" if unlike else "agreed", unlike)
+
+
 def log_densities_differ(model: pm.Model, tall: pmb.TallModel, seed: int) -> str:
     """Compare a split with the model at draws of the prior."""
     logp = model.compile_logp(mode="FAST_COMPILE")
     rng, start = np.random.default_rng(seed), model.initial_point()
     for spread in (0.0, 0.3, 1.5):
-        point = {k: v + spread * rng.standard_normal(np.shape(v)) for k, v in start.items()}
+        point = {
+            k: v if v.dtype.kind in "iu" else v + spread * rng.standard_normal(np.shape(v))
+            for k, v in start.items()
+        }
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
                 expected = float(logp(point))
-            except pm.distributions.dist_math.ParameterValueError:
+            except ParameterValueError:
                 continue
             found = tall.logp(point)
         if np.isfinite(expected) and not np.isclose(found, expected, rtol=1e-6, atol=1e-6):
@@ -807,6 +830,9 @@ LEARNT, WEIGHTED = 1000, 5000
 LEAST_EFFECTIVE = 700.0
 """Of them, with which a posterior counts as known."""
 
+ALIKE = 3.5
+"""Standard errors of their difference by which two proposals may differ."""
+
 FAR = 5.0
 """Standard errors by which a mean or a variance may be off."""
 
@@ -826,6 +852,24 @@ class Known(NamedTuple):
 def known_posterior(model: pm.Model, seed: int) -> Known | None:
     """Integrate a posterior by importance sampling; None if it is not found that way.
 
+    It is known if two proposals that are learnt apart agree: standard errors of weights that
+    vary much are too small.
+    """
+    both = [found for k in (0, 1) if (found := _integrated(model, 2 * seed + k)) is not None]
+    if len(both) < 2:
+        return None
+    one, other = both
+    for of, error in (("mean", "mean_error"), ("variance", "variance_error")):
+        apart = getattr(one, of) - getattr(other, of)
+        if np.any(np.abs(apart) > ALIKE * np.hypot(getattr(one, error), getattr(other, error))):
+            return None
+    mean, variance = (np.mean(pair, axis=0) for pair in zip(one[:2], other[:2], strict=True))
+    return Known(mean, variance, *(np.fmax(*pair) for pair in zip(one[2:], other[2:], strict=True)))
+
+
+def _integrated(model: pm.Model, seed: int) -> Known | None:
+    """Integrate a posterior by importance sampling; None if weights vary too much.
+
     The proposal is a Student distribution, learnt from weighted points: nothing of the package
     takes part in it.
     """
@@ -838,7 +882,7 @@ def known_posterior(model: pm.Model, seed: int) -> Known | None:
         point = DictToArrayBijection.rmap(RaveledVars(flat, start.point_map_info))
         try:
             value = float(logp(point))
-        except pm.distributions.dist_math.ParameterValueError:
+        except ParameterValueError:
             return -np.inf
         return value if np.isfinite(value) else -np.inf
 
@@ -849,13 +893,15 @@ def known_posterior(model: pm.Model, seed: int) -> Known | None:
             method="Nelder-Mead",
             options={"maxfev": 100 * start.data.size, "fatol": 1e-3, "adaptive": True},
         )
-        centre, covariance = found.x, np.diag(_widths(log_density, found.x) ** 2)
+        units = _widths(log_density, found.x)  # a law in raw units would seem degenerate
+        centre, covariance = np.zeros(units.size), np.eye(units.size)
         rng, n = np.random.default_rng(seed), LEARNT
         for turn in range(6):
             n = WEIGHTED if turn == 5 else LEARNT
             law = stats.multivariate_t(centre, covariance, df=4, allow_singular=True, seed=rng)
             points = np.atleast_2d(law.rvs(n).reshape(n, -1))
-            logs = np.array([log_density(point) for point in points]) - law.logpdf(points)
+            logs = [log_density(found.x + units * point) for point in points]
+            logs -= law.logpdf(points)
             weights = np.exp(logs - logs.max())
             weights /= weights.sum()
             if turn < 5 and weights.max() > 0.05:  # a few points must not narrow the proposal
@@ -870,10 +916,10 @@ def known_posterior(model: pm.Model, seed: int) -> Known | None:
     away = points - centre
     variance = weights @ away**2
     return Known(
-        centre,
-        variance,
-        np.sqrt(weights**2 @ away**2),
-        np.sqrt(weights**2 @ (away**2 - variance) ** 2),
+        found.x + units * centre,
+        units**2 * variance,
+        units * np.sqrt(weights**2 @ away**2),
+        units**2 * np.sqrt(weights**2 @ (away**2 - variance) ** 2),
     )
 
 
@@ -891,7 +937,13 @@ def _widths(log_density: Callable[[np.ndarray], float], mode: np.ndarray) -> np.
 
 def check_posterior(made: Generated, seed: int = 0) -> Outcome:
     """Compare the draws of a model with its posterior, where that is known."""
-    model = made.model
+    try:
+        return _compared(made.model, seed)
+    except Exception as error:
+        return _as_outcome(error)
+
+
+def _compared(model: pm.Model, seed: int) -> Outcome:
     if sum(np.size(value) for value in model.initial_point().values()) > MOST_PARAMETERS:
         return Outcome("unknown", "many parameters")
     if model.discrete_value_vars:
@@ -899,10 +951,7 @@ def check_posterior(made: Generated, seed: int = 0) -> Outcome:
     known = known_posterior(model, seed)
     if known is None:
         return Outcome("unknown", "importance sampling")
-    try:
-        step = pmb.MinibatchMH(model=model, rng=seed)
-    except REFUSALS as refusal:
-        return Outcome("refused", str(refusal))
+    step = pmb.MinibatchMH(model=model, rng=seed)
     step.setup_chain(np.random.default_rng(seed), LONG_TUNE, LONG)
     point = model.initial_point()
     for _ in range(LONG_TUNE):
@@ -928,15 +977,17 @@ def check_posterior(made: Generated, seed: int = 0) -> Outcome:
     return Outcome(kind, f"{max(found)[1]}; {step.choice}")
 
 
-def main() -> None:
+def main(build: Callable[[int, int], Generated] = generate) -> None:
     """Check many models, and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--posterior", action="store_true", help="compare small ones' draws")
+    parser.add_argument("--split", action="store_true", help="compare log-densities only")
     parser.add_argument("--seconds", type=float, default=np.inf, help="stop after so many")
     options = parser.parse_args()
+    look = check_posterior if options.posterior else check_split if options.split else check
     logging.getLogger("pymc").setLevel(logging.ERROR)
     logging.getLogger("pymc_minibatch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -945,8 +996,8 @@ def main() -> None:
         if time.perf_counter() - started > options.seconds:
             break
         before = time.perf_counter()
-        made = generate(options.seed, number)
-        outcome = (check_posterior if options.posterior else check)(made)
+        made = build(options.seed, number)
+        outcome = look(made)
         counts[outcome.kind] += 1
         n += 1
         seconds = time.perf_counter() - before

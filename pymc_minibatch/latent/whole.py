@@ -64,10 +64,9 @@ class WholeDecisions(Decisions):
     def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by what all rows say, which takes the place of what the surrogate says of them."""
         before, after = self._values(move.predictors, counts)
-        change = self._beside_surrogate(move, before, after)
         counts.decisions += 1
         counts.batch_rows += after.size
-        return bool(-rng.standard_exponential() < move.log_ratio + change)
+        return bool(-rng.standard_exponential() < self._by_rows(move, before, after))
 
     def on_levels(
         self, rng: np.random.Generator, moves: LevelMoves, counts: MoveCounts
@@ -101,19 +100,25 @@ class WholeDecisions(Decisions):
             total += self.rows.slope(phi, *chunk)
         return total / self.temperature
 
+    def log_ratio(self, move: Candidate) -> float:
+        """Return the log ratio of a move by all rows."""
+        before, after = (self.of_all(predictor.phi) for predictor in move.predictors)
+        return self._by_rows(move, before, after)
+
     def of_rows(self, move: Candidate) -> float:
         """Return what all rows add to the log ratio of a move under the surrogate."""
-        before, after = (self.of_all(predictor.phi) for predictor in move.predictors)
-        return self._beside_surrogate(move, before, after)
+        return self.log_ratio(move) - move.log_ratio
 
     def of_rows_by_level(self, moves: LevelMoves) -> np.ndarray:
         """Return what all rows of each level add to its log ratio."""
         before, after = (self.of_all(predictor.phi) for predictor in moves.predictors)
         return self._beside_surrogate_by_level(moves, before, after)
 
-    def _beside_surrogate(self, move: Candidate, before: np.ndarray, after: np.ndarray) -> float:
-        guess = [self.surrogate.log_likelihood(r) + r.higher.sum() for r in move.predictors]
-        return float(np.sum(after - before)) - float(guess[1] - guess[0])
+    def _by_rows(self, move: Candidate, before: np.ndarray, after: np.ndarray) -> float:
+        """Leave out the surrogate: far out it is so large that no digit of the rest is left."""
+        here, there = move.states
+        log_q = 0.0 if move.proposal is None else move.proposal.log_q
+        return float(there.log_prior - here.log_prior + log_q + np.sum(after - before))
 
     def _beside_surrogate_by_level(
         self, moves: LevelMoves, before: np.ndarray, after: np.ndarray

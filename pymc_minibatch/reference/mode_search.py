@@ -253,13 +253,16 @@ def _polish_kinked(
     density: SearchDensity, theta: np.ndarray, precision: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Newton steps with the average curvature of all rows, while they bring something."""
+    gradient = density.gradient(theta, None)
     for _ in range(NEWTON_STEPS):
         precision = average_precision(lambda t: density.gradient(t, None), theta, precision)
-        gradient = density.gradient(theta, None)
         step = cho_solve(density.factor(theta, precision), gradient)
-        theta = theta + step
-        if not np.isfinite(density.gradient(theta, None)).all():  # a step beyond a wall
-            return theta - step, precision
-        if step @ gradient < KINKED_LENGTH**2:
+        length = step @ gradient
+        value, gradient = density.value_gradient(theta + step, None)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):  # a step beyond a wall
             break
+        theta = theta + step
+        if length < KINKED_LENGTH**2:
+            break
+    _check_bounded(density, theta)
     return theta, precision

@@ -153,8 +153,8 @@ class MovesOfEffects(Look):
 
     # --- Moves that all rows see --------------------------------------------------------------
 
-    def of_move(self, move: Candidate, of_rows: float) -> Comparison:
-        """Compare a move on which all rows decide."""
+    def of_move(self, move: Candidate, log_ratio: float) -> Comparison:
+        """Compare a move on which all rows decide, given its log ratio by them."""
         of_kinds = {
             "noncentered": self._noncentered,
             WithSurrogateData.name: self._with_surrogate_data,
@@ -165,7 +165,7 @@ class MovesOfEffects(Look):
             TrajectoryOfField.name: self._trajectory,
         }
         log_q = of_kinds.get(move.name, self._followed)(move, *move.points)
-        return self._comparison(move.name, move.points, move.log_ratio + of_rows, log_q)
+        return self._comparison(move.name, move.points, log_ratio, log_q)
 
     def of_centered(self, move: Candidate) -> Comparison:
         """Compare a move of h or of coefficients with what rows read held."""
@@ -423,6 +423,10 @@ class Listener[D: Decisions](Decisions):
         """Return what these do."""
         return self.decisions.slope(phi)
 
+    def log_ratio(self, move: Candidate) -> float:
+        """Return what these do."""
+        return self.decisions.log_ratio(move)
+
     def of_rows(self, move: Candidate) -> float:
         """Return what these do."""
         return self.decisions.of_rows(move)
@@ -445,9 +449,9 @@ class _Comparing(Listener[Decisions]):
 
     def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by all rows."""
-        of_rows = self.decisions.of_rows(move)
-        self._compare(move.name, lambda: self.owner.of_move(move, of_rows))
-        return bool(-rng.standard_exponential() < move.log_ratio + of_rows)
+        log_ratio = self.decisions.log_ratio(move)
+        self._compare(move.name, lambda: self.owner.of_move(move, log_ratio))
+        return bool(-rng.standard_exponential() < log_ratio)
 
     def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide by the prior."""

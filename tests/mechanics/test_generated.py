@@ -3,7 +3,8 @@
 from contextlib import suppress
 
 import pytest
-from generated import generate, log_densities_differ
+import wider
+from generated import check_split, generate, log_densities_differ
 
 from pymc_minibatch import NotTallError, TallModel
 
@@ -14,6 +15,13 @@ def test_the_log_density_of_a_split_is_the_models(number: int) -> None:
     with suppress(NotTallError):
         tall = TallModel(made.model)
         assert not log_densities_differ(made.model, tall, seed=number), made.recipe
+
+
+@pytest.mark.parametrize("number", range(40, 48))
+def test_so_are_those_of_more_kinds(number: int) -> None:
+    made = wider.generate(20261127, number)
+    outcome = check_split(made)
+    assert outcome.kind != "fault", (outcome.words, made.recipe)
 
 
 def test_a_unit_changes_neither_rows_nor_parameters() -> None:

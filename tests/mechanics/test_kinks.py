@@ -128,3 +128,17 @@ def test_kinks_that_tie_effects_curve_on_average(rate: float) -> None:
         tie = rate * 2 * np.exp(-0.5 * ((mean[k] - mean[k + 1]) / s) ** 2) / s / np.sqrt(2 * np.pi)
         away[np.ix_(pair, pair)] += tie * np.array([[1, -1], [-1, 1]])
     assert np.linalg.norm(curvature - away) < 0.15 * np.linalg.norm(away)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_few_rows_that_tell_do_not_lead_beyond_a_wall(seed: int) -> None:
+    """A coefficient of three rows: Newton steps in its kinks went to 10³² and more."""
+    rng = np.random.default_rng(seed)
+    x = (np.arange(200) < 3).astype(float)
+    y = rng.normal(size=200) + 2.0 * x
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 2)
+        b = pm.Uniform("b", -3, 4, default_transform=None)
+        pm.Laplace("y", a + b * x, 0.3, observed=y)
+    reference = pmb.find_reference(model, progressbar=False)
+    assert -3 < reference.mode["b"] < 4

@@ -43,6 +43,7 @@ from pymc_minibatch.latent.moves.collapsed import followed
 from pymc_minibatch.latent.moves.costs import COSTLY, FACTORING_SHARE, factoring_share
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.moves.tuners import HyperScale
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
@@ -1320,3 +1321,15 @@ def test_factoring_is_rare_only_where_effects_follow_hyperparameters_in_other_wa
     )
     assert factoring_share(many, [(0, 0)], 2 * COSTLY) == 0.5
     assert factoring_share(many, [(0, 0)], 1e12) == FACTORING_SHARE
+
+
+def test_scales_of_hyperparameters_far_from_zero_are_those_of_the_draws() -> None:
+    """Their variance is that about the mean, with no difference of large squares."""
+    rng = np.random.default_rng(1)
+    draws = np.column_stack([1e9 + rng.normal(size=700), np.full(700, 24.3)])
+    scale = HyperScale.of(np.array([0.0, 24.3]), np.diag([1.0, 1e-19]))
+    for w in draws:
+        scale.observe(w)
+    assert scale.mean == pytest.approx(draws.mean(axis=0), rel=0.1)
+    assert scale.cholesky[0, 0] == pytest.approx(1.0, rel=0.2)
+    assert 0 < scale.cholesky[1, 1] < 1e-18

@@ -30,6 +30,7 @@ from pymc_minibatch.latent.moves.scan import LatentMoves, Run, step
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import PCN_ANGLES, StepSizes, Walks
 from pymc_minibatch.latent.sampler import LatentSampler
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
 
@@ -356,6 +357,31 @@ def test_all_rows_decide(whole: WholeSampler, seed: int) -> None:
         rng: Any = Constant(shift - wanted)
         found = decisions.on_all(rng, Candidate(log_ratio, states), MoveCounts())
         assert found is decided
+
+
+def test_all_rows_decide_where_the_surrogate_leaves_no_digits(
+    whole: WholeSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its square of exp(60), say: rows must not be added to it, nor it taken off again."""
+    before, after = start(whole, SEEDS[0]), start(whole, SEEDS[0] + 20)
+    wanted = tempered(whole, after) - tempered(whole, before)
+    surrogate, decisions, found = (
+        whole.reference.surrogate,
+        whole.decisions,
+        Surrogate.log_likelihood,
+    )
+    far = surrogate.phi(after)
+
+    def huge(self: Surrogate, predictor: PredictorState) -> float:
+        return found(self, predictor) - 1e20 * np.array_equal(predictor.phi, far)
+
+    monkeypatch.setattr(Surrogate, "log_likelihood", huge)
+    states = ChainState(surrogate, before), ChainState(surrogate, after)
+    move = Candidate(states[1].log_density - states[0].log_density, states)
+    assert decisions.log_ratio(move) == pytest.approx(wanted, abs=1e-6)
+    for shift, decided in ((1e-6, True), (-1e-6, False)):
+        rng: Any = Constant(shift - wanted)
+        assert decisions.on_all(rng, move, MoveCounts()) is decided
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -218,6 +218,10 @@ class Decisions(ABC):
         """Return the slope of the log-likelihood of all rows by φ, shape (P,)."""
         raise NotImplementedError
 
+    def log_ratio(self, move: Candidate) -> float:
+        """Return the log ratio of a proposal by all rows."""
+        return move.log_ratio + self.of_rows(move)
+
     @abstractmethod
     def of_rows(self, move: Candidate) -> float:
         """Return what all rows add to the log ratio of a proposal under the surrogate."""

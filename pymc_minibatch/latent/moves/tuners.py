@@ -130,7 +130,7 @@ class HyperScale(NamedTuple):
     mean, cholesky : ndarray, shapes (H,) and (H, H)
         Mean and a factor of the covariance.
     seen : ndarray, shape (2 + H + H * H,)
-        Draws in the window, its length, and the sums of w and of its squares.
+        Draws in the window, its length, their mean, and the sums of squares about it.
     """
 
     mean: np.ndarray
@@ -148,13 +148,13 @@ class HyperScale(NamedTuple):
         """Fit the moves of h to the draws of a window, at its end."""
         size, seen = w.size, self.seen
         seen[0] += 1
-        seen[2 : 2 + size] += w
-        seen[2 + size :] += np.outer(w, w).ravel()
-        n = seen[0]
+        n, mean, squares = seen[0], seen[2 : 2 + size], seen[2 + size :]
+        away = w - mean
+        mean += away / n
+        squares += (1 - 1 / n) * np.outer(away, away).ravel()  # Welford: no cancellation
         if not size or n < seen[1]:
             return
-        mean = seen[2 : 2 + size] / n
-        covariance = seen[2 + size :].reshape(size, size) / n - np.outer(mean, mean)
+        covariance = squares.reshape(size, size) / n
         weight = n / (n + 10.0 * (size + 1))
         prior = self.cholesky @ self.cholesky.T
         self.mean[:] = weight * mean + (1 - weight) * self.mean
