@@ -29,11 +29,13 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_minibatch.latent.expander import RowBudget
+from pymc_minibatch.latent.laplace import KnownModeError
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
-from pymc_minibatch.latent.search import FewRows, KnownModeError, LatentReference, RowBudget, search
+from pymc_minibatch.latent.search import FewRows, LatentReference, search
 from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
