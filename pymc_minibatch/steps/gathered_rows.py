@@ -19,10 +19,8 @@ from pymc_minibatch.kernels.metropolis import (
 )
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.messages import with_id
+from pymc_minibatch.steps.asked import RowChoice
 from pymc_minibatch.steps.batch_moves import BatchMoves
-from pymc_minibatch.steps.deciding import (
-    RowChoice,
-)
 from pymc_minibatch.tall.weighted import SizedRows
 
 __all__ = ["GatheredRows"]

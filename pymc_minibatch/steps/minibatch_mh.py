@@ -15,7 +15,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
+from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
@@ -27,7 +27,6 @@ from pymc_minibatch.arguments import checked_count, checked_model, checked_tempe
 from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.no_field import NoFieldError
@@ -37,20 +36,13 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
-    check_control_variate,
     drawn_about_mode,
 )
 from pymc_minibatch.reference.reference import SeveralModesError
-from pymc_minibatch.steps.batch_moves import Asked, Claims
+from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.bound import register
 from pymc_minibatch.steps.common import TallStepState
-from pymc_minibatch.steps.deciding import (
-    PROPOSALS,
-    TESTS,
-    RowChoice,
-    named,
-    steps_of_draw,
-)
+from pymc_minibatch.steps.deciding import steps_of_draw
 from pymc_minibatch.steps.display import expansion
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import BLIND_TRAJECTORY, TRAJECTORY, Mixing
@@ -59,9 +51,9 @@ from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import (
     complaint_of_level,
     copied_for_effects,
+    plan_effects,
     scans_of_draw,
     stats_of_sampler,
-    warn_of_modes,
 )
 from pymc_minibatch.steps.trajectories import (
     Trajectories,
@@ -292,33 +284,24 @@ class MinibatchMH(WitnessedBatches):
         if start is not None:
             self._take_over(start, checked_model(model), steps_per_draw, rng)
             return
-        is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
-        test = None if is_open else named("acceptance", acceptance, TESTS, "build")
-        moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
+        asked = Asked.of(acceptance, proposal, reference, control_variate, row_sampling)
         if fallback not in ("nuts", None):
             raise ValueError(f"fallback must be 'nuts' or None; got {fallback!r}.")
-        if row_sampling not in ("auto", "size", "uniform"):
-            raise ValueError(
-                f"row_sampling must be 'auto', 'size' or 'uniform'; got {row_sampling!r}."
-            )
         self.temperature = checked_temperature(temperature)
-        check_control_variate(reference, control_variate)
-        by_size = test is None or test.draws_by_size
-        may_stay = by_size and row_sampling != "uniform" and control_variate != 0
         super().__init__(
             vars=vars,
             data=data,
             steps_per_draw=1 if steps_per_draw == "auto" else steps_per_draw,
             model=model,
             rng=rng,
-            rows_in_memory=rows_in_memory if may_stay else math.inf,
+            rows_in_memory=rows_in_memory if asked.may_stay else math.inf,
             witness=witness,
         )
         self.rows_in_memory = rows_in_memory
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
-        self.acceptance: Acceptance = CorrectedBarker() if test is None else test
+        self.acceptance: Acceptance = asked.acceptance or CorrectedBarker()
         if batch_size is not None and self.acceptance.first_batch == "designed":
             raise ValueError(
                 f"{type(self.acceptance).__name__} chooses the size of its batches itself; leave "
@@ -327,14 +310,13 @@ class MinibatchMH(WitnessedBatches):
         self.steps_are_free = steps_per_draw == "auto"
         self.may_follow_trajectories = (
             fallback == "nuts"
-            and is_open
-            and moves is None
+            and asked.is_open
+            and asked.proposal is None
             and self.temperature == 1.0
             and batch_size is None
             and not self.tall.is_bound
             and self.tall.partitions is None
         )
-        asked = Asked(is_open, moves, reference, control_variate, row_sampling)
         self.claims = Claims()
         while True:
             self._set_up(asked)
@@ -385,9 +367,8 @@ class MinibatchMH(WitnessedBatches):
         self.prepared: Any = None
         self.control = None
         self.least_batch, self.kurtosis = LEAST_BATCH, UNKNOWN_KURTOSIS
-        is_free = asked.reference is None and asked.proposal is None
-        is_free &= asked.control_variate in ("auto", 2) and self.claims.effects
-        self.latent = self._latent_sampler(asked.is_open, asked.rows) if is_free else None
+        is_free = asked.may_move_effects and self.claims.effects
+        self.latent = self._latent_sampler(asked) if is_free else None
         rows_read = 0.0
         if self.latent is None:
             try:
@@ -395,7 +376,7 @@ class MinibatchMH(WitnessedBatches):
             except NotEnoughMemoryError as error:
                 raise NotEnoughMemoryError(f"{error} {self._moved_alike}".strip()) from error
             except SeveralModesError:
-                self.latent = self._latent_sampler(asked.is_open, asked.rows, effects=False)
+                self.latent = self._latent_sampler(asked, effects=False)
                 if not isinstance(self.latent, ModeSampler):
                     self.latent = None
                     rows_read = self._set_up_plainly(asked, one_mode=True)
@@ -424,7 +405,7 @@ class MinibatchMH(WitnessedBatches):
             self.claims = claims._replace(effects=False)
         elif asked.is_open and self.prepared is not None:
             self.claims = claims._replace(bounds=False)
-        elif asked.is_open and asked[1:4] == (None, None, "auto") and self.control_variate:
+        elif asked.leaves_expansion_open and self.control_variate:
             self.claims = claims._replace(expansion=False)
         elif asked.reference is not None:
             raise NotTallError(
@@ -434,27 +415,25 @@ class MinibatchMH(WitnessedBatches):
             raise NotTallError(f"{surprise}. Please report this model.")
         _log.info(f"Set up in a more general way: {surprise}.")
 
-    def _latent_sampler(
-        self, is_open: bool, rows: RowChoice, *, effects: bool = True
-    ) -> LatentSampler | None:
+    def _latent_sampler(self, asked: Asked, *, effects: bool = True) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None if the model has none.
 
         Or, without `effects`, those about several modes.
         """
-        whole = self._active.size == self.tall.layout.size
-        acceptance = None if is_open else self.acceptance
-        if not (whole and (acceptance is None or acceptance.decides_levels)):
+        test = asked.acceptance
+        has_all = self._active.size == self.tall.layout.size
+        if not has_all or not (test is None or test.decides_levels):
             return None
-        if acceptance is None or not acceptance.is_exact:
+        if test is None or not test.is_exact:
             self.tall = copied_for_effects(self.tall)
         if self.tall.partitions is not None:
             return None
         try:
-            sampler = make_latent_sampler(
+            plan = plan_effects(
                 self.tall,
-                acceptance,
+                test,
+                asked.rows,
                 self.temperature,
-                by_size=rows != "uniform",
                 batch_size=self.batch_size,
                 effects=effects,
                 may_sum=self.claims.sums,
@@ -466,17 +445,7 @@ class MinibatchMH(WitnessedBatches):
             )
             self._moved_alike = f"Effects are not updated by group: {reason}"
             return None
-        if isinstance(sampler, ModeSampler):
-            warn_of_modes(sampler)
-        if not sampler.by_batches:
-            self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
-            return sampler
-        test = self.acceptance = acceptance or Penalty()
-        self.rows = "uniform" if rows == "uniform" else "size"
-        name = type(test).__name__
-        if isinstance(test, Penalty):
-            name += " of tuned sigma" if is_open else f" at sigma {test.sigma:g}"
-        self.choice = f"{name}: {sampler.describe()}."
+        sampler, self.acceptance, self.rows, self.choice = plan
         return sampler
 
     def _warn_of_other_temperatures(self) -> None:

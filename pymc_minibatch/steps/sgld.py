@@ -219,7 +219,7 @@ class SGLD(GradientStep):
 
     def _late_complaint(self, flat: np.ndarray) -> str | None:
         """Judge the step without a reference, by the Fisher information where the chain is."""
-        noises = self.climb(flat, 0, BATCHES, np.random.default_rng(0))
+        noises = self.ascent.climb(np.random.default_rng(0), flat, 0, BATCHES)
         noise, step = largest_variance(scaled(noises, self.tuned.factor)), self._step_size()
         limit, bias = largest_bias(self.batch_size / self.n_rows * noise, noise, step)
         complaint = self._complaint(step, limit, bias)
@@ -303,7 +303,7 @@ class SGLD(GradientStep):
         """Take the preconditioner and the step of the posterior with the prior as it is now."""
         if self.control is None or self._learns:
             return
-        precision = self._precision_given_others(flat, self.control)
+        precision = self.prior.precision_given_others(flat, self.control)
         if isinstance(self._given[1], str) and self._given[1] == "reference":
             self.tuned.factor[:] = np.linalg.cholesky(np.linalg.inv(precision))
         largest = largest_ratio(precision + self._noise, self.tuned.factor)
