@@ -6,6 +6,7 @@ of the marginal (:mod:`.laplace`), then by averages of the rows over the field, 
 mode of a lower bound of it (:mod:`.variational`).
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -69,6 +70,31 @@ class LatentReference:
         """Whether the surrogate is the posterior itself."""
         return self.surrogate.expansion.is_exact
 
+    @property
+    def log_volume(self) -> float:
+        """The log-determinant of the factor of the covariance of h."""
+        return float(np.log(np.diagonal(self.hyper_cholesky)).sum())
+
+    def whiten(self, point: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Return coordinates of h, border and groups, standard normal to second order.
+
+        None where the field given h is not Gaussian.
+        """
+        hyper = point[self.surrogate.field.hyper]
+        given = self.surrogate.factored_later(hyper)
+        if not given.is_proper:
+            return None
+        z = np.linalg.solve(self.hyper_cholesky, hyper - self.hyper)
+        return z, *given.frame.whiten(point)
+
+    def color(self, coordinates: tuple[np.ndarray, ...]) -> tuple[np.ndarray | None, float]:
+        """Return the point with these coordinates, if there is one, and log |L| of the field."""
+        z, *eta = coordinates
+        given = self.surrogate.factored_later(self.hyper + self.hyper_cholesky @ z)
+        if not given.is_proper:
+            return None, math.nan
+        return given.frame.color((eta[0], eta[1])), given.log_determinant
+
 
 def search(
     tall: TallModel,
@@ -111,21 +137,10 @@ def search(
         some = expander.some(SUBSAMPLE)
     laplace = LaplaceSearch(expander, is_known)
     variational = VariationalSearch(laplace, MeanCorrection(expander, factors), first)
-
-    def from_mode() -> tuple[Surrogate, np.ndarray]:
-        mode = laplace.from_point(first if some is None else _mode_of_some(some, first))
-        expander.budget = RowBudget()  # it is about another mode
-        if parabolic is not None:  # sums about a point that is far off lose digits
-            expander.sum_exactly(mode.center, parabolic)
-            mode, _, _ = laplace.turn(expander.expand(mode.center))
-        if mode.kinks is not None:
-            return mode, np.empty((0, 0))
-        return variational.from_mode(mode)
-
     try:
         try:
             again = None if near is None else _again_if_possible(variational, near)
-            surrogate, cholesky = again or from_mode()
+            surrogate, cholesky = again or _from_mode(variational, some, parabolic)
         except (NoFieldError, np.linalg.LinAlgError):
             if parabolic is not None or not field.latent.groups.size:
                 raise
@@ -157,6 +172,18 @@ def _again_if_possible(
             surrogate.center, surrogate.expansion.mean_correction, near.hyper_cholesky
         )
     return None
+
+
+def _from_mode(
+    variational: VariationalSearch, some: RowExpander | None, parabolic: ParabolicRows | None
+) -> tuple[Surrogate, np.ndarray]:
+    laplace, rows, start = variational.laplace, variational.rows, variational.first
+    mode = laplace.from_point(start if some is None else _mode_of_some(some, start))
+    rows.budget = RowBudget()  # it is about another mode
+    if parabolic is not None:  # sums about a point that is far off lose digits
+        rows.sum_exactly(mode.center, parabolic)
+        mode, _, _ = laplace.turn(rows.expand(mode.center))
+    return variational.from_mode(mode) if mode.kinks is None else (mode, np.empty((0, 0)))
 
 
 def _mode_of_some(some: RowExpander, point: np.ndarray) -> np.ndarray:
