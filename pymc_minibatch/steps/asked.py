@@ -6,12 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pymc_minibatch import acceptance as acceptance_tests
 from pymc_minibatch.acceptance.decision import Acceptance
-from pymc_minibatch.proposals import (
-    Laplace,
-    RandomWalk,
-    SurrogateHamiltonian,
-    SurrogateLangevin,
-)
+from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian, SurrogateLangevin
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import check_control_variate

@@ -18,18 +18,10 @@ from pymc.exceptions import SamplingError
 from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.exact import Ball
-from pymc_minibatch.acceptance.growing import (
-    FirstBatch,
-    tune_first_batch,
-    with_kurtosis,
-)
+from pymc_minibatch.acceptance.growing import FirstBatch, tune_first_batch, with_kurtosis
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
-from pymc_minibatch.kernels.metropolis import (
-    Totals,
-    compile_transitions,
-    of_one_draw,
-)
+from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, of_one_draw
 from pymc_minibatch.kernels.residents import Residents
 from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.messages import with_id
@@ -43,18 +35,10 @@ from pymc_minibatch.reference.decide import (
 )
 from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.heavy import heavy_axes
-from pymc_minibatch.reference.taylor import (
-    Target,
-    compile_prior_gradient,
-    make_target,
-)
+from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
 from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.common import TallStep
-from pymc_minibatch.steps.deciding import (
-    DEFAULT_BATCH,
-    least_uniform_batch,
-    settle,
-)
+from pymc_minibatch.steps.deciding import DEFAULT_BATCH, least_uniform_batch, settle
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.witness.together import JointMove
 
@@ -289,7 +273,7 @@ class BatchMoves(TallStep):
         stats["warning"] = None
         if not self.tune:
             stats["warning"] = self._warning_of_cost(totals)
-        elif self._may_begin_trajectories and self._are_affordable:
+        elif self.watches_cost:
             self._is_beyond |= self._beyond_expansion(totals) is not None
         return stats
 

@@ -23,13 +23,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
-__all__ = [
-    "DEFAULT_BATCH",
-    "TestPlan",
-    "least_uniform_batch",
-    "settle",
-    "steps_of_draw",
-]
+__all__ = ["DEFAULT_BATCH", "TestPlan", "least_uniform_batch", "settle", "steps_of_draw"]
 
 WORTH = 0.8
 """Rows are drawn by size where that takes a smaller share of the rows that uniform draws take."""

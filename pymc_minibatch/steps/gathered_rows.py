@@ -13,10 +13,7 @@ from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.util import RandomGenerator
 
-from pymc_minibatch.kernels.metropolis import (
-    Totals,
-    summed,
-)
+from pymc_minibatch.kernels.metropolis import Totals, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.steps.asked import RowChoice

@@ -39,18 +39,13 @@ from pymc_minibatch.steps.ascent import Ascent
 from pymc_minibatch.steps.common import TallStep, TallStepState
 from pymc_minibatch.steps.conditional_prior import MOST_PARAMETERS, ConditionalPrior
 from pymc_minibatch.steps.display import expansion
+from pymc_minibatch.steps.schedule import Constant, Schedule
 from pymc_minibatch.tall.support import may_be_impossible
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness.densities import FullGradient
 from pymc_minibatch.witness.witness import Look
 
-__all__ = [
-    "BATCHES",
-    "GradientStep",
-    "GradientStepState",
-    "largest_variance",
-    "scaled",
-]
+__all__ = ["BATCHES", "GradientStep", "GradientStepState", "largest_variance", "scaled"]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -130,6 +125,8 @@ class GradientStep(TallStep):
 
     climbs = False
     """Whether chains climb from their initial points where no reference point is known."""
+    schedule: Schedule = Constant()
+    """How steps change in size; and how many make a draw."""
     options: tuple[Any, ...]
     """Settings of the kind of step, which a state must fit."""
     tuned: tuple[np.ndarray, ...]
@@ -254,18 +251,13 @@ class GradientStep(TallStep):
 
     @cached_property
     def _sum_density(self) -> Density:
-        return self._inside(self._sums)
+        return self.density if self._sums is self.target else self._inside(self._sums)
 
     @cached_property
     def ascent(self) -> Ascent:
         """Climbs by the gradients of batches."""
         return Ascent(
-            self.tall,
-            self._active,
-            self.batch_size,
-            self._sum_density,
-            self._bounded,
-            self.prior,
+            self.tall, self._active, self.batch_size, self._sum_density, self._bounded, self.prior
         )
 
     @cached_property
@@ -283,16 +275,12 @@ class GradientStep(TallStep):
 
     _seen_others: np.ndarray | None = None
 
-    def _n_steps(self) -> int:
-        """Return the number of steps of this draw."""
-        return self.steps_per_draw
-
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:
             self._check_ready()
         if self._others_moved(flat):
             self._fit_to_others(flat)
-        n_steps = self._n_steps()
+        n_steps = self.schedule.of_draw(self.n_draws, self.steps_per_draw)[0].size
         diverged, noise = self.make_transitions(flat, n_steps)
         if diverged:
             raise SamplingError(

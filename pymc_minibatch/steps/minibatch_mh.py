@@ -35,9 +35,7 @@ from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import (
-    drawn_about_mode,
-)
+from pymc_minibatch.reference.decide import drawn_about_mode
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.bound import register
@@ -56,11 +54,9 @@ from pymc_minibatch.steps.sweeps import (
     stats_of_sampler,
 )
 from pymc_minibatch.steps.trajectories import (
+    Fallback,
     Trajectories,
     TrajectoryLook,
-    are_affordable,
-    is_last_chance,
-    may_begin,
     trajectories_of_draw,
 )
 from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
@@ -301,11 +297,11 @@ class MinibatchMH(WitnessedBatches):
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
-        self.acceptance: Acceptance = asked.acceptance or CorrectedBarker()
-        if batch_size is not None and self.acceptance.first_batch == "designed":
+        test = asked.acceptance
+        if batch_size is not None and test is not None and test.first_batch == "designed":
             raise ValueError(
-                f"{type(self.acceptance).__name__} chooses the size of its batches itself; leave "
-                "batch_size out."
+                f"{type(test).__name__} chooses the size of its batches itself; leave batch_size "
+                "out."
             )
         self.steps_are_free = steps_per_draw == "auto"
         self.may_follow_trajectories = (
@@ -327,11 +323,7 @@ class MinibatchMH(WitnessedBatches):
             self._claim_less(asked, surprise)
 
     def _take_over(
-        self,
-        start: Any,
-        model: Model,
-        steps_per_draw: int | Literal["auto"],
-        rng: RandomGenerator,
+        self, start: Any, model: Model, steps_per_draw: int | Literal["auto"], rng: RandomGenerator
     ) -> None:
         """Take over what another step was set up with; its points are where chains start."""
         asked = dict(self.made_with[1]) if self.made_with is not None else {}
@@ -357,6 +349,7 @@ class MinibatchMH(WitnessedBatches):
             for name, value in vars(cls).items():
                 if isinstance(value, cached_property):
                     self.__dict__.pop(name, None)
+        self.acceptance: Acceptance = asked.acceptance or CorrectedBarker()
         self.proposal_options = ()
         self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
         self._moved_alike = ""
@@ -500,10 +493,9 @@ class MinibatchMH(WitnessedBatches):
     def stop_tuning(self) -> None:
         """Fix the results of tuning."""
         if self.by_trajectories:
-            free = self._may_take_more
-            n_draws = self._draws_to_come
+            n_draws, free = self._draws_to_come, self.steps_are_free
             self.transitions = trajectories_of_draw(self.mixing, n_draws) if free else 1
-        elif self._may_take_more:
+        elif self.steps_are_free:
             self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
         self.mixing.clear()
         self._count_anew()
@@ -522,10 +514,6 @@ class MinibatchMH(WitnessedBatches):
             facts["temperature"] = f"{self.temperature:g}"
         facts["memory"] = f"about {in_words(bytes_of_step(self.tall, self.latent is not None))}"
         return facts | {"draw": f"{self.steps_per_draw} transitions"}
-
-    @property
-    def _may_take_more(self) -> bool:
-        return self.steps_are_free
 
     @property
     def followed(self) -> tuple[np.ndarray, float, int, bool]:
@@ -555,45 +543,49 @@ class MinibatchMH(WitnessedBatches):
         stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
-        elif self._may_take_more or self.may_follow_trajectories:
-            read = stats["n_likelihood"] + stats["n_gradient"]
-            self.mixing.add(flat, read, self.n_transitions)
-            if self._may_begin_trajectories:
-                self._follow_trajectories_if_needed(flat)
-            if self._may_take_more and not self.by_trajectories:
-                self.transitions = self.mixing.while_tuning(self.n_transitions, self._draws_to_come)
+        elif self.steps_are_free or self.fallback.is_allowed:
+            made = self.n_transitions
+            self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], made)
+            if reason := self._why_trajectories(made):
+                self._follow_trajectories(flat, reason)
+            elif self.steps_are_free:
+                self.transitions = self.mixing.while_tuning(made, self._draws_to_come)
         return stats
 
-    @property
-    def _may_begin_trajectories(self) -> bool:
-        made = self.n_draws + 1
-        return self.may_follow_trajectories and may_begin(made, self._tuning_to_come - made)
-
-    @property
-    def _are_affordable(self) -> bool:
-        return are_affordable(self._draws_to_come, self.n_rows, self._passes)
-
-    @property
-    def _passes(self) -> float:
-        """How many passes over all rows a trajectory takes."""
+    @cached_property
+    def fallback(self) -> Fallback:
+        """When the chain goes on with all rows."""
         is_known = self.latent is None and self.control is not None
-        return TRAJECTORY if is_known else BLIND_TRAJECTORY
+        passes = TRAJECTORY if is_known else BLIND_TRAJECTORY
+        return Fallback(self.may_follow_trajectories, self.n_rows, passes)
 
-    def _follow_trajectories_if_needed(self, flat: np.ndarray) -> None:
-        """Go on with all rows if batches do not pay.
+    @property
+    def _tuning_left(self) -> int:
+        return self._tuning_to_come - self.n_draws - 1
+
+    @property
+    def watches_cost(self) -> bool:
+        """Whether trajectories could take over if decisions turn out to read too much."""
+        may = self.fallback.may_begin(self.n_draws + 1, self._tuning_left)
+        return may and self.fallback.is_affordable(self._draws_to_come)
+
+    def _why_trajectories(self, made: int) -> str | None:
+        """Say why to go on with all rows, if batches do not pay; `made` transitions are a draw.
 
         Either draws stay correlated for all their work, or decisions read most rows since the
         chain is where the expansion does not hold, or, at the last chance, draws stay correlated
         for longer than any number of transitions that is affordable.
         """
-        made = self.n_transitions
-        is_last = is_last_chance(self._tuning_to_come - self.n_draws - 1)
-        if self._is_beyond or self.mixing.goes_nowhere(made, self.n_rows, self._passes):
-            reason = "decisions read most rows here and draws stay correlated"
-        elif is_last and self._are_affordable and self._is_hopeless(made):
-            reason = "draws stay correlated for long"
-        else:
-            return
+        left, draws = self._tuning_left, self._draws_to_come
+        if not self.fallback.may_begin(self.n_draws + 1, left):
+            return None
+        if self._is_beyond or self.fallback.goes_nowhere(self.mixing, made):
+            return "decisions read most rows here and draws stay correlated"
+        if self.steps_are_free and self.fallback.is_hopeless(self.mixing, made, draws, left):
+            return "draws stay correlated for long"
+        return None
+
+    def _follow_trajectories(self, flat: np.ndarray, reason: str) -> None:
         _log.info(
             f"MinibatchMH: {reason}; the chain goes on along trajectories with all rows, as NUTS "
             "(fallback='nuts')"
@@ -601,9 +593,6 @@ class MinibatchMH(WitnessedBatches):
         self._trajectories = self._trajectories_from(flat)
         self.by_trajectories, self.transitions = True, 1
         self.mixing = Mixing(self.tall.layout, 0.0)
-
-    def _is_hopeless(self, made: int) -> bool:
-        return self._may_take_more and self.mixing.is_hopeless(made, self._draws_to_come)
 
     def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
         known = self._approximation
@@ -652,11 +641,7 @@ class MinibatchMH(WitnessedBatches):
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
         assert self.latent is not None
         counts = self.latent.draw(
-            self.rng,
-            flat,
-            self.n_transitions,
-            self.tune,
-            self.proposal_state,
+            self.rng, flat, self.n_transitions, self.tune, self.proposal_state
         )
         self.refuse_impossible(counts.impossible_row, flat)
         warning = None if self.tune else self.warning_of_a_level(flat)

@@ -18,16 +18,10 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
-from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
 from pymc_minibatch.steps.ascent import CLIMB
 from pymc_minibatch.steps.conditional_prior import FLATTEST
-from pymc_minibatch.steps.gradient_step import (
-    BATCHES,
-    GradientStep,
-    largest_variance,
-    scaled,
-)
+from pymc_minibatch.steps.gradient_step import BATCHES, GradientStep, largest_variance, scaled
 from pymc_minibatch.steps.schedule import Constant, Schedule
 
 __all__ = ["MomentumStep"]
@@ -132,10 +126,6 @@ class MomentumStep(GradientStep):
     @cached_property
     def _sums(self) -> GradientTarget:
         return self.target
-
-    @cached_property
-    def _sum_density(self) -> Density:
-        return self.density
 
     def _reset_tuning(self) -> None:
         dim = self._active.size
@@ -267,9 +257,6 @@ class MomentumStep(GradientStep):
         """Return the ε at which a direction with so much noise has the default share of it."""
         added, farther = 1 - (1 - self.friction) ** 2, (1 - self.friction / 2) ** 2
         return min(LONGEST, DEFAULT_SHARE * added / max(farther * noise, TINY))
-
-    def _n_steps(self) -> int:
-        return self._settings().sizes.size
 
     def _settings(self) -> Momentum:
         sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)

@@ -21,7 +21,6 @@ from pymc_minibatch.kernels.sgld import (
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
     make_gradient_sum,
@@ -201,10 +200,6 @@ class SGLD(GradientStep):
         return make_gradient_sum(self.tall, None) if self.control_variate else self.target
 
     @cached_property
-    def _sum_density(self) -> Density:
-        return super()._sum_density if self.control_variate else self.density
-
-    @cached_property
     def trial(self) -> Trial:
         """Rows and points by which gradients are judged."""
         return Trial(self.tall, make_gradient_target(self.tall, self.control), self._active)
@@ -321,9 +316,6 @@ class SGLD(GradientStep):
     def _reset_tuning(self) -> None:
         dim = self._active.size
         self.tuned = LangevinState(self._factor.copy(), np.zeros(dim), np.zeros(1), np.zeros(1))
-
-    def _n_steps(self) -> int:
-        return self._settings().sizes.size
 
     def _settings(self) -> Langevin:
         sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)
