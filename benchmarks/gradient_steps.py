@@ -97,9 +97,9 @@ def large(name: str) -> dict[str, float]:
     import pymc as pm
 
     import pymc_minibatch as pmb
-    from pymc_minibatch.steps import gradient_step
+    from pymc_minibatch.steps import ascent
 
-    gradient_step.CLIMB = 10  # of Adam; chains need not start at a mode here
+    ascent.CLIMB = 10  # of Adam; chains need not start at a mode here
     rng = np.random.default_rng(1)
     X = rng.normal(size=(N_LARGE, INPUTS))
     y = (X @ rng.normal(size=(INPUTS, 10)) + rng.gumbel(size=(N_LARGE, 10))).argmax(axis=1)

@@ -18,8 +18,8 @@ from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.jit.memory import fits, in_words, require_memory
 from pymc_minibatch.recorded import Values, recorded
 from pymc_minibatch.results import Result, note_made_of
-from pymc_minibatch.run import Chain, run_chains
-from pymc_minibatch.steps.common import Block, TallStep
+from pymc_minibatch.run import Chain, Made, run_chains
+from pymc_minibatch.steps.common import TallStep
 from pymc_minibatch.store import Begun, Keeper, begin_store
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
@@ -66,25 +66,17 @@ def sample_in_blocks(
     _ = step.vars  # which sets it up again if data were set
     n_kept = chains * (draws if discard_tuned_samples else tune + draws)
     values, bytes_of_draw = _values_that_fit(model, step.tall, var_names, n_kept)
-    if begun is not None:
+    if begun is None:
+        jobs = _chains(model, step, chains, random_seed, initvals)
+    else:
         jobs = [
             Chain(k, c.rng, c.point, c.done, c.state or None, Keeper(c.folder))
             for k, c in enumerate(begun.chains)
         ]
-    else:
-        jobs = _chains(model, step, chains, random_seed, initvals)
     if store is not None:
-        folders = begin_store(
-            Path(store),
-            {
-                "draws": draws,
-                "tune": tune,
-                "chains": chains,
-                "var_names": var_names and list(var_names),
-            },
-            [(chain.start, chain.rng) for chain in jobs],
-            step,
-        )
+        settings: dict[str, Any] = {"draws": draws, "tune": tune, "chains": chains}
+        settings["var_names"] = var_names and list(var_names)
+        folders = begin_store(Path(store), settings, [(c.start, c.rng) for c in jobs], step)
         jobs = [c._replace(keep=Keeper(f)) for c, f in zip(jobs, folders, strict=True)]
     started = time.time()
     made = run_chains(
@@ -99,30 +91,36 @@ def sample_in_blocks(
         progressbar_theme=progressbar_theme,
         bytes_of_draw=bytes_of_draw,
     )
-    before: Sequence[list[Block]] = [[] for _ in jobs]
+    blocks = made.blocks
     if begun is not None:
-        before = [chain.blocks for chain in begun.chains]
+        blocks = [c.blocks + new for c, new in zip(begun.chains, blocks, strict=True)]
     idata = recorded(
         values,
-        [old + new for old, new in zip(before, made.blocks, strict=True)],
+        blocks,
         tune,
         seconds=time.time() - started,
         discard_tuned_samples=discard_tuned_samples,
         idata_kwargs=idata_kwargs,
     )
     note_made_of(idata, step)
-    if made.interrupted or made.memory_is_short:
-        had = idata["posterior"].sizes
-        why = "was interrupted" if made.interrupted else "was stopped because memory is short"
-        warn(
-            "PMB201",
-            f"The run {why}. The result has the {had['draw']:,} draws that "
-            f"{had['chain']} of {chains} chains had made by then.",
-        )
+    _warn_of_an_early_end(made, idata)
     if compute_convergence_checks and not quiet:
         for message in _complaints(idata, [rv.name for rv in model.free_RVs]):
             _log.warning(message)
     return idata
+
+
+def _warn_of_an_early_end(made: Made, idata: xr.DataTree) -> None:
+    """Say so if not all draws were made."""
+    if not (made.interrupted or made.memory_is_short):
+        return
+    had = idata["posterior"].sizes
+    why = "was interrupted" if made.interrupted else "was stopped because memory is short"
+    warn(
+        "PMB201",
+        f"The run {why}. The result has the {had['draw']:,} draws that "
+        f"{had['chain']} of {len(made.blocks)} chains had made by then.",
+    )
 
 
 def _values_that_fit(

@@ -191,6 +191,12 @@ def _made(run: Result, name: str) -> np.ndarray | None:
     return None if values is None else values[run.is_made]
 
 
+def _known(run: Result, name: str) -> np.ndarray | None:
+    """Read a stat of the draws that were made; None if it is NaN in all of them."""
+    values = _made(run, name)
+    return None if values is None or np.isnan(values).all() else values
+
+
 def _by_step(values: np.ndarray, text: str) -> str:
     """Put the mean over draws in words, of each step if there are several."""
     means = np.nanmean(values.astype(np.float64), axis=0)
@@ -220,31 +226,24 @@ def _decisions(run: Result, n_rows: int) -> Iterator[str]:
     if bright is not None and bright.size:
         share = _by_step(bright / n_rows, ".2%")
         yield f"Bright rows: {_by_step(bright, ',.0f')} on average ({share})."
-    accepted = _made(run, "acceptance_rate")
-    if accepted is not None and not np.isnan(accepted).all():
-        kinds = {text: _made(run, f"acceptance_rate_{kind}") for kind, text in KINDS.items()}
-        parts = [
-            f"{np.nanmean(rate):.2f} for {text}"
-            for text, rate in kinds.items()
-            if rate is not None and not np.isnan(rate).all()
-        ]
+    if (accepted := _known(run, "acceptance_rate")) is not None:
+        kinds = {text: _known(run, f"acceptance_rate_{kind}") for kind, text in KINDS.items()}
+        parts = [f"{np.nanmean(r):.2f} for {text}" for text, r in kinds.items() if r is not None]
         more = f" ({', '.join(parts)})" if parts else ""
         yield f"Acceptance: {_by_step(accepted, '.2f')}{more}."
-    swept = _made(run, "rows_per_sweep")
-    if swept is not None and not np.isnan(swept).all():
+    if (swept := _known(run, "rows_per_sweep")) is not None:
         read = float(np.nanmean(swept))
         yield f"Sweeps over groups: {read:,.0f} rows each ({read / n_rows:.2%})."
     yield from _witnessed(run)
-    noise = _made(run, "gradient_noise")
-    if noise is not None and not np.isnan(noise).all():
+    if (noise := _known(run, "gradient_noise")) is not None:
         yield f"Noise: {np.nanmean(noise):.1%} of what drives the chain comes from the batches."
 
 
 def _accuracy(run: Result) -> str:
-    exact, error = _made(run, "exact"), _made(run, "test_error")
+    exact, error = _made(run, "exact"), _known(run, "test_error")
     if exact is not None and exact.size and exact.all():
         return "by an exact test"
-    if error is None or np.isnan(error).all():
+    if error is None:
         return "with errors that are not recorded"
     text = f"an estimated error of at most {np.nanmax(error):.1g} per decision"
     some = exact is not None and exact.shape[1] > 1 and exact.all(axis=0).any()
@@ -295,8 +294,18 @@ def _faults(run: Result, chains: _Chains) -> Iterator[str]:
 
 
 def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
-    size, accepted = _made(run, "batch_size"), _made(run, "acceptance_rate")
-    error, noise = _made(run, "test_error"), _made(run, "gradient_noise")
+    """Say what would make a run better."""
+    yield from _advice_on_agreement(chains)
+    yield from _advice_on_moves(run, n_rows)
+    yield from _advice_on_length(chains)
+    if run.is_stand_in:
+        yield (
+            "observed_data and constant_data hold the model's stand-in: for what comes after, use "
+            "pmb.loo, pmb.predict and pmb.log_likelihood with data=step.tall."
+        )
+
+
+def _advice_on_agreement(chains: _Chains) -> Iterator[str]:
     if chains.r_hat > R_HAT_LIMIT and chains.n_chains == 1:
         yield (
             f"The halves of the chain disagree (R-hat {chains.r_hat:.2f}): tune for longer, and "
@@ -314,6 +323,11 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
         )
     elif chains.n_chains == 1 and not np.isnan(chains.ess):
         yield "One chain does not show whether it has found all of the posterior: sample several."
+
+
+def _advice_on_moves(run: Result, n_rows: int) -> Iterator[str]:
+    size, accepted = _made(run, "batch_size"), _made(run, "acceptance_rate")
+    error, noise = _made(run, "test_error"), _made(run, "gradient_noise")
     if size is not None and np.nanmean(size) > NEAR_ALL * n_rows and not _has_effects(run):
         yield (
             f"Decisions read {np.nanmean(size) / n_rows:.0%} of the rows, which saves little: "
@@ -328,6 +342,9 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
         )
     if noise is not None and np.nanmean(noise) > LARGE_NOISE:
         yield "Most of the noise comes from the batches: set a larger batch_size."
+
+
+def _advice_on_length(chains: _Chains) -> Iterator[str]:
     if np.isnan(chains.ess) or np.isnan(chains.r_hat):
         if not chains.constant:
             yield (f"{chains.text} cannot show convergence: take more draws.")
@@ -336,9 +353,4 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
         yield (
             f"{chains.ess:,.0f} effective draws are few: "
             + ("set a larger steps_per_draw, or tune for longer." if slow else "take more draws.")
-        )
-    if run.is_stand_in:
-        yield (
-            "observed_data and constant_data hold the model's stand-in: for what comes after, use "
-            "pmb.loo, pmb.predict and pmb.log_likelihood with data=step.tall."
         )

@@ -1,7 +1,7 @@
 """Sample a model by the step that suits it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,21 +142,16 @@ def sample(
     """
     checked_choice("method", method, ("auto", "nuts", *METHODS))
     checked_choice("fallback", fallback, ("nuts", "error"))
-    bambi = None if model is None or isinstance(model, Model) else _bambi(model)
-    pymc_model = checked_model(model if bambi is None else bambi.backend.model)
-    of_nuts = [name for name in OF_NUTS if name in kwargs]
-    if of_nuts and (method != "nuts" or step is not None):
-        raise ValueError(
-            f"{of_nuts[0]} is an option of NUTS: pass method='nuts' with it, or leave it out."
-        )
+    source = _source_of(model)
+    _refuse_options_of_nuts(kwargs, is_nuts=method == "nuts" and step is None)
     if isinstance(step, type):
         raise TypeError(
             f"{step.__name__} is the class of a step. Write step=pmb.{step.__name__}()."
         )
     draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
-    kept = kwargs.get("var_names") or (None if bambi is None else _bambi_names(bambi))
+    kept = kwargs.get("var_names") or source.names
     with will_record(kept):
-        wanted = step if step is not None else _step_of(method, fallback, pymc_model, data)
+        wanted = step if step is not None else _step_of(method, fallback, source.model, data)
     options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
     if chains is not None:
         options["chains"] = checked_count("chains", chains, 1)
@@ -167,23 +162,31 @@ def sample(
                 f"This run is not stored in {store}: it uses NUTS, and only runs with minibatches "
                 "are stored.",
             )
-        return _by_nuts(bambi, pymc_model, options)
-    with pymc_model:
+        return source.fit(**options)
+    with source.model:
         if isinstance(wanted, WaitingStep):
             with will_record(kept):
                 wanted = wanted[0]
-        if not (_is_whole(wanted, pymc_model) and set(kwargs) <= set(OWN)):
-            if store is not None:
-                raise ValueError(
-                    "store is for runs of one step that moves all variables, without "
-                    f"{', '.join(sorted(set(kwargs) - set(OWN))) or 'others'}: leave one of them "
-                    "out."
-                )
-            return _through_pymc(bambi, wanted, options)
-        if bambi is not None:
-            options.setdefault("var_names", _bambi_names(bambi))
-        idata = sample_in_blocks(wanted, pymc_model, store=store, **options)
-    return idata if bambi is None else _as_bambi(bambi, idata)
+        foreign = sorted(set(kwargs) - set(OWN))
+        if _is_whole(wanted, source.model) and not foreign:
+            options.setdefault("var_names", source.names)
+            return source.result(sample_in_blocks(wanted, source.model, store=store, **options))
+        if store is not None:
+            raise ValueError(
+                "store is for runs of one step that moves all variables, without "
+                f"{', '.join(foreign) or 'others'}: leave one of them out."
+            )
+        idata = source.fit(step=wanted, **options)
+    note_made_of(idata, wanted)
+    return idata
+
+
+def _refuse_options_of_nuts(options: Mapping[str, Any], is_nuts: bool) -> None:
+    of_nuts = [name for name in OF_NUTS if name in options]
+    if of_nuts and not is_nuts:
+        raise ValueError(
+            f"{of_nuts[0]} is an option of NUTS: pass method='nuts' with it, or leave it out."
+        )
 
 
 def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | None:
@@ -221,21 +224,6 @@ def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | 
 def _is_whole(step: Any, model: Model) -> bool:
     """Whether a step moves all variables by itself."""
     return isinstance(step, TallStep) and len(step.var_names) == len(model.value_vars)
-
-
-def _by_nuts(bambi: Any, model: Model, options: Mapping[str, Any]) -> xr.DataTree:
-    if bambi is not None:
-        found: xr.DataTree = bambi.fit(**options)
-        return found
-    with model:
-        return pm.sample(**options)
-
-
-def _through_pymc(bambi: Any, step: Any, options: Mapping[str, Any]) -> xr.DataTree:
-    """Let PyMC's loop make the draws."""
-    found: xr.DataTree = (pm.sample if bambi is None else bambi.fit)(step=step, **options)
-    note_made_of(found, step)
-    return found
 
 
 def resume(
@@ -291,13 +279,11 @@ def resume(
     begun = read_store(Path(store))
     if foreign := sorted(set(kwargs) - set(OWN) | set(kwargs) & {"initvals"}):
         raise ValueError(f"{foreign[0]} is no option of a run that is continued: leave it out.")
-    bambi = None if model is None or isinstance(model, Model) else _bambi(model)
-    pymc_model = checked_model(model if bambi is None else bambi.backend.model)
-    settings = begun.settings
-    with pymc_model:
+    source, settings = _source_of(model), begun.settings
+    with source.model:
         if step is None:
             kind = {made.__name__: made for made in METHODS.values()}[settings["run_of"]["step"]]
-            step = kind(data=data, model=pymc_model)
+            step = kind(data=data, model=source.model)
         elif isinstance(step, WaitingStep):
             step = step[0]
         _check_same_run(step, settings["run_of"], Path(store))
@@ -305,7 +291,7 @@ def resume(
         draws = settings["draws"] if draws is None else checked_count("draws", draws, 1)
         idata = sample_in_blocks(
             step,
-            pymc_model,
+            source.model,
             draws=draws,
             tune=settings["tune"],
             random_seed=None,
@@ -313,7 +299,7 @@ def resume(
             begun=begun,
             **options,
         )
-    return idata if bambi is None else _as_bambi(bambi, idata)
+    return source.result(idata)
 
 
 def _check_same_run(step: TallStep, known: Mapping[str, Any], path: Path) -> None:
@@ -341,37 +327,64 @@ def _check_same_run(step: TallStep, known: Mapping[str, Any], path: Path) -> Non
     )
 
 
-# --- Bambi ----------------------------------------------------------------------------------------
+# --- Models of PyMC and of Bambi ------------------------------------------------------------------
 
 
-def _bambi(model: Any) -> Any:
-    """Build a Bambi model.
+class _Source:
+    """A model of PyMC: how PyMC samples it, and what becomes of its draws."""
+
+    names: Sequence[str] | None = None
+    """Variables that a result keeps if nobody names others; None for all."""
+
+    def __init__(self, model: Model | None) -> None:
+        self.model = checked_model(model)
+
+    def fit(self, **options: Any) -> xr.DataTree:
+        """Let PyMC's loop make the draws."""
+        with self.model:
+            return pm.sample(**options)
+
+    def result(self, idata: xr.DataTree) -> xr.DataTree:
+        """Return what a run gives to the user."""
+        return idata
+
+
+class _BambiSource(_Source):
+    """A model of Bambi, whose ``fit`` keeps no parameters of the likelihood, one for each row."""
+
+    def __init__(self, bambi: Any) -> None:
+        if not bambi.built:
+            bambi.build()
+        super().__init__(bambi.backend.model)
+        self.bambi, params = bambi, bambi.family.likelihood.params
+        left = [each.name for each in self.model.deterministics if each.name in params]
+        self.names = [each.name for each in self.model.unobserved_RVs if each.name not in left]
+
+    def fit(self, **options: Any) -> xr.DataTree:
+        idata: xr.DataTree = self.bambi.fit(**options)
+        return idata
+
+    def result(self, idata: xr.DataTree) -> xr.DataTree:
+        """Put the intercept back: predictors are centred."""
+        cleaned: xr.DataTree = self.bambi.backend._clean_results(
+            idata, omit_offsets=True, include_response_params=False
+        )
+        return cleaned
+
+
+def _source_of(model: Any) -> _Source:
+    """Return a model of PyMC or Bambi as such, or that of the context.
 
     Raises
     ------
     TypeError
         If it is something else.
     """
+    if model is None or isinstance(model, Model):
+        return _Source(model)
     if not (hasattr(model, "build") and hasattr(model, "fit") and hasattr(model, "backend")):
         raise TypeError(
             f"model must be a pymc.Model or a bambi.Model; got an object of type "
             f"{type(model).__name__}."
         )
-    if not model.built:
-        model.build()
-    return model
-
-
-def _bambi_names(bambi: Any) -> list[str]:
-    """List what ``fit`` of Bambi keeps: not the parameters of the likelihood, one for each row."""
-    model, params = bambi.backend.model, bambi.family.likelihood.params
-    left = [each.name for each in model.deterministics if each.name in params]
-    return [each.name for each in model.unobserved_RVs if each.name not in left]
-
-
-def _as_bambi(bambi: Any, idata: xr.DataTree) -> xr.DataTree:
-    """Return what ``fit`` of Bambi makes of draws of its model, whose predictors are centred."""
-    found: xr.DataTree = bambi.backend._clean_results(
-        idata, omit_offsets=True, include_response_params=False
-    )
-    return found
+    return _BambiSource(model)

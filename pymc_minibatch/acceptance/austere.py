@@ -23,7 +23,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import (
+    Acceptance,
+    Decision,
+    FirstBatchRule,
+    RowReaders,
+    Scan,
+)
 from pymc_minibatch.acceptance.design import Designs, designs, error_and_rows
 from pymc_minibatch.acceptance.sequential import build_sequential
 
@@ -142,15 +148,9 @@ class Austere(Acceptance):
         k, error = (-1, 0.0) if scans else self._worst_case(n_rows)
         return float(temperature), scans, (grid, int(k), float(error), float(self.error_bound))
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
-        readers = draw_log_ratios, sum_log_ratios, scan_log_ratios
-        return build_sequential(*readers, begin, half_width, extend)
+        return build_sequential(readers, begin, half_width, extend)
 
 
 @register_jitable

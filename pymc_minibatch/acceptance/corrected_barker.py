@@ -30,7 +30,7 @@ from pymc_minibatch.acceptance.decision import (
     Acceptance,
     Decision,
     FirstBatchRule,
-    Scan,
+    RowReaders,
 )
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
@@ -117,14 +117,9 @@ class CorrectedBarker(Acceptance):
         """Decide as on all rows."""
         return accept, barker
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
-        return build_growing(draw_log_ratios, sum_log_ratios, accept, barker)
+        return build_growing(readers, accept, barker)
 
 
 @register_jitable

@@ -14,6 +14,7 @@ __all__ = [
     "Decision",
     "FirstBatchRule",
     "Prepared",
+    "RowReaders",
     "RowSurvey",
     "Rows",
     "Scan",
@@ -177,16 +178,19 @@ class Acceptance(Protocol):
         """
 
     @abstractmethod
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., "Scan"],
-    ) -> Callable[..., "Decision"]:
+    def build(self, readers: "RowReaders") -> Callable[..., "Decision"]:
         """Return the jitted test, composed with the functions that read the data.
 
         ``decide(rng, psi, current, proposed, density, rows, parameters) -> Decision``.
         """
+
+
+class RowReaders(NamedTuple):
+    """The functions that read the data for a test; see :func:`.kernels.rows.make_readers`."""
+
+    draw_log_ratios: Callable[..., int]
+    sum_log_ratios: Callable[..., tuple[float, int]]
+    scan_log_ratios: Callable[..., "Scan"]
 
 
 class Decision(NamedTuple):

@@ -55,9 +55,9 @@ from pymc_minibatch.acceptance.decision import (
     Decision,
     FirstBatchRule,
     Prepared,
+    RowReaders,
     Rows,
     RowSurvey,
-    Scan,
     decided_by_all,
     decided_by_batch,
     rejected,
@@ -164,13 +164,9 @@ class Exact(Acceptance):
         """Return the parameters of the jitted test, apart from the bounds."""
         return (float(temperature),)
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
+        draw_log_ratios, sum_log_ratios, _ = readers
 
         @jit_part
         def decide(

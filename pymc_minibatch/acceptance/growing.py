@@ -65,6 +65,7 @@ from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
+    RowReaders,
     Rows,
     batch_variance,
     decided_by_all,
@@ -228,17 +229,14 @@ def with_kurtosis(parameters: tuple[Any, ...], kurtosis: float) -> tuple[Any, ..
 
 
 def build_growing(
-    draw_log_ratios: Callable[..., int],
-    sum_log_ratios: Callable[..., tuple[float, int]],
-    accept: Any,
-    exact_probability: Any,
+    readers: RowReaders, accept: Any, exact_probability: Any
 ) -> Callable[..., Decision]:
     """Compose a test with the functions that read the data.
 
     Parameters
     ----------
-    draw_log_ratios, sum_log_ratios
-        See :func:`pymc_minibatch.kernels.rows.make_readers`.
+    readers
+        The functions that read the data.
     accept
         ``(rng, estimate, s2, details) -> bool`` decides from an estimate of delta with variance s².
     exact_probability
@@ -249,6 +247,7 @@ def build_growing(
     decide
         ``(rng, psi, current, proposed, density, rows, (limits, details)) -> Decision``.
     """
+    draw_log_ratios, sum_log_ratios, _ = readers
 
     @jit_part
     def decide(

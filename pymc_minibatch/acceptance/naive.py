@@ -23,8 +23,8 @@ from pymc_minibatch.acceptance.decision import (
     Acceptance,
     Decision,
     FirstBatchRule,
+    RowReaders,
     Rows,
-    Scan,
     batch_variance,
     decided_by_all,
     decided_by_batch,
@@ -73,13 +73,9 @@ class Naive(Acceptance):
         """Return the parameters of the jitted test."""
         return float(temperature), batch_size
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
+        draw_log_ratios, sum_log_ratios, _ = readers
 
         @jit_part
         def decide(

@@ -32,7 +32,7 @@ import numpy as np
 from numba.extending import register_jitable
 from scipy.special import ndtr
 
-from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, RowReaders
 from pymc_minibatch.acceptance.growing import Limits, build_growing
 
 __all__ = ["Penalty"]
@@ -133,14 +133,9 @@ class Penalty(Acceptance):
         """Decide as on all rows."""
         return accept, metropolis
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
-        return build_growing(draw_log_ratios, sum_log_ratios, accept, metropolis)
+        return build_growing(readers, accept, metropolis)
 
 
 @register_jitable

@@ -25,6 +25,7 @@ from numba.extending import register_jitable
 
 from pymc_minibatch.acceptance.decision import (
     Decision,
+    RowReaders,
     Rows,
     Scan,
     batch_variance,
@@ -40,19 +41,14 @@ __all__ = ["build_sequential", "extend_moments"]
 
 
 def build_sequential(
-    draw_log_ratios: Callable[..., int],
-    sum_log_ratios: Callable[..., tuple[float, int]],
-    scan_log_ratios: Callable[..., Scan],
-    begin: Any,
-    half_width: Any,
-    extend: Any,
+    readers: RowReaders, begin: Any, half_width: Any, extend: Any
 ) -> Callable[..., Decision]:
     """Compose a sequential test with the functions that read the data.
 
     Parameters
     ----------
-    draw_log_ratios, sum_log_ratios, scan_log_ratios
-        See :func:`pymc_minibatch.kernels.rows.make_readers`.
+    readers
+        The functions that read the data.
     begin
         ``(mu0, scan, n_rows, details) -> (n, error, plan)``: rows of the first look, the error to
         report and whatever the two functions below need.
@@ -67,6 +63,7 @@ def build_sequential(
         ``(rng, psi, current, proposed, density, rows, (temperature, scans, details)) -> Decision``,
         where `scans` tells whether all rows are scanned first.
     """
+    draw_log_ratios, sum_log_ratios, scan_log_ratios = readers
 
     @jit_part
     def decide(

@@ -22,7 +22,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.decision import Acceptance, Decision, FirstBatchRule, Scan
+from pymc_minibatch.acceptance.decision import (
+    Acceptance,
+    Decision,
+    FirstBatchRule,
+    RowReaders,
+    Scan,
+)
 from pymc_minibatch.acceptance.sequential import build_sequential
 
 __all__ = ["SubLhd"]
@@ -86,15 +92,9 @@ class SubLhd(Acceptance):
         plan = (float(self.p), float(self.gamma), float(self.delta))
         return float(temperature), True, (batch_size, plan)
 
-    def build(
-        self,
-        draw_log_ratios: Callable[..., int],
-        sum_log_ratios: Callable[..., tuple[float, int]],
-        scan_log_ratios: Callable[..., Scan],
-    ) -> Callable[..., Decision]:
+    def build(self, readers: RowReaders) -> Callable[..., Decision]:
         """Compose the test with the functions that read the data."""
-        readers = draw_log_ratios, sum_log_ratios, scan_log_ratios
-        return build_sequential(*readers, begin, half_width, extend)
+        return build_sequential(readers, begin, half_width, extend)
 
 
 @register_jitable

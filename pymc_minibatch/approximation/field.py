@@ -202,8 +202,7 @@ class FieldApproximation:
             return None
         self._joint = weighted_design(rng, self._joint_densities, size, int(n))
         if self._joint is not None:
-            volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
-            self.log_evidence = self._joint.log_evidence + volume
+            self.log_evidence = self._joint.log_evidence + self.reference.log_volume
         return self._joint
 
     def _joint_densities(self, at: np.ndarray) -> np.ndarray:
@@ -224,8 +223,8 @@ class FieldApproximation:
         z = with_moments_of(joint.z[chosen], joint.moments)
         w = np.array([self._w(each) for each in z[:, :n_hyper]]).reshape(n, n_hyper)
         slopes = np.array([self.tails.log_slope(each) for each in w])
-        volume = np.log(np.diagonal(self.reference.hyper_cholesky)).sum()
-        return w, z[:, n_hyper:], joint.log_density[chosen] - slopes - volume
+        log_density = joint.log_density[chosen] - slopes - self.reference.log_volume
+        return w, z[:, n_hyper:], log_density
 
     def _corrected(self, eta: BorderAndBlocks) -> tuple[BorderAndBlocks, float]:
         """Return the whitened field that a standard normal one stands for, and the log-slope."""
@@ -258,7 +257,7 @@ class FieldApproximation:
 
     def _designed(self, rng: np.random.Generator) -> Design:
         """Spread design points and weigh them."""
-        size, root = self.reference.hyper.size, self.reference.hyper_cholesky
+        size = self.reference.hyper.size
         scales = split_scales(lambda at: self._exact_densities(at)[0], size)
         if size == 1:
             v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, MOST_DESIGN)[:, None]
@@ -272,8 +271,8 @@ class FieldApproximation:
         log_p = self._log_densities(v, scales)
         log_weights = log_p - log_g
         weights = np.exp(log_weights - logsumexp(log_weights))
-        volume = np.log(np.diagonal(root)).sum()
-        self.log_evidence = float(logsumexp(log_weights) - math.log(len(w)) + volume)
+        log_mean = logsumexp(log_weights) - math.log(len(w))
+        self.log_evidence = float(log_mean + self.reference.log_volume)
         return Design(w, log_p, weights)
 
     def _log_densities(self, v: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ def make_repeating(
     returns the log ratio of the part that reads no rows, and a row that is impossible, or -1.
     """
     readers = make_readers(ndims, by_size)
-    draw_log_ratios, decide = readers[0], build_decide(*readers)
+    draw_log_ratios, decide = readers.draw_log_ratios, build_decide(readers)
 
     @njit
     def repeating(

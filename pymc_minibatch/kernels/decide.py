@@ -17,7 +17,7 @@ def make_decision(
     ndims: Sequence[int], acceptance: Acceptance, by_size: Drawing = False
 ) -> Callable[..., Any]:
     """Compose a test with the functions that read the data; it returns plain numbers."""
-    test = acceptance.build(*make_readers(ndims, by_size))
+    test = acceptance.build(make_readers(ndims, by_size))
 
     @njit
     def decide(

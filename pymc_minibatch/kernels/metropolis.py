@@ -84,7 +84,7 @@ def make_transitions(
         where a row is impossible. The last proposal is left in `proposed`, and in `ratios`, shape
         (2,), its log ratio of proposal densities and that without the rows.
     """
-    decide = build_decide(*make_readers(ndims, by_size))
+    decide = build_decide(make_readers(ndims, by_size))
 
     @njit
     def transitions(

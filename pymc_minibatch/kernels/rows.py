@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_minibatch.acceptance.decision import Rows, Scan
+from pymc_minibatch.acceptance.decision import RowReaders, Rows, Scan
 from pymc_minibatch.acceptance.sequential import extend_moments
 from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
@@ -135,9 +135,7 @@ def clear(rows: Rows) -> None:
     rows.n_drawn[0] = 0
 
 
-def make_readers(
-    ndims: Sequence[int], by_size: Drawing = False
-) -> tuple[Callable[..., int], Callable[..., tuple[float, int]], Callable[..., Scan]]:
+def make_readers(ndims: Sequence[int], by_size: Drawing = False) -> RowReaders:
     """Make the functions that read the data for an acceptance test.
 
     Parameters
@@ -259,7 +257,7 @@ def make_readers(
         return Scan(mean, np.sqrt(squares / n_rows), highest - lowest, -1)
 
     summing = sum_drawn if by_size == "residents" else sum_log_ratios
-    return draw_log_ratios, summing, scan_log_ratios
+    return RowReaders(draw_log_ratios, summing, scan_log_ratios)
 
 
 @register_jitable

@@ -28,11 +28,11 @@ from pymc_minibatch.latent.batched import (
 )
 from pymc_minibatch.latent.cholesky import factor_dense
 from pymc_minibatch.latent.conditional import Conditional
-from pymc_minibatch.latent.expansion import semidefinite
+from pymc_minibatch.latent.expansion import Expansion, semidefinite
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.surrogate import Surrogate
 
-__all__ = ["by_expectation"]
+__all__ = ["average", "by_expectation"]
 
 TURNS, HALVINGS = 40, 10
 STILL = 0.05
@@ -71,6 +71,21 @@ def by_expectation(field: LatentField, expand: Expand, point: np.ndarray) -> Sur
     return _Expectation(field, expand).climb(point)
 
 
+def average(one: Expansion, other: Expansion) -> Expansion:
+    """Return the average of expansions about two opposite points."""
+    curvature = (one.curvature + other.curvature).scaled(0.5)
+    with np.errstate(invalid="ignore"):
+        psd_shift = semidefinite(curvature.blocks) - curvature.blocks
+    return replace(
+        one,
+        at=(one.at + other.at) / 2,
+        value=(one.value + other.value) / 2,
+        slope=(one.slope + other.slope) / 2,
+        curvature=curvature,
+        psd_shift=psd_shift,
+    )
+
+
 class _Expectation:
     def __init__(self, field: LatentField, expand: Expand) -> None:
         self.field, self.expand = field, expand
@@ -100,18 +115,7 @@ class _Expectation:
         away = np.zeros_like(point)
         away[self.field.latent.groups] = solve_blocks_transposed(cholesky, self.noise)
         both = [self.expand(point + sign * away) for sign in (1.0, -1.0)]
-        one, other = (surrogate.expansion for surrogate in both)
-        curvature = (one.curvature + other.curvature).scaled(0.5)
-        with np.errstate(invalid="ignore"):
-            psd_shift = semidefinite(curvature.blocks) - curvature.blocks
-        averaged = replace(
-            one,
-            at=(one.at + other.at) / 2,
-            value=(one.value + other.value) / 2,
-            slope=(one.slope + other.slope) / 2,
-            curvature=curvature,
-            psd_shift=psd_shift,
-        )
+        averaged = average(*(surrogate.expansion for surrogate in both))
         prior = sum(self.field.derivatives.prior(s.center) for s in both) / 2
         surrogate = Surrogate(both[0].tall, self.field, averaged, point)
         return _Averaged(surrogate, float(prior + averaged.value) - log_diagonal(cholesky))

@@ -5,23 +5,35 @@ order leaves out, averaged over the field: third and fourth order group by group
 and the rest by rows at opposite points.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.cubic import cubic_of
+from pymc_minibatch.latent.expander import RowExpander
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.surrogate import Surrogate
-from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["MeanCorrection"]
+__all__ = [
+    "TOO_FAR",
+    "MeanCorrection",
+    "distance_of_dense",
+    "opposite_points",
+    "with_mean_correction",
+]
 
 TILT_PAIRS = 2
 """Opposite points of the field over which the slope of the remainders is averaged."""
 
 CUBIC_PAIRS, TILT_TURNS = 20, 2
 """Those over which that of the higher orders is, and how often, since it moves the points."""
+
+TOO_FAR = 10.0
+"""Standard deviations by which the mean of the field may be from where rows are expanded; one that
+is farther is not believed."""
 
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
@@ -33,23 +45,30 @@ class MeanCorrection:
     Parameters
     ----------
     rows
-        Functions of rows.
-    data
         The rows.
-    temperature
-        Of the posterior.
-    expand
-        ``point -> surrogate``, which expands all rows about a point.
+    factors
+        The grouping factors, by which there are higher orders.
     """
 
-    def __init__(
-        self,
-        rows: RowFunctions,
-        data: tuple[np.ndarray, ...],
-        temperature: float,
-        expand: Callable[[np.ndarray], Surrogate],
-    ) -> None:
-        self.rows, self.data, self.temperature, self.expand = rows, data, temperature, expand
+    def __init__(self, rows: RowExpander, factors: Sequence[Factor]) -> None:
+        self.rows, self.factors = rows, factors
+
+    def with_higher_orders(self, surrogate: Surrogate) -> tuple[Surrogate, float]:
+        """Add higher orders, and what they make of the mean of the field.
+
+        Also return how far that is from where rows are expanded: infinity if rows are not finite
+        all over the field.
+        """
+        corrected = self.corrected(self.higher_orders(surrogate))
+        if not corrected.expansion.mean_correction.any():
+            return corrected, math.inf
+        given = corrected.conditional(corrected.center[corrected.field.hyper])
+        return corrected, distance_of_dense(given, corrected.center)
+
+    def with_higher_orders_if_near(self, surrogate: Surrogate) -> Surrogate:
+        """Add higher orders, and what they make of the mean of the field unless that is far off."""
+        corrected, away = self.with_higher_orders(surrogate)
+        return corrected if away < TOO_FAR else self.higher_orders(surrogate)
 
     def corrected(self, surrogate: Surrogate) -> Surrogate:
         """Find the slope of what is not of second order, averaged over the field given h.
@@ -59,47 +78,20 @@ class MeanCorrection:
         that all groups share is a sum of squares, which moves these by standard deviations. That of
         the higher orders by groups reads no row; what is left is averaged for the dense part.
         """
-        about, none = surrogate.expansion.mean_correction, np.zeros(surrogate.expansion.at.size)
+        about = surrogate.expansion.mean_correction
         for _ in range(0 if about.any() else TILT_TURNS):
-            about = self._slope_of_higher_orders(self.with_mean_correction(surrogate, about, none))
-        guess = self.with_mean_correction(surrogate, about, none)
-        mean_correction, smoothing_correction = (
-            self._slope_of_higher_orders(guess),
-            self._slope_of_rest(guess),
-        )
-        if not np.isfinite(smoothing_correction + mean_correction).all():
+            about = self._slope_of_higher_orders(with_mean_correction(surrogate, about))
+        guess = with_mean_correction(surrogate, about)
+        higher, rest = self._slope_of_higher_orders(guess), self._slope_of_rest(guess)
+        if not np.isfinite(rest + higher).all():
             return surrogate
-        return self.with_mean_correction(
-            surrogate, mean_correction + smoothing_correction, smoothing_correction
-        )
-
-    def with_mean_correction(
-        self, surrogate: Surrogate, mean_correction: np.ndarray, smoothing_correction: np.ndarray
-    ) -> Surrogate:
-        """Return a surrogate with these corrections."""
-        corrected = replace(
-            surrogate.expansion,
-            mean_correction=mean_correction,
-            smoothing_correction=smoothing_correction,
-        )
-        return Surrogate(
-            surrogate.tall, surrogate.field, corrected, surrogate.center, surrogate.cubics
-        )
-
-    def points(self, surrogate: Surrogate, n_pairs: int) -> Iterator[np.ndarray]:
-        """Draw opposite points of the field given h."""
-        given = surrogate.conditional(surrogate.center[surrogate.field.hyper])
-        rng = np.random.default_rng(5)
-        for _ in range(n_pairs):
-            dense, groups = given.layout.noise(rng)
-            for sign in (1.0, -1.0):
-                yield given.frame.color((sign * dense, sign * groups))
+        return with_mean_correction(surrogate, higher + rest, rest)
 
     def _slope_of_higher_orders(self, surrogate: Surrogate) -> np.ndarray:
         if not surrogate.cubics:
             return np.zeros(surrogate.expansion.at.size)
         slopes = []
-        for point in self.points(surrogate, CUBIC_PAIRS):
+        for point in opposite_points(surrogate, CUBIC_PAIRS):
             delta = surrogate.field.derivatives.phi(point) - surrogate.expansion.at
             slopes.append(
                 surrogate.slope_of_higher_orders(delta, surrogate.curvature_product(delta))
@@ -109,8 +101,8 @@ class MeanCorrection:
     def _slope_of_rest(self, surrogate: Surrogate) -> np.ndarray:
         expansion, own = surrogate.expansion, surrogate.field.rows.dense
         slopes = []
-        for point in self.points(surrogate, TILT_PAIRS):
-            there = self.expand(point).expansion
+        for point in opposite_points(surrogate, TILT_PAIRS):
+            there = self.rows.expand(point).expansion
             delta = there.at - expansion.at
             curved = surrogate.curvature_product(delta)
             higher = surrogate.slope_of_higher_orders(delta, curved)
@@ -119,22 +111,22 @@ class MeanCorrection:
         smoothing_correction[own] = np.mean(slopes, axis=0)
         return smoothing_correction
 
-    def with_higher_orders(self, surrogate: Surrogate, factors: Sequence[Factor]) -> Surrogate:
+    def higher_orders(self, surrogate: Surrogate) -> Surrogate:
         """Add third and fourth order by each grouping factor."""
-        if not factors or not self.rows.triples:
+        functions = self.rows.functions
+        if not self.factors or not functions.triples:
             return surrogate
-        scalars, at = self.rows.reads.scalars, surrogate.expansion.at
-        widths = [factor.entries.shape[1] + scalars.size for factor in factors]
+        scalars, at = functions.reads.scalars, surrogate.expansion.at
         few = [
             factor.entries
-            for factor, width in zip(factors, widths, strict=True)
-            if factor.n_levels * width**4 <= MOST_CUBES
+            for factor in self.factors
+            if factor.n_levels * (factor.entries.shape[1] + scalars.size) ** 4 <= MOST_CUBES
         ]
         layout, curvature = surrogate.field.rows, surrogate.expansion.curvature
         cubics = [
             cubic_of(
-                self.rows,
-                self.data,
+                functions,
+                self.rows.data,
                 at,
                 entries,
                 (
@@ -142,9 +134,39 @@ class MeanCorrection:
                     curvature.columns_of(layout, entries, scalars),
                     curvature.dense.diagonal()[np.searchsorted(layout.dense, scalars)],
                 ),
-                self.temperature,
+                self.rows.temperature,
             )
             for entries in few
         ]
         model = surrogate.tall, surrogate.field
         return Surrogate(*model, surrogate.expansion, surrogate.center, cubics)
+
+
+def with_mean_correction(
+    surrogate: Surrogate,
+    mean_correction: np.ndarray,
+    smoothing_correction: np.ndarray | None = None,
+) -> Surrogate:
+    """Return a surrogate with these corrections."""
+    none = np.zeros(mean_correction.size)
+    corrected = replace(
+        surrogate.expansion,
+        mean_correction=mean_correction,
+        smoothing_correction=none if smoothing_correction is None else smoothing_correction,
+    )
+    return Surrogate(surrogate.tall, surrogate.field, corrected, surrogate.center, surrogate.cubics)
+
+
+def opposite_points(surrogate: Surrogate, n_pairs: int) -> Iterator[np.ndarray]:
+    """Draw pairs of opposite points of the field given h."""
+    given = surrogate.conditional(surrogate.center[surrogate.field.hyper])
+    rng = np.random.default_rng(5)
+    for _ in range(n_pairs):
+        dense, groups = given.layout.noise(rng)
+        for sign in (1.0, -1.0):
+            yield given.frame.color((sign * dense, sign * groups))
+
+
+def distance_of_dense(given: Conditional, center: np.ndarray) -> float:
+    """Return how far the dense part is from its mean, in standard deviations of a variable."""
+    return float(np.abs(given.frame.whiten(center)[0]).max(initial=0.0))

@@ -29,11 +29,13 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_minibatch.latent.expander import RowBudget
+from pymc_minibatch.latent.laplace import KnownModeError
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
-from pymc_minibatch.latent.search import FewRows, KnownModeError, LatentReference, RowBudget, search
+from pymc_minibatch.latent.search import FewRows, LatentReference, search
 from pymc_minibatch.latent.weight_check import Contradiction
 from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
@@ -135,8 +137,7 @@ def _log_share(mode: LatentReference) -> float:
         return -math.inf
     named = field.derivatives.coordinates.to_model(surrogate.center)
     value = log_density(surrogate.tall, mode.temperature, surrogate.tall.layout.unflatten(named))
-    of_hyper = float(np.log(np.diagonal(mode.hyper_cholesky)).sum())
-    return value - given.log_determinant + of_hyper
+    return value - given.log_determinant + mode.log_volume
 
 
 def _may_have_several(
@@ -267,12 +268,7 @@ class ModeSampler(LatentSampler):
         return about
 
     def draw(
-        self,
-        rng: np.random.Generator,
-        point: np.ndarray,
-        n_scans: int,
-        tuning: bool,
-        state: Any,
+        self, rng: np.random.Generator, point: np.ndarray, n_scans: int, tuning: bool, state: Any
     ) -> MoveCounts:
         """Move a point by rounds about the mode of its label; now and then try a jump."""
         label = state[0]
@@ -292,17 +288,17 @@ class ModeSampler(LatentSampler):
     ) -> bool:
         """Try to take a point from one mode to another."""
         here = self.coordinates.from_model(point)
-        parts = self._whitened(here, k)
+        of_modes = [self.samplers[i].reference for i in (k, other)]
+        parts = of_modes[0].whiten(here)
         if parts is None or not _is_usual(parts):
             return False
-        there, then = self._colored(parts, other)
+        there, then = of_modes[1].color(parts)
         if there is None:
             return False
-        of_modes = [self.samplers[i].reference for i in (k, other)]
         given = of_modes[0].surrogate.factored_later(here[self.field.hyper])
         log_ratio = given.log_determinant - then
         for sign, mode in zip((-1.0, 1.0), of_modes, strict=True):
-            log_ratio += sign * float(np.log(np.diagonal(mode.hyper_cholesky)).sum())
+            log_ratio += sign * mode.log_volume
         log_ratio += self._log_density(there) - self._log_density(here)
         counts.n_evaluated += 2 * self.tall.n_rows // max(self.evaluations[0], 1)
         if not -rng.standard_exponential() < log_ratio:
@@ -310,31 +306,12 @@ class ModeSampler(LatentSampler):
         point[:] = self.coordinates.to_model(there)
         return True
 
-    def _whitened(self, point: np.ndarray, k: int) -> tuple[np.ndarray, ...] | None:
-        """Return the coordinates of a point about a mode; None if there are none."""
-        mode = self.samplers[k].reference
-        hyper = point[self.field.hyper]
-        given = mode.surrogate.factored_later(hyper)
-        if not given.is_proper:
-            return None
-        z = np.linalg.solve(mode.hyper_cholesky, hyper - mode.hyper)
-        return (z, *given.frame.whiten(point))
-
-    def _colored(self, parts: tuple[np.ndarray, ...], k: int) -> tuple[np.ndarray | None, float]:
-        """Return the point with coordinates about a mode, and log |L| of the field there."""
-        z, dense, groups = parts
-        mode = self.samplers[k].reference
-        given = mode.surrogate.factored_later(mode.hyper + mode.hyper_cholesky @ z)
-        if not given.is_proper:
-            return None, math.nan
-        return given.frame.color((dense, groups)), given.log_determinant
-
     def _nearest(self, point: np.ndarray) -> int:
         """Return the mode that a point is nearest to."""
         inside = self.coordinates.from_model(point)
         distances = []
-        for k in range(len(self.samplers)):
-            parts = self._whitened(inside, k)
+        for sampler in self.samplers:
+            parts = sampler.reference.whiten(inside)
             far = parts is None or not np.isfinite(_squares(parts))
             distances.append(math.inf if far else _squares(parts or ()))
         return int(np.argmin(distances))

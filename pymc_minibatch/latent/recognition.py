@@ -88,33 +88,31 @@ def find_field(
     )
     if hyper.size > MOST_SCALES:
         raise too_many
-    n_phi = derivatives.phi(points[0]).size
     swept: list[GroupEffects] = []
-    names: list[dict[str, np.ndarray]] = []
+    names: list[str] = []
+    eliminated: set[str] = set()
     for groups in sorted(factors, key=lambda g: -g.shape[0]):
         found = effects_of_factor(tall, derivatives, probes, rng, latent_names, groups)
         if found is None:
             continue
         prior = prior_of_levels(tall, derivatives, probes, *found)
         if prior is not NotImplemented:
+            eliminated = eliminated or set(found[0])  # the factor with most levels
             swept.append(GroupEffects(found[1], groups, prior))
-            names.append(found[0])
-    if swept:  # the factor with most levels is eliminated
-        dense = _joined(slices, [n for n in latent_names if n not in names[0]])
-        latent = ArrowheadLayout(dense, swept[0].latent)
-        rest = np.setdiff1d(np.arange(n_phi), np.append(swept[0].rows, scalars))
-        rows = ArrowheadLayout(rest, swept[0].rows)
-    else:
-        none = np.empty((0, 1), dtype=np.int64)
-        latent = ArrowheadLayout(_joined(slices, latent_names), none)
-        rows = ArrowheadLayout(np.setdiff1d(np.arange(n_phi), scalars), none)
+            names += found[0]
+    none = np.empty((0, 1), dtype=np.int64)
+    of_groups = (swept[0].latent, swept[0].rows) if swept else (none, none)
+    dense = _joined(slices, [name for name in latent_names if name not in eliminated])
+    read_alike = np.append(of_groups[1], scalars)
+    rest = np.setdiff1d(np.arange(derivatives.phi(points[0]).size), read_alike)
+    latent = ArrowheadLayout(dense, of_groups[0])
+    rows = ArrowheadLayout(rest, of_groups[1])
     if latent.dense.size > MOST_DENSE:
         raise NoFieldError(
             f"{latent.dense.size:,} coefficients and effects are outside of the largest grouping "
             f"factor (limit {MOST_DENSE:,})."
         )
-    of_levels = {name for found in names for name in found}
-    others = [_joined(slices, [n]) for n in latent_names if n not in of_levels]
+    others = [_joined(slices, [n]) for n in latent_names if n not in names]
     inside = derivatives.within(find_coordinates(derivatives.push, points, others))
     points = [inside.coordinates.from_model(point) for point in points]
     field = LatentField(inside, hyper, latent, rows, swept, points, scalars)
@@ -146,8 +144,7 @@ def _sorted_variables(
         if tall.model.rvs_to_transforms.get(rv) is not None
     }
     order = sorted(
-        tall.layout.names,
-        key=lambda n: (-(slices[n].stop - slices[n].start), n in transformed),
+        tall.layout.names, key=lambda n: (-(slices[n].stop - slices[n].start), n in transformed)
     )
     of_phi = spread_of(np.array([derivatives.phi(point) for point in probes.points]))
     latent: list[str] = []
@@ -225,10 +222,7 @@ def _keep_curvature(
         return True
     others = np.concatenate(old)
     noise, point = ROUNDING / spread, step[0]
-    for moving, seeded, looked_at in (
-        (new, others, others),
-        (others, new, np.append(others, new)),
-    ):
+    for moving, seeded, looked_at in ((new, others, others), (others, new, np.append(others, new))):
         moved, seed = with_values(point, moving, step[1][moving]), np.zeros(point.size)
         seed[seeded] = spread[seeded] * rng.standard_normal(seeded.size)
         here, there = (derivatives.prior_product(p, seed)[looked_at] for p in (point, moved))

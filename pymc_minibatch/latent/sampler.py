@@ -313,13 +313,9 @@ class LatentSampler(ABC):
 
     def _is_near(self, point: np.ndarray) -> bool:
         """Whether a point is where the approximation has its mass."""
-        reference = self.reference
-        hyper = point[self.field.hyper]
-        away = np.linalg.solve(reference.hyper_cholesky, hyper - reference.hyper)
-        given = reference.surrogate.factored_later(hyper)
-        if np.abs(away).max(initial=0.0) > FAR_OUT or not given.is_proper:
+        parts = self.reference.whiten(point)
+        if parts is None or np.abs(parts[0]).max(initial=0.0) > FAR_OUT:
             return False
-        parts = (away, *given.frame.whiten(point))
         size = sum(part.size for part in parts)
         return sum(float(np.sum(p**2)) for p in parts) < size + FAR_OUT * math.sqrt(2 * size)
 

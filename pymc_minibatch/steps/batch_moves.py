@@ -9,7 +9,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pymc.blocking import PointType
@@ -18,24 +18,15 @@ from pymc.exceptions import SamplingError
 from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance, Rows, row_workspace
 from pymc_minibatch.acceptance.exact import Ball
-from pymc_minibatch.acceptance.growing import (
-    FirstBatch,
-    tune_first_batch,
-    with_kurtosis,
-)
+from pymc_minibatch.acceptance.growing import FirstBatch, tune_first_batch, with_kurtosis
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.by_size import NO_SIZES, RowSizes
-from pymc_minibatch.kernels.metropolis import (
-    Totals,
-    compile_transitions,
-    of_one_draw,
-)
+from pymc_minibatch.kernels.metropolis import Totals, compile_transitions, of_one_draw
 from pymc_minibatch.kernels.residents import Residents
 from pymc_minibatch.kernels.rows import Drawing, clear
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals import Laplace, RandomWalk, SurrogateHamiltonian
 from pymc_minibatch.proposals.proposal import Approximation, Proposal, approximate
-from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import (
     choose_order,
     decide_control_variate,
@@ -44,22 +35,14 @@ from pymc_minibatch.reference.decide import (
 )
 from pymc_minibatch.reference.density import Density, make_density
 from pymc_minibatch.reference.heavy import heavy_axes
-from pymc_minibatch.reference.taylor import (
-    Target,
-    compile_prior_gradient,
-    make_target,
-)
+from pymc_minibatch.reference.taylor import Target, compile_prior_gradient, make_target
+from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.common import TallStep
-from pymc_minibatch.steps.deciding import (
-    DEFAULT_BATCH,
-    RowChoice,
-    least_uniform_batch,
-    settle,
-)
+from pymc_minibatch.steps.deciding import DEFAULT_BATCH, least_uniform_batch, settle
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.witness.together import JointMove
 
-__all__ = ["Asked", "BatchMoves", "Claims"]
+__all__ = ["BatchMoves"]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -77,37 +60,6 @@ HEAVY_WALK = 0.4
 
 NEARLY_GAUSSIAN = 0.5
 """If independent Gaussian proposals would be accepted this often, no others are needed."""
-
-
-class Claims(NamedTuple):
-    """What set-up may presume, unless its witness finds it wrong.
-
-    Attributes
-    ----------
-    sums
-        That sums say everything of the rows.
-    effects
-        That effects and their scales are a latent Gaussian field.
-    bounds
-        That third derivatives of rows are bounded.
-    expansion
-        That rows are an expansion and its remainders.
-    """
-
-    sums: bool = True
-    effects: bool = True
-    bounds: bool = True
-    expansion: bool = True
-
-
-class Asked(NamedTuple):
-    """What the user has asked for, or left open."""
-
-    is_open: bool
-    proposal: Proposal | None
-    reference: Reference | None
-    control_variate: Literal["auto", 0, 1, 2]
-    rows: RowChoice
 
 
 class BatchMoves(TallStep):
@@ -141,7 +93,7 @@ class BatchMoves(TallStep):
     def n_transitions(self) -> int:
         """Transitions of a draw."""
 
-    def _set_up_plainly(self, asked: "Asked", *, one_mode: bool) -> float:
+    def _set_up_plainly(self, asked: Asked, *, one_mode: bool) -> float:
         """Settle how all variables are moved at once; return about how many rows a move takes.
 
         Raises
@@ -149,14 +101,14 @@ class BatchMoves(TallStep):
         SeveralModesError
             If there are several modes, unless it is to be done for one all the same.
         """
-        is_open, proposal, reference, control_variate, rows = asked
+        control_variate = asked.control_variate
         if not self.claims.expansion:
             control_variate = 0
         if self.acceptance.needs_order == 2 and control_variate == "auto":
             control_variate = 2
         self.control = decide_control_variate(
             self.tall,
-            reference,
+            asked.reference,
             control_variate,
             self.temperature,
             one_mode=one_mode,
@@ -166,8 +118,8 @@ class BatchMoves(TallStep):
         )
         if self.tall.partitions is not None and not self.control_variate:
             self.tall = self.tall.copied()
-        rows_read = self._settle_decisions(is_open, rows)
-        self.proposal = self._default_proposal() if proposal is None else proposal
+        rows_read = self._settle_decisions(asked.is_open, asked.rows)
+        self.proposal = asked.proposal or self._default_proposal()
         _check_target(self.proposal, self.acceptance)
         self.proposal_options = self.proposal.jit_options
         return rows_read
@@ -321,7 +273,7 @@ class BatchMoves(TallStep):
         stats["warning"] = None
         if not self.tune:
             stats["warning"] = self._warning_of_cost(totals)
-        elif self._may_begin_trajectories and self._are_affordable:
+        elif self.watches_cost:
             self._is_beyond |= self._beyond_expansion(totals) is not None
         return stats
 

@@ -1,63 +1,29 @@
 """How a step decides: by which acceptance test, and on rows drawn in which way."""
 
-import logging
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pymc_minibatch import acceptance as acceptance_tests
 from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
 from pymc_minibatch.acceptance.decision import Acceptance, Prepared
 from pymc_minibatch.acceptance.growing import LEAST_BATCH, rows_wanted
 from pymc_minibatch.bounds.predictor import NoPredictorError
 from pymc_minibatch.bounds.remainder import RemainderBounds, bound_remainders
 from pymc_minibatch.kernels.by_size import RowSizes
-from pymc_minibatch.proposals import (
-    Laplace,
-    RandomWalk,
-    SurrogateHamiltonian,
-    SurrogateLangevin,
-)
+from pymc_minibatch.proposals import RandomWalk
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.pinned import may_be_extreme, read_always, rows_to_pin
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
+from pymc_minibatch.steps.asked import RowChoice
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
 
-__all__ = [
-    "DEFAULT_BATCH",
-    "PROPOSALS",
-    "TESTS",
-    "RowChoice",
-    "TestPlan",
-    "least_uniform_batch",
-    "named",
-    "settle",
-    "steps_of_draw",
-]
-
-_log = logging.getLogger("pymc_minibatch")
-
-type RowChoice = Literal["auto", "size", "uniform"]
-
-TESTS: Mapping[str, Callable[[], Acceptance]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", test.__name__).lower(): test
-    for test in acceptance_tests.TESTS
-}
-"""By their names for the user, such as "corrected_barker"."""
-
-PROPOSALS: Mapping[str, Callable[[], Proposal]] = {
-    "laplace": Laplace,
-    "surrogate_hamiltonian": SurrogateHamiltonian,
-    "surrogate_langevin": SurrogateLangevin,
-    "random_walk": RandomWalk,
-}
+__all__ = ["DEFAULT_BATCH", "TestPlan", "least_uniform_batch", "settle", "steps_of_draw"]
 
 WORTH = 0.8
 """Rows are drawn by size where that takes a smaller share of the rows that uniform draws take."""
@@ -96,28 +62,6 @@ ROUNDS = 3
 
 MANY_ROWS = 5000
 """If a transition reads as many, PyMC's own cost of a draw hardly counts."""
-
-
-def named(argument: str, value: Any, known: Mapping[str, Callable[[], Any]], needs: str) -> Any:
-    """Return what the user named, or passed as an instance that has the method `needs`.
-
-    Raises
-    ------
-    ValueError
-        If it is neither.
-    """
-    if isinstance(value, str) and value in known:
-        return known[value]()
-    if isinstance(value, str | type) or not hasattr(value, needs):
-        first = next(iter(known.values()))
-        is_class = isinstance(value, type)
-        shown = value.__name__ if is_class else repr(value)
-        called = f" Call the class: {shown}()." if is_class else ""
-        raise ValueError(
-            f"{argument} must be one of {', '.join(map(repr, known))}, or an instance such as "
-            f"{first()!r}; got {shown}.{called}"
-        )
-    return value
 
 
 def steps_of_draw(acceptance: Acceptance, proposal: Proposal, dim: int, rows: float) -> int:
@@ -208,50 +152,62 @@ def _settle(
     acceptance: Acceptance | Literal["auto"],
     rows: RowChoice,
 ) -> TestPlan:
-    if acceptance == "auto":
+    asked = None if isinstance(acceptance, str) else acceptance
+    if asked is None:
         prepared, reason = _affordable(tall, control, rows)
-        prepared_test: Acceptance = Exact()
     else:
-        prepared, reason = _prepared(tall, control, acceptance, rows), "acceptance as asked for"
-        prepared_test = acceptance
-        if prepared is not None:
-            reason = f"about {prepared.expected_rows:,.3g} rows in a decision"
+        prepared, reason = _prepared(tall, control, rows, asked)
     if prepared is not None:
         assert control is not None
-        return _by_prepared_sizes(tall, control, prepared, prepared_test, reason)
-    tests = _open_tests(control) if acceptance == "auto" else (acceptance,)
-    test = tests[0]
+        return _by_prepared_sizes(tall, control, prepared, asked or Exact(), reason)
+    tests = _open_tests(control) if asked is None else (asked,)
     if rows == "size":
-        _check_can_draw_by_size(test, control)
-    may = rows != "uniform" and test.draws_by_size
-    if control is None or not (may or test.first_batch == "tuned"):
-        return TestPlan(test, "uniform", f"{reason}; rows uniformly")
+        _check_can_draw_by_size(tests[0], control)
+    may_size = rows != "uniform" and tests[0].draws_by_size
+    if control is None or not (may_size or tests[0].first_batch == "tuned"):
+        return TestPlan(tests[0], "uniform", f"{reason}; rows uniformly")
+    return _by_variance(tall, control, tests, reason, may_size, rows == "size")
+
+
+def _by_variance(
+    tall: TallModel,
+    control: ControlVariate,
+    tests: Sequence[Acceptance],
+    reason: str,
+    may_size: bool,
+    must_size: bool,
+) -> TestPlan:
+    """Draw rows by size if that takes clearly fewer of them, or must be; take the cheapest test."""
     sizes, unevenness = row_sizes(tall, control)
-    in_memory = None if isinstance(sizes, SizedRows) else sizes
-    worth = unevenness.by_size < WORTH * unevenness.uniform or (
-        _may_miss_rows(unevenness, DEFAULT_BATCH) and np.isfinite(unevenness.by_size)
-    )
-    by_size = in_memory is None or (may and (rows == "size" or worth))
+    sized = sizes if isinstance(sizes, SizedRows) else None
+    by_size = sized is not None or (may_size and (must_size or _is_worth_sizing(unevenness)))
     variance = unevenness.by_size if by_size else unevenness.uniform
+    test, told = tests[0], reason
     if len(tests) > 1:
-        test, found = _cheapest(tests, tall, control, variance)
-        reason = f"{reason}; {found}"
-    how = "by size" if by_size else "uniformly"
-    how = f"{how}, gathered before" if in_memory is None else how
-    reason = (
-        f"{reason}; rows {how}: s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
+        test, why = _cheapest(tests, tall, control, variance)
+        told += f"; {why}"
+    told += "; rows by size" if by_size else "; rows uniformly"
+    told += ", gathered before" if sized is not None else ""
+    told += (
+        f": s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
         f"{unevenness.uniform:,.3g} uniformly"
     )
     return TestPlan(
         test,
         "size" if by_size else "uniform",
-        reason,
+        told,
         unevenness=unevenness,
         rows_read=variance,
-        row_sizes=RowSizes.of(in_memory) if by_size and in_memory is not None else None,
-        sized=sizes if isinstance(sizes, SizedRows) else None,
+        row_sizes=None if isinstance(sizes, SizedRows) or not by_size else RowSizes.of(sizes),
+        sized=sized,
         pinned=_extreme_rows(tall, control, sizes),
     )
+
+
+def _is_worth_sizing(unevenness: Unevenness) -> bool:
+    """Whether drawing rows by size is clearly cheaper, or uniform batches would miss rows."""
+    misses = _may_miss_rows(unevenness, DEFAULT_BATCH) and np.isfinite(unevenness.by_size)
+    return bool(unevenness.by_size < WORTH * unevenness.uniform or misses)
 
 
 def _extreme_rows(
@@ -294,16 +250,19 @@ class _Survey:
 
 
 def _prepared(
-    tall: TallModel, control: ControlVariate | None, acceptance: Acceptance, rows: RowChoice
-) -> Prepared | None:
-    """Let a test that was asked for learn about the rows."""
+    tall: TallModel, control: ControlVariate | None, rows: RowChoice, acceptance: Acceptance
+) -> tuple[Prepared | None, str]:
+    """Let a test that was asked for learn about the rows, and say what it has learnt."""
     try:
-        return acceptance.prepare(_Survey(tall, control, rows == "uniform"))
+        prepared = acceptance.prepare(_Survey(tall, control, rows == "uniform"))
     except NoPredictorError as error:
         raise NoPredictorError(
             f"{type(acceptance).__name__} cannot be used: {error}. Use CorrectedBarker() or leave "
             "acceptance out."
         ) from error
+    if prepared is None:
+        return None, "acceptance as asked for"
+    return prepared, f"about {prepared.expected_rows:,.3g} rows in a decision"
 
 
 def _affordable(

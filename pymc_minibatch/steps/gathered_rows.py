@@ -13,16 +13,11 @@ from pymc.blocking import PointType
 from pymc.exceptions import SamplingError
 from pymc.util import RandomGenerator
 
-from pymc_minibatch.kernels.metropolis import (
-    Totals,
-    summed,
-)
+from pymc_minibatch.kernels.metropolis import Totals, summed
 from pymc_minibatch.kernels.residents import OUT_OF_ROWS, Residents
 from pymc_minibatch.messages import with_id
+from pymc_minibatch.steps.asked import RowChoice
 from pymc_minibatch.steps.batch_moves import BatchMoves
-from pymc_minibatch.steps.deciding import (
-    RowChoice,
-)
 from pymc_minibatch.tall.weighted import SizedRows
 
 __all__ = ["GatheredRows"]

@@ -15,11 +15,9 @@ from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.kernels.adam import make_climb
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -29,7 +27,6 @@ from pymc_minibatch.reference.decide import (
     start_near_mode,
 )
 from pymc_minibatch.reference.density import Density, make_density
-from pymc_minibatch.reference.derivatives import Derivatives
 from pymc_minibatch.reference.exchange import interchangeable
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
@@ -38,52 +35,24 @@ from pymc_minibatch.reference.gradient import (
     make_gradient_target,
 )
 from pymc_minibatch.reference.trial import Trial
+from pymc_minibatch.steps.ascent import Ascent
 from pymc_minibatch.steps.common import TallStep, TallStepState
+from pymc_minibatch.steps.conditional_prior import MOST_PARAMETERS, ConditionalPrior
 from pymc_minibatch.steps.display import expansion
+from pymc_minibatch.steps.schedule import Constant, Schedule
 from pymc_minibatch.tall.support import may_be_impossible
 from pymc_minibatch.warn import warn
 from pymc_minibatch.witness.densities import FullGradient
 from pymc_minibatch.witness.witness import Look
 
-__all__ = [
-    "BATCHES",
-    "CLIMB",
-    "FLATTEST",
-    "GradientStep",
-    "GradientStepState",
-    "largest_variance",
-    "scaled",
-]
+__all__ = ["BATCHES", "GradientStep", "GradientStepState", "largest_variance", "scaled"]
 
 _log = logging.getLogger("pymc_minibatch")
 
 DEFAULT_BATCH = 300
 
-MOST_PARAMETERS = 1000
-"""With more no mode is searched for unless that is asked for."""
-
-JITTER = 0.1
-"""Standard deviation by which a chain that climbs starts away from its initial point, in units of
-how far a parameter must move to matter to its prior or to a row, as is the rate below."""
-
-STARTS, CLIMB, MOST_CLIMBS, RATE = 4, 3000, 10, 0.02
-"""Starts, of which the best goes on, steps of a climb, most climbs, and how far a parameter may go
-in a step of it. Climbs end when one gains less than 1 in log-density for each parameter."""
-
-TRIAL_ROWS = 10_000
-"""By which climbs are judged."""
-
 BATCHES = 300
 """From so many batches the noise at a point is taken."""
-
-FEW_BATCHES = 30
-"""From so many the lengths are taken by which chains climb."""
-
-FLATTEST = 1e-3
-"""No direction is taken for flatter than this share of what it is at the reference."""
-
-PROBES = 10
-"""Random signs by which the prior's curvature is taken where parameters are many."""
 
 SHORT = 50
 """Warn where the default steps are so many times shorter than a normal posterior allows."""
@@ -156,6 +125,8 @@ class GradientStep(TallStep):
 
     climbs = False
     """Whether chains climb from their initial points where no reference point is known."""
+    schedule: Schedule = Constant()
+    """How steps change in size; and how many make a draw."""
     options: tuple[Any, ...]
     """Settings of the kind of step, which a state must fit."""
     tuned: tuple[np.ndarray, ...]
@@ -262,12 +233,15 @@ class GradientStep(TallStep):
         flat = self.tall.start.copy()
         self.make_transitions(flat, 0)
         if self.climbs:
-            self.climb(flat, 0, 0)
+            self.ascent.climb(self.rng, flat, 0)
 
     def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
         """Return a point near the mode if one is known, else the point."""
+        if self.control is None and self.climbs:
+            climbed = self.ascent.climbed(self.rng, self.tall.layout.flatten(point))
+            return self.tall.layout.unflatten(climbed)
         if self.control is None:
-            return self.climbed(point) if self.climbs else point
+            return point
         return start_near_mode(self.tall, self.control, self._active, point, self.rng)
 
     @cached_property
@@ -277,147 +251,36 @@ class GradientStep(TallStep):
 
     @cached_property
     def _sum_density(self) -> Density:
-        return self._inside(self._sums)
+        return self.density if self._sums is self.target else self._inside(self._sums)
 
     @cached_property
-    def _climb_kernel(self) -> Callable[..., None]:
-        ndims = [values.ndim for values in self.tall.data]
-        keys = [repr(ndims), *["bounded"] * self._bounded]
-        return jit_kept(make_climb(ndims, self._bounded), keys)
-
-    def climb(
-        self, flat: np.ndarray, n_steps: int, n_noises: int, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Move `flat` uphill by the gradients of batches; return the noise of some there.
-
-        Batches are drawn by the chain's generator unless another is given.
-        """
-        rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self._active.size))
-        rates = RATE * (self.lengths(flat) if n_steps else np.ones(self._active.size))
-        self._climb_kernel(
-            rng or self.rng, flat, self._active, self._sum_density, n_steps, rates, rows, noises
+    def ascent(self) -> Ascent:
+        """Climbs by the gradients of batches."""
+        return Ascent(
+            self.tall, self._active, self.batch_size, self._sum_density, self._bounded, self.prior
         )
-        return noises
-
-    def climbed(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Climb from points close to one, so that units that are alike there part; keep the best.
-
-        A chain may climb to a poor mode, and would not leave it.
-        """
-        lengths = self.lengths(self.tall.layout.flatten(point))
-        starts = [self._jittered(point, lengths) for _ in range(STARTS)]
-        for flat in starts:
-            self.climb(flat, CLIMB, 0)
-        best, flat = max(
-            ((self._log_density(flat), flat) for flat in starts), key=lambda found: found[0]
-        )
-        for _ in range(MOST_CLIMBS):
-            self.climb(flat, CLIMB, 0)
-            reached = self._log_density(flat)
-            if not reached - best > self._active.size:
-                break
-            best = reached
-        return self.tall.layout.unflatten(flat)
-
-    def _jittered(self, point: PointType, lengths: np.ndarray) -> np.ndarray:
-        """Return a flat point close to one, or itself where the others are impossible."""
-        flat = self.tall.layout.flatten(point)
-        moved = flat.copy()
-        moved[self._active] += JITTER * lengths * self.rng.standard_normal(self._active.size)
-        return moved if np.isfinite(self._log_density(moved)) else flat
-
-    def _prior_curvature(self, flat: np.ndarray) -> np.ndarray:
-        """Diagonal of the prior's curvature, exact unless parameters are many (Hutchinson)."""
-        dim = flat.size
-        with np.errstate(all="ignore"):
-            if dim <= MOST_PARAMETERS:
-                found = np.diag(self._prior_derivatives.hessian(flat))
-            else:
-                signs = np.random.default_rng(0).choice([-1.0, 1.0], (PROBES, dim))
-                _, products = self._prior_derivatives.products_at(flat, signs)()
-                found = np.mean(signs * products, axis=0)
-        return np.abs(np.nan_to_num(found[self._active], posinf=0.0, neginf=0.0))
 
     @cached_property
-    def _prior_derivatives(self) -> Derivatives:
-        return Derivatives(self.tall.prior_graph, self.tall.flat)
-
-    @cached_property
-    def _others(self) -> np.ndarray:
-        """Positions of what other steps move, if the prior of some parameter here depends on it."""
-        own, model = set(self.vars), self.tall.model
-        joined = False
-        for rv in model.free_RVs:
-            values = _values_in(model, [rv, *rv.owner.inputs])
-            joined |= bool(values & own) and bool(values - own)
-        for potential in model.potentials:
-            values = _values_in(model, [potential])
-            joined |= bool(values & own) and bool(values - own)
-        everything = np.arange(self.tall.layout.size)
-        return np.setdiff1d(everything, self._active) if joined else everything[:0]
+    def prior(self) -> ConditionalPrior:
+        """The prior of what this step moves, given the rest."""
+        return ConditionalPrior(self.tall, self.vars, self._active)
 
     def _others_moved(self, flat: np.ndarray) -> bool:
         """Whether the prior of some parameter here is another one than at the draw before."""
-        if not self._others.size:
+        if not self.prior.others.size:
             return False
-        others, before = flat[self._others], self._seen_others
+        others, before = flat[self.prior.others], self._seen_others
         self._seen_others = others.copy()
         return before is None or not np.array_equal(others, before)
 
     _seen_others: np.ndarray | None = None
-
-    def _with_others(self, flat: np.ndarray, own: np.ndarray) -> np.ndarray:
-        """Return a point with the other variables as they are, and those of this step elsewhere.
-
-        What moves are made by must not depend on where this step's own variables are.
-        """
-        point = own.copy()
-        point[self._others] = flat[self._others]
-        return point
-
-    def _precision_given_others(self, flat: np.ndarray, control: ControlVariate) -> np.ndarray:
-        """Precision of the Gaussian approximation with the prior as it is at a point.
-
-        If that is not convex there it counts for no less than a share of what it was.
-        """
-        block, reference = np.ix_(self._active, self._active), control.gaussian
-        precision = control.precision(self._active)
-        now = self._prior_derivatives.hessian(self._with_others(flat, reference.flat))[block]
-        change = reference.prior_hessian[block] - np.nan_to_num(now)
-        lower = np.linalg.cholesky(precision)
-        inverse = np.linalg.inv(lower)
-        values, vectors = np.linalg.eigh(inverse @ (precision + change) @ inverse.T)
-        root = lower @ vectors * np.sqrt(np.maximum(values, FLATTEST))
-        return np.asarray(root @ root.T)
-
-    def lengths(self, flat: np.ndarray) -> np.ndarray:
-        """Return how far each parameter must move to matter to its prior or to a single row.
-
-        They have the units of the parameters; where neither tells, 1.
-        """
-        noises = self.climb(flat, 0, FEW_BATCHES, np.random.default_rng(0))
-        of_row = np.mean(noises**2, axis=0) * self.batch_size / self.n_rows**2
-        information = np.maximum(of_row, self._prior_curvature(flat))
-        known = np.isfinite(information) & (information > 0)
-        return np.where(known, information, 1.0) ** -0.5
-
-    def _log_density(self, flat: np.ndarray) -> float:
-        """Log-density from some rows, always the same ones."""
-        rows = np.random.default_rng(0).integers(0, self.n_rows, min(TRIAL_ROWS, self.n_rows))
-        logps = self.tall.compiled_row_logp(flat, *self.tall.batch(rows))
-        total = float(self.tall.compiled_prior_logp(flat)) + self.n_rows * float(np.mean(logps))
-        return -np.inf if np.isnan(total) else total
-
-    def _n_steps(self) -> int:
-        """Return the number of steps of this draw."""
-        return self.steps_per_draw
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if not self.tune:
             self._check_ready()
         if self._others_moved(flat):
             self._fit_to_others(flat)
-        n_steps = self._n_steps()
+        n_steps = self.schedule.of_draw(self.n_draws, self.steps_per_draw)[0].size
         diverged, noise = self.make_transitions(flat, n_steps)
         if diverged:
             raise SamplingError(
@@ -457,9 +320,3 @@ def largest_variance(noises: np.ndarray) -> float:
     m, dim = noises.shape
     gram = noises @ noises.T if m < dim else noises.T @ noises
     return float(np.linalg.eigvalsh(gram / m)[-1])
-
-
-def _values_in(model: Model, variables: Sequence[Variable]) -> set[Variable]:
-    """Return the value variables of the free variables on which some variables depend."""
-    found = set(ancestors(variables))
-    return {model.rvs_to_values[rv] for rv in model.free_RVs if rv in found}

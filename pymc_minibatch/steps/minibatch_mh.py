@@ -15,7 +15,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker, Exact, Penalty
+from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.growing import (
     LEAST_BATCH,
@@ -27,7 +27,6 @@ from pymc_minibatch.arguments import checked_count, checked_model, checked_tempe
 from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
 from pymc_minibatch.kernels.by_size import RowSizes
 from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.no_field import NoFieldError
@@ -36,21 +35,12 @@ from pymc_minibatch.latent.weight_check import LOOK_EVERY
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import (
-    check_control_variate,
-    drawn_about_mode,
-)
+from pymc_minibatch.reference.decide import drawn_about_mode
 from pymc_minibatch.reference.reference import SeveralModesError
-from pymc_minibatch.steps.batch_moves import Asked, Claims
+from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.bound import register
 from pymc_minibatch.steps.common import TallStepState
-from pymc_minibatch.steps.deciding import (
-    PROPOSALS,
-    TESTS,
-    RowChoice,
-    named,
-    steps_of_draw,
-)
+from pymc_minibatch.steps.deciding import steps_of_draw
 from pymc_minibatch.steps.display import expansion
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.mixing import BLIND_TRAJECTORY, TRAJECTORY, Mixing
@@ -59,16 +49,14 @@ from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import (
     complaint_of_level,
     copied_for_effects,
+    plan_effects,
     scans_of_draw,
     stats_of_sampler,
-    warn_of_modes,
 )
 from pymc_minibatch.steps.trajectories import (
+    Fallback,
     Trajectories,
     TrajectoryLook,
-    are_affordable,
-    is_last_chance,
-    may_begin,
     trajectories_of_draw,
 )
 from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
@@ -292,49 +280,39 @@ class MinibatchMH(WitnessedBatches):
         if start is not None:
             self._take_over(start, checked_model(model), steps_per_draw, rng)
             return
-        is_open = acceptance is None or (isinstance(acceptance, str) and acceptance == "auto")
-        test = None if is_open else named("acceptance", acceptance, TESTS, "build")
-        moves = None if proposal is None else named("proposal", proposal, PROPOSALS, "build")
+        asked = Asked.of(acceptance, proposal, reference, control_variate, row_sampling)
         if fallback not in ("nuts", None):
             raise ValueError(f"fallback must be 'nuts' or None; got {fallback!r}.")
-        if row_sampling not in ("auto", "size", "uniform"):
-            raise ValueError(
-                f"row_sampling must be 'auto', 'size' or 'uniform'; got {row_sampling!r}."
-            )
         self.temperature = checked_temperature(temperature)
-        check_control_variate(reference, control_variate)
-        by_size = test is None or test.draws_by_size
-        may_stay = by_size and row_sampling != "uniform" and control_variate != 0
         super().__init__(
             vars=vars,
             data=data,
             steps_per_draw=1 if steps_per_draw == "auto" else steps_per_draw,
             model=model,
             rng=rng,
-            rows_in_memory=rows_in_memory if may_stay else math.inf,
+            rows_in_memory=rows_in_memory if asked.may_stay else math.inf,
             witness=witness,
         )
         self.rows_in_memory = rows_in_memory
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
-        self.acceptance: Acceptance = CorrectedBarker() if test is None else test
-        if batch_size is not None and self.acceptance.first_batch == "designed":
+        test = asked.acceptance
+        if batch_size is not None and test is not None and test.first_batch == "designed":
             raise ValueError(
-                f"{type(self.acceptance).__name__} chooses the size of its batches itself; leave "
-                "batch_size out."
+                f"{type(test).__name__} chooses the size of its batches itself; leave batch_size "
+                "out."
             )
         self.steps_are_free = steps_per_draw == "auto"
         self.may_follow_trajectories = (
             fallback == "nuts"
-            and is_open
-            and moves is None
+            and asked.is_open
+            and asked.proposal is None
             and self.temperature == 1.0
             and batch_size is None
             and not self.tall.is_bound
             and self.tall.partitions is None
         )
-        asked = Asked(is_open, moves, reference, control_variate, row_sampling)
         self.claims = Claims()
         while True:
             self._set_up(asked)
@@ -345,11 +323,7 @@ class MinibatchMH(WitnessedBatches):
             self._claim_less(asked, surprise)
 
     def _take_over(
-        self,
-        start: Any,
-        model: Model,
-        steps_per_draw: int | Literal["auto"],
-        rng: RandomGenerator,
+        self, start: Any, model: Model, steps_per_draw: int | Literal["auto"], rng: RandomGenerator
     ) -> None:
         """Take over what another step was set up with; its points are where chains start."""
         asked = dict(self.made_with[1]) if self.made_with is not None else {}
@@ -375,6 +349,7 @@ class MinibatchMH(WitnessedBatches):
             for name, value in vars(cls).items():
                 if isinstance(value, cached_property):
                     self.__dict__.pop(name, None)
+        self.acceptance: Acceptance = asked.acceptance or CorrectedBarker()
         self.proposal_options = ()
         self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
         self._moved_alike = ""
@@ -385,9 +360,8 @@ class MinibatchMH(WitnessedBatches):
         self.prepared: Any = None
         self.control = None
         self.least_batch, self.kurtosis = LEAST_BATCH, UNKNOWN_KURTOSIS
-        is_free = asked.reference is None and asked.proposal is None
-        is_free &= asked.control_variate in ("auto", 2) and self.claims.effects
-        self.latent = self._latent_sampler(asked.is_open, asked.rows) if is_free else None
+        is_free = asked.may_move_effects and self.claims.effects
+        self.latent = self._latent_sampler(asked) if is_free else None
         rows_read = 0.0
         if self.latent is None:
             try:
@@ -395,7 +369,7 @@ class MinibatchMH(WitnessedBatches):
             except NotEnoughMemoryError as error:
                 raise NotEnoughMemoryError(f"{error} {self._moved_alike}".strip()) from error
             except SeveralModesError:
-                self.latent = self._latent_sampler(asked.is_open, asked.rows, effects=False)
+                self.latent = self._latent_sampler(asked, effects=False)
                 if not isinstance(self.latent, ModeSampler):
                     self.latent = None
                     rows_read = self._set_up_plainly(asked, one_mode=True)
@@ -424,7 +398,7 @@ class MinibatchMH(WitnessedBatches):
             self.claims = claims._replace(effects=False)
         elif asked.is_open and self.prepared is not None:
             self.claims = claims._replace(bounds=False)
-        elif asked.is_open and asked[1:4] == (None, None, "auto") and self.control_variate:
+        elif asked.leaves_expansion_open and self.control_variate:
             self.claims = claims._replace(expansion=False)
         elif asked.reference is not None:
             raise NotTallError(
@@ -434,27 +408,25 @@ class MinibatchMH(WitnessedBatches):
             raise NotTallError(f"{surprise}. Please report this model.")
         _log.info(f"Set up in a more general way: {surprise}.")
 
-    def _latent_sampler(
-        self, is_open: bool, rows: RowChoice, *, effects: bool = True
-    ) -> LatentSampler | None:
+    def _latent_sampler(self, asked: Asked, *, effects: bool = True) -> LatentSampler | None:
         """Set up the moves of effects and their scales; None if the model has none.
 
         Or, without `effects`, those about several modes.
         """
-        whole = self._active.size == self.tall.layout.size
-        acceptance = None if is_open else self.acceptance
-        if not (whole and (acceptance is None or acceptance.decides_levels)):
+        test = asked.acceptance
+        has_all = self._active.size == self.tall.layout.size
+        if not has_all or not (test is None or test.decides_levels):
             return None
-        if acceptance is None or not acceptance.is_exact:
+        if test is None or not test.is_exact:
             self.tall = copied_for_effects(self.tall)
         if self.tall.partitions is not None:
             return None
         try:
-            sampler = make_latent_sampler(
+            plan = plan_effects(
                 self.tall,
-                acceptance,
+                test,
+                asked.rows,
                 self.temperature,
-                by_size=rows != "uniform",
                 batch_size=self.batch_size,
                 effects=effects,
                 may_sum=self.claims.sums,
@@ -466,17 +438,7 @@ class MinibatchMH(WitnessedBatches):
             )
             self._moved_alike = f"Effects are not updated by group: {reason}"
             return None
-        if isinstance(sampler, ModeSampler):
-            warn_of_modes(sampler)
-        if not sampler.by_batches:
-            self.acceptance, self.choice = Exact(), f"Exact: {sampler.describe()}."
-            return sampler
-        test = self.acceptance = acceptance or Penalty()
-        self.rows = "uniform" if rows == "uniform" else "size"
-        name = type(test).__name__
-        if isinstance(test, Penalty):
-            name += " of tuned sigma" if is_open else f" at sigma {test.sigma:g}"
-        self.choice = f"{name}: {sampler.describe()}."
+        sampler, self.acceptance, self.rows, self.choice = plan
         return sampler
 
     def _warn_of_other_temperatures(self) -> None:
@@ -531,10 +493,9 @@ class MinibatchMH(WitnessedBatches):
     def stop_tuning(self) -> None:
         """Fix the results of tuning."""
         if self.by_trajectories:
-            free = self._may_take_more
-            n_draws = self._draws_to_come
+            n_draws, free = self._draws_to_come, self.steps_are_free
             self.transitions = trajectories_of_draw(self.mixing, n_draws) if free else 1
-        elif self._may_take_more:
+        elif self.steps_are_free:
             self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
         self.mixing.clear()
         self._count_anew()
@@ -553,10 +514,6 @@ class MinibatchMH(WitnessedBatches):
             facts["temperature"] = f"{self.temperature:g}"
         facts["memory"] = f"about {in_words(bytes_of_step(self.tall, self.latent is not None))}"
         return facts | {"draw": f"{self.steps_per_draw} transitions"}
-
-    @property
-    def _may_take_more(self) -> bool:
-        return self.steps_are_free
 
     @property
     def followed(self) -> tuple[np.ndarray, float, int, bool]:
@@ -586,45 +543,49 @@ class MinibatchMH(WitnessedBatches):
         stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
-        elif self._may_take_more or self.may_follow_trajectories:
-            read = stats["n_likelihood"] + stats["n_gradient"]
-            self.mixing.add(flat, read, self.n_transitions)
-            if self._may_begin_trajectories:
-                self._follow_trajectories_if_needed(flat)
-            if self._may_take_more and not self.by_trajectories:
-                self.transitions = self.mixing.while_tuning(self.n_transitions, self._draws_to_come)
+        elif self.steps_are_free or self.fallback.is_allowed:
+            made = self.n_transitions
+            self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], made)
+            if reason := self._why_trajectories(made):
+                self._follow_trajectories(flat, reason)
+            elif self.steps_are_free:
+                self.transitions = self.mixing.while_tuning(made, self._draws_to_come)
         return stats
 
-    @property
-    def _may_begin_trajectories(self) -> bool:
-        made = self.n_draws + 1
-        return self.may_follow_trajectories and may_begin(made, self._tuning_to_come - made)
-
-    @property
-    def _are_affordable(self) -> bool:
-        return are_affordable(self._draws_to_come, self.n_rows, self._passes)
-
-    @property
-    def _passes(self) -> float:
-        """How many passes over all rows a trajectory takes."""
+    @cached_property
+    def fallback(self) -> Fallback:
+        """When the chain goes on with all rows."""
         is_known = self.latent is None and self.control is not None
-        return TRAJECTORY if is_known else BLIND_TRAJECTORY
+        passes = TRAJECTORY if is_known else BLIND_TRAJECTORY
+        return Fallback(self.may_follow_trajectories, self.n_rows, passes)
 
-    def _follow_trajectories_if_needed(self, flat: np.ndarray) -> None:
-        """Go on with all rows if batches do not pay.
+    @property
+    def _tuning_left(self) -> int:
+        return self._tuning_to_come - self.n_draws - 1
+
+    @property
+    def watches_cost(self) -> bool:
+        """Whether trajectories could take over if decisions turn out to read too much."""
+        may = self.fallback.may_begin(self.n_draws + 1, self._tuning_left)
+        return may and self.fallback.is_affordable(self._draws_to_come)
+
+    def _why_trajectories(self, made: int) -> str | None:
+        """Say why to go on with all rows, if batches do not pay; `made` transitions are a draw.
 
         Either draws stay correlated for all their work, or decisions read most rows since the
         chain is where the expansion does not hold, or, at the last chance, draws stay correlated
         for longer than any number of transitions that is affordable.
         """
-        made = self.n_transitions
-        is_last = is_last_chance(self._tuning_to_come - self.n_draws - 1)
-        if self._is_beyond or self.mixing.goes_nowhere(made, self.n_rows, self._passes):
-            reason = "decisions read most rows here and draws stay correlated"
-        elif is_last and self._are_affordable and self._is_hopeless(made):
-            reason = "draws stay correlated for long"
-        else:
-            return
+        left, draws = self._tuning_left, self._draws_to_come
+        if not self.fallback.may_begin(self.n_draws + 1, left):
+            return None
+        if self._is_beyond or self.fallback.goes_nowhere(self.mixing, made):
+            return "decisions read most rows here and draws stay correlated"
+        if self.steps_are_free and self.fallback.is_hopeless(self.mixing, made, draws, left):
+            return "draws stay correlated for long"
+        return None
+
+    def _follow_trajectories(self, flat: np.ndarray, reason: str) -> None:
         _log.info(
             f"MinibatchMH: {reason}; the chain goes on along trajectories with all rows, as NUTS "
             "(fallback='nuts')"
@@ -632,9 +593,6 @@ class MinibatchMH(WitnessedBatches):
         self._trajectories = self._trajectories_from(flat)
         self.by_trajectories, self.transitions = True, 1
         self.mixing = Mixing(self.tall.layout, 0.0)
-
-    def _is_hopeless(self, made: int) -> bool:
-        return self._may_take_more and self.mixing.is_hopeless(made, self._draws_to_come)
 
     def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
         known = self._approximation
@@ -683,11 +641,7 @@ class MinibatchMH(WitnessedBatches):
     def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
         assert self.latent is not None
         counts = self.latent.draw(
-            self.rng,
-            flat,
-            self.n_transitions,
-            self.tune,
-            self.proposal_state,
+            self.rng, flat, self.n_transitions, self.tune, self.proposal_state
         )
         self.refuse_impossible(counts.impossible_row, flat)
         warning = None if self.tune else self.warning_of_a_level(flat)

@@ -18,16 +18,10 @@ from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.decide import decide_control_variate
-from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import GradientTarget, make_gradient_sum
-from pymc_minibatch.steps.gradient_step import (
-    BATCHES,
-    CLIMB,
-    FLATTEST,
-    GradientStep,
-    largest_variance,
-    scaled,
-)
+from pymc_minibatch.steps.ascent import CLIMB
+from pymc_minibatch.steps.conditional_prior import FLATTEST
+from pymc_minibatch.steps.gradient_step import BATCHES, GradientStep, largest_variance, scaled
 from pymc_minibatch.steps.schedule import Constant, Schedule
 
 __all__ = ["MomentumStep"]
@@ -133,10 +127,6 @@ class MomentumStep(GradientStep):
     def _sums(self) -> GradientTarget:
         return self.target
 
-    @cached_property
-    def _sum_density(self) -> Density:
-        return self.density
-
     def _reset_tuning(self) -> None:
         dim = self._active.size
         self.tuned = momentum_state(dim, dim if self.preconditioner == "fisher" else 1)
@@ -157,10 +147,10 @@ class MomentumStep(GradientStep):
         """Find the scale and the step size where the chain is; start with fresh momentum."""
         dim, state = self._active.size, self.tuned
         wanted = max(BATCHES, BATCHES_PER_PARAMETER * dim if self.preconditioner == "fisher" else 0)
-        noises = self.climb(flat, 0, wanted)
+        noises = self.ascent.climb(self.rng, flat, 0, wanted)
         state.factor[:] = state.scale[:] = self._scale(flat, noises)
-        if self._others.size:
-            state.prior[:] = self._prior_given_others(flat)
+        if self.prior.others.size:
+            state.prior[:] = self.prior.curvature_given_others(flat)
         noises = scaled(noises, state.factor)
         state.noise[:] = np.mean(noises**2, axis=0)
         state.size[:] = self.step_size or state.shorter[0] * self._default_size(flat, noises)
@@ -177,7 +167,7 @@ class MomentumStep(GradientStep):
             curvature = self.control.precision(self._active)
         else:  # the noise of a batch has N/n times the Fisher information of the rows
             ratio = self.batch_size / self.n_rows
-            prior = self._prior_curvature(flat)
+            prior = self.prior.curvature(flat)
             if self.preconditioner == "diagonal":
                 diagonal = ratio * np.mean(noises**2, axis=0) + prior
                 return np.where(diagonal > 0, diagonal, 1.0)[:, None] ** -0.5
@@ -186,15 +176,12 @@ class MomentumStep(GradientStep):
             return np.diag(curvature)[:, None] ** -0.5
         return _root_of_inverse(curvature)
 
-    def _prior_given_others(self, flat: np.ndarray) -> np.ndarray:
-        return self._prior_curvature(self._with_others(flat, self.tall.start))
-
     def _fit_to_others(self, flat: np.ndarray) -> None:
         """Take the scale of the posterior with the prior as it is now; the momentum stays."""
         state = self.tuned
         if not state.size[0] or self.preconditioner == "identity":
             return
-        change, before = self._prior_given_others(flat) - state.prior, state.factor.copy()
+        change, before = self.prior.curvature_given_others(flat) - state.prior, state.factor.copy()
         if before.shape[1] == 1:
             flattest = FLATTEST * state.scale[:, 0] ** -2
             curvature = np.maximum(state.scale[:, 0] ** -2 + change, flattest)
@@ -261,7 +248,7 @@ class MomentumStep(GradientStep):
             if not diverged:
                 return False, share
             flat[:] = kept
-            self.climb(flat, CLIMB, 0)
+            self.ascent.climb(self.rng, flat, CLIMB)
             self.tuned.shorter[:] *= SHORTER
             self._find_scale(flat)
         return super().make_transitions(flat, n_steps)
@@ -270,9 +257,6 @@ class MomentumStep(GradientStep):
         """Return the ε at which a direction with so much noise has the default share of it."""
         added, farther = 1 - (1 - self.friction) ** 2, (1 - self.friction / 2) ** 2
         return min(LONGEST, DEFAULT_SHARE * added / max(farther * noise, TINY))
-
-    def _n_steps(self) -> int:
-        return self._settings().sizes.size
 
     def _settings(self) -> Momentum:
         sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)

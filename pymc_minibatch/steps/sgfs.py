@@ -306,16 +306,16 @@ class SGFS(GradientStep):
     @cached_property
     def _prior(self) -> np.ndarray:
         """Diagonal of the prior's curvature at the initial point."""
-        return self._prior_curvature(self.tall.start)
+        return self.prior.curvature(self.tall.start)
 
     def _fit_to_others(self, flat: np.ndarray) -> None:
         """Take the curvature of the prior as it is now into K."""
         if not isinstance(self.tuned, ScoringState):
             return
         if self.control is not None and self.control.order:
-            curvature = self._stored(self._precision_given_others(flat, self.control))
+            curvature = self._stored(self.prior.precision_given_others(flat, self.control))
         else:
-            prior = self._prior_curvature(self._with_others(flat, self.tall.start))
+            prior = self.prior.curvature_given_others(flat)
             curvature = np.diag(prior) if self.variant == "full" else prior[:, None]
         self._scoring = self._scoring._replace(curvature=curvature)
         refactored(self._scoring, self.tuned)
@@ -323,7 +323,7 @@ class SGFS(GradientStep):
     def _refuse_company(self) -> None:
         """Refuse other steps that change what was learned once and cannot be learned anew."""
         others = [name for name in self.tall.layout.names if name not in self.var_names]
-        if self.variant == "low rank" and self._others.size:
+        if self.variant == "low rank" and self.prior.others.size:
             raise ValueError(
                 f"The prior of {self.var_names} depends on other variables, of {others}, which "
                 "other steps move, and variant='low rank' learns its curvature once. Use "

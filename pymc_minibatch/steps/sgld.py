@@ -21,7 +21,6 @@ from pymc_minibatch.kernels.sgld import (
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import NoReferenceError, Reference, find_reference
 from pymc_minibatch.reference.control_variate import ControlVariate
-from pymc_minibatch.reference.density import Density
 from pymc_minibatch.reference.gradient import (
     GradientTarget,
     make_gradient_sum,
@@ -201,10 +200,6 @@ class SGLD(GradientStep):
         return make_gradient_sum(self.tall, None) if self.control_variate else self.target
 
     @cached_property
-    def _sum_density(self) -> Density:
-        return super()._sum_density if self.control_variate else self.density
-
-    @cached_property
     def trial(self) -> Trial:
         """Rows and points by which gradients are judged."""
         return Trial(self.tall, make_gradient_target(self.tall, self.control), self._active)
@@ -219,7 +214,7 @@ class SGLD(GradientStep):
 
     def _late_complaint(self, flat: np.ndarray) -> str | None:
         """Judge the step without a reference, by the Fisher information where the chain is."""
-        noises = self.climb(flat, 0, BATCHES, np.random.default_rng(0))
+        noises = self.ascent.climb(np.random.default_rng(0), flat, 0, BATCHES)
         noise, step = largest_variance(scaled(noises, self.tuned.factor)), self._step_size()
         limit, bias = largest_bias(self.batch_size / self.n_rows * noise, noise, step)
         complaint = self._complaint(step, limit, bias)
@@ -303,7 +298,7 @@ class SGLD(GradientStep):
         """Take the preconditioner and the step of the posterior with the prior as it is now."""
         if self.control is None or self._learns:
             return
-        precision = self._precision_given_others(flat, self.control)
+        precision = self.prior.precision_given_others(flat, self.control)
         if isinstance(self._given[1], str) and self._given[1] == "reference":
             self.tuned.factor[:] = np.linalg.cholesky(np.linalg.inv(precision))
         largest = largest_ratio(precision + self._noise, self.tuned.factor)
@@ -321,9 +316,6 @@ class SGLD(GradientStep):
     def _reset_tuning(self) -> None:
         dim = self._active.size
         self.tuned = LangevinState(self._factor.copy(), np.zeros(dim), np.zeros(1), np.zeros(1))
-
-    def _n_steps(self) -> int:
-        return self._settings().sizes.size
 
     def _settings(self) -> Langevin:
         sizes, noisy = self.schedule.of_draw(self.n_draws, self.steps_per_draw)

@@ -1,9 +1,12 @@
 """What steps share that sweep over the effects of a model."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.acceptance import Exact, Penalty
+from pymc_minibatch.acceptance.decision import Acceptance
+from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.moves.decisions import MoveCounts
 from pymc_minibatch.latent.recognition import has_effects
@@ -14,12 +17,13 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
 __all__ = [
+    "EffectsPlan",
     "complaint_of_level",
     "copied_for_effects",
+    "plan_effects",
     "scans_of_draw",
     "stats_of_effects",
     "stats_of_sampler",
-    "warn_of_modes",
 ]
 
 ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
@@ -27,6 +31,57 @@ ROUNDS, ROUNDS_WITH_DETERMINISTICS = 2, 4
 
 MANY_ROWS = 200_000
 """With fewer rows this evaluation is cheaper than a round."""
+
+
+class EffectsPlan(NamedTuple):
+    """How a model with effects is sampled.
+
+    Attributes
+    ----------
+    sampler
+        Its moves, and what decides on them.
+    acceptance
+        The test.
+    rows
+        "size" or "uniform".
+    choice
+        What decides, in words.
+    """
+
+    sampler: LatentSampler
+    acceptance: Acceptance
+    rows: str
+    choice: str
+
+
+def plan_effects(
+    tall: TallModel, acceptance: Acceptance | None, rows: str, temperature: float, **options: Any
+) -> EffectsPlan:
+    """Settle how effects and their scales are moved, by a test that is asked for or any.
+
+    Parameters
+    ----------
+    tall, acceptance, temperature, **options
+        As :func:`.make_latent_sampler` takes them.
+    rows : {"auto", "size", "uniform"}
+        How rows are drawn.
+
+    Raises
+    ------
+    NoFieldError, LinAlgError
+        If the model has no effects that can be moved so.
+    """
+    sampler = make_latent_sampler(tall, acceptance, temperature, rows != "uniform", **options)
+    if isinstance(sampler, ModeSampler):
+        _warn_of_modes(sampler)
+    if not sampler.by_batches:
+        return EffectsPlan(sampler, Exact(), "uniform", f"Exact: {sampler.describe()}.")
+    test = acceptance or Penalty()
+    name = type(test).__name__
+    if isinstance(test, Penalty):
+        name += " of tuned sigma" if acceptance is None else f" at sigma {test.sigma:g}"
+    rows = "uniform" if rows == "uniform" else "size"
+    return EffectsPlan(sampler, test, rows, f"{name}: {sampler.describe()}.")
 
 
 def scans_of_draw(tall: TallModel) -> int:
@@ -82,7 +137,7 @@ def copied_for_effects(tall: TallModel) -> TallModel:
     return tall.copied()
 
 
-def warn_of_modes(sampler: ModeSampler) -> None:
+def _warn_of_modes(sampler: ModeSampler) -> None:
     """Name the variables in which modes differ."""
     names = ", ".join(sampler.differing())
     warn(

@@ -12,32 +12,18 @@ the product of their bases (``sd * z[group]`` in ``sd * z``).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
-from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, Join
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
+from pytensor.graph.basic import Variable
 
-__all__ = ["Affine", "AffineArrays", "Lengths", "Summand"]
+__all__ = ["Affine", "Lengths", "Summand"]
 
 Lengths = tuple[int | None, ...]
 """Lengths of axes; None for that of the rows."""
-
-MAX_WIDTH = 64
-"""Longest axis along which arrays are taken apart entry by entry."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +98,11 @@ class Affine:
         offsets = [o for o in (self.offset, other.offset) if o is not None]
         offset = offsets[0] + offsets[1] if len(offsets) == 2 else (offsets or [None])[0]
         return Affine(shape, offset, self.summands + other.summands)
+
+    @property
+    def negative(self) -> "Affine":
+        """The array times −1."""
+        return self.scaled(pt.constant(np.full([1] * len(self.shape), -1.0)), self.shape)
 
     def scaled(self, factor: Any, shape: Lengths) -> "Affine":
         """Multiply by row data of the same number of axes."""
@@ -223,248 +214,6 @@ class Affine:
         return Affine(shape, offset, tuple(_summed(s, self.shape, axes) for s in self.summands))
 
 
-class AffineArrays:
-    """Finds out which arrays of a graph are affine in data-free quantities.
-
-    Parameters
-    ----------
-    reads_parameters, reads_rows
-        Variables of the graph whose values depend on the parameters, and on the row data.
-    reads_observed
-        Variables that depend on what is observed. A product of those with a parameter is left
-        alone: ``(y - mu) / sigma`` is affine in ``mu / sigma`` and ``1 / sigma``, but ``mu`` and
-        ``sigma`` by themselves say more.
-    shapes
-        Shapes of its variables.
-    """
-
-    def __init__(
-        self,
-        reads_parameters: set[Variable],
-        reads_rows: set[Variable],
-        reads_observed: set[Variable],
-        shapes: Mapping[Variable, Lengths],
-    ) -> None:
-        self.reads_parameters = reads_parameters
-        self.reads_rows = reads_rows
-        self.reads_observed = reads_observed
-        self.shapes = shapes
-        self._found: dict[Variable, Affine | None] = {}
-        self._indices: dict[tuple[Any, ...], Variable] = {}
-
-    def is_free(self, variable: Variable) -> bool:
-        """Whether it reads parameters and no row data."""
-        return variable in self.reads_parameters and variable not in self.reads_rows
-
-    def __call__(self, variable: Any) -> Affine | None:
-        """Write a variable as affine; None if it is not."""
-        if variable not in self._found:
-            self._found[variable] = self._find(variable)
-        return self._found[variable]
-
-    def _find(self, variable: Any) -> Affine | None:
-        shape = self.shapes.get(variable)
-        if shape is None:
-            return None
-        if variable not in self.reads_parameters:
-            return Affine(shape, _with_shape(variable, shape))
-        if not variable.type.dtype.startswith("float"):
-            return None
-        if variable not in self.reads_rows:
-            return Affine(shape, None, (Summand(_with_shape(variable, shape)[..., None]),))
-        node = variable.owner
-        for kind, rule in RULES.items():
-            if isinstance(node.op, kind):
-                return rule(self, node, shape)
-        return None
-
-    def _all(self, variables: Sequence[Variable]) -> list[Affine] | None:
-        found = [self(variable) for variable in variables]
-        return None if None in found else [affine for affine in found if affine is not None]
-
-    def _elemwise(self, node: Any, shape: Lengths) -> Affine | None:
-        operation = node.op.scalar_op
-        for kind, rule in ELEMWISE.items():
-            if isinstance(operation, kind):
-                return rule(self, node, shape)
-        return None
-
-    def _add(self, node: Any, shape: Lengths) -> Affine | None:
-        parts = self._all(node.inputs)
-        if parts is None:
-            return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = total.plus(part, shape)
-        return total
-
-    def _subtract(self, node: Any, shape: Lengths) -> Affine | None:
-        parts = self._all(node.inputs)
-        return None if parts is None else parts[0].plus(_negative(parts[1]), shape)
-
-    def _negate(self, node: Any, shape: Lengths) -> Affine | None:
-        parts = self._all(node.inputs)
-        return None if parts is None else _negative(parts[0])
-
-    def _keep(self, node: Any, shape: Lengths) -> Affine | None:
-        return self(node.inputs[0])
-
-    def _fill(self, node: Any, shape: Lengths) -> Affine | None:
-        found = self(node.inputs[1])
-        return found and replace(found, shape=shape)
-
-    def _multiply(self, node: Any, shape: Lengths) -> Affine | None:
-        parts = self._all(node.inputs)
-        return None if parts is None else self._product(node.inputs, parts, shape)
-
-    def _product(
-        self, inputs: Sequence[Variable], parts: Sequence[Affine], shape: Lengths
-    ) -> Affine | None:
-        free = any(part.summands and part.is_free for part in parts)
-        if free and any(variable in self.reads_observed for variable in inputs):
-            return None
-        total: Affine | None = parts[0]
-        for part in parts[1:]:
-            total = total and total.times(part, shape)
-        return total
-
-    def _divide(self, node: Any, shape: Lengths) -> Affine | None:
-        over, under = node.inputs
-        if under in self.reads_rows and under in self.reads_parameters:
-            return None
-        inverse: Any = 1.0 / pt.as_tensor_variable(under)
-        lengths = self.shapes[under]
-        if under in self.reads_parameters:
-            inverse = Affine(lengths, None, (Summand(_with_shape(inverse, lengths)[..., None]),))
-        else:
-            inverse = Affine(lengths, _with_shape(inverse, lengths))
-        found = self(over)
-        return found and self._product([over, under], [found, inverse], shape)
-
-    def _choose(self, node: Any, shape: Lengths) -> Affine | None:
-        condition, *either = node.inputs
-        if condition in self.reads_parameters:
-            return None
-        parts = self._all(either)
-        if parts is None:
-            return None
-        condition = _with_shape(condition, self.shapes[condition])
-        return parts[0].chosen(condition, parts[1], shape)
-
-    def _transpose(self, node: Any, shape: Lengths) -> Affine | None:
-        found = self(node.inputs[0])
-        return found and found.transposed(node.op.new_order)
-
-    def _reshape(self, node: Any, shape: Lengths) -> Affine | None:
-        found = self(node.inputs[0])
-        return found and found.reshaped(shape)
-
-    def _broadcast(self, node: Any, shape: Lengths) -> Affine | None:
-        found = self(node.inputs[0])
-        if found is None:
-            return None
-        new = len(shape) - len(found.shape)
-        padded = found.transposed([*["x"] * new, *range(len(found.shape))])
-        return replace(padded, shape=shape)
-
-    def _sum(self, node: Any, shape: Lengths) -> Affine | None:
-        found = self(node.inputs[0])
-        if found is None:
-            return None
-        axes = node.op.axis
-        return found.summed(range(len(found.shape)) if axes is None else axes)
-
-    def _matmul(self, node: Any, shape: Lengths) -> Affine | None:
-        core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-        parts = self._all(node.inputs)
-        if parts is None or not isinstance(core, Dot):
-            return None
-        n = len(shape)
-        left = parts[0].transposed([*range(n), "x"])
-        right = parts[1].transposed([*range(n - 2), "x", n - 2, n - 1])
-        whole = _broadcast_shapes(left.shape, right.shape)
-        if whole is None:
-            return None
-        product = self._product(node.inputs, [left, right], whole)
-        return None if product is None else product.summed([n - 1])
-
-    def _join(self, node: Any, shape: Lengths) -> Affine | None:
-        parts = self._all(node.inputs)
-        axis = node.op.axis
-        length = shape[axis]
-        if parts is None or length is None or length > MAX_WIDTH:
-            return None
-        total, position = Affine(shape), 0
-        for part in parts:
-            for entry in range(part.shape[axis] or 0):
-                where = [slice(None)] * axis + [slice(entry, entry + 1)]
-                taken = part.picked(where, (*part.shape[:axis], 1, *part.shape[axis + 1 :]))
-                if taken is None:
-                    return None
-                mark = np.zeros([length if a == axis else 1 for a in range(len(shape))])
-                mark.flat[position] = 1.0
-                total = total.plus(taken.scaled(pt.constant(mark), shape), shape)
-                position += 1
-        return total
-
-    def _index(self, node: Any, shape: Lengths) -> Affine | None:
-        array, *given = node.inputs
-        if any(i in self.reads_parameters for i in given):
-            return None
-        indices = indices_from_subtensor(given, node.op.idx_list)
-        by_rows = [
-            axis
-            for axis, i in enumerate(indices)
-            if not isinstance(i, slice) and i in self.reads_rows
-        ]
-        if sum(i in self.reads_rows for i in given) > len(by_rows):
-            return None  # a slice whose ends are row data
-        if not by_rows:
-            found = self(array)
-            return found and found.picked(indices, shape)
-        return self._gather(array, indices, by_rows, shape) if self.is_free(array) else None
-
-    def _gather(
-        self, array: Any, indices: Sequence[Any], by_rows: Sequence[int], shape: Lengths
-    ) -> Affine | None:
-        """Index a data-free array by row data: one group for each combination of indices."""
-        vectors: list[Any] = [indices[axis] for axis in by_rows]
-        others = [i for axis, i in enumerate(indices) if axis not in by_rows]
-        if any(self.shapes.get(v) != (None,) or v.type.dtype == "bool" for v in vectors) or any(
-            not isinstance(i, slice) and i.type.ndim for i in others
-        ):
-            return None
-        lengths = [self.shapes[array][axis] or 0 for axis in by_rows]
-        array = _with_shape(array, self.shapes[array])
-        array = array[tuple(slice(None) if a in by_rows else i for a, i in enumerate(indices))]
-        scalars = [a for a, i in enumerate(indices) if a not in by_rows and isinstance(i, Variable)]
-        axes = [axis - sum(s < axis for s in scalars) for axis in by_rows]
-        array = pt.moveaxis(array, axes, range(len(axes)))
-        tail = [array.shape[a] for a in range(len(axes), array.type.ndim)]
-        array = array.reshape([math.prod(lengths), *tail], ndim=1 + len(tail))
-        key = (*vectors, *lengths)
-        index = self._indices.setdefault(key, _flat_index(vectors, lengths))
-        rows = shape.index(None)
-        rest = tuple(n for n in shape if n is not None)
-        array = specify_shape(array, (math.prod(lengths), *rest))
-        return Affine(shape, None, (Summand(pt.moveaxis(array, 0, rows)[..., None], index),))
-
-
-def _flat_index(vectors: Sequence[Any], lengths: Sequence[int]) -> Any:
-    """Give each combination of indices a number; a negative one counts from the end."""
-    flat: Any = None
-    for vector, length in zip(vectors, lengths, strict=True):
-        entry = pt.cast(vector, "int64")
-        if not vector.type.dtype.startswith("u"):
-            entry = pt.switch(entry < 0, entry + length, entry)
-        flat = entry if flat is None else flat * length + entry
-    return flat
-
-
-def _negative(affine: Affine) -> Affine:
-    return affine.scaled(pt.constant(np.full([1] * len(affine.shape), -1.0)), affine.shape)
-
-
 def _weighted(summand: Summand, factor: Any) -> Summand:
     factor = pt.cast(factor, "float64")[..., None]
     return replace(summand, weight=factor if summand.weight is None else summand.weight * factor)
@@ -524,45 +273,5 @@ def _known(lengths: Sequence[int | None]) -> list[int]:
     return [length for length in lengths if length is not None]
 
 
-def _with_shape(variable: Any, shape: Lengths) -> Any:
-    """Write lengths that are known into the type of a variable, so that it broadcasts."""
-    if all(a == b for a, b in zip(variable.type.shape, shape, strict=True) if b is not None):
-        return variable
-    return specify_shape(variable, shape)
-
-
-def _broadcast_shapes(a: Lengths, b: Lengths) -> Lengths | None:
-    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
-        return None
-    return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
-
-
 def _is_everything(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
-
-
-ELEMWISE: dict[type, Callable[[AffineArrays, Apply, Lengths], Affine | None]] = {
-    ps.Add: AffineArrays._add,
-    ps.Sub: AffineArrays._subtract,
-    ps.Neg: AffineArrays._negate,
-    ps.Mul: AffineArrays._multiply,
-    ps.TrueDiv: AffineArrays._divide,
-    ps.Switch: AffineArrays._choose,
-    ps.Second: AffineArrays._fill,
-    ps.Identity: AffineArrays._keep,
-    ps.Cast: AffineArrays._keep,
-}
-
-RULES: dict[type, Callable[[AffineArrays, Apply, Lengths], Affine | None]] = {
-    Elemwise: AffineArrays._elemwise,
-    DimShuffle: AffineArrays._transpose,
-    Reshape: AffineArrays._reshape,
-    SpecifyShape: AffineArrays._keep,
-    Alloc: AffineArrays._broadcast,
-    Sum: AffineArrays._sum,
-    Dot: AffineArrays._matmul,
-    Blockwise: AffineArrays._matmul,
-    Join: AffineArrays._join,
-    Subtensor: AffineArrays._index,
-    AdvancedSubtensor: AffineArrays._index,
-}

@@ -26,9 +26,11 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_minibatch.jit.compiled import compile_all, compile_python
-from pymc_minibatch.tall.affine import Affine, AffineArrays, Lengths, Summand
+from pymc_minibatch.jit.compiled import compile_all
+from pymc_minibatch.tall.affine import Affine, Lengths, Summand
+from pymc_minibatch.tall.affine_arrays import AffineArrays
 from pymc_minibatch.tall.by_level import gathered_first, gathers_levels
+from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
 from pymc_minibatch.tall.slicing import data_leaves
 
 if TYPE_CHECKING:
@@ -44,14 +46,8 @@ __all__ = [
     "is_condition",
 ]
 
-MAX_TRACED = 64
-"""Entries of value variables that are told apart in what a data-free array reads."""
-
 MAX_LEVELS = 8
 """How often all affine arrays are opened in search of fewer parts."""
-
-CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
-"""Operations whose entries are those of their first input."""
 
 STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
 """Operations that are no functions by which effects are bent, if the others of their inputs are
@@ -112,7 +108,7 @@ class RowGraph:
         self.values = self._value_variables(nodes)
         self.start = tall.start
         self._constants: dict[Variable, np.ndarray | None] = {}
-        self._traces: dict[Variable, np.ndarray] = {}
+        self.entries_read = EntriesRead(self.values, self.reads_parameters, self.shapes)
         self._inner: dict[Variable, Variable] = {}
 
     def _without_shapes(self, term: Variable) -> Variable:
@@ -328,7 +324,7 @@ class RowGraph:
         if weight is None:
             return False
         if weight not in self._constants:
-            self._constants[weight] = _constant_value(weight)
+            self._constants[weight] = constant_value(weight)
         value = self._constants[weight]
         return value is not None and not np.any(value[entry_of(weight, affine, entry)])
 
@@ -343,7 +339,7 @@ class RowGraph:
         chosen: dict[Variable, set[int]] = {}
         bases: dict[Variable, None] = {}
         for array in free:
-            read = self._read_by(array)
+            read = self.entries_read.of(array)
             base = self._base(array)
             size = int(np.prod([n or 1 for n in self.shapes[base]]))
             if read is not None and sum(map(len, read.values())) <= size:
@@ -352,7 +348,7 @@ class RowGraph:
             else:
                 bases[base] = None
         for base in bases:
-            read = self._read_by(base)
+            read = self.entries_read.of(base)
             if read is not None and all(
                 set(entries) <= chosen.get(value, set()) for value, entries in read.items()
             ):
@@ -373,48 +369,6 @@ class RowGraph:
                 break
             variable = inputs[0]
         return variable
-
-    def _read_by(self, variable: Variable) -> dict[Variable, tuple[int, ...]] | None:
-        """Find which entries of value variables an array may read; None if there are many."""
-        above = set(ancestors([variable]))
-        values = {value: at for value, at in self.values.items() if value in above}
-        if sum(at.size for at in values.values()) > MAX_TRACED:
-            return None
-        mask = _joined(self._trace(variable))
-        found = {
-            value: tuple(e for e, position in enumerate(at.ravel()) if mask >> int(position) & 1)
-            for value, at in values.items()
-        }
-        return {value: entries for value, entries in found.items() if entries}
-
-    def _trace(self, variable: Variable) -> np.ndarray:
-        """Mark for each entry of a data-free array, bit by bit, the positions it may read."""
-        if variable not in self._traces:
-            self._traces[variable] = np.asarray(self._traced(variable), dtype=object)
-        return self._traces[variable]
-
-    def _traced(self, variable: Any) -> np.ndarray:
-        shape = tuple(n or 0 for n in self.shapes.get(variable, ()))
-        if variable in self.values:
-            bits = [1 << int(position) for position in self.values[variable].ravel()]
-            return np.array(bits, dtype=object).reshape(shape)
-        node = variable.owner
-        inputs = [i for i in node.inputs if i in self.reads_parameters]
-        traces = [self._trace(i) for i in inputs]
-        if isinstance(node.op, Elemwise):
-            total = np.zeros(shape, dtype=object)
-            for trace in traces:
-                total = total | trace
-            return total
-        if isinstance(node.op, CHOOSING) and node.inputs[:1] == inputs:
-            numbers = pt.constant(np.arange(traces[0].size).reshape(traces[0].shape))
-            chosen = _constant_value(node.op.make_node(numbers, *node.inputs[1:]).outputs[0])
-            if chosen is not None:
-                return traces[0].ravel()[chosen]
-        mask = 0
-        for trace in traces:
-            mask |= _joined(trace)
-        return np.full(shape, mask, dtype=object)
 
     # --- Parts of arrays ---------------------------------------------------------------------
 
@@ -472,10 +426,6 @@ def gathered_like(array: Any, other: Any) -> Any:
     return array.owner.op.make_node(other, *array.owner.inputs[1:]).outputs[0]
 
 
-def _joined(trace: np.ndarray) -> int:
-    return int(np.bitwise_or.reduce(trace.ravel(), initial=0))
-
-
 def entry_of(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
     """Index one entry of an array, all rows; what it has length 1 along is read at 0."""
     position = iter(entry)
@@ -489,33 +439,12 @@ def entry_of(t: Any, affine: Affine, entry: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(where)
 
 
-def _constant_value(variable: Any) -> np.ndarray | None:
-    above = list(ancestors([variable]))
-    if any(v.owner is None and not isinstance(v, Constant) for v in above):
-        return None
-    return compile_python([], [variable])()
-
-
 def is_condition(variable: Any) -> bool:
     """Whether it says that something holds everywhere, for rows and parameters alike."""
     op = variable.owner.op if variable.owner else None
     if isinstance(op, All):
         return variable.type.ndim == 0
     return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
-
-
-def values_read(graphs: Sequence[Variable]) -> set[Variable]:
-    """Find all that the values of graphs depend on, not only their shapes."""
-    found: set[Variable] = set()
-    stack = list(graphs)
-    while stack:
-        variable = stack.pop()
-        if variable in found:
-            continue
-        found.add(variable)
-        if variable.owner is not None and not isinstance(variable.owner.op, Shape | Shape_i):
-            stack.extend(variable.owner.inputs)
-    return found
 
 
 def _with_single_lengths(term: Variable, inputs: Sequence[Variable]) -> Variable:

@@ -48,7 +48,7 @@ from pytensor.tensor.subtensor import (
 from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.jit.lean import range_of
 from pymc_minibatch.tall.check import FAILURES
-from pymc_minibatch.tall.cut import values_read
+from pymc_minibatch.tall.slicing import values_read
 
 __all__ = ["has_matrices", "without_matrices"]
 

@@ -23,7 +23,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Alloc, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape, specify_shape
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
@@ -35,6 +35,7 @@ __all__ = [
     "reads_data_only",
     "rebuild_graph",
     "slice_rows",
+    "values_read",
 ]
 
 
@@ -194,3 +195,17 @@ def _batch_shape(shape: Variable, n_rows: int, n_batch: TensorVariable) -> Varia
 def reads_data_only(graph: Variable) -> bool:
     """Whether a graph depends on data and constants alone."""
     return all(isinstance(leaf, Constant | SharedVariable) for leaf in graph_inputs([graph]))
+
+
+def values_read(graphs: Sequence[Variable]) -> set[Variable]:
+    """Find all that the values of graphs depend on, not only their shapes."""
+    found: set[Variable] = set()
+    stack = list(graphs)
+    while stack:
+        variable = stack.pop()
+        if variable in found:
+            continue
+        found.add(variable)
+        if variable.owner is not None and not isinstance(variable.owner.op, Shape | Shape_i):
+            stack.extend(variable.owner.inputs)
+    return found

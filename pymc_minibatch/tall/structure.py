@@ -30,20 +30,16 @@ from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.affine import Affine
 from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
-from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of, values_read
+from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of
 from pymc_minibatch.tall.entries import has_matrices, without_matrices
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.rebuilt import rebuilt_row
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
+from pymc_minibatch.tall.slicing import values_read
 
-__all__ = [
-    "NoStructureError",
-    "RowStructure",
-    "Term",
-    "structure_of",
-]
+__all__ = ["NoStructureError", "RowStructure", "Term", "structure_of"]
 
 MAX_PREDICTORS, MAX_ENTRIES = 16, 32
 """Numbers that a row may read; more have no small matrix of second derivatives. Those of a row

@@ -140,23 +140,25 @@ def choose(table: Table, columns: Mapping[str, Any], wanted: Mapping[str, Wanted
                 f"{list(table.dtypes)}; say which make up {name} with "
                 f"pmb.Columns(..., {{{name!r}: [...]}})."
             )
-        found: list[np.dtype] = []
-        for n in names:
-            if n in table.repeated:
-                raise ValueError(
-                    f"The table has several columns named {n!r}, and {name} could be any of them. "
-                    "Give each a name of its own, and leave out the others."
-                )
-            dtype = table.dtypes[n]
-            if dtype is None:
-                where = f" in {table.odd[n]}" if n in table.odd else ""
-                raise ValueError(
-                    f"Column {n!r} holds no numbers{where}. Code labels as integers before "
-                    "sampling, and give numbers a numeric type."
-                )
-            found.append(dtype)
-        chosen[name] = (names, np.result_type(*found), want.ndim > 1 or not is_one)
+        dtypes = [_dtype_of_column(table, n, name) for n in names]
+        chosen[name] = (names, np.result_type(*dtypes), want.ndim > 1 or not is_one)
     return chosen
+
+
+def _dtype_of_column(table: Table, column: str, variable: str) -> np.dtype:
+    if column in table.repeated:
+        raise ValueError(
+            f"The table has several columns named {column!r}, and {variable} could be any of "
+            "them. Give each a name of its own, and leave out the others."
+        )
+    dtype = table.dtypes[column]
+    if dtype is None:
+        where = f" in {table.odd[column]}" if column in table.odd else ""
+        raise ValueError(
+            f"Column {column!r} holds no numbers{where}. Code labels as integers before "
+            "sampling, and give numbers a numeric type."
+        )
+    return dtype
 
 
 def _by_name(table: Table, want: Wanted) -> str | tuple[str, ...]:

@@ -6,8 +6,7 @@ coordinates in which a move is simple, x = Φ(θ): a part of x turns or walks, t
 
     log q(θ | θ') − log q(θ' | θ) = log k(x | x') − log k(x' | x) + log |Φ'(θ)| − log |Φ'(θ')|.
 
-Determinants are found anew: of precisions by elimination, of the tails of h and of effects that
-follow h by differences.
+Determinants are found anew (:mod:`.determinants`).
 
 Reference
 ---------
@@ -19,17 +18,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.batched import multiply_blocks, solve_blocks_transposed
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
 from pymc_minibatch.latent.moves.decisions import (
     Candidate,
@@ -58,23 +54,19 @@ from pymc_minibatch.witness.batches import (
     probabilities,
 )
 from pymc_minibatch.witness.comparison import Comparison, rounding
+from pymc_minibatch.witness.determinants import (
+    NotComparedError,
+    log_determinant,
+    log_determinant_of_map,
+    quadratic_form,
+)
 from pymc_minibatch.witness.witness import Look
 
-__all__ = ["Listener", "MovesOfEffects", "log_determinant_of_map"]
+__all__ = ["Listener", "MovesOfEffects"]
 
 STEP = 1e-7
 """Of central differences along a hyperparameter, in units of 1 + |h|. Beside the center of the
 tails, where their slope has a kink, they err by about as much; by rounding, 100 times less."""
-
-DIAGONAL = 1e-8
-"""Relative errors of a map that is diagonal, as two random vectors show it."""
-
-LOST = 1e2 * float(np.finfo(float).eps)
-"""Relative rounding errors of terms that cancel in determinants and quadratic forms."""
-
-MOST_COLUMNS = 400
-"""More columns of a map that is not diagonal are not differenced; the move is not compared then."""
-
 
 RETRACED = 1e-5
 """Of the largest coordinate: how far the way back may end from where a trajectory began. Rounding
@@ -83,10 +75,6 @@ errors of slopes, of some 10⁻¹⁰, grow along it."""
 UNSTABLE = 20.0
 """Change of energy along a trajectory, in nats, beyond which rounding errors may grow without bound
 along it. Where energy is nearly kept, the way back is found."""
-
-
-class NotComparedError(Exception):
-    """A move of which a determinant takes too long to find."""
 
 
 class MovesOfEffects(Look):
@@ -223,7 +211,7 @@ class MovesOfEffects(Look):
         for point in points:
             given, origin = gaussian(point)
             away = self.field.latent.split(point - origin)
-            length, lost_length = _quadratic_form(given.precision, away)
+            length, lost_length = quadratic_form(given.precision, away)
             log_volume, lost_volume = log_determinant(given.precision)
             lengths.append(length)
             volumes.append(0.5 * log_volume + self._slope_of_tails(point))
@@ -243,7 +231,7 @@ class MovesOfEffects(Look):
         for point in (here, there):
             start = point if self.moves.bank is None else self._centered(point, given.here)
             away = self.field.latent.split(start - given.point)
-            length, lost = _quadratic_form(given.precision, away)
+            length, lost = quadratic_form(given.precision, away)
             lengths.append(length)
             self.lost += lost
         return 0.5 * (lengths[1] - lengths[0])
@@ -539,106 +527,3 @@ def _mixture(z: np.ndarray, moved: np.ndarray, shares: tuple[float, float], walk
     if walks:
         return math.log(share_then / share)
     return 0.5 * float(moved @ moved - z @ z) + math.log((1.0 - share_then) / (1.0 - share))
-
-
-def _quadratic_form(
-    matrix: ArrowheadMatrix, vector: tuple[np.ndarray, np.ndarray]
-) -> tuple[float, float]:
-    """Return xᵀΛx, and how far rounding may have put it off."""
-    dense, groups = matrix.product(*vector)
-    value = float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
-    size = float(np.abs(_whole(matrix.dense).diagonal()) @ vector[0] ** 2)
-    size += float(np.sum(np.abs(np.einsum("gqq->gq", matrix.blocks)) * vector[1] ** 2))
-    return value, LOST * size
-
-
-def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
-    """Return log |Λ|, the groups eliminated first, and how far rounding may have put it off.
-
-    What is left of the diagonal of the dense part may be a small share of it.
-    """
-    dense = _whole(matrix.dense)
-    signs, logs = np.linalg.slogdet(matrix.blocks)
-    if matrix.blocks.size and dense.size:
-        inverses, each = np.linalg.inv(matrix.blocks), np.arange(len(matrix.blocks) + 1)
-        inverse = sparse.bsr_array((inverses, each[:-1], each))
-        cross = sparse.csr_array(matrix.cross)
-        dense = dense - _whole(cross.T @ (inverse @ cross))
-    sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
-    if sign <= 0 or np.any(signs <= 0):
-        raise NotComparedError
-    whole = np.abs(_whole(matrix.dense).diagonal())
-    left = np.abs(np.linalg.inv(dense).diagonal()) if dense.size else whole
-    return float(log + logs.sum()), LOST * float(whole @ left)
-
-
-def _whole(matrix: Any) -> np.ndarray:
-    return matrix.toarray() if sparse.issparse(matrix) else np.asarray(matrix)
-
-
-def log_determinant_of_map(
-    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, layout: ArrowheadLayout
-) -> float:
-    """Return log |∂z'/∂z| of an affine map of the latent variables, by differences.
-
-    Groups take from the dense part and from themselves, and the dense part from itself, so that the
-    determinant is that of the dense part times those of the groups.
-    """
-    rng, start = np.random.default_rng(3), follow(here)
-
-    def response(parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        moved = here.copy()
-        dense, groups = layout.split(moved)
-        layout.put(moved, dense + parts[0], groups + parts[1])
-        return layout.split(follow(moved) - start)
-
-    dense, groups = layout.split(np.zeros(here.size))
-    size = _sizes(here, layout)
-    total = _of_dense(response, (dense, groups), size[0], rng)
-    if groups.size:
-        blocks = np.empty((*groups.shape, groups.shape[1]))
-        for slot in range(groups.shape[1]):
-            seed = groups.copy()
-            seed[:, slot] = size[1][:, slot]
-            of_dense, of_groups = response((dense, seed))
-            if np.abs(of_dense).max(initial=0.0) > 0.0:
-                raise NotComparedError
-            blocks[:, :, slot] = of_groups / size[1][:, slot, None]
-        total += float(np.linalg.slogdet(blocks)[1].sum())
-    return total
-
-
-def _of_dense(
-    response: Callable[..., tuple[np.ndarray, np.ndarray]],
-    zero: tuple[np.ndarray, np.ndarray],
-    size: np.ndarray,
-    rng: np.random.Generator,
-) -> float:
-    dense, groups = zero
-    if not dense.size:
-        return 0.0
-    ratios = []
-    for _ in range(2):
-        seed = size * (0.5 + rng.random(dense.size))
-        ratios.append(response((seed, groups))[0] / seed)
-    if np.allclose(ratios[0], ratios[1], rtol=DIAGONAL, atol=0.0):
-        return float(np.log(np.abs(ratios[0])).sum())
-    if dense.size > MOST_COLUMNS:
-        raise NotComparedError
-    columns = []
-    for j in range(dense.size):
-        seed = dense.copy()
-        seed[j] = size[j]
-        columns.append(response((seed, groups))[0] / size[j])
-    return float(np.linalg.slogdet(np.array(columns))[1])
-
-
-def _sizes(here: np.ndarray, layout: ArrowheadLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Return by how much to move each latent variable: about as much as it is."""
-    dense, groups = layout.split(here)
-    return _size_of(dense), _size_of(groups)
-
-
-def _size_of(part: np.ndarray) -> np.ndarray:
-    bank = np.abs(part).mean() if part.size else 0.0
-    return np.maximum(np.abs(part), bank or 1.0)

@@ -11,6 +11,7 @@ from scipy import sparse
 from pymc_minibatch.latent import expansion, modes
 from pymc_minibatch.latent import search as search_module
 from pymc_minibatch.latent.climb import Climb
+from pymc_minibatch.latent.laplace import LaplaceSearch
 from pymc_minibatch.latent.locate import locate, without
 from pymc_minibatch.latent.marginal_curvature import curvature_of_marginal
 from pymc_minibatch.latent.row_sizes import sizes_of_rows
@@ -94,7 +95,7 @@ def test_a_search_without_few_rows_goes_on_from_the_last(monkeypatch: pytest.Mon
     def refuse(*args: object) -> None:
         raise AssertionError("the search started over")
 
-    monkeypatch.setattr(search_module, "_climbed", refuse)
+    monkeypatch.setattr(LaplaceSearch, "from_point", refuse)
     found = without(tall, located, left_out).reference
     sd = np.sqrt(np.diagonal(afresh.hyper_cholesky @ afresh.hyper_cholesky.T))
     assert np.all(np.abs(found.hyper - afresh.hyper) < 0.25 * sd)

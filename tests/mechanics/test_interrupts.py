@@ -18,6 +18,7 @@ from pymc_minibatch.jit import dropped
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import answer_signals, away_from_signals
+from pymc_minibatch.steps.ascent import Ascent
 from tests.models import grouped_model, logistic_model
 
 CASES = [
@@ -196,14 +197,14 @@ def test_an_interrupted_start_is_looked_for_again(monkeypatch):
     step, same = SGHMC(model=model), SGHMC(model=model)
     for one in (step, same):
         one.setup_chain(np.random.default_rng(7), 10, 0)
-    climbed, far = SGHMC.climbed, {"beta": np.array([4.0, -4.0])}
+    climbed, far = Ascent.climbed, {"beta": np.array([4.0, -4.0])}
 
-    def interrupt(self, point):
-        climbed(self, point)
+    def interrupt(self, rng, start):
+        climbed(self, rng, start)
         raise StopError
 
     with monkeypatch.context() as patched:
-        patched.setattr(SGHMC, "climbed", interrupt)
+        patched.setattr(Ascent, "climbed", interrupt)
         with pytest.raises(StopError):
             step.step(far)
     np.testing.assert_array_equal(walk(step, far, 5), walk(same, far, 5))

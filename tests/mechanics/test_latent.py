@@ -28,10 +28,12 @@ from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor
 from pymc_minibatch.latent.choose import make_latent_sampler, most_read
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
+from pymc_minibatch.latent.expander import RowBudget
 from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.laplace import KnownModeError, LaplaceSearch
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.marginal_curvature import curvature_of_marginal
@@ -47,13 +49,7 @@ from pymc_minibatch.latent.moves.tuners import HyperScale
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
-from pymc_minibatch.latent.search import (
-    KnownModeError,
-    LatentReference,
-    RowBudget,
-    _Search,
-    search,
-)
+from pymc_minibatch.latent.search import LatentReference, search
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
@@ -890,7 +886,7 @@ def test_a_search_ends_about_a_mode_that_is_known(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("the search went on")
 
     monkeypatch.setattr("pymc_minibatch.latent.modes.search", counted)
-    monkeypatch.setattr("pymc_minibatch.latent.search._Search.centered", refuse)
+    monkeypatch.setattr("pymc_minibatch.latent.variational.VariationalSearch.from_mode", refuse)
     assert find_modes(tall, located) == [located.reference]
     assert reasons
 
@@ -909,15 +905,15 @@ def test_a_mode_of_all_rows_is_found_where_some_have_none(
         scale = pm.Normal("scale", 0, pm.HalfNormal("sd_scale", 1), shape=n_levels)
         mu, log_sigma = pm.Normal("mu", 50, 20), pm.Normal("log_sigma", 2, 1)
         pm.Normal("y", mu + level[group], pm.math.exp(log_sigma + scale[group]), observed=y)
-    turn, failed = _Search.turn, []
+    turn, failed = LaplaceSearch.turn, []
 
-    def made(self: _Search, surrogate: Any, data: tuple[np.ndarray, ...]) -> Any:
-        if len(data[0]) == 400:
+    def made(self: LaplaceSearch, surrogate: Any) -> Any:
+        if self.rows.n_rows == 400:
             failed.append("some rows")
             raise np.linalg.LinAlgError
-        return turn(self, surrogate, data)
+        return turn(self, surrogate)
 
-    monkeypatch.setattr(_Search, "turn", made)
+    monkeypatch.setattr(LaplaceSearch, "turn", made)
     monkeypatch.setattr("pymc_minibatch.latent.search.SUBSAMPLE", 400)
     hyper = locate(TallModel(model), 1.0).reference.hyper
     assert failed == ["some rows"]

@@ -11,7 +11,7 @@ from pymc.exceptions import SamplingError
 from pymc_minibatch import SGFS, SGHMC, SGLD, NoReferenceError, TallModel
 from pymc_minibatch.kernels.sgfs_low_rank import learn, low_rank_state, solve
 from pymc_minibatch.reference.exchange import interchangeable
-from pymc_minibatch.steps.gradient_step import RATE
+from pymc_minibatch.steps.ascent import RATE
 
 N_ROWS = 500
 
@@ -96,8 +96,8 @@ def test_a_climb_starts_with_steps_of_the_lengths_of_parameters(tanh_units):
     step = SGHMC(model=tanh_units, batch_size=100, rng=1)
     start = step.tall.layout.flatten(tanh_units.initial_point()) + 0.1
     flat = start.copy()
-    step.climb(flat, 2, 0)
-    np.testing.assert_allclose(abs(flat - start), RATE / 2 * step.lengths(start), rtol=1e-6)
+    step.ascent.climb(step.rng, flat, 2)
+    np.testing.assert_allclose(abs(flat - start), RATE / 2 * step.ascent.lengths(start), rtol=1e-6)
 
 
 def test_sgld_needs_a_step_size_for_a_network(tanh_units):

@@ -17,7 +17,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.kernels.rows import make_readers
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.sizes import row_sizes
-from pymc_minibatch.steps import minibatch_mh
+from pymc_minibatch.steps import sweeps
 from pymc_minibatch.steps.deciding import settle
 from pymc_minibatch.tall import temporary
 from pymc_minibatch.tall.cluster import PartError
@@ -292,7 +292,7 @@ def test_rows_of_models_with_effects_are_copied(monkeypatch):
     def asked(tall, *args, **kwargs):
         raise AskedForAModelError(tall.partitions)
 
-    monkeypatch.setattr(minibatch_mh, "make_latent_sampler", asked)
+    monkeypatch.setattr(sweeps, "make_latent_sampler", asked)
     with (
         pytest.warns(UserWarning, match=r"has effects.*0\.0 GB of rows are copied.*'exact'"),
         pytest.raises(AskedForAModelError) as error,

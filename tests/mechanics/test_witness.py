@@ -24,6 +24,8 @@ from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.own_rows import AboutPoint, OwnRows
 from pymc_minibatch.latent.shifts import Shift
 from pymc_minibatch.latent.skew_transform import SkewTransform
+from pymc_minibatch.reference.decide import decide_control_variate
+from pymc_minibatch.steps import batch_moves, minibatch_mh
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness import SurpriseError, Witness
 from pymc_minibatch.witness.comparison import AGREES, Comparison
@@ -598,6 +600,30 @@ def test_a_claim_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert "sums" in pmb.MinibatchMH(model=grouped(), witness=False).choice
     assert "sums" not in step.choice
     assert "sums" not in right.choice
+
+
+def test_what_was_left_open_stays_open_where_effects_are_not_moved_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test of a set-up that was given up does not ask for an expansion in the next one."""
+    orders: list[object] = []
+
+    class Off(Look):
+        def __init__(self, density: ModelDensity, *args: Any) -> None:
+            self.density = density
+
+        def look(self, rng: np.random.Generator, point: np.ndarray) -> Iterator[Comparison]:
+            yield Comparison("all", ("z",), "nothing", 1.0, 0.0, 1e-9)
+
+    def noted(tall: Any, reference: Any, order: Any, *args: Any, **options: Any) -> Any:
+        orders.append(order)
+        return decide_control_variate(tall, reference, order, *args, **options)
+
+    monkeypatch.setattr(minibatch_mh, "moves_of", Off)
+    monkeypatch.setattr(batch_moves, "decide_control_variate", noted)
+    step = pmb.MinibatchMH(model=grouped())
+    assert step.latent is None
+    assert orders == ["auto"]
 
 
 def test_without_a_witness_nothing_is_exact() -> None:

@@ -14,7 +14,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from pymc_minibatch import CorrectedBarker
-from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.acceptance.decision import RowReaders, row_workspace
 from pymc_minibatch.jit.pointers import address_of
 from pymc_minibatch.kernels.rows import make_readers
 from pymc_minibatch.reference.density import Density
@@ -68,7 +68,7 @@ ROW = address_of(ROWS, np.zeros(2), np.zeros(2), (), (np.zeros(1), np.zeros(1)))
 
 def make_counter(*readers):
     """Return a function that decides many times and counts."""
-    decide = CorrectedBarker().build(*readers)
+    decide = CorrectedBarker().build(RowReaders(*readers))
 
     @njit
     def count(rng, n_decisions, current, proposed, density, rows, parameters):

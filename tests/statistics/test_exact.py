@@ -38,7 +38,7 @@ ROWS = at_both(row)
 
 @pytest.fixture(scope="module")
 def count():
-    decide = pmb.Exact().build(*make_readers([1, 1], by_size=True))
+    decide = pmb.Exact().build(make_readers([1, 1], by_size=True))
 
     @njit
     def count(rng, n_decisions, psi, current, proposed, density, rows, parameters):

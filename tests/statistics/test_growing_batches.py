@@ -16,7 +16,7 @@ from scipy import stats
 import pymc_minibatch as pmb
 from benchmarks.decision_error import heavy_tails, times
 from pymc_minibatch import CorrectedBarker, Penalty
-from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.acceptance.decision import RowReaders, row_workspace
 from pymc_minibatch.acceptance.growing import with_kurtosis
 from pymc_minibatch.reference.density import Density
 
@@ -84,7 +84,7 @@ def make_counter(test, row):
     def total(current, proposed, density):
         return np.nan, -1
 
-    decide = test.build(draw, total, None)
+    decide = test.build(RowReaders(draw, total, None))
 
     @njit
     def count(rng, n_decisions, psi, current, proposed, density, rows, parameters):

@@ -40,7 +40,7 @@ READERS = make_readers([1])
 
 def repeat(test):
     """Return a function that decides many times and counts."""
-    decide = test.build(*READERS)
+    decide = test.build(READERS)
 
     @njit
     def count(rng, n_decisions, current, proposed, density, rows, parameters):
@@ -153,7 +153,7 @@ LOG_RATIOS = 0.003 * X + 2e-5
 @pytest.mark.parametrize("test", [SubLhd(), Austere(0.05)], ids=["SubLhd", "Austere"])
 def test_the_batch_stops_at_the_first_clear_look(test):
     """A decision's batch is read again by NumPy, which must have stopped at the same look."""
-    decide = test.build(*READERS)
+    decide = test.build(READERS)
     temperature, n_early = 300.0, 0
     batch_size = 100 if isinstance(test, SubLhd) else test.design(N_ROWS)[0]
     rows, proposed = row_workspace(N_ROWS), np.array([2e-5, 0.003])

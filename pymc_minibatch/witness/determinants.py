@@ -1,0 +1,128 @@
+"""Determinants as the witness finds them: of precisions by elimination, of maps by differences."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
+from pymc_minibatch.latent.layout import ArrowheadLayout
+
+__all__ = ["NotComparedError", "log_determinant", "log_determinant_of_map", "quadratic_form"]
+
+DIAGONAL = 1e-8
+"""Relative errors of a map that is diagonal, as two random vectors show it."""
+
+LOST = 1e2 * float(np.finfo(float).eps)
+"""Relative rounding errors of terms that cancel in determinants and quadratic forms."""
+
+MOST_COLUMNS = 400
+"""More columns of a map that is not diagonal are not differenced; the move is not compared then."""
+
+
+class NotComparedError(Exception):
+    """A move of which a determinant takes too long to find."""
+
+
+def quadratic_form(
+    matrix: ArrowheadMatrix, vector: tuple[np.ndarray, np.ndarray]
+) -> tuple[float, float]:
+    """Return xᵀΛx, and how far rounding may have put it off."""
+    dense, groups = matrix.product(*vector)
+    value = float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
+    size = float(np.abs(_whole(matrix.dense).diagonal()) @ vector[0] ** 2)
+    size += float(np.sum(np.abs(np.einsum("gqq->gq", matrix.blocks)) * vector[1] ** 2))
+    return value, LOST * size
+
+
+def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
+    """Return log |Λ|, the groups eliminated first, and how far rounding may have put it off.
+
+    What is left of the diagonal of the dense part may be a small share of it.
+    """
+    dense = _whole(matrix.dense)
+    signs, logs = np.linalg.slogdet(matrix.blocks)
+    if matrix.blocks.size and dense.size:
+        inverses, each = np.linalg.inv(matrix.blocks), np.arange(len(matrix.blocks) + 1)
+        inverse = sparse.bsr_array((inverses, each[:-1], each))
+        cross = sparse.csr_array(matrix.cross)
+        dense = dense - _whole(cross.T @ (inverse @ cross))
+    sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
+    if sign <= 0 or np.any(signs <= 0):
+        raise NotComparedError
+    whole = np.abs(_whole(matrix.dense).diagonal())
+    left = np.abs(np.linalg.inv(dense).diagonal()) if dense.size else whole
+    return float(log + logs.sum()), LOST * float(whole @ left)
+
+
+def _whole(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if sparse.issparse(matrix) else np.asarray(matrix)
+
+
+def log_determinant_of_map(
+    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, layout: ArrowheadLayout
+) -> float:
+    """Return log |∂z'/∂z| of an affine map of the latent variables, by differences.
+
+    Groups take from the dense part and from themselves, and the dense part from itself, so that the
+    determinant is that of the dense part times those of the groups.
+    """
+    rng, start = np.random.default_rng(3), follow(here)
+
+    def response(parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        moved = here.copy()
+        dense, groups = layout.split(moved)
+        layout.put(moved, dense + parts[0], groups + parts[1])
+        return layout.split(follow(moved) - start)
+
+    dense, groups = layout.split(np.zeros(here.size))
+    size = _sizes(here, layout)
+    total = _of_dense(response, (dense, groups), size[0], rng)
+    if groups.size:
+        blocks = np.empty((*groups.shape, groups.shape[1]))
+        for slot in range(groups.shape[1]):
+            seed = groups.copy()
+            seed[:, slot] = size[1][:, slot]
+            of_dense, of_groups = response((dense, seed))
+            if np.abs(of_dense).max(initial=0.0) > 0.0:
+                raise NotComparedError
+            blocks[:, :, slot] = of_groups / size[1][:, slot, None]
+        total += float(np.linalg.slogdet(blocks)[1].sum())
+    return total
+
+
+def _of_dense(
+    response: Callable[..., tuple[np.ndarray, np.ndarray]],
+    zero: tuple[np.ndarray, np.ndarray],
+    size: np.ndarray,
+    rng: np.random.Generator,
+) -> float:
+    dense, groups = zero
+    if not dense.size:
+        return 0.0
+    ratios = []
+    for _ in range(2):
+        seed = size * (0.5 + rng.random(dense.size))
+        ratios.append(response((seed, groups))[0] / seed)
+    if np.allclose(ratios[0], ratios[1], rtol=DIAGONAL, atol=0.0):
+        return float(np.log(np.abs(ratios[0])).sum())
+    if dense.size > MOST_COLUMNS:
+        raise NotComparedError
+    columns = []
+    for j in range(dense.size):
+        seed = dense.copy()
+        seed[j] = size[j]
+        columns.append(response((seed, groups))[0] / size[j])
+    return float(np.linalg.slogdet(np.array(columns))[1])
+
+
+def _sizes(here: np.ndarray, layout: ArrowheadLayout) -> tuple[np.ndarray, np.ndarray]:
+    """Return by how much to move each latent variable: about as much as it is."""
+    dense, groups = layout.split(here)
+    return _size_of(dense), _size_of(groups)
+
+
+def _size_of(part: np.ndarray) -> np.ndarray:
+    bank = np.abs(part).mean() if part.size else 0.0
+    return np.maximum(np.abs(part), bank or 1.0)
