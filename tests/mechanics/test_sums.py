@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent import search
+from pymc_minibatch.latent import expander
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactSampler
 from pymc_minibatch.latent.expansion import Expansion
@@ -197,7 +197,7 @@ def test_sums_are_compared_with_all_rows(monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(found.common, CommonFactor)
         return replace(found, common=replace(found.common, squares=1.001 * found.common.squares))
 
-    monkeypatch.setattr(search, "expand_exactly", wrong)
+    monkeypatch.setattr(expander, "expand_exactly", wrong)
     assert not locate(tall, 1.0, sums="may").reference.is_exact
     with pytest.raises(NoFieldError, match="sums over the rows are not sufficient statistics"):
         locate(tall, 1.0, sums="must")
