@@ -114,6 +114,7 @@ class OwnRows:
         self.chosen, (self.numbers, self.level) = chosen, rows
         self.latent, self.entries = levels.latent[chosen], levels.rows[chosen]
         self.prior = levels.prior
+        self.in_groups = np.array_equal(levels.latent, surrogate.field.latent.groups)
         self.batch = [values[self.numbers] for values in surrogate.tall.data]
 
     def of_rows(self, phi: np.ndarray) -> np.ndarray:
@@ -133,7 +134,7 @@ class OwnRows:
             If one is not positive definite.
         """
         layout = self.surrogate.field.latent
-        if self.latent.size and np.isin(self.latent[0, 0], layout.groups[self.chosen[0]]):
+        if self.in_groups:
             return factored_blocks(given.blocks[self.chosen])
         return factored_blocks(blocks_of_dense(given.dense, layout, self.latent))
 

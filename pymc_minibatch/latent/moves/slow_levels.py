@@ -7,6 +7,7 @@ prior has a long tail. What was seen far from their centers before the start say
 tuning has seen of their jumps.
 """
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from pymc_minibatch.latent.moves.costs import OVERHEAD
 from pymc_minibatch.latent.moves.levels import LevelsOfFactor, LevelTuner
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.own_rows import OwnRowMoves
+from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves
 
-__all__ = ["AnyLevels", "SlowLevels", "SlowTuner", "plan"]
+__all__ = ["AnyLevels", "SlowLevels", "SlowTuner", "StepsOfLevels", "plan"]
 
 LEAST_STEPS, MOST_STEPS, STEPS = 3, 200, 4
 """Steps of slow levels in a scan, and of others."""
@@ -65,10 +66,49 @@ class SlowTuner(NamedTuple):
     is_slow: np.ndarray
 
 
-class SlowLevels(Move):
+class StepsOfLevels(Move):
+    """Steps of some levels of a factor by their own density.
+
+    Attributes
+    ----------
+    factor : int
+        Which one.
+    again : bool
+        Whether the next scan moves the same levels.
+    """
+
+    scope = "own rows"
+    factor: int
+    again: bool
+
+    def propose(
+        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
+    ) -> OwnRowMoves | None:
+        """Move the levels that are chosen; None if there are none, or none moves by its rows."""
+        level_rows = setting.decisions.level_rows
+        if level_rows is None:
+            return None
+        chosen = self.choose(rng, level_rows, setting)
+        if not chosen.size:
+            return None
+        times = self.times(level_rows.counted(self.factor)[chosen])
+        return OwnRowMoves(self.name, self.factor, chosen, times, self.again)
+
+    @abstractmethod
+    def choose(
+        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+    ) -> np.ndarray:
+        """Choose levels, by their numbers in increasing order."""
+
+    @abstractmethod
+    def times(self, n_rows: np.ndarray) -> int:
+        """Return how many steps levels take, given their numbers of rows."""
+
+
+class SlowLevels(StepsOfLevels):
     """Steps of the levels of a factor that have jumped the least, or have mass elsewhere."""
 
-    words, scope = "levels that seldom move", "own rows"
+    words, again = "levels that seldom move", True
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"slow levels of factor {factor}", factor
@@ -80,21 +120,18 @@ class SlowLevels(Move):
         """Return no slow level."""
         return SlowTuner(np.zeros(1), np.zeros(self.n_levels, dtype=np.bool_))
 
-    def propose(
-        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
-    ) -> OwnRowMoves | None:
-        """Move the slow levels; None if there are none, or none moves by its own rows alone."""
-        level_rows = setting.decisions.level_rows
-        if level_rows is None:
-            return None
+    def choose(
+        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+    ) -> np.ndarray:
+        """Choose the slow ones, and those with the most mass elsewhere."""
         tuner = setting.tuners[self.name]
         self._look(tuner, setting.tuners[self.of_all])
-        chosen = np.flatnonzero(tuner.is_slow | self._highest(level_rows.far[self.factor]))
-        if not chosen.size:
-            return None
-        cost = STEP + ROW * float(level_rows.counted(self.factor)[chosen].sum())
-        times = int(np.clip(self.budget / cost, LEAST_STEPS, MOST_STEPS))
-        return OwnRowMoves(self.name, self.factor, chosen, times, again=True)
+        return np.flatnonzero(tuner.is_slow | self._highest(level_rows.far[self.factor]))
+
+    def times(self, n_rows: np.ndarray) -> int:
+        """Return as many as the budget has rows for."""
+        cost = STEP + ROW * float(n_rows.sum())
+        return int(np.clip(self.budget / cost, LEAST_STEPS, MOST_STEPS))
 
     def _look(self, tuner: SlowTuner, of_all: LevelTuner) -> None:
         """Find the slow levels, the slowest if these are many, while tuning goes on."""
@@ -118,10 +155,10 @@ class SlowLevels(Move):
         return 1 + int(MOST_SHARE * self.n_levels)
 
 
-class AnyLevels(Move):
+class AnyLevels(StepsOfLevels):
     """Steps of some levels of those of which a row varies, drawn anew in each scan."""
 
-    words, scope = "levels that are not normal", "own rows"
+    words, again = "levels that are not normal", False
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
@@ -130,19 +167,17 @@ class AnyLevels(Move):
         self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
 
-    def propose(
-        self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
-    ) -> OwnRowMoves | None:
-        """Move as many as there is time for, one at least; None if all are normal."""
-        level_rows = setting.decisions.level_rows
-        if level_rows is None:
-            return None
+    def choose(
+        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+    ) -> np.ndarray:
+        """Draw as many as there is time for, one at least; none if all are normal."""
         levels = rng.permutation(np.flatnonzero(level_rows.far[self.factor] > -np.inf))
         read = np.cumsum(level_rows.counted(self.factor)[levels])
-        chosen = np.sort(levels[: max(1, np.searchsorted(read, self.most_rows))])
-        if not chosen.size:
-            return None
-        return OwnRowMoves(self.name, self.factor, chosen, STEPS, again=False)
+        return np.sort(levels[: max(1, np.searchsorted(read, self.most_rows))])
+
+    def times(self, n_rows: np.ndarray) -> int:
+        """Return the number that all of these take."""
+        return STEPS
 
 
 def plan(model: EffectsModel) -> list[Planned]:
