@@ -77,7 +77,21 @@ def noncentred() -> pm.Model:
     return model
 
 
-MODELS: dict[str, Callable[[], pm.Model]] = {f.__name__: f for f in (nested, crossed, noncentred)}
+def shrunken() -> pm.Model:
+    """Logistic regression, 12 coefficients with a scale each, and 8 groups."""
+    rng = np.random.default_rng(4)
+    x, group = rng.normal(size=(300, 12)), rng.integers(0, 8, 300)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("tau", 0.5) * pm.HalfStudentT("own", nu=3, shape=12)
+        effect = pm.Normal("mu", 0, 1) + 0.5 * pm.Normal("z", shape=8)
+        log_odds = effect[group] + pm.math.dot(x, scale * pm.Normal("raw", shape=12))
+        pm.Bernoulli("y", logit_p=log_odds, observed=rng.integers(0, 2, 300))
+    return model
+
+
+MODELS: dict[str, Callable[[], pm.Model]] = {
+    f.__name__: f for f in (nested, crossed, noncentred, shrunken)
+}
 
 
 class Calibration:

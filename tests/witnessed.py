@@ -56,6 +56,17 @@ def grouped(rows_are: str = "normal", effects: str = "centred", crossed: bool = 
     return model
 
 
+def shrunken() -> pm.Model:
+    """Many coefficients, each with a scale of its own, and groups."""
+    data = rows()
+    x = np.random.default_rng(2).normal(size=(N, 12))
+    with pm.Model() as model:
+        scale = pm.HalfNormal("tau") * pm.HalfCauchy("own", 1.0, shape=12)
+        eta = pm.math.dot(x, scale * pm.Normal("raw", shape=12)) + pm.Normal("z", shape=G)[data.g]
+        pm.Bernoulli("y", logit_p=eta, observed=data.event.astype(int))
+    return model
+
+
 def costly(make: Callable[[], Any]) -> Any:
     """A step that takes factoring for costly."""
     kept = costs.COSTLY
@@ -80,6 +91,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     ),
     "sums": lambda: pmb.MinibatchMH(model=grouped()),
     "all rows": lambda: pmb.MinibatchMH(model=grouped("event", "not centred")),
+    "own scales": lambda: pmb.MinibatchMH(model=shrunken()),
     "heavy effects": lambda: pmb.MinibatchMH(model=grouped("heavy", "heavy")),
     "batches": lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy")),
     "linear": lambda: costly(

@@ -21,7 +21,7 @@ from pymc_minibatch.latent.linear import LinearMoves
 from pymc_minibatch.latent.linear_model import find_linear
 from pymc_minibatch.latent.moves import costs
 from pymc_minibatch.latent.moves.border import Border, BorderTuner
-from pymc_minibatch.latent.moves.collapsed import collapsed_pairs
+from pymc_minibatch.latent.moves.collapsed import collapsed_pairs, following
 from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
 from pymc_minibatch.latent.moves.kernels import MOST_AT_ONCE
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned
@@ -162,8 +162,17 @@ class LatentSampler(ABC):
             costly=self.costly,
             has_slopes=self._follows_trajectories,
             sweeping=self.sweeping,
+            followers=self._followers,
             expected_rows=self.expected_rows,
         )
+
+    @property
+    def _followers(self) -> Sequence[np.ndarray]:
+        """Positions of the effects that follow each hyperparameter, if these are many."""
+        many = self.reference.hyper.size > MOST_AT_ONCE
+        if not many or self.collapsed is not None or not self.has_determinant:
+            return ()
+        return following(self.reference.surrogate) or ()
 
     @cached_property
     def linear(self) -> LinearMoves | None:

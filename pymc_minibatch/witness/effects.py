@@ -26,6 +26,7 @@ from pymc_minibatch.latent.batched import multiply_blocks, solve_blocks_transpos
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, Step
 from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
 from pymc_minibatch.latent.moves.decisions import (
     Candidate,
@@ -147,6 +148,7 @@ class MovesOfEffects(Look):
             "noncentered": self._noncentered,
             WithSurrogateData.name: self._with_surrogate_data,
             "collapsed": self._collapsed,
+            BySurrogate.name: self._by_surrogate,
             "border": self._border,
             "coefficients": self._border,
             Trajectory.name: self._trajectory,
@@ -278,6 +280,46 @@ class MovesOfEffects(Look):
             return state.point
 
         return kernel + self._volume(follow, here)
+
+    def _by_surrogate(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
+        """Return that of many steps: the ratio of the surrogate's densities, if each keeps them."""
+        of_kind = self.moves.by_name[move.name]
+        assert isinstance(of_kind, BySurrogate)
+        wrong = 0.0
+        for has_few in (False, True):
+            steps = [
+                step
+                for step in move.proposal.data
+                if (of_kind.followers[step.axis] is not None) is has_few
+                and math.isfinite(step.log_ratio)
+            ]
+            if steps:
+                likeliest = max(steps, key=lambda step: step.log_ratio)
+                wrong += self._wrong_by_surrogate(of_kind, likeliest)
+        return self._surrogate(here) - self._surrogate(there) + wrong
+
+    def _wrong_by_surrogate(self, of_kind: BySurrogate, step: Step) -> float:
+        """Return by how much the log ratio of a step is wrong; −∞ if there is no way back."""
+        surrogate, scale = self.moves.model.surrogate, self.settings.scale
+        assert step.states[1] is not None
+        here, there = (state.point for state in step.states)
+
+        def moved(point: np.ndarray, length: float) -> np.ndarray:
+            state = of_kind.moved(ChainState(surrogate, point), step.axis, length, scale)[0]
+            if state is None:
+                raise NotComparedError
+            return state.point
+
+        away = np.abs(moved(there, -step.length) - here)
+        if not np.all(away <= RETRACED * (1.0 + np.abs(here))):
+            return -math.inf
+        log_jacobian = self._volume(lambda point: moved(point, step.length), here)
+        change = self._surrogate(there) - self._surrogate(here)
+        return step.log_ratio - change - log_jacobian
+
+    def _surrogate(self, point: np.ndarray) -> float:
+        """Return the log density of the surrogate, anew."""
+        return ChainState(self.moves.model.surrogate, point).log_density
 
     # --- Levels -------------------------------------------------------------------------------
 

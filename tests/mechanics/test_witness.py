@@ -17,8 +17,9 @@ from pymc_minibatch.latent import batch_decisions, exact, gathering, linear, sur
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
-from pymc_minibatch.latent.moves import collapsed, kernels, scan, trajectory
+from pymc_minibatch.latent.moves import by_surrogate, collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
+from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, FewGivenOthers
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.own_rows import AboutPoint, OwnRows
@@ -319,6 +320,12 @@ def expansions_off(step: Any, patch: pytest.MonkeyPatch) -> None:
         patch.delitem(step.latent.__dict__, name, raising=False)
 
 
+def along_at_random(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Other hyperparameters go along by a random amount, another one on the way back."""
+    rng = np.random.default_rng(1)
+    return lambda scale, axis: function(scale, axis) * rng.uniform(0.5, 1.5)
+
+
 def flat_prior_of_own_levels(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Levels step as if their prior were flat."""
     find = AboutPoint.__init__
@@ -413,6 +420,27 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "noise of surrogate data off by 10 %",
         "all rows",
         replaced(WithSurrogateData, "data", with_other_noise),
+    ),
+    # hyperparameters and effects, many times by the surrogate
+    (
+        "densities of the surrogate left out",
+        "own scales",
+        replaced(BySurrogate, "propose", lambda f: lambda *a: f(*a)._replace(log_kernel=0.0)),
+    ),
+    (
+        "determinant of followers left out",
+        "own scales",
+        replaced(FewGivenOthers, "log_determinant", property_of(lambda self: 0.0)),
+    ),
+    (
+        "determinant of all effects left out",
+        "own scales",
+        replaced(surrogate.Conditional, "log_determinant", property_of(lambda self: 0.0)),
+    ),
+    (
+        "steps without a way back",
+        "own scales",
+        replaced(by_surrogate, "along", along_at_random),
     ),
     # hyperparameters, predictors held
     (

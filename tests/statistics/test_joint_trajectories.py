@@ -1,5 +1,5 @@
 """Moves that all rows decide leave the posterior as it is (Geweke, 2004): trajectories of
-hyperparameters and effects, and hyperparameters given surrogate data.
+hyperparameters and effects, hyperparameters given surrogate data, and many by the surrogate.
 
 As in :mod:`test_effects_calibration`: a draw from the prior with data made with it is one from the
 joint density before and after a move.
@@ -17,11 +17,14 @@ N_REPLICATIONS, N_MOVES = 80, 6
 KINDS = "trajectory", "trajectory of the field", "surrogate data"
 
 
-@pytest.mark.parametrize("name", ["noncentred", "crossed"])
-def test_moves_keep_the_joint_density(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("noncentred", KINDS), ("crossed", KINDS), ("shrunken", ("by surrogate",))],
+)
+def test_moves_keep_the_joint_density(name: str, kinds: tuple[str, ...]) -> None:
     calibration, rng = Calibration(MODELS[name]()), np.random.default_rng(1)
     changes: dict[str, list[float]] = {}
-    accepted: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    accepted: dict[str, list[float]] = {kind: [] for kind in kinds}
     for truth, y in calibration.truths(N_REPLICATIONS, seed=2):
         calibration.put(y)
         sampler = WholeSampler(calibration.tall, calibration.latent_model(), 1.0)
@@ -29,10 +32,12 @@ def test_moves_keep_the_joint_density(name: str) -> None:
         assert isinstance(moves, LatentMoves)
         run = moves.run(sampler.settings(sampler.initial_state(), False), counts)
         before = ranked(calibration.tall, truth)
-        for kind in KINDS:
+        for kind in kinds:
             state = moves.state_at(sampler.coordinates.from_model(truth).copy())
             for _ in range(N_MOVES):
-                state = step(rng, moves.by_name[kind], state, None, run)
+                move, tuner = moves.by_name[kind], run.tuning.tuners[kind]
+                for target in move.targets(rng, tuner):
+                    state = step(rng, move, state, target, run)
             point = sampler.coordinates.to_model(state.point)
             for quantity, after in ranked(calibration.tall, point).items():
                 old = before[quantity]

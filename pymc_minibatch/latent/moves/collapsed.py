@@ -34,7 +34,7 @@ from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import Walks
 from pymc_minibatch.latent.surrogate import Surrogate
 
-__all__ = ["Collapsed", "collapsed_pairs", "followed", "plan"]
+__all__ = ["Collapsed", "collapsed_pairs", "followed", "following", "plan"]
 
 TIMES = 3
 """Moves of single hyperparameters in a scan."""
@@ -137,10 +137,31 @@ def collapsed_pairs(surrogate: Surrogate) -> list[tuple[int, int]] | None:
     list of (int, int) or None
         A hyperparameter and a factor, by number; None where effects cannot be held.
     """
+    found = following(surrogate)
+    if found is None:
+        return None
+    return [
+        (axis, k)
+        for axis, positions in enumerate(found)
+        for k, levels in enumerate(surrogate.field.levels)
+        if np.isin(levels.latent, positions).any()
+    ]
+
+
+def following(surrogate: Surrogate) -> list[np.ndarray] | None:
+    """Find the latent variables that follow each hyperparameter.
+
+    Returns
+    -------
+    list of ndarray of int64, or None
+        Their positions in a point, ascending; None where effects cannot be held.
+    """
     field = surrogate.field
     point = surrogate.conditional(surrogate.center[field.hyper]).point
     gradient = field.derivatives.prior_gradient
-    pairs = []
+    is_latent = np.ones(point.size, dtype=np.bool_)
+    is_latent[field.hyper] = False
+    found = []
     for axis in range(field.hyper.size):
         hyper = point[field.hyper]
         hyper[axis] += NEARBY
@@ -148,10 +169,8 @@ def collapsed_pairs(surrogate: Surrogate) -> list[tuple[int, int]] | None:
         if centered is None:
             return None
         same = _same(centered.point, point) & _same(gradient(centered.point), gradient(point))
-        pairs += [
-            (axis, k) for k, levels in enumerate(field.levels) if not same[levels.latent].all()
-        ]
-    return pairs
+        found.append(np.flatnonzero(~same & is_latent))
+    return found
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:

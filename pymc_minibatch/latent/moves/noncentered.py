@@ -28,7 +28,7 @@ from pymc_minibatch.latent.moves.state import ChainState
 __all__ = ["Noncentered", "plan"]
 
 TIMES = 2
-"""How often in a scan; once where it is costly."""
+"""How often in a scan; once if it is costly, or scales of single coefficients have own moves."""
 
 MOST_TIMES, PASSES = 4, 5.0
 """The same beside trajectories: as often as takes half of their time, which is that of so many
@@ -71,8 +71,9 @@ def plan(model: EffectsModel) -> list[Planned]:
         return []
     if model.fixed_factor:
         return [Planned(Noncentered(model), share=model.factoring_share)]
-    if model.has_slopes:
+    if model.has_slopes and not model.has_own_scales:
         n_rows = model.surrogate.tall.n_rows
         times = int(PASSES * n_rows / (n_rows + model.overhead))
         return [Planned(Noncentered(model), in_a_row=min(max(times, 1), MOST_TIMES))]
-    return [Planned(Noncentered(model), in_a_row=1 if model.costly else TIMES)]
+    once = model.costly or model.has_own_scales
+    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES)]

@@ -21,6 +21,7 @@ from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
 
 __all__ = [
+    "MOST_FOLLOWERS",
     "EffectsModel",
     "Move",
     "Outcome",
@@ -32,6 +33,9 @@ __all__ = [
 
 
 NO_STEP = np.empty(0)
+
+MOST_FOLLOWERS = 8
+"""Effects that are a few: those of one coefficient, or of one level."""
 
 
 class Setting(NamedTuple):
@@ -248,6 +252,8 @@ class EffectsModel:
         Hyperparameters with the factors whose levels follow them, where h is costly.
     sweeping : Sweeping
         How factors are swept.
+    followers : sequence of ndarray of int64
+        Positions of the effects that follow each hyperparameter; empty if these are few.
     has_determinant : bool
         Whether the determinant of the border is known.
     costly : bool
@@ -265,6 +271,7 @@ class EffectsModel:
     work: float
     collapsed: Sequence[tuple[int, int]] | None
     sweeping: Sweeping
+    followers: Sequence[np.ndarray] = ()
     has_determinant: bool = True
     costly: bool = False
     has_slopes: bool = False
@@ -279,6 +286,12 @@ class EffectsModel:
     def fixed_factor(self) -> bool:
         """Whether the border moves in the coordinates of a bank of factorizations."""
         return self.collapsed is not None
+
+    @property
+    def has_own_scales(self) -> bool:
+        """Whether most of many hyperparameters have a few effects of their own."""
+        own = [0 < each.size <= MOST_FOLLOWERS for each in self.followers]
+        return 2 * sum(own) > len(own)
 
     @property
     def factoring_share(self) -> float:

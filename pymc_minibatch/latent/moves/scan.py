@@ -13,6 +13,7 @@ import numpy as np
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.moves import (
     border,
+    by_surrogate,
     centered,
     coefficients,
     collapsed,
@@ -43,6 +44,7 @@ __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "st
 PLANS: Sequence[Callable[[EffectsModel], list[Planned]]] = (
     noncentered.plan,
     surrogate_data.plan,
+    by_surrogate.plan,
     centered.plan,
     collapsed.plan,
     border.plan,

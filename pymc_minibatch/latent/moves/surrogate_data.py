@@ -153,4 +153,8 @@ def plan(model: EffectsModel) -> list[Planned]:
     """Return how it enters a scan: if all rows decide and factorizations are cheap."""
     if not (model.field.hyper.size and model.has_determinant and model.has_slopes):
         return []
-    return [] if model.fixed_factor else [Planned(WithSurrogateData(model), in_a_row=TIMES)]
+    return (
+        []
+        if model.fixed_factor or model.has_own_scales
+        else [Planned(WithSurrogateData(model), in_a_row=TIMES)]
+    )

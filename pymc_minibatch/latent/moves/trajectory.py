@@ -44,6 +44,10 @@ JITTER = 0.4
 TIMES = 2
 """Trajectories in a scan, if they are of one kind; of two kinds there is one of each."""
 
+BESIDE_OWN_SCALES = 0.1
+"""Share of scans with one of all variables, if scales of single coefficients have moves of their
+own (:mod:`.by_surrogate`): with these many scales trajectories are long, and accepted in vain."""
+
 FIRST_ANGLE, LEAST_ANGLE = 0.3, QUARTER_TURN / 64
 """Of a step, in radians: before tuning, and at least."""
 
@@ -240,4 +244,7 @@ def plan(model: EffectsModel) -> list[Planned]:
     joint, of_field = Trajectory(model), TrajectoryOfField(model)
     if model.fixed_factor or not model.field.hyper.size:
         return [Planned(joint, in_a_row=TIMES)]
-    return [Planned(joint), Planned(of_field)]
+    return [
+        Planned(joint, share=BESIDE_OWN_SCALES if model.has_own_scales else 1.0),
+        Planned(of_field),
+    ]
