@@ -7,6 +7,8 @@ under the surrogate:
   (:mod:`.noncentered`);
 - the same given surrogate data of what rows read, so that predictors stay near where they are
   (:mod:`.surrogate_data`);
+- single hyperparameters move with the few effects that follow each, many times by the surrogate for
+  each decision (:mod:`.by_surrogate`);
 - h moves with the predictors of rows held, which leaves the prior to decide, and no row to read
   (:mod:`.centered`): each of the two is good where the other is not (interweaving);
 - one hyperparameter moves, and the levels of one factor follow it (:mod:`.collapsed`);

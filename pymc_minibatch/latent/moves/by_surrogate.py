@@ -41,7 +41,7 @@ from pymc_minibatch.latent.moves.tuners import HyperScale, Walks
 
 __all__ = ["BySurrogate", "FewGivenOthers", "Step", "Tuner", "plan"]
 
-TIMES = 2
+TIMES = 1
 """How often in a scan: each time every hyperparameter moves twice."""
 
 COMMON = 4
