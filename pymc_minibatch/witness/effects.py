@@ -301,8 +301,9 @@ class MovesOfEffects(Look):
     def _wrong_by_surrogate(self, of_kind: BySurrogate, step: Step) -> float:
         """Return by how much the log ratio of a step is wrong; −∞ if there is no way back."""
         surrogate, scale = self.moves.model.surrogate, self.settings.scale
-        assert step.states[1] is not None
-        here, there = (state.point for state in step.states)
+        start, end = step.states
+        assert end is not None
+        here, there = start.point, end.point
 
         def moved(point: np.ndarray, length: float) -> np.ndarray:
             state = of_kind.moved(ChainState(surrogate, point), step.axis, length, scale)[0]
