@@ -9,7 +9,13 @@ from scipy import sparse
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.layout import ArrowheadLayout
 
-__all__ = ["NotComparedError", "log_determinant", "log_determinant_of_map", "quadratic_form"]
+__all__ = [
+    "NotComparedError",
+    "log_determinant",
+    "log_determinant_of_few",
+    "log_determinant_of_map",
+    "quadratic_form",
+]
 
 DIAGONAL = 1e-8
 """Relative errors of a map that is diagonal, as two random vectors show it."""
@@ -90,6 +96,19 @@ def log_determinant_of_map(
             blocks[:, :, slot] = of_groups / size[1][:, slot, None]
         total += float(np.linalg.slogdet(blocks)[1].sum())
     return total
+
+
+def log_determinant_of_few(
+    follow: Callable[[np.ndarray], np.ndarray], here: np.ndarray, positions: np.ndarray
+) -> float:
+    """Return log |∂z'/∂z| of an affine map that changes a few latent variables, by differences."""
+    start, size = follow(here), _size_of(here[positions])
+    columns = []
+    for position, step in zip(positions, size, strict=True):
+        moved = here.copy()
+        moved[position] += step
+        columns.append((follow(moved) - start)[positions] / step)
+    return float(np.linalg.slogdet(np.array(columns))[1])
 
 
 def _of_dense(

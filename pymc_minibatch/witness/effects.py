@@ -58,6 +58,7 @@ from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.determinants import (
     NotComparedError,
     log_determinant,
+    log_determinant_of_few,
     log_determinant_of_map,
     quadratic_form,
 )
@@ -314,7 +315,15 @@ class MovesOfEffects(Look):
         away = np.abs(moved(there, -step.length) - here)
         if not np.all(away <= RETRACED * (1.0 + np.abs(here))):
             return -math.inf
-        log_jacobian = self._volume(lambda point: moved(point, step.length), here)
+        followers = of_kind.followers[step.axis]
+
+        def follow(point: np.ndarray) -> np.ndarray:
+            return moved(point, step.length)
+
+        if followers is None:
+            log_jacobian = self._volume(follow, here)
+        else:
+            log_jacobian = log_determinant_of_few(follow, here, followers)
         change = self._surrogate(there) - self._surrogate(here)
         return step.log_ratio - change - log_jacobian
 

@@ -76,7 +76,7 @@ def test_right_moves_agree(name: str, made: Callable[[str], Any]) -> None:
 
 def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
     kinds = {}
-    for name in ("all rows", "costly", "linear"):
+    for name in ("all rows", "costly", "linear", "own scales"):
         step = made(name)
         step.witness.start_chain()
         look(step)
@@ -84,6 +84,7 @@ def test_kinds_of_moves_that_are_looked_at(made: Callable[[str], Any]) -> None:
     assert len(kinds["all rows"]) == 9
     assert len(kinds["costly"]) >= 4
     assert len(kinds["linear"]) == 3
+    assert any(BySurrogate.words in str(kind) for kind in kinds["own scales"])
 
 
 @pytest.mark.parametrize("name", ["hamiltonian", "laplace"])
