@@ -39,9 +39,48 @@ def devices():
     return model
 
 
+def events_and_censored_times():
+    """Censored times by the logarithm of their survival function, in one sum with a prior."""
+    rng = np.random.default_rng(8)
+    clinic, x = rng.integers(0, 30, 4500), rng.normal(size=4500)
+    time = np.exp(0.5 * x) * rng.weibull(1.3, 4500)
+    event = time < 1.0
+    with pm.Model() as model:
+        shape, slope = pm.HalfNormal("shape", 2.0), pm.Normal("slope")
+        effect = pm.Normal("effect", 0.0, 0.5, shape=30)
+        scale = pm.math.exp(slope * x + effect[clinic])
+        pm.Weibull("event", shape, scale[event], observed=time[event])
+        survives = -((1.0 / scale[~event]) ** shape)
+        pm.Potential("censored", survives.sum() - 0.5 * slope**4)
+    return model
+
+
+def potentials_alone():
+    rng = np.random.default_rng(9)
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Potential("y", pm.logp(pm.Normal.dist(a, 1.0), rng.normal(size=3000)))
+        pm.Potential("n", pm.logp(pm.Poisson.dist(pm.math.exp(a + b)), rng.poisson(2.0, 1500)))
+    return model
+
+
+def neighbours_beside_rows():
+    """A potential of pairs of parameters is a prior, however many they are."""
+    rng = np.random.default_rng(10)
+    left, right = rng.integers(0, 50, (2, 1500))
+    with pm.Model() as model:
+        area, s = pm.Normal("area", shape=50), pm.HalfNormal("s")
+        pm.Potential("smooth", -((area[left] - area[right]) ** 2) / (2 * s))
+        pm.Normal("y", area[rng.integers(0, 50, 3000)], 1.0, observed=rng.normal(size=3000))
+    return model
+
+
 MODELS = {
     "two families": (two_families, 4500),
     "devices": (devices, sum(range(150, 162))),
+    "events and censored times": (events_and_censored_times, 4500),
+    "potentials alone": (potentials_alone, 4500),
+    "neighbours beside rows": (neighbours_beside_rows, 3000),
 }
 
 
@@ -57,10 +96,12 @@ def test_rows_of_all_likelihoods_add_up_to_the_log_density(make, n_rows):
     point = point_of(model)
     rows = tall.row_logp(point, np.arange(n_rows))
     assert tall.n_rows == n_rows == rows.size
-    own = model.compile_logp(model.observed_RVs, sum=False)(point)
-    by_name = dict(zip((rv.name for rv in model.observed_RVs), own, strict=True))
-    expected = np.concatenate([by_name[name] for name in tall.row_names])
-    np.testing.assert_allclose(rows, expected, rtol=1e-10, atol=1e-12)
+    if model.observed_RVs:
+        own = model.compile_logp(model.observed_RVs, sum=False)(point)
+        by_name = dict(zip((rv.name for rv in model.observed_RVs), own, strict=True))
+        seen = [name for name in tall.row_names if name not in tall.row_potentials]
+        expected = np.concatenate([by_name[name] for name in seen])
+        np.testing.assert_allclose(rows[: expected.size], expected, rtol=1e-10, atol=1e-12)
     total = tall.prior_logp(point) + rows.sum()
     assert total == pytest.approx(float(model.compile_logp()(point)), rel=1e-12)
 
@@ -74,6 +115,12 @@ def test_a_likelihood_of_few_rows_is_evaluated_with_the_prior():
     tall = pmb.TallModel(model)
     assert tall.union is None
     assert (tall.n_rows, tall.row_names) == (3000, ["y"])
+
+
+def test_a_potential_of_entries_of_parameters_stays_in_the_prior_part():
+    tall = pmb.TallModel(neighbours_beside_rows())
+    assert (tall.union, tall.row_potentials) == (None, [])
+    assert pmb.TallModel(events_and_censored_times()).row_potentials == ["censored"]
 
 
 def test_too_many_kinds_are_not_joined(monkeypatch):
