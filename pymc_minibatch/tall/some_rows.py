@@ -163,7 +163,9 @@ def _selection(node: Apply) -> Positions | None:
     taken = [first, *(each for each in others if not isinstance(each, slice))]
     length = node.inputs[0].type.shape[0]
     if isinstance(op, Subtensor):
-        if len(taken) > 1 or not isinstance(first, slice) or length is None:
+        if not isinstance(first, slice) or first == slice(None) or length is None:
+            return None
+        if any(each != slice(None) for each in others):
             return None
         ends = [_number_of(end) for end in (first.start, first.stop, first.step)]
         if any(end is NotImplemented for end in ends):

@@ -47,6 +47,7 @@ TAKEN = {
     "of a mask": lambda: (EFFECT[GROUP] * X)[SEEN][np.arange(40)],
     "entries": lambda: (OWN[:, None] * pt.exp(EFFECT) - X[:, None])[BOTH],
     "entries by numbers": lambda: (X[:, None] * EFFECT)[np.nonzero(BOTH)],
+    "slice of rows of a matrix": lambda: (X[:, None] * BETA)[3:][:, 1:],
     "rows of a matrix": lambda: (X[:, None] * BETA)[SEEN],
 }
 
@@ -70,6 +71,10 @@ LEFT = {
     "rows that come twice": lambda: (BETA[0] * X)[np.repeat(np.arange(N), 2)],
     "a sum over rows": lambda: pt.cumsum(EFFECT)[3:],
     "parameters": lambda: pt.exp(EFFECT)[:5],
+    "columns": lambda: (X[:, None] * BETA)[:, 1:],
+    "rows and columns": lambda: (X[:, None] * BETA)[3:, 1:],
+    "rows in one column": lambda: (X[:, None] * BETA)[SEEN, 1:],
+    "one column": lambda: (X[:, None] * BETA)[SEEN, 1],
     "one row": lambda: (BETA[0] * X)[3],
     "data": lambda: BETA[0] * pt.as_tensor(X)[SEEN],
 }
