@@ -23,6 +23,7 @@ from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import io_toposort
 from pytensor.scalar import ScalarType
+from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -31,6 +32,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.memory import require_memory
 from pymc_minibatch.tall.cut import downstream
+from pymc_minibatch.tall.row_checks import parts_of_condition
 from pymc_minibatch.tall.slicing import leaf_value, slice_rows
 
 __all__ = ["RowSet", "Union", "union_of"]
@@ -314,7 +316,7 @@ class _Merge:
             return pt.stack(children[0])[self.which]
         if isinstance(op, CheckParameterValue) and not differ[0]:
             conditions = [
-                pt.all(pt.stack([_tensor(c) for c in each])) if own else self._of(each)
+                self._condition(each) if own else self._of(each)
                 for each, own in zip(children[1:], differ[1:], strict=True)
             ]
             return op(self._of(children[0]), *conditions)
@@ -324,10 +326,38 @@ class _Merge:
             return self._product(*children)
         raise _DifferentError
 
+    def _condition(self, conditions: Sequence[Any]) -> Any:
+        """Ask of each row only what its set asks of parameters, which a row then reads."""
+        parts = list(zip(*map(parts_of_condition, conditions), strict=False))
+        if len({len(parts_of_condition(each)) for each in conditions}) > 1:
+            raise _DifferentError
+        return pt.all([pt.all(self._condition_of_rows(each)) for each in parts])
+
+    def _condition_of_rows(self, parts: tuple[Any, ...]) -> Any:
+        if _are_equal(parts):
+            return parts[0]
+        nodes = [each.owner for each in parts]
+        op = nodes[0] and nodes[0].op
+        if isinstance(op, Elemwise) and all(node and node.op == op for node in nodes):
+            read = zip(*(node.inputs for node in nodes), strict=True)
+            return op(*[self._for_rows(each) for each in read])
+        return self._for_rows(parts)
+
+    def _for_rows(self, parts: tuple[Any, ...]) -> Any:
+        if _are_equal(parts):
+            return parts[0]
+        if any(each.type.ndim for each in parts):
+            return self._gathered(parts)
+        return self._gathered(tuple(_tensor(each).dimshuffle("x") for each in parts))
+
     def _gathered(self, parts: tuple[Any, ...]) -> Any:
         """Give each row the part of its set, which has length 1 along the rows."""
         if not parts[0].type.ndim or any(not each.type.broadcastable[0] for each in parts):
             raise _DifferentError
+        inner = _transformed(parts)
+        if inner is not None:
+            op, read, i = inner
+            return op(*[self._gathered(each) if j == i else each[0] for j, each in enumerate(read)])
         entries = [_entry_of_vector(each) for each in parts]
         if None not in entries:
             vectors, positions = zip(
@@ -363,6 +393,39 @@ def _are_equal(variables: Sequence[Any]) -> bool:
     """Whether graphs that read no rows compute the same."""
     first = variables[0]
     return all(each is first or equal_computations([first], [each]) for each in variables[1:])
+
+
+AFFINE = ps.Add, ps.Sub, ps.Mul, ps.Neg
+"""Operations on parameters after which rows gather what comes out: an effect, say."""
+
+
+def _transformed(parts: Sequence[Any]) -> tuple[Elemwise, list[tuple[Any, ...]], int] | None:
+    """Return an operation, its inputs, and which differ, if it transforms one number of each.
+
+    Rows of the same scale read it as it is, whether they take its logarithm or divide by it.
+    """
+    nodes = [_entry(each).owner for each in parts]
+    op = nodes[0] and nodes[0].op
+    if not isinstance(op, Elemwise) or isinstance(op.scalar_op, AFFINE):
+        return None
+    if any(node is None or node.op != op for node in nodes):
+        return None
+    read = list(zip(*(node.inputs for node in nodes), strict=True))
+    differ = [i for i, each in enumerate(read) if not _are_equal(each)]
+    if len(differ) != 1:
+        return None
+    return op, [tuple(map(_as_vector, inputs)) for inputs in read], differ[0]
+
+
+def _as_vector(number: Any) -> Any:
+    return number if number.type.ndim else number.dimshuffle("x")
+
+
+def _entry(part: Any) -> Any:
+    """Return the number that an array of length 1 is made of."""
+    node = part.owner
+    expands = node is not None and isinstance(node.op, DimShuffle) and node.op.new_order == ("x",)
+    return node.inputs[0] if expands else part
 
 
 def _entry_of_vector(part: Any) -> tuple[Any, int] | None:

@@ -39,6 +39,16 @@ def devices():
     return model
 
 
+def devices_with_scales():
+    """Each device has a scale of its own, which is to be positive."""
+    rng = np.random.default_rng(11)
+    with pm.Model() as model:
+        for k in range(24):
+            mu, s = pm.Normal(f"mu_{k}"), pm.HalfNormal(f"s_{k}")
+            pm.Normal(f"y_{k}", mu, s, observed=rng.normal(size=100 + k))
+    return model
+
+
 def events_and_censored_times():
     """Censored times by the logarithm of their survival function, in one sum with a prior."""
     rng = np.random.default_rng(8)
@@ -78,6 +88,7 @@ def neighbours_beside_rows():
 MODELS = {
     "two families": (two_families, 4500),
     "devices": (devices, sum(range(150, 162))),
+    "devices with scales": (devices_with_scales, sum(range(100, 124))),
     "events and censored times": (events_and_censored_times, 4500),
     "potentials alone": (potentials_alone, 4500),
     "neighbours beside rows": (neighbours_beside_rows, 3000),
@@ -121,6 +132,18 @@ def test_a_potential_of_entries_of_parameters_stays_in_the_prior_part():
     tall = pmb.TallModel(neighbours_beside_rows())
     assert (tall.union, tall.row_potentials) == (None, [])
     assert pmb.TallModel(events_and_censored_times()).row_potentials == ["censored"]
+
+
+def test_rows_read_what_is_asked_of_their_own_parameters():
+    """Checks of the scales of all devices made each row read all of them."""
+    tall = pmb.TallModel(devices_with_scales())
+    assert len(tall.structure.predictors) == 2
+    point = {name: np.zeros_like(v) for name, v in tall.model.initial_point().items()}
+    point["s_3_log__"] = np.array(-np.inf)
+    rows = tall.row_logp(point, np.arange(tall.n_rows))
+    first, last = sum(range(100, 103)), sum(range(100, 104))
+    assert not np.isfinite(rows[first:last]).any()
+    assert np.isfinite(np.delete(rows, np.arange(first, last))).all()
 
 
 def test_too_many_kinds_are_not_joined(monkeypatch):
