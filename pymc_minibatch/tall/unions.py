@@ -354,10 +354,10 @@ class _Merge:
         """Give each row the part of its set, which has length 1 along the rows."""
         if not parts[0].type.ndim or any(not each.type.broadcastable[0] for each in parts):
             raise _DifferentError
-        inner = _transformed(parts)
-        if inner is not None:
-            op, read, i = inner
-            return op(*[self._gathered(each) if j == i else each[0] for j, each in enumerate(read)])
+        operation = _operation_on_numbers(parts)
+        if operation is not None and _transforms(parts):
+            op, read = operation
+            return op(*[each[0] if _are_equal(each) else self._gathered(each) for each in read])
         entries = [_entry_of_vector(each) for each in parts]
         if None not in entries:
             vectors, positions = zip(
@@ -399,22 +399,28 @@ AFFINE = ps.Add, ps.Sub, ps.Mul, ps.Neg
 """Operations on parameters after which rows gather what comes out: an effect, say."""
 
 
-def _transformed(parts: Sequence[Any]) -> tuple[Elemwise, list[tuple[Any, ...]], int] | None:
-    """Return an operation, its inputs, and which differ, if it transforms one number of each.
-
-    Rows of the same scale read it as it is, whether they take its logarithm or divide by it.
-    """
+def _operation_on_numbers(parts: Sequence[Any]) -> tuple[Elemwise, list[tuple[Any, ...]]] | None:
+    """Return the operation that all parts are made by, and what it reads, input by input."""
     nodes = [_entry(each).owner for each in parts]
     op = nodes[0] and nodes[0].op
-    if not isinstance(op, Elemwise) or isinstance(op.scalar_op, AFFINE):
+    if not isinstance(op, Elemwise) or any(node is None or node.op != op for node in nodes):
         return None
-    if any(node is None or node.op != op for node in nodes):
-        return None
-    read = list(zip(*(node.inputs for node in nodes), strict=True))
-    differ = [i for i, each in enumerate(read) if not _are_equal(each)]
-    if len(differ) != 1:
-        return None
-    return op, [tuple(map(_as_vector, inputs)) for inputs in read], differ[0]
+    read = zip(*(node.inputs for node in nodes), strict=True)
+    return op, [tuple(map(_as_vector, inputs)) for inputs in read]
+
+
+def _transforms(parts: Sequence[Any]) -> bool:
+    """Whether a part is no sum of products of what differs between sets.
+
+    Of these rows read what it is made of: the same scale, whether they take its logarithm or divide
+    by it.
+    """
+    operation = _operation_on_numbers(parts)
+    if operation is None:
+        return False
+    op, read = operation
+    differ = [each for each in read if not _are_equal(each)]
+    return not isinstance(op.scalar_op, AFFINE) or any(map(_transforms, differ))
 
 
 def _as_vector(number: Any) -> Any:
