@@ -13,7 +13,7 @@ What comes out is verified on rows of each likelihood, and then split like any o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -112,16 +112,15 @@ def union_of(sets: Sequence[RowSet]) -> Union | None:
     leaves: list[Variable] = []
     observed: set[Variable] = set()
     terms: list[Any] = []
-    start = 0
+    firsts = np.cumsum([0, *(kind.n_rows for kind in kinds)]).tolist()
     for kind in kinds:
-        padded = [_repeated(array, start, n_rows) for array in kind.data]
+        padded = [_padded(kinds, firsts, kind, i) for i in range(len(kind.data))]
         own = [
             pt.constant(array, name=name) for array, name in zip(padded, kind.names, strict=True)
         ]
         terms.append(kind.term(own))
         leaves += own
         observed |= {leaf for leaf, is_seen in zip(own, kind.observed, strict=True) if is_seen}
-        start += kind.n_rows
     which = np.repeat(np.arange(len(kinds), dtype=np.int8), [kind.n_rows for kind in kinds])
     term = terms[-1]
     if len(kinds) > 1:
@@ -134,6 +133,25 @@ def union_of(sets: Sequence[RowSet]) -> Union | None:
     return Union(term, starts, tuple(order), tuple(leaves), frozenset(observed))
 
 
+def _padded(
+    kinds: Sequence["_Kind"], firsts: Sequence[int], kind: "_Kind", position: int
+) -> np.ndarray:
+    """Put an array of a kind where its rows are among all; elsewhere it counts for nothing.
+
+    There the level of a factor is that which the row has by its own kind, so that levels remain
+    independent.
+    """
+    array, source = kind.data[position], kind.gathers.get(position)
+    padded = _repeated(array, firsts[kinds.index(kind)], firsts[-1])
+    if source is None or padded is array:
+        return padded
+    for other, first in zip(kinds, firsts, strict=False):
+        alike = [i for i, each in other.gathers.items() if _are_equal([source, each])]
+        if other is not kind and alike:
+            padded[first : first + other.n_rows] = other.data[alike[0]]
+    return padded
+
+
 def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
     """Put the rows of a kind where they are among all, and repeat them before and after."""
     if len(array) == n_rows:
@@ -144,7 +162,7 @@ def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
 # --- Kinds ------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kind:
     """Sets with one graph.
 
@@ -156,6 +174,8 @@ class _Kind:
         The rows of all sets, array by array; what they are called, and whether they are observed.
     term
         Makes the term of all rows from variables that hold the data.
+    gathers
+        From what some of the arrays, by their positions, gather: effects, by levels.
     """
 
     sets: list[RowSet]
@@ -163,6 +183,7 @@ class _Kind:
     names: list[str | None]
     observed: list[bool]
     term: Callable[[Sequence[Any]], Any]
+    gathers: dict[int, Variable] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -203,7 +224,23 @@ def _alone(each: RowSet) -> _Kind:
         return _replaced(term, dict(zip(inputs, own, strict=True)))
 
     names = [leaf.name for leaf in each.axes]
-    return _Kind([each], data, names, [leaf in each.observed for leaf in each.axes], build)
+    observed = [leaf in each.observed for leaf in each.axes]
+    return _Kind([each], data, names, observed, build, _gathers(inputs, term))
+
+
+def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, Variable]:
+    """Find which inputs are levels, and the effects that they gather."""
+    nodes = io_toposort(list(inputs), [term])
+    rows, found = downstream(set(inputs), nodes), {}
+    for node in nodes:
+        op: Any = node.op
+        if isinstance(op, AdvancedSubtensor) and tuple(op.idx_list) == (0,):
+            source, index = node.inputs
+            while index not in inputs and index.owner and len(index.owner.inputs) == 1:
+                [index] = index.owner.inputs
+            if source not in rows and index in inputs:
+                found[inputs.index(index)] = source
+    return found
 
 
 def _merged(group: Sequence[RowSet]) -> _Kind:

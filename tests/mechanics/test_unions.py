@@ -6,6 +6,8 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent.factors import find_factors
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import observed
 
 
@@ -144,6 +146,13 @@ def test_rows_read_what_is_asked_of_their_own_parameters():
     first, last = sum(range(100, 103)), sum(range(100, 104))
     assert not np.isfinite(rows[first:last]).any()
     assert np.isfinite(np.delete(rows, np.arange(first, last))).all()
+
+
+def test_a_row_reads_one_level_of_a_factor():
+    """Rows read levels of both kinds, of which one counts for nothing, and levels depended."""
+    tall = pmb.TallModel(events_and_censored_times())
+    factors = find_factors(RowFunctions(tall.structure), tall.data)
+    assert [factor.entries.shape for factor in factors] == [(30, 1)]
 
 
 def test_too_many_kinds_are_not_joined(monkeypatch):
