@@ -59,7 +59,7 @@ class _Taking:
             return None
         if len(positions) == 1 and not _has_rows(array):
             return None
-        return self._taken(array, positions)
+        return self._through(array.owner, array, positions)
 
     def _taken(self, array: Any, positions: Positions) -> Any:
         key = array, b"".join(each.tobytes() for each in positions)
