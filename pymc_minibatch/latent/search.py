@@ -32,6 +32,11 @@ __all__ = ["FewRows", "LatentReference", "search"]
 
 SUBSAMPLE = 20_000
 
+WITH_KINKS = 50
+"""Rows with kinks for each entry of φ in a subsample, at least: intervals over which they are
+averaged have the kinks of a fifth of them then. Averages over much wider ones are not the slopes of
+skew rows, such as asymmetric Laplace ones, and the field runs away."""
+
 FEW_TURNS, MOST_PASSES = 8, 60
 """Turns of a search on few rows, and how often it may read them: 15 to 30 passes are usual."""
 
@@ -133,7 +138,7 @@ def search(
     some = None
     if parabolic is not None:
         expander.sum_exactly(first, parabolic)
-    elif tall.n_rows > 2 * SUBSAMPLE and near is None:
+    elif tall.n_rows > 2 * SUBSAMPLE and near is None and _may_be_few(rows):
         some = expander.some(SUBSAMPLE)
     laplace = LaplaceSearch(expander, is_known)
     variational = VariationalSearch(laplace, MeanCorrection(expander, factors), first)
@@ -159,6 +164,11 @@ def search(
         time.perf_counter() - started,
         temperature,
     )
+
+
+def _may_be_few(rows: RowFunctions) -> bool:
+    """Whether the mode of some rows is near that of all, or else not dear to find."""
+    return not rows.kinked or rows.structure.n_read * WITH_KINKS <= SUBSAMPLE
 
 
 def _again_if_possible(

@@ -1,6 +1,6 @@
 """What a model observes: log-density terms, and along which axes their rows may lie."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,10 @@ from pymc.distributions.simulator import SimulatorRV
 from pymc.model import Model
 from pymc.util import get_var_name
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
@@ -103,8 +105,9 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
 def apart(terms: Sequence[ObservedTerm]) -> list[list[ObservedTerm]]:
     """Sort terms by the rows that they have in common; one set if they are to be split together.
 
-    Those of one length have theirs in common, unless they are many. Potentials have the rows of
-    observed variables, or all are split together.
+    Those of one length have theirs in common, unless they are many. Potentials may have rows of
+    their own, as those of censored times beside events; others, of entries of parameters, are left
+    to the prior part.
     """
     seen = [term for term in terms if term.leaf is not None and term.longest > 1]
     if any(not term.lengths for term in seen):
@@ -112,12 +115,31 @@ def apart(terms: Sequence[ObservedTerm]) -> list[list[ObservedTerm]]:
     sets: dict[int, list[ObservedTerm]] = {}
     for term in seen:
         sets.setdefault(max(term.lengths), []).append(term)
+    for term in terms:
+        if term.leaf is None and (max(term.lengths) in sets or _reads_values(term)):
+            sets.setdefault(max(term.lengths), []).append(term)
     lengths = sorted(sets, reverse=True)
-    if any(term.leaf is None for term in terms) or not lengths:
-        return [list(terms)]
-    if max(map(len, sets.values())) > MOST_ALIKE:
-        return [[term] for term in seen]
+    if max(map(len, sets.values()), default=0) > MOST_ALIKE:
+        return [[term] for each in sets.values() for term in each]
     return list(sets.values()) if sum(lengths[1:]) > FEW_ROWS else [list(terms)]
+
+
+def _reads_values(term: ObservedTerm) -> bool:
+    """Whether a potential reads data as values, and not only as positions of parameters."""
+    stack, found = [term.term], set()
+    while stack:
+        variable = stack.pop()
+        if variable in found:
+            continue
+        found.add(variable)
+        if variable.owner is not None:
+            chooses = isinstance(variable.owner.op, AdvancedSubtensor)
+            stack.extend(variable.owner.inputs[: 1 if chooses else None])
+    return any(max(term.lengths) in leaf_value(leaf).shape for leaf in _leaves(found))
+
+
+def _leaves(variables: Iterable[Any]) -> list[Variable]:
+    return [v for v in variables if isinstance(v, SharedVariable | TensorConstant)]
 
 
 def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:

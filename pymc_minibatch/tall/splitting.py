@@ -57,6 +57,7 @@ from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.set_rows import set_by_row
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.softmax import with_softmax
+from pymc_minibatch.tall.some_rows import taken_first
 from pymc_minibatch.tall.sources import check_finite
 from pymc_minibatch.tall.stacks import unmerge
 from pymc_minibatch.tall.tables import Wanted
@@ -194,8 +195,11 @@ class Splitting(ABC):
 
     def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the model, with what it computes from data in the rows or else computed once."""
-        terms = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
-        self.evaluates_data = False
+        as_written = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
+        terms = as_written if self.is_bound else _taken_first(as_written)
+        self.evaluates_data = any(
+            a.term is not b.term for a, b in zip(terms, as_written, strict=True)
+        )
         self.union = None
         with suppress(NotTallError, NotEnoughMemoryError):  # else one has rows, the others none
             self.union = None if self.is_bound else self._union(terms)
@@ -278,23 +282,27 @@ class Splitting(ABC):
 
     def _union(self, terms: Sequence[ObservedTerm]) -> Union | None:
         """Join likelihoods of different lengths, or many in a loop; None if one set is best."""
-        sets = []
+        sets, potentials, rests = [], [], []
         for some in apart(terms):
             try:
                 self._split_some(some)
             except (NotTallError, ValueError):
                 return None
+            if any(has_rows(rest, self.n_rows) for _, rest in self._rests):
+                return None
+            potentials += self.row_potentials
+            rests += self._rests
             axes, _, n_rows = self.row_axes
             seen = frozenset(each.leaf for each in some if each.leaf is not None)
             names = tuple(each.name for each in some)
             sets.append(RowSet(names, self.full_term, n_rows, axes, seen))
+        self.row_potentials, self._rests = potentials, rests
         return union_of(sets) if len(sets) > 1 else None
 
     def _split_union(self, union: Union) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the rows of several likelihoods."""
         self.n_rows = self.n_own = int(union.starts[-1])
         self.row_names = [name for each in union.order for name in each.names]
-        self.row_potentials, self._rests = [], []
         self.full_term = twice_differentiable(unmerge(pt.cast(union.term, "float64")))
         candidates: dict[Variable, list[int]] = {leaf: [0] for leaf in union.leaves}
         found = self._split_along(candidates, union.leaves)
@@ -468,6 +476,15 @@ class Splitting(ABC):
         }
         [bound] = graph_replace([term], replacements | dict(replace), strict=False)
         return bound
+
+
+def _taken_first(terms: Sequence[ObservedTerm]) -> list[ObservedTerm]:
+    """Take rows before what they are taken from is computed."""
+    taken = taken_first([term.term for term in terms])
+    return [
+        term if own is term.term else replace(term, term=own)
+        for term, own in zip(terms, taken, strict=True)
+    ]
 
 
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:

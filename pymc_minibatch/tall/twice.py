@@ -1,22 +1,26 @@
 """Operations that PyTensor differentiates once, replaced by others with two derivatives.
 
 These are the product of the entries of an array, the distribution functions of gamma and beta
-variables by their shapes, which censored and truncated rows read, and the Bessel functions of von
-Mises's and Rice's distributions. NUTS needs no more than one derivative; an expansion of the
-log-likelihood does.
+variables by their shapes, which censored and truncated rows read, the Bessel functions of von
+Mises's and Rice's distributions, and the logarithm of a sum of two exponentials: its derivatives
+have the square of the sum as denominator, which is 0 where the sum is below 10⁻¹⁶². NUTS needs no
+more than one derivative; an expansion of the log-likelihood does.
 """
 
 import math
 from typing import Any
 
+import numpy as np
 import pytensor.scalar
+import pytensor.tensor as pt
 from pymc.distributions.dist_math import I0e, I1e
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.scalar.basic import ScalarOp, upgrade_to_float, upgrade_to_float_no_complex
 from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Prod
 
 __all__ = ["twice_differentiable"]
@@ -39,7 +43,7 @@ def twice_differentiable(term: Any) -> Any:
     Derivatives by shapes become differences of fourth order, to about 1e-10 relative.
     """
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
-    for rewriter in (local_product, local_special_function):
+    for rewriter in (local_product, local_special_function, local_log_of_sum):
         in2out(rewriter).rewrite(graph)
     return graph.outputs[0]
 
@@ -53,6 +57,55 @@ def local_special_function(fgraph: Any, node: Apply) -> list[Variable] | None:
         return None
     replaced: Any = Elemwise(with_derivatives)(*node.inputs)
     return [replaced]
+
+
+@node_rewriter([Elemwise])
+def local_log_of_sum(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Write ``log(exp(a) + exp(b))`` as ``a + softplus(b - a)``.
+
+    One of them may be absent from some rows: ``switch(bought, exp(b), 0)``.
+    """
+    op: Any = node.op
+    of_sum: Any = node.inputs[0].owner
+    if not isinstance(op.scalar_op, ps.Log) or not _is(of_sum, ps.Add):
+        return None
+    if len(of_sum.inputs) != 2:
+        return None
+    first, second = map(_log, of_sum.inputs)
+    if not _is(of_sum.inputs[0].owner, ps.Exp):
+        first, second = second, first
+    if first is None or second is None or not any(_is(i.owner, ps.Exp) for i in of_sum.inputs):
+        return None
+    return [pt.cast(first + pt.softplus(second - first), node.outputs[0].type.dtype)]
+
+
+def _is(node: Any, kind: type) -> bool:
+    """Whether a node applies an operation to each entry."""
+    return (
+        node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, kind)
+    )
+
+
+def _log(array: Any) -> Any:
+    """Return the logarithm of an exponential, or of one or 0 by rows; None of anything else."""
+    node = array.owner
+    if _is(node, ps.Exp):
+        return node.inputs[0]
+    if _is(node, ps.Switch):
+        condition, *either = node.inputs
+        logs = [_log(each) for each in either]
+        return None if None in logs else pt.switch(condition, *logs)
+    return pt.full_like(array, -np.inf, dtype="float64") if _is_zero(array) else None
+
+
+def _is_zero(array: Any) -> bool:
+    """Whether an array is a constant 0 of some shape."""
+    node = array.owner
+    if node is None:
+        return isinstance(array, Constant) and not np.any(array.data)
+    if isinstance(node.op, DimShuffle | Alloc) or _is(node, ps.Cast):
+        return _is_zero(node.inputs[0])
+    return _is(node, ps.Second) and _is_zero(node.inputs[1])
 
 
 @node_rewriter([Prod])

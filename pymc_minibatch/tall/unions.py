@@ -13,7 +13,7 @@ What comes out is verified on rows of each likelihood, and then split like any o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import io_toposort
 from pytensor.scalar import ScalarType
+from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -31,6 +32,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_minibatch.jit.memory import require_memory
 from pymc_minibatch.tall.cut import downstream
+from pymc_minibatch.tall.row_checks import parts_of_condition
 from pymc_minibatch.tall.slicing import leaf_value, slice_rows
 
 __all__ = ["RowSet", "Union", "union_of"]
@@ -110,16 +112,15 @@ def union_of(sets: Sequence[RowSet]) -> Union | None:
     leaves: list[Variable] = []
     observed: set[Variable] = set()
     terms: list[Any] = []
-    start = 0
+    firsts = np.cumsum([0, *(kind.n_rows for kind in kinds)]).tolist()
     for kind in kinds:
-        padded = [_repeated(array, start, n_rows) for array in kind.data]
+        padded = [_padded(kinds, firsts, kind, i) for i in range(len(kind.data))]
         own = [
             pt.constant(array, name=name) for array, name in zip(padded, kind.names, strict=True)
         ]
         terms.append(kind.term(own))
         leaves += own
         observed |= {leaf for leaf, is_seen in zip(own, kind.observed, strict=True) if is_seen}
-        start += kind.n_rows
     which = np.repeat(np.arange(len(kinds), dtype=np.int8), [kind.n_rows for kind in kinds])
     term = terms[-1]
     if len(kinds) > 1:
@@ -132,6 +133,25 @@ def union_of(sets: Sequence[RowSet]) -> Union | None:
     return Union(term, starts, tuple(order), tuple(leaves), frozenset(observed))
 
 
+def _padded(
+    kinds: Sequence["_Kind"], firsts: Sequence[int], kind: "_Kind", position: int
+) -> np.ndarray:
+    """Put an array of a kind where its rows are among all; elsewhere it counts for nothing.
+
+    There the level of a factor is that which the row has by its own kind, so that levels remain
+    independent.
+    """
+    array, source = kind.data[position], kind.gathers.get(position)
+    padded = _repeated(array, firsts[kinds.index(kind)], firsts[-1])
+    if source is None or padded is array:
+        return padded
+    for other, first in zip(kinds, firsts, strict=False):
+        alike = [i for i, each in other.gathers.items() if _are_equal([source, each])]
+        if other is not kind and alike:
+            padded[first : first + other.n_rows] = other.data[alike[0]]
+    return padded
+
+
 def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
     """Put the rows of a kind where they are among all, and repeat them before and after."""
     if len(array) == n_rows:
@@ -142,7 +162,7 @@ def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
 # --- Kinds ------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kind:
     """Sets with one graph.
 
@@ -154,6 +174,8 @@ class _Kind:
         The rows of all sets, array by array; what they are called, and whether they are observed.
     term
         Makes the term of all rows from variables that hold the data.
+    gathers
+        From what some of the arrays, by their positions, gather: effects, by levels.
     """
 
     sets: list[RowSet]
@@ -161,6 +183,7 @@ class _Kind:
     names: list[str | None]
     observed: list[bool]
     term: Callable[[Sequence[Any]], Any]
+    gathers: dict[int, Variable] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -201,7 +224,23 @@ def _alone(each: RowSet) -> _Kind:
         return _replaced(term, dict(zip(inputs, own, strict=True)))
 
     names = [leaf.name for leaf in each.axes]
-    return _Kind([each], data, names, [leaf in each.observed for leaf in each.axes], build)
+    observed = [leaf in each.observed for leaf in each.axes]
+    return _Kind([each], data, names, observed, build, _gathers(inputs, term))
+
+
+def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, Variable]:
+    """Find which inputs are levels, and the effects that they gather."""
+    nodes = io_toposort(list(inputs), [term])
+    rows, found = downstream(set(inputs), nodes), {}
+    for node in nodes:
+        op: Any = node.op
+        if isinstance(op, AdvancedSubtensor) and tuple(op.idx_list) == (0,):
+            source, index = node.inputs
+            while index not in inputs and index.owner and len(index.owner.inputs) == 1:
+                [index] = index.owner.inputs
+            if source not in rows and index in inputs:
+                found[inputs.index(index)] = source
+    return found
 
 
 def _merged(group: Sequence[RowSet]) -> _Kind:
@@ -314,7 +353,7 @@ class _Merge:
             return pt.stack(children[0])[self.which]
         if isinstance(op, CheckParameterValue) and not differ[0]:
             conditions = [
-                pt.all(pt.stack([_tensor(c) for c in each])) if own else self._of(each)
+                self._condition(each) if own else self._of(each)
                 for each, own in zip(children[1:], differ[1:], strict=True)
             ]
             return op(self._of(children[0]), *conditions)
@@ -324,10 +363,38 @@ class _Merge:
             return self._product(*children)
         raise _DifferentError
 
+    def _condition(self, conditions: Sequence[Any]) -> Any:
+        """Ask of each row only what its set asks of parameters, which a row then reads."""
+        parts = list(zip(*map(parts_of_condition, conditions), strict=False))
+        if len({len(parts_of_condition(each)) for each in conditions}) > 1:
+            raise _DifferentError
+        return pt.all([pt.all(self._condition_of_rows(each)) for each in parts])
+
+    def _condition_of_rows(self, parts: tuple[Any, ...]) -> Any:
+        if _are_equal(parts):
+            return parts[0]
+        nodes = [each.owner for each in parts]
+        op = nodes[0] and nodes[0].op
+        if isinstance(op, Elemwise) and all(node and node.op == op for node in nodes):
+            read = zip(*(node.inputs for node in nodes), strict=True)
+            return op(*[self._for_rows(each) for each in read])
+        return self._for_rows(parts)
+
+    def _for_rows(self, parts: tuple[Any, ...]) -> Any:
+        if _are_equal(parts):
+            return parts[0]
+        if any(each.type.ndim for each in parts):
+            return self._gathered(parts)
+        return self._gathered(tuple(_tensor(each).dimshuffle("x") for each in parts))
+
     def _gathered(self, parts: tuple[Any, ...]) -> Any:
         """Give each row the part of its set, which has length 1 along the rows."""
         if not parts[0].type.ndim or any(not each.type.broadcastable[0] for each in parts):
             raise _DifferentError
+        operation = _operation_on_numbers(parts)
+        if operation is not None and _transforms(parts):
+            op, read = operation
+            return op(*[each[0] if _are_equal(each) else self._gathered(each) for each in read])
         entries = [_entry_of_vector(each) for each in parts]
         if None not in entries:
             vectors, positions = zip(
@@ -363,6 +430,45 @@ def _are_equal(variables: Sequence[Any]) -> bool:
     """Whether graphs that read no rows compute the same."""
     first = variables[0]
     return all(each is first or equal_computations([first], [each]) for each in variables[1:])
+
+
+AFFINE = ps.Add, ps.Sub, ps.Mul, ps.Neg
+"""Operations on parameters after which rows gather what comes out: an effect, say."""
+
+
+def _operation_on_numbers(parts: Sequence[Any]) -> tuple[Elemwise, list[tuple[Any, ...]]] | None:
+    """Return the operation that all parts are made by, and what it reads, input by input."""
+    nodes = [_entry(each).owner for each in parts]
+    op = nodes[0] and nodes[0].op
+    if not isinstance(op, Elemwise) or any(node is None or node.op != op for node in nodes):
+        return None
+    read = zip(*(node.inputs for node in nodes), strict=True)
+    return op, [tuple(map(_as_vector, inputs)) for inputs in read]
+
+
+def _transforms(parts: Sequence[Any]) -> bool:
+    """Whether a part is no sum of products of what differs between sets.
+
+    Of these rows read what it is made of: the same scale, whether they take its logarithm or divide
+    by it.
+    """
+    operation = _operation_on_numbers(parts)
+    if operation is None:
+        return False
+    op, read = operation
+    differ = [each for each in read if not _are_equal(each)]
+    return not isinstance(op.scalar_op, AFFINE) or any(map(_transforms, differ))
+
+
+def _as_vector(number: Any) -> Any:
+    return number if number.type.ndim else number.dimshuffle("x")
+
+
+def _entry(part: Any) -> Any:
+    """Return the number that an array of length 1 is made of."""
+    node = part.owner
+    expands = node is not None and isinstance(node.op, DimShuffle) and node.op.new_order == ("x",)
+    return node.inputs[0] if expands else part
 
 
 def _entry_of_vector(part: Any) -> tuple[Any, int] | None:

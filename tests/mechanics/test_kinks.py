@@ -11,6 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent import search
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.tall import TallModel
 
@@ -142,3 +143,23 @@ def test_few_rows_that_tell_do_not_lead_beyond_a_wall(seed: int) -> None:
         pm.Laplace("y", a + b * x, 0.3, observed=y)
     reference = pmb.find_reference(model, progressbar=False)
     assert -3 < reference.mode["b"] < 4
+
+
+def test_skew_rows_are_not_averaged_widely_on_a_subsample(monkeypatch):
+    """Crossed effects on an upper quantile: with few rows for each the search ran away."""
+    monkeypatch.setattr(search, "SUBSAMPLE", 4000)
+    rng = np.random.default_rng(16)
+    n, levels = 20_000, (150, 40)
+    one, other = (rng.integers(0, size, n) for size in levels)
+    effects = 3 * rng.normal(size=levels[0])[one] + 4 * rng.normal(size=levels[1])[other]
+    kappa, rate, km = 3.0, 0.4, rng.gamma(2.0, 1.2, n)
+    noise = (rng.exponential(size=n) / kappa - rng.exponential(size=n) * kappa) / rate
+    with pm.Model() as model:
+        b0, slope = pm.Normal("b0", 30, 20), pm.Normal("slope", 0, 5)
+        sds = [pm.HalfNormal("sd_one", 5), pm.HalfNormal("sd_other", 5)]
+        a = [pm.Normal(f"a_{i}", 0, sds[i], shape=size) for i, size in enumerate(levels)]
+        mu = b0 + slope * km + a[0][one] + a[1][other]
+        y = np.round(18 + 4 * km + effects + noise, 1)
+        pm.AsymmetricLaplace("y", kappa=kappa, mu=mu, b=pm.HalfNormal("b", 1), observed=y)
+    reference = locate(TallModel(model), 1.0, sums="may").reference
+    np.testing.assert_allclose(np.exp(reference.hyper), [3, 4], rtol=0.3)

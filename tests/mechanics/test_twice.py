@@ -9,10 +9,11 @@ import pytensor.tensor as pt
 import pytest
 from pymc.distributions.dist_math import i0e
 from pytensor.gradient import grad
+from pytensor.graph.basic import equal_computations
 from pytensor.tensor.math import Prod
 
 import pymc_minibatch as pmb
-from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.compiled import compile_all, compile_numba
 from pymc_minibatch.tall.twice import LONGEST, twice_differentiable
 
 # First derivatives by each argument, and second derivatives by each pair of them, row by row,
@@ -126,3 +127,47 @@ def test_a_model_with_both() -> None:
         pm.Censored("y", row, lower=None, upper=3.0, observed=np.minimum(time, 3.0))
         step = pmb.MinibatchMH()
     assert step.latent is not None  # groups are moved one by one
+
+
+BOUGHT = np.array([True, True, False, False])
+
+
+@pytest.mark.parametrize(
+    "log_of_sum",
+    [
+        lambda a, b: pt.log(pt.exp(a) + pt.switch(BOUGHT, pt.exp(b), 0)),
+        lambda a, b: pt.log(pt.switch(BOUGHT, pt.exp(b), 0.0) + pt.exp(a)),
+        lambda a, b: pt.log(pt.exp(a) + pt.switch(~BOUGHT, pt.zeros_like(b), pt.exp(b))),
+    ],
+)
+@pytest.mark.parametrize("size", [0.0, 370.0, 500.0, 2000.0])
+def test_the_logarithm_of_two_tiny_exponentials(log_of_sum, size):
+    """The square of their sum is denormal or 0: its curvature had three digits, or none."""
+    a, b = pt.dvector("a"), pt.dvector("b")
+    term = twice_differentiable(log_of_sum(a, b))
+    slopes = grad(term.sum(), [a, b])
+    second = [grad(slopes[0].sum(), a), grad(slopes[0].sum(), b), grad(slopes[1].sum(), b)]
+    evaluate = compile_all([a, b], [term, *slopes, *second])
+    away = np.array([0.3, -2.0, 0.3, 1.0])
+    found = evaluate(np.full(4, -size), away - size)
+    share = np.where(BOUGHT, 1 / (1 + np.exp(-away)), 0.0)
+    total = np.where(BOUGHT, np.log1p(np.exp(away)), 0.0) - size
+    curvature = share * (1 - share)
+    for own, right in zip(
+        found, [total, 1 - share, share, curvature, -curvature, curvature], strict=True
+    ):
+        np.testing.assert_allclose(own, right, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda a, b: pt.log(pt.exp(a) + b),
+        lambda a, b: pt.log(pt.exp(a) + pt.switch(BOUGHT, pt.exp(b), 1.0)),
+        lambda a, b: pt.log(pt.switch(BOUGHT, pt.exp(a), 0) + pt.switch(BOUGHT, pt.exp(b), 0)),
+        lambda a, b: pt.log(pt.exp(a) + pt.exp(b) + 1.0),
+    ],
+)
+def test_other_logarithms_are_left_alone(term):
+    graph = term(pt.dvector("a"), pt.dvector("b"))
+    assert equal_computations([twice_differentiable(graph)], [graph])

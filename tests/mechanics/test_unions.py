@@ -6,6 +6,8 @@ import pytest
 import xarray as xr
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent.factors import find_factors
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import observed
 
 
@@ -39,9 +41,59 @@ def devices():
     return model
 
 
+def devices_with_scales():
+    """Each device has a scale of its own, which is to be positive."""
+    rng = np.random.default_rng(11)
+    with pm.Model() as model:
+        for k in range(24):
+            mu, s = pm.Normal(f"mu_{k}"), pm.HalfNormal(f"s_{k}")
+            pm.Normal(f"y_{k}", mu, s, observed=rng.normal(size=100 + k))
+    return model
+
+
+def events_and_censored_times():
+    """Censored times by the logarithm of their survival function, in one sum with a prior."""
+    rng = np.random.default_rng(8)
+    clinic, x = rng.integers(0, 30, 4500), rng.normal(size=4500)
+    time = np.exp(0.5 * x) * rng.weibull(1.3, 4500)
+    event = time < 1.0
+    with pm.Model() as model:
+        shape, slope = pm.HalfNormal("shape", 2.0), pm.Normal("slope")
+        effect = pm.Normal("effect", 0.0, 0.5, shape=30)
+        scale = pm.math.exp(slope * x + effect[clinic])
+        pm.Weibull("event", shape, scale[event], observed=time[event])
+        survives = -((1.0 / scale[~event]) ** shape)
+        pm.Potential("censored", survives.sum() - 0.5 * slope**4)
+    return model
+
+
+def potentials_alone():
+    rng = np.random.default_rng(9)
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Potential("y", pm.logp(pm.Normal.dist(a, 1.0), rng.normal(size=3000)))
+        pm.Potential("n", pm.logp(pm.Poisson.dist(pm.math.exp(a + b)), rng.poisson(2.0, 1500)))
+    return model
+
+
+def neighbours_beside_rows():
+    """A potential of pairs of parameters is a prior, however many they are."""
+    rng = np.random.default_rng(10)
+    left, right = rng.integers(0, 50, (2, 1500))
+    with pm.Model() as model:
+        area, s = pm.Normal("area", shape=50), pm.HalfNormal("s")
+        pm.Potential("smooth", -((area[left] - area[right]) ** 2) / (2 * s))
+        pm.Normal("y", area[rng.integers(0, 50, 3000)], 1.0, observed=rng.normal(size=3000))
+    return model
+
+
 MODELS = {
     "two families": (two_families, 4500),
     "devices": (devices, sum(range(150, 162))),
+    "devices with scales": (devices_with_scales, sum(range(100, 124))),
+    "events and censored times": (events_and_censored_times, 4500),
+    "potentials alone": (potentials_alone, 4500),
+    "neighbours beside rows": (neighbours_beside_rows, 3000),
 }
 
 
@@ -57,10 +109,12 @@ def test_rows_of_all_likelihoods_add_up_to_the_log_density(make, n_rows):
     point = point_of(model)
     rows = tall.row_logp(point, np.arange(n_rows))
     assert tall.n_rows == n_rows == rows.size
-    own = model.compile_logp(model.observed_RVs, sum=False)(point)
-    by_name = dict(zip((rv.name for rv in model.observed_RVs), own, strict=True))
-    expected = np.concatenate([by_name[name] for name in tall.row_names])
-    np.testing.assert_allclose(rows, expected, rtol=1e-10, atol=1e-12)
+    if model.observed_RVs:
+        own = model.compile_logp(model.observed_RVs, sum=False)(point)
+        by_name = dict(zip((rv.name for rv in model.observed_RVs), own, strict=True))
+        seen = [name for name in tall.row_names if name not in tall.row_potentials]
+        expected = np.concatenate([by_name[name] for name in seen])
+        np.testing.assert_allclose(rows[: expected.size], expected, rtol=1e-10, atol=1e-12)
     total = tall.prior_logp(point) + rows.sum()
     assert total == pytest.approx(float(model.compile_logp()(point)), rel=1e-12)
 
@@ -74,6 +128,31 @@ def test_a_likelihood_of_few_rows_is_evaluated_with_the_prior():
     tall = pmb.TallModel(model)
     assert tall.union is None
     assert (tall.n_rows, tall.row_names) == (3000, ["y"])
+
+
+def test_a_potential_of_entries_of_parameters_stays_in_the_prior_part():
+    tall = pmb.TallModel(neighbours_beside_rows())
+    assert (tall.union, tall.row_potentials) == (None, [])
+    assert pmb.TallModel(events_and_censored_times()).row_potentials == ["censored"]
+
+
+def test_rows_read_what_is_asked_of_their_own_parameters():
+    """Checks of the scales of all devices made each row read all of them."""
+    tall = pmb.TallModel(devices_with_scales())
+    assert len(tall.structure.predictors) == 2
+    point = {name: np.zeros_like(v) for name, v in tall.model.initial_point().items()}
+    point["s_3_log__"] = np.array(-np.inf)
+    rows = tall.row_logp(point, np.arange(tall.n_rows))
+    first, last = sum(range(100, 103)), sum(range(100, 104))
+    assert not np.isfinite(rows[first:last]).any()
+    assert np.isfinite(np.delete(rows, np.arange(first, last))).all()
+
+
+def test_a_row_reads_one_level_of_a_factor():
+    """Rows read levels of both kinds, of which one counts for nothing, and levels depended."""
+    tall = pmb.TallModel(events_and_censored_times())
+    factors = find_factors(RowFunctions(tall.structure), tall.data)
+    assert [factor.entries.shape for factor in factors] == [(30, 1)]
 
 
 def test_too_many_kinds_are_not_joined(monkeypatch):

@@ -1,0 +1,222 @@
+"""Rows that are taken from what is computed for more of them.
+
+``mu = a + b * x`` for all patients, and ``mu[died]`` for those who died: a likelihood of the dead
+has none of the rows of `mu`, and each batch would compute all. :func:`taken_first` takes rows
+of `x` instead. So it is with slices, ``mu[1:]``, and with the entries of a matrix that were seen,
+``(ability[:, None] - difficulty)[answered]``.
+
+Only selections are moved, in which no row comes twice: levels that rows gather stay levels.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.shape import SpecifyShape, specify_shape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+
+from pymc_minibatch.tall.evaluated import data_evaluated
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
+
+__all__ = ["taken_first"]
+
+type Positions = tuple[np.ndarray, ...]
+"""Where entries are along the first axes of an array, one array of numbers for each axis."""
+
+
+def taken_first(graphs: Sequence[Variable]) -> list[Any]:
+    """Return graphs with the same values, in which rows are taken before anything is computed."""
+    taking, replaced = _Taking(), {}
+    for node in reversed(io_toposort([], list(graphs))):
+        positions = _selection(node)
+        if positions is not None:
+            made = taking.of(node.inputs[0], positions)
+            result = node.outputs[0]
+            if made is not None and made.type.ndim == result.type.ndim:
+                replaced[result] = specify_shape(made, result.type.shape)
+    if not replaced:
+        return list(graphs)
+    return list(graph_replace(list(graphs), replaced, strict=False))
+
+
+class _Taking:
+    """Entries of arrays; the same ones are taken once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Variable, bytes], Any] = {}
+        self._numbers: dict[bytes, Variable] = {}
+
+    def of(self, array: Any, positions: Positions) -> Any:
+        """Return the entries of an array; None if nothing is computed row by row in it."""
+        if array.owner is None or reads_data_only(array):
+            return None
+        if len(positions) == 1 and not _has_rows(array):
+            return None
+        return self._through(array.owner, array, positions)
+
+    def _taken(self, array: Any, positions: Positions) -> Any:
+        key = array, b"".join(each.tobytes() for each in positions)
+        if key not in self._made:
+            self._made[key] = self._entries(array, positions)
+        return self._made[key]
+
+    def _entries(self, array: Any, positions: Positions) -> Any:
+        n_axes = len(positions)
+        ones = array.type.broadcastable[:n_axes]
+        if all(ones):
+            return array if n_axes == 1 else array.dimshuffle("x", *range(n_axes, array.type.ndim))
+        if isinstance(array, Constant | SharedVariable):
+            return self._of_data(array, positions)
+        node = array.owner
+        made = None if node is None else self._through(node, array, positions)
+        return self._gathered(array, positions) if made is None else made
+
+    def _of_data(self, leaf: Any, positions: Positions) -> Variable:
+        values = leaf_value(leaf)
+        own = tuple(
+            np.zeros_like(each) if length == 1 else each
+            for each, length in zip(positions, values.shape, strict=False)
+        )
+        found: Variable = pt.constant(values[own], name=leaf.name, dtype=leaf.type.dtype)
+        return found
+
+    def _through(self, node: Apply, array: Any, positions: Positions) -> Any:
+        """Take entries of what an operation reads; None if it takes rows together."""
+        op: Any = node.op
+        first, n_axes = node.inputs[0], len(positions)
+        if isinstance(op, Elemwise) and len(node.outputs) == 1:
+            return op(*[self._taken(each, positions) for each in node.inputs])
+        if isinstance(op, DimShuffle):
+            return self._shuffled(op, first, positions)
+        if isinstance(op, SpecifyShape):
+            return self._taken(first, positions)
+        if isinstance(op, Sum) and op.axis is not None and min(op.axis) >= n_axes:
+            axes = [axis - n_axes + 1 for axis in op.axis]
+            return self._taken(first, positions).sum(axis=axes)
+        if n_axes > 1:
+            return None
+        if (
+            isinstance(getattr(op, "core_op", op), Dot)
+            and first.type.ndim == 2
+            and _has_rows(first)
+        ):
+            return op(self._taken(first, positions), node.inputs[1])
+        if isinstance(op, AdvancedSubtensor):
+            return self._gathered_twice(node, positions)
+        if isinstance(op, Subtensor) and op.idx_list[0] == slice(None):
+            return op(self._taken(first, positions), *node.inputs[1:])
+        return None
+
+    def _shuffled(self, op: Any, array: Any, positions: Positions) -> Any:
+        """Take entries of an array whose axes are ordered otherwise, or are new."""
+        n_axes = len(positions)
+        firsts, others = op.new_order[:n_axes], op.new_order[n_axes:]
+        own = [axis for axis in firsts if axis != "x"]
+        if not own or own != list(range(len(own))):
+            return None
+        taken = self._taken(array, tuple(positions[i] for i, a in enumerate(firsts) if a != "x"))
+        return taken.dimshuffle(0, *(a if a == "x" else a - len(own) + 1 for a in others))
+
+    def _gathered_twice(self, node: Apply, positions: Positions) -> Any:
+        """Gather at fewer positions what is gathered by data, as the effects of groups are."""
+        op: Any = node.op
+        array: Any = node.inputs[0]
+        indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        codes = [each for each in indices if not isinstance(each, slice)]
+        if any(isinstance(each, slice) for each in indices[: len(codes)]):
+            return None
+        if any(c.type.ndim != 1 or not reads_data_only(c) for c in codes):
+            return None
+        own = tuple(_as_numbers(_values(each))[positions[0]] for each in codes)
+        if len(indices) == len(codes) and _has_rows(array) and (own[0] >= 0).all():
+            return self._taken(array, own)  # a selection of a selection
+        return array[(*map(self._number, own), *indices[len(codes) :])]
+
+    def _gathered(self, array: Any, positions: Positions) -> Any:
+        kept = [i for i, one in enumerate(array.type.broadcastable[: len(positions)]) if not one]
+        dropped = [
+            axis for axis in range(array.type.ndim) if axis in kept or axis >= len(positions)
+        ]
+        whole = array if len(kept) == len(positions) else array.dimshuffle(*dropped)
+        return whole[tuple(self._number(positions[i]) for i in kept)]
+
+    def _number(self, numbers: np.ndarray) -> Variable:
+        key = numbers.tobytes()
+        if key not in self._numbers:
+            self._numbers[key] = pt.constant(numbers.astype(np.int64))
+        return self._numbers[key]
+
+
+def _selection(node: Apply) -> Positions | None:
+    """Return which rows or entries a node takes; None if some come twice, or it does otherwise."""
+    op: Any = node.op
+    if not isinstance(op, AdvancedSubtensor | Subtensor):
+        return None
+    first, *others = indices_from_subtensor(node.inputs[1:], op.idx_list)
+    taken = [first, *(each for each in others if not isinstance(each, slice))]
+    length = node.inputs[0].type.shape[0]
+    if isinstance(op, Subtensor):
+        if not isinstance(first, slice) or first == slice(None) or length is None:
+            return None
+        if any(each != slice(None) for each in others):
+            return None
+        ends = [_number_of(end) for end in (first.start, first.stop, first.step)]
+        if any(end is NotImplemented for end in ends):
+            return None
+        return (np.arange(length)[slice(*ends)],)
+    if any(isinstance(each, slice) or not reads_data_only(each) for each in taken):
+        return None
+    if any(each != slice(None) for each in others[len(taken) - 1 :]):
+        return None
+    return _unique(tuple(map(_values, taken)), node.inputs[0].type.shape)
+
+
+def _unique(indices: Positions, shape: tuple[int | None, ...]) -> Positions | None:
+    if indices[0].dtype == bool:
+        positions = np.nonzero(indices[0]) if len(indices) == 1 else ()
+    else:
+        positions = indices
+    if not positions or any(each.ndim != 1 for each in positions):
+        return None
+    found = np.stack([np.asarray(each, dtype=np.int64) for each in positions])
+    if (found < 0).any():
+        if None in shape[: len(found)]:
+            return None
+        found %= np.array(shape[: len(found)])[:, None]
+    if np.unique(found, axis=1).shape[1] < found.shape[1]:
+        return None
+    return tuple(found)
+
+
+def _as_numbers(index: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(index) if index.dtype == bool else index
+
+
+def _number_of(end: Any) -> Any:
+    """Return the end of a slice, None if there is none; NotImplemented if it is not known."""
+    if end is None:
+        return None
+    return int(end.data) if isinstance(end, Constant) else NotImplemented
+
+
+def _values(index: Any) -> np.ndarray:
+    if isinstance(index, Constant | SharedVariable):
+        return leaf_value(index)
+    return leaf_value(data_evaluated([index])[0])
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether some data of an array have as many entries as itself along its first axis.
+
+    Where the length of the array is not known before it is computed, that of any data is.
+    """
+    length = array.type.shape[0]
+    lengths = {n for leaf in data_leaves([array]) for n in leaf_value(leaf).shape[:1] if n > 1}
+    return bool(lengths) if length is None else length in lengths

@@ -1,0 +1,124 @@
+"""Rows that are taken from what is computed for more of them are taken before."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value
+from pymc_minibatch.tall.some_rows import taken_first
+
+N, G, K = 500, 20, 3
+RNG = np.random.default_rng(1)
+X, MATRIX = RNG.normal(size=N), RNG.normal(size=(N, K))
+GROUP, OTHER = RNG.integers(0, G, (2, N))
+SEEN = RNG.random(N) < 0.4
+NUMBERS = RNG.permutation(N)[:150]
+BOTH = RNG.random((N, G)) < 0.3
+OF_GROUPS = RNG.normal(size=G)
+
+BETA, EFFECT, TABLE, OWN = (
+    pt.vector("b", shape=(K,)),
+    pt.vector("u", shape=(G,)),
+    *(
+        pt.matrix("t", shape=(G, G)),
+        pt.vector("own", shape=(N,)),
+    ),
+)
+PARAMETERS = [BETA, EFFECT, TABLE, OWN]
+VALUES = [RNG.normal(size=variable.type.shape) for variable in PARAMETERS]
+
+TAKEN = {
+    "mask": lambda: (BETA[0] * X + EFFECT[GROUP])[SEEN],
+    "numbers": lambda: pt.exp(BETA[0] * X)[NUMBERS],
+    "numbers from the end": lambda: pt.exp(BETA[0] * X)[NUMBERS - N],
+    "slice": lambda: (BETA[0] * X + EFFECT[GROUP])[7:-20],
+    "slice backwards": lambda: (BETA[0] * X)[::-2],
+    "product": lambda: (pt.dot(MATRIX, BETA) + 1.0)[SEEN],
+    "product with a vector": lambda: (MATRIX @ BETA)[NUMBERS],
+    "columns": lambda: (MATRIX * BETA)[SEEN].sum(axis=1),
+    "sum": lambda: (MATRIX * BETA).sum(axis=1)[SEEN],
+    "column": lambda: (MATRIX * BETA)[:, 1][NUMBERS],
+    "cells": lambda: (TABLE[GROUP, OTHER] * X)[SEEN],
+    "values of rows": lambda: (OWN * X)[NUMBERS],
+    "twice": lambda: (EFFECT[GROUP] * X)[NUMBERS][:70],
+    "of a mask": lambda: (EFFECT[GROUP] * X)[SEEN][np.arange(40)],
+    "entries": lambda: (OWN[:, None] * pt.exp(EFFECT) - X[:, None])[BOTH],
+    "entries by numbers": lambda: (X[:, None] * EFFECT)[np.nonzero(BOTH)],
+    "slice of rows of a matrix": lambda: (X[:, None] * BETA)[3:][:, 1:],
+    "rows of a matrix": lambda: (X[:, None] * BETA)[SEEN],
+}
+
+
+def evaluated(graph):
+    return pytensor.function(PARAMETERS, graph, on_unused_input="ignore")(*VALUES)
+
+
+@pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
+def test_rows_that_are_taken_first_are_the_same(make):
+    graph = make()
+    [found] = taken_first([graph])
+    assert found is not graph
+    np.testing.assert_allclose(evaluated(found), evaluated(graph), rtol=1e-13)
+    assert N not in {n for leaf in data_leaves([found]) for n in leaf_value(leaf).shape}
+
+
+LEFT = {
+    "levels": lambda: pt.exp(EFFECT)[GROUP],
+    "levels with data of their own": lambda: (EFFECT + BETA[0] * OF_GROUPS)[GROUP],
+    "rows that come twice": lambda: (BETA[0] * X)[np.repeat(np.arange(N), 2)],
+    "a sum over rows": lambda: pt.cumsum(EFFECT)[3:],
+    "parameters": lambda: pt.exp(EFFECT)[:5],
+    "columns": lambda: (X[:, None] * BETA)[:, 1:],
+    "rows and columns": lambda: (X[:, None] * BETA)[3:, 1:],
+    "rows in one column": lambda: (X[:, None] * BETA)[SEEN, 1:],
+    "one column": lambda: (X[:, None] * BETA)[SEEN, 1],
+    "one row": lambda: (BETA[0] * X)[3],
+    "data": lambda: BETA[0] * pt.as_tensor(X)[SEEN],
+}
+
+
+@pytest.mark.parametrize("make", LEFT.values(), ids=LEFT)
+def test_what_is_no_selection_of_rows_is_left_alone(make):
+    graph = make()
+    [found] = taken_first([graph])
+    assert found is graph
+
+
+def test_what_takes_rows_together_is_computed_before():
+    graph = (pt.cumsum(BETA[0] * X) + X)[SEEN]
+    [found] = taken_first([graph])
+    np.testing.assert_allclose(evaluated(found), evaluated(graph), rtol=1e-13)
+
+
+def two_parts():
+    """Rows of two equations, each of which takes its own."""
+    with pm.Model() as model:
+        a, u = pm.Normal("a"), pm.Normal("u", shape=G)
+        mu = pm.math.exp(0.1 * (a * pm.Data("x", X) + u[GROUP]))
+        y = RNG.poisson(1.0, N)
+        pm.Poisson("y", mu[SEEN], observed=y[SEEN])
+    return model
+
+
+def answers():
+    """The entries of a matrix that were seen, one below the other."""
+    with pm.Model() as model:
+        ability, difficulty = pm.Normal("ability", shape=N), pm.Normal("difficulty", shape=G)
+        p = pm.math.sigmoid(ability[:, None] - difficulty)
+        pm.Bernoulli("y", p[BOTH], observed=RNG.integers(0, 2, BOTH.sum()))
+    return model
+
+
+@pytest.mark.parametrize("make", [two_parts, answers])
+def test_a_batch_reads_its_own_rows(make):
+    model = make()
+    tall = pmb.TallModel(model)
+    rng = np.random.default_rng(2)
+    point = {name: rng.normal(size=np.shape(v)) for name, v in model.initial_point().items()}
+    [own] = model.compile_logp(model.observed_RVs, sum=False)(point)
+    np.testing.assert_allclose(tall.row_logp(point, np.arange(own.size)), own, rtol=1e-12)
+    [term] = tall.batch_graph[1]
+    assert not {N, N * G} & {n for leaf in data_leaves([term]) for n in leaf_value(leaf).shape}
