@@ -19,7 +19,7 @@ from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.latent.moves import by_surrogate, collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
-from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, FewGivenOthers
+from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, GivenOthers
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.own_rows import AboutPoint, OwnRows
@@ -431,7 +431,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     (
         "determinant of followers left out",
         "own scales",
-        replaced(FewGivenOthers, "log_determinant", property_of(lambda self: 0.0)),
+        replaced(GivenOthers, "log_determinant", property_of(lambda self: 0.0)),
     ),
     (
         "determinant of all effects left out",

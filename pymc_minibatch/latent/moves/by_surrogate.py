@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dpotrs, dtrtrs
+from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs
 
 from pymc_minibatch.latent.moves.border import RandomBlocks
 from pymc_minibatch.latent.moves.kernels import WALK_SPREAD
@@ -38,8 +38,9 @@ from pymc_minibatch.latent.moves.protocol import (
 )
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import HyperScale, Walks
+from pymc_minibatch.latent.surrogate import Surrogate
 
-__all__ = ["BySurrogate", "FewGivenOthers", "Step", "Tuner", "plan"]
+__all__ = ["BySurrogate", "FewFollowers", "GivenOthers", "Step", "Tuner", "plan"]
 
 TIMES = 1
 """How often in a scan: each time every hyperparameter moves twice."""
@@ -102,6 +103,7 @@ class BySurrogate(Move):
     def __init__(self, model: EffectsModel) -> None:
         self.followers = [own if own.size <= MOST_FOLLOWERS else None for own in model.followers]
         self.log_lengths, self.hyper = model.log_lengths, model.field.hyper
+        self.few = FewFollowers(model.surrogate)
         times = [COMMON if own is None else 1 for own in self.followers]
         self.axes = np.repeat(np.arange(self.hyper.size), times)
 
@@ -145,7 +147,7 @@ class BySurrogate(Move):
         if effects is not None:
             point = state.point.copy()
             point[self.hyper[axis]] += length
-            return followed(state, point, effects)
+            return self.few.follow(state, point, effects)
         hyper = state.hyper + length * along(scale, axis)
         given, then = state.conditional, state.surrogate.factored_later(hyper)
         if not (given.is_proper and then.is_proper):
@@ -174,23 +176,7 @@ def along(scale: HyperScale, axis: int) -> np.ndarray:
     return np.asarray(covariances / covariances[axis])
 
 
-def followed(
-    state: ChainState, point: np.ndarray, effects: np.ndarray
-) -> tuple[ChainState | None, float]:
-    """Let effects follow the h of a point, in place; also return log |∂z'/∂z|."""
-    z, base = state.point[effects], state.point.copy()
-    base[effects], point[effects] = 0.0, 0.0
-    try:
-        before = given_others(state, base, effects, -z)
-        after = given_others(state, point, effects, None)
-    except np.linalg.LinAlgError:
-        return None, -np.inf
-    eta = before.cholesky.T @ (z - before.mean)
-    point[effects] = after.mean + dtrtrs(after.cholesky, eta, lower=1, trans=1)[0]
-    return ChainState(state.surrogate, point), before.log_determinant - after.log_determinant
-
-
-class FewGivenOthers(NamedTuple):
+class GivenOthers(NamedTuple):
     """The Gaussian of a few effects given all else.
 
     Attributes
@@ -210,46 +196,82 @@ class FewGivenOthers(NamedTuple):
         return float(np.log(self.cholesky.diagonal()).sum())
 
 
-def given_others(
-    state: ChainState, base: np.ndarray, effects: np.ndarray, moved: np.ndarray | None
-) -> FewGivenOthers:
-    """Return the Gaussian of a few effects given all else.
-
-    The prior is taken to second order about where they are zero, and so the Gaussian does not
-    depend on where they are.
+class FewFollowers:
+    """How a few effects follow a hyperparameter under the surrogate.
 
     Parameters
     ----------
-    state
-        A state with the same other effects.
-    base
-        A point with some h, and no such effects.
-    effects
-        Their positions.
-    moved
-        How far these effects are at `base` from where they are at `state`; None if h differs, too.
+    surrogate
+        The density.
     """
-    surrogate = state.surrogate
-    derivatives, expansion, here = (
-        surrogate.field.derivatives,
-        surrogate.expansion,
-        state.predictors,
-    )
-    reads, curved = np.empty((2, effects.size, here.phi.size))
-    of_prior = np.empty((effects.size, effects.size))
-    seed = np.zeros(base.size)
-    for i, position in enumerate(effects):
-        seed[position] = 1.0
-        reads[i] = derivatives.push(base, seed)
-        curved[i] = surrogate.curvature_product(reads[i])
-        of_prior[i] = derivatives.prior_product(base, seed)[effects]
-        seed[position] = 0.0
-    phi = surrogate.phi(base) if moved is None else here.phi + moved @ reads
-    _, of_rows = expansion.shared(phi)
-    slope = reads @ (expansion.slope + expansion.mean_correction - here.curved)
-    pull = of_rows * (slope - curved @ (phi - here.phi)) + derivatives.prior_gradient(base)[effects]
-    cholesky = np.linalg.cholesky(of_rows * (reads @ curved.T) - of_prior)
-    return FewGivenOthers(dpotrs(cholesky, pull, lower=1)[0], cholesky)
+
+    def __init__(self, surrogate: Surrogate) -> None:
+        self.surrogate = surrogate
+        self.columns: dict[int, np.ndarray] = {}
+
+    def follow(
+        self, state: ChainState, point: np.ndarray, effects: np.ndarray
+    ) -> tuple[ChainState | None, float]:
+        """Let effects follow the h of a point, in place; also return log |∂z'/∂z|."""
+        z, base = state.point[effects], state.point.copy()
+        base[effects], point[effects] = 0.0, 0.0
+        before = self.given_others(state, base, effects, -z)
+        after = self.given_others(state, point, effects, None)
+        if before is None or after is None:
+            return None, -np.inf
+        eta = before.cholesky.T @ (z - before.mean)
+        point[effects] = after.mean + dtrtrs(after.cholesky, eta, lower=1, trans=1)[0]
+        log_jacobian = before.log_determinant - after.log_determinant
+        return ChainState(self.surrogate, point), log_jacobian
+
+    def given_others(
+        self, state: ChainState, base: np.ndarray, effects: np.ndarray, moved: np.ndarray | None
+    ) -> GivenOthers | None:
+        """Return the Gaussian of a few effects given all else; None if there is none.
+
+        The prior is taken to second order about where they are zero, and so the Gaussian does not
+        depend on where they are.
+
+        Parameters
+        ----------
+        state
+            A state with the same other effects.
+        base
+            A point with some h, and no such effects.
+        effects
+            Their positions.
+        moved
+            How far these effects are at `base` from where they are at `state`; None if h differs.
+        """
+        derivatives, expansion = self.surrogate.field.derivatives, self.surrogate.expansion
+        here, seed = state.predictors, np.zeros(base.size)
+        reads, curved = np.empty((2, effects.size, here.phi.size))
+        of_prior = np.empty((effects.size, effects.size))
+        for i, position in enumerate(effects):
+            seed[position] = 1.0
+            reads[i] = derivatives.push(base, seed)
+            curved[i] = self.curvature_product(reads[i])
+            of_prior[i] = derivatives.prior_product(base, seed)[effects]
+            seed[position] = 0.0
+        phi = self.surrogate.phi(base) if moved is None else here.phi + moved @ reads
+        _, of_rows = expansion.shared(phi)
+        slope = reads @ (expansion.slope + expansion.mean_correction - here.curved)
+        pull = of_rows * (slope - curved @ (phi - here.phi))
+        pull += derivatives.prior_gradient(base)[effects]
+        cholesky, failed = dpotrf(of_rows * (reads @ curved.T) - of_prior, lower=1, clean=1)
+        return None if failed else GivenOthers(dpotrs(cholesky, pull, lower=1)[0], cholesky)
+
+    def curvature_product(self, reads: np.ndarray) -> np.ndarray:
+        """Return K times what rows read of an effect, from a column of K if that is one entry."""
+        entries = np.flatnonzero(reads)
+        if entries.size != 1:
+            return self.surrogate.curvature_product(reads)
+        [k] = entries.tolist()
+        if k not in self.columns:
+            unit = np.zeros(reads.size)
+            unit[k] = 1.0
+            self.columns[k] = self.surrogate.curvature_product(unit)
+        return np.asarray(reads[k] * self.columns[k])
 
 
 def plan(model: EffectsModel) -> list[Planned]:

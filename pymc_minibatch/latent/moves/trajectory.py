@@ -44,7 +44,7 @@ JITTER = 0.4
 TIMES = 2
 """Trajectories in a scan, if they are of one kind; of two kinds there is one of each."""
 
-BESIDE_OWN_SCALES = 0.1
+BESIDE_OWN_SCALES = 0.02
 """Share of scans with one of all variables, if scales of single coefficients have moves of their
 own (:mod:`.by_surrogate`): with these many scales trajectories are long, and accepted in vain."""
 
