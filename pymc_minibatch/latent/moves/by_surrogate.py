@@ -42,9 +42,6 @@ from pymc_minibatch.latent.surrogate import Surrogate
 
 __all__ = ["BySurrogate", "FewFollowers", "GivenOthers", "Step", "Tuner", "plan"]
 
-TIMES = 1
-"""How often in a scan: each time every hyperparameter moves twice."""
-
 COMMON = 4
 """Steps along a hyperparameter that many effects follow, for one along each of the others."""
 
@@ -276,4 +273,4 @@ class FewFollowers:
 
 def plan(model: EffectsModel) -> list[Planned]:
     """Return how it enters a scan: if most hyperparameters have a few effects of their own."""
-    return [Planned(BySurrogate(model), in_a_row=TIMES)] if model.has_own_scales else []
+    return [Planned(BySurrogate(model))] if model.has_own_scales else []
