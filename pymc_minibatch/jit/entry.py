@@ -5,6 +5,10 @@ raise an exception: Ctrl-C does. Numba runs Python code to unpack some arguments
 ``numpy.random.Generator`` for one, and to pack some results. An exception that arrives there is not
 looked for, and the process dies. So kernels get generators by the address of what draws, and all
 else that they get and return is unpacked and packed by C: arrays, numbers, and tuples of them.
+
+Graphs that PyMC compiles, one that a trace records with for each draw, are packed by Python all the
+same. An exception that arrives while an array is packed comes out as the cause of a SystemError,
+which PyMC does not take for an interrupt. It is raised in place of that error.
 """
 
 import ctypes
@@ -24,12 +28,14 @@ from numba.core.registry import CPUDispatcher
 from numba.core.typing.typeof import typeof
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import as_dtype
+from pytensor.link.numba.linker import NumbaLinker
 
 __all__ = [
     "answer_signals",
     "away_from_signals",
     "generator",
     "graph_from_python",
+    "guard_graphs",
     "kernel_from_python",
     "pack_array",
 ]
@@ -53,9 +59,13 @@ class KernelFromPython(CPUDispatcher):
 
     def __call__(self, *args: Any) -> Any:
         """Call the machine code."""
-        return _call(
-            self, *[_address(arg) if type(arg) is np.random.Generator else arg for arg in args]
-        )
+        try:
+            return _call(
+                self, *[_address(arg) if type(arg) is np.random.Generator else arg for arg in args]
+            )
+        except SystemError as error:
+            raised = _raised_within(error)
+        raise raised
 
     def _compile_for_args(self, *args: Any, **kwargs: Any) -> Any:
         for arg in args:
@@ -73,10 +83,34 @@ class GraphFromPython(CPUDispatcher):
         """Call the machine code."""
         if any(type(arg) is np.random.Generator for arg in args):
             return away_from_signals(_call, self, *args)
-        return _call(self, *args)
+        try:
+            return _call(self, *args)
+        except SystemError as error:
+            raised = _raised_within(error)
+        raise raised
+
+
+class GraphOfOthers(CPUDispatcher):
+    """A graph that was not compiled by this package."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the machine code."""
+        try:
+            return _call(self, *args)
+        except SystemError as error:
+            raised = _raised_within(error)
+        raise raised
 
 
 _call: Callable[..., Any] = Dispatcher.__call__
+_jit_compile: Callable[..., Any] = NumbaLinker.jit_compile
+
+
+def _raised_within(error: BaseException) -> BaseException:
+    """Return the exception that machine code left behind when it returned, or the error itself."""
+    while isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def kernel_from_python(dispatcher: Any) -> Any:
@@ -89,6 +123,22 @@ def graph_from_python(dispatcher: Any) -> Any:
     """Do the same with a graph of PyTensor."""
     dispatcher.__class__ = GraphFromPython
     return dispatcher
+
+
+def guard_graphs() -> None:
+    """Have exceptions of handlers come out of graphs of others as they are.
+
+    It holds for what PyTensor compiles with Numba from now on, in this process.
+    """
+    if NumbaLinker.jit_compile is _jit_compile:
+        NumbaLinker.jit_compile = _guarded  # type: ignore[method-assign]
+
+
+def _guarded(linker: NumbaLinker, graph: Any) -> Any:
+    jitted = _jit_compile(linker, graph)
+    if type(jitted) is CPUDispatcher:  # without a compiler Numba returns a function
+        jitted.__class__ = GraphOfOthers
+    return jitted
 
 
 def _address(rng: np.random.Generator) -> int:

@@ -23,6 +23,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.jit.dropped import keep_interrupts
+from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
@@ -219,6 +220,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain, which may start anywhere; if it tunes, it tunes from the start."""
         keep_interrupts()
+        guard_graphs()
         tell_interrupts()
         self._follow_data()
         self.tall.check_sources()

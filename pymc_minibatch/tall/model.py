@@ -20,6 +20,7 @@ from pymc.util import get_var_name
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.dropped import keep_interrupts
+from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
@@ -114,6 +115,7 @@ class TallModel(Splitting):
         rows_in_memory: float = ROWS_IN_MEMORY,
     ) -> None:
         keep_interrupts()
+        guard_graphs()
         self.model = checked_model(model)
         single = [str(v.name) for v in self.model.value_vars if v.dtype == "float32"]
         if single:

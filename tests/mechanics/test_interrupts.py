@@ -10,6 +10,8 @@ import weakref
 
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
 from numba import njit
 
@@ -17,7 +19,7 @@ from pymc_minibatch import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
 from pymc_minibatch.jit import dropped
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.dropped import keep_interrupts
-from pymc_minibatch.jit.entry import answer_signals, away_from_signals
+from pymc_minibatch.jit.entry import answer_signals, away_from_signals, guard_graphs
 from pymc_minibatch.steps.ascent import Ascent
 from tests.models import grouped_model, logistic_model
 
@@ -124,6 +126,26 @@ def test_away_from_signals():
     assert where is not threading.main_thread()
     with pytest.raises(ZeroDivisionError):
         away_from_signals(lambda a, b: a / b, 1, 0)
+
+
+def call_forever(function, *args):
+    while True:
+        function(*args)
+
+
+def test_an_interrupt_while_a_graph_packs_its_results_is_raised_as_it_is(alarm):
+    """Numba runs Python there, after machine code in which the alarm arrives."""
+    guard_graphs()
+    x = pt.dvector("x")
+    function = pytensor.function([x], [pt.sin(pt.exp(x)), pt.cos(x)], mode="NUMBA")
+    values = np.linspace(0.0, 5.0, 1_000_000)
+    expected = function(values)
+    for seconds in (0.002, 0.003, 0.005, 0.008):
+        for _ in range(5):
+            alarm(seconds)
+            with pytest.raises(StopError):
+                call_forever(function, values)
+    np.testing.assert_array_equal(function(values), expected)
 
 
 # --- Within kernels ---------------------------------------------------------------------------
@@ -374,3 +396,23 @@ def test_a_run_that_is_interrupted_while_it_tunes():
             interrupted_run(pm.Metropolis(), 5)
         with pytest.raises(ValueError, match="Not enough samples"):  # nobody interrupts it
             interrupted_run(step, 50, draws=0)
+
+
+def test_a_run_that_is_interrupted_while_it_records_keeps_its_draws(alarm):
+    """Computing what it records takes nearly all of the time of this run."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with logistic_model() as model:
+            many = pt.sin(pt.exp(model["beta"][0] / (1.0 + pt.arange(5_000_000.0))))
+            pm.Deterministic("total", many.sum())
+            step = MinibatchMH()
+
+            def soon(trace, draw):
+                if draw.draw_idx == 12:
+                    alarm(0.04)
+
+            options = {"progressbar": False, "compute_convergence_checks": False}
+            run = pm.sample(200, tune=10, chains=1, cores=1, step=step, callback=soon, **options)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert 3 <= run.posterior.sizes["draw"] < 20
