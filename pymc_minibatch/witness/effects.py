@@ -346,8 +346,12 @@ class MovesOfEffects(Look):
     def of_own_rows(self, rng: np.random.Generator, moves: OwnRowMoves, state: Any) -> Comparison:
         """Compare one step of some levels by their own density."""
         own = self.moves.decisions.own_rows(moves)
+        try:
+            factor = own.factor(state.conditional)
+        except np.linalg.LinAlgError:  # there these levels do not step
+            raise NotComparedError from None
         here = own.about(state.point)
-        steps = solve_blocks_transposed(own.factor(state.conditional), own.whitened_steps(rng))
+        steps = solve_blocks_transposed(factor, own.whitened_steps(rng))
         change, take = here.change(steps)
         chosen = np.isfinite(change)
         take(chosen)

@@ -593,6 +593,23 @@ def test_mutants_are_found(
             step.latent.moves.forget()
 
 
+def test_levels_without_a_gaussian_are_not_looked_at(
+    made: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far out the precision of a level may not be positive; then it does not step."""
+
+    def fail(*args: Any) -> None:
+        raise np.linalg.LinAlgError
+
+    step = made("all rows")
+    monkeypatch.setattr(OwnRows, "factor", fail)
+    step.witness.start_chain()
+    look(step)
+    assert step.witness.n_moves >= 6
+    words = "levels that seldom move", "levels that are not normal"
+    assert not any(each in str(kind) for kind in step.witness.kinds for each in words)
+
+
 def test_there_are_many_mutants() -> None:
     assert len(MUTANTS) >= 40
 
