@@ -47,6 +47,7 @@ IMPORTED = {
         "register_funcify_default_op_cache_key",
     },
     "pytensor.link.numba.dispatch.scalar": {"numba_funcify_Composite", "scalar_op_cache_key"},
+    "pytensor.link.numba.linker": {"NumbaLinker"},
 }
 
 READ = {
