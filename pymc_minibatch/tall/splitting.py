@@ -128,6 +128,8 @@ class Splitting(ABC):
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
         terms = self.model.logp(vars=factors + self._prior_potentials, sum=False)
         terms += [rest for _, rest in self._rests]
+        if not self.is_bound:
+            terms = taken_first(terms)
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])
         if not self.is_bound:
             [total] = data_evaluated([total])
@@ -441,7 +443,7 @@ class Splitting(ABC):
 
     def _reads_rows(self, rv: Variable) -> bool:
         """Whether the density of a variable reads rows at each draw, and not once."""
-        evaluated = data_evaluated(self.model.logp(vars=[rv], sum=False))
+        evaluated = data_evaluated(taken_first(self.model.logp(vars=[rv], sum=False)))
         return any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves(evaluated))
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:

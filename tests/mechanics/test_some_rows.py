@@ -122,3 +122,19 @@ def test_a_batch_reads_its_own_rows(make):
     np.testing.assert_allclose(tall.row_logp(point, np.arange(own.size)), own, rtol=1e-12)
     [term] = tall.batch_graph[1]
     assert not {N, N * G} & {n for leaf in data_leaves([term]) for n in leaf_value(leaf).shape}
+
+
+def test_a_likelihood_of_some_rows_beside_that_of_all():
+    """It is short, and belongs to the prior part, which computes its own rows only."""
+    with pm.Model() as model:
+        a, u = pm.Normal("a"), pm.Normal("u", shape=G)
+        eta = a * pm.Data("x", X) + u[GROUP]
+        pm.Normal("y", eta, 1.0, observed=RNG.normal(size=N))
+        pm.Poisson("count", pm.math.exp(eta[NUMBERS]), observed=RNG.poisson(1.0, NUMBERS.size))
+    tall = pmb.TallModel(model)
+    assert tall.row_names == ["y"]
+    rng, logp = np.random.default_rng(3), model.compile_logp()
+    for _ in range(3):
+        point = {name: rng.normal(size=np.shape(v)) for name, v in model.initial_point().items()}
+        np.testing.assert_allclose(tall.logp(point), logp(point), rtol=1e-9)
+    assert N not in {n for leaf in data_leaves([tall.prior_graph]) for n in leaf_value(leaf).shape}
