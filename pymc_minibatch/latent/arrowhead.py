@@ -64,8 +64,8 @@ SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 
 
 MOST_FACTORED = 3000
-"""A larger border beside groups is not factored: it would take more than half a second for each
-value of the hyperparameters, with the cube of the size."""
+"""A larger border beside groups is not factored if products do: it would take more than half a
+second for each value of the hyperparameters, with the cube of the size."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,13 @@ class ArrowheadMatrix:
             of_dense += self.cross.T @ groups.ravel()
         return of_dense, of_groups
 
-    def factor(self) -> "ArrowheadFactor":
+    def factor(self, by_products: bool = True) -> "ArrowheadFactor":
         """Factor the matrix.
+
+        Parameters
+        ----------
+        by_products
+            Whether a large border may be left to products.
 
         Raises
         ------
@@ -149,7 +154,7 @@ class ArrowheadMatrix:
         """
         cholesky = factored_blocks(self.blocks)
         reduced = _solve_each(cholesky, self.cross)
-        if reduced.size and self.dense.shape[0] > MOST_FACTORED:
+        if by_products and reduced.size and self.dense.shape[0] > MOST_FACTORED:
             root = KrylovRoot(self.dense, reduced)
             _ = root.scale
             return ArrowheadFactor(root, reduced, cholesky)

@@ -72,6 +72,8 @@ class Conditional:
         By what scalars that all rows share multiply what these say.
     damping : float
         By how much the precision is raised before it is factored.
+    by_products : bool
+        Whether a large border may be left to products: not if decisions rest on its determinant.
     """
 
     layout: ArrowheadLayout
@@ -86,6 +88,7 @@ class Conditional:
     phi: np.ndarray
     factor_of_rows: float
     damping: float
+    by_products: bool
 
     @cached_property
     def dense(self) -> Matrix:
@@ -101,7 +104,7 @@ class Conditional:
     def factor(self) -> ArrowheadFactor:
         """L(h); raises LinAlgError if the precision is not positive definite."""
         damped = self.precision.damped(self.damping) if self.damping else self.precision
-        return damped.factor()
+        return damped.factor(self.by_products)
 
     @cached_property
     def is_proper(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import splu
 
 __all__ = ["Coordinates", "find_coordinates"]
@@ -115,20 +116,14 @@ def _sparse_inverse(
     if read.size != own.size:
         return None
     matrix = _columns(push, here, own, read)
-    if _n_entries(matrix) <= SPARSER * own.size:
+    if matrix.nnz <= SPARSER * own.size:
         return None
-    matrix /= np.abs(matrix).max()
-    try:
-        inverse = np.linalg.inv(matrix)
-    except np.linalg.LinAlgError:
+    matrix /= abs(matrix).max()
+    inverse = _inverse(matrix)
+    if inverse is None:
         return None
-    inverse[np.abs(inverse) <= ROUNDING * np.abs(inverse).max()] = 0.0
-    close = np.allclose(inverse @ matrix, np.eye(own.size), rtol=0.0, atol=1e-9)
-    elsewhere = _columns(push, there, own, read) @ inverse
-    most = _n_entries(matrix) / SPARSER
-    if not close or max(_n_entries(inverse), _n_entries(elsewhere)) > most:
-        return None
-    return sparse.csr_array(inverse)
+    elsewhere = _without_rounding(_columns(push, there, own, read) @ inverse)
+    return inverse if max(inverse.nnz, elsewhere.nnz) <= matrix.nnz / SPARSER else None
 
 
 def _columns(
@@ -136,14 +131,49 @@ def _columns(
     point: np.ndarray,
     own: np.ndarray,
     read: np.ndarray,
-) -> np.ndarray:
-    matrix = np.empty((read.size, own.size))
-    for j, position in enumerate(own):
-        seed = np.zeros(point.size)
+) -> sparse.csc_array:
+    """Return B, without what is rounding."""
+    rows, entries, seed = [], [], np.zeros(point.size)
+    for position in own:
         seed[position] = 1.0
-        matrix[:, j] = push(point, seed)[read]
-    return matrix
+        column = push(point, seed)[read]
+        seed[position] = 0.0
+        rows.append(np.flatnonzero(column))
+        entries.append(column[rows[-1]])
+    columns = np.repeat(np.arange(own.size), [each.size for each in rows])
+    places = np.concatenate(rows), columns
+    shape = read.size, own.size
+    return _without_rounding(sparse.coo_array((np.concatenate(entries), places), shape=shape))
 
 
-def _n_entries(matrix: np.ndarray) -> int:
-    return int(np.count_nonzero(np.abs(matrix) > ROUNDING * np.abs(matrix).max(initial=0.0)))
+def _inverse(matrix: sparse.csc_array) -> sparse.csr_array | None:
+    """Invert a matrix block by block, such as the walks of many groups; None if it is singular."""
+    size = matrix.shape[0]
+    joined = sparse.block_array([[None, matrix], [matrix.T, None]])
+    labels = connected_components(joined, directed=False)[1]
+    order = np.argsort(labels, kind="stable")
+    parts = []
+    for nodes in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        rows, columns = nodes[nodes < size], nodes[nodes >= size] - size
+        if rows.size != columns.size:
+            return None
+        block = matrix[rows][:, columns].toarray()
+        try:
+            inverse = np.linalg.inv(block)
+        except np.linalg.LinAlgError:
+            return None
+        if not np.allclose(inverse @ block, np.eye(rows.size), rtol=0.0, atol=1e-9):
+            return None
+        places = np.repeat(columns, rows.size), np.tile(rows, columns.size)
+        parts.append((*places, inverse.ravel()))
+    at_rows, at_columns, entries = (np.concatenate(each) for each in zip(*parts, strict=True))
+    whole = sparse.coo_array((entries, (at_rows, at_columns)), shape=matrix.shape)
+    return sparse.csr_array(_without_rounding(whole))
+
+
+def _without_rounding(matrix: Any) -> Any:
+    """Leave out entries that are zero but for rounding errors."""
+    found = sparse.coo_array(matrix)
+    kept = np.abs(found.data) > ROUNDING * np.abs(found.data).max(initial=0.0)
+    places = found.coords[0][kept], found.coords[1][kept]
+    return sparse.csc_array(sparse.coo_array((found.data[kept], places), shape=found.shape))

@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
-from pymc_minibatch.latent.arrowhead import MOST_FACTORED
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
@@ -18,6 +17,10 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentModel", "Sums", "locate", "structure_with_effects", "without"]
+
+MOST_BESIDE = 6000
+"""Coefficients and effects outside of the largest factor, if rows are not normal. A full matrix of
+this size is factored in some seconds, and a search factors it a hundred times."""
 
 Sums = Literal["no", "may", "must"]
 """Whether sums over rows may or must take the place of rows."""
@@ -94,10 +97,10 @@ def _located(
         entries = [factor.entries for factor in factors]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
-        if parabolic is None and field.latent.dense.size > MOST_FACTORED:
+        if parabolic is None and field.latent.dense.size > MOST_BESIDE:
             raise NoFieldError(
                 f"{field.latent.dense.size:,} coefficients and effects are outside of the largest "
-                f"grouping factor (limit {MOST_FACTORED:,}, unless rows are normal)."
+                f"grouping factor (limit {MOST_BESIDE:,}, unless rows are normal)."
             )
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):

@@ -231,6 +231,7 @@ class Surrogate:
             phi=phi,
             factor_of_rows=factor,
             damping=damping,
+            by_products=self.expansion.is_exact,
         )
 
     def _projected_curvature_of(self, projector: Projector) -> ProjectedCurvature:
