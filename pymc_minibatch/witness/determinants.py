@@ -108,7 +108,8 @@ def log_determinant_of_few(
         moved = here.copy()
         moved[position] += step
         columns.append((follow(moved) - start)[positions] / step)
-    return float(np.linalg.slogdet(np.array(columns))[1])
+    square = np.reshape(columns, (positions.size, positions.size))
+    return float(np.linalg.slogdet(square)[1])
 
 
 def _of_dense(

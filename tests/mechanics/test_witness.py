@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from pymc.exceptions import SamplingError
-from witnessed import STEPS, G, grouped
+from witnessed import STEPS, G, grouped, rows
 
 import pymc_minibatch as pmb
 from pymc_minibatch.kernels.by_size import SizeTable
@@ -591,6 +591,25 @@ def test_mutants_are_found(
         monkeypatch.undo()
         if step.__dict__.get("latent") is not None:
             step.latent.moves.forget()
+
+
+def test_hyperparameters_without_effects_step_alone() -> None:
+    """The residual scale beside those of coefficients: the prior and all rows decide."""
+    data, rng = rows(), np.random.default_rng(3)
+    with pm.Model() as model:
+        own = pm.HalfNormal("own", 1.0, shape=12) * pm.Normal("raw", shape=12)
+        eta = pm.math.dot(rng.normal(size=(data.y.size, 12)), own)
+        pm.Normal("y", eta, pm.HalfNormal("s"), observed=data.y)
+    step = pmb.MinibatchMH(model=model)
+    assert BySurrogate.name in step.latent.moves.by_name
+    assert sorted(each.size for each in step.latent.model.followers) == [0, *[1] * 12]
+    step.setup_chain(np.random.default_rng(1), 20, 0)
+    point = model.initial_point()
+    scales = []
+    for _ in range(30):
+        point, _ = step.step(point)
+        scales.append(float(point["s_log__"]))
+    assert np.ptp(scales) > 0.0
 
 
 def test_levels_without_a_gaussian_are_not_looked_at(

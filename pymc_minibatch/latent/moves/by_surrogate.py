@@ -210,6 +210,8 @@ class FewFollowers:
         self, state: ChainState, point: np.ndarray, effects: np.ndarray
     ) -> tuple[ChainState | None, float]:
         """Let effects follow the h of a point, in place; also return log |∂z'/∂z|."""
+        if not effects.size:
+            return ChainState(self.surrogate, point), 0.0
         z, base = state.point[effects], state.point.copy()
         base[effects], point[effects] = 0.0, 0.0
         before = self.given_others(state, base, effects, -z)
