@@ -90,7 +90,7 @@ class MinibatchMHState(TallStepState):
     proposal_state: tuple[np.ndarray, ...]
     batch_state: FirstBatch
     transitions: int
-    followed: tuple[np.ndarray, float, int, bool]
+    followed: dict[str, Any]
     trajectories: dict[str, Any] | None
     proposal_options: tuple[Any, ...] = field(metadata={"frozen": True})
     control_variate: int = field(metadata={"frozen": True})
@@ -516,16 +516,13 @@ class MinibatchMH(WitnessedBatches):
         return facts | {"draw": f"{self.steps_per_draw} transitions"}
 
     @property
-    def followed(self) -> tuple[np.ndarray, float, int, bool]:
+    def followed(self) -> dict[str, Any]:
         """What is known of draws of tuning."""
-        known = self.mixing
-        return np.array(known.draws), known.rows_read, known.n_made, known.are_first
+        return self.mixing.state
 
     @followed.setter
-    def followed(self, stored: tuple[np.ndarray, float, int, bool]) -> None:
-        known = self.mixing
-        draws, known.rows_read, known.n_made, known.are_first = stored
-        known.draws = list(draws)
+    def followed(self, stored: Mapping[str, Any]) -> None:
+        self.mixing.state = stored
 
     @property
     def n_transitions(self) -> int:

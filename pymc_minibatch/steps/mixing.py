@@ -7,6 +7,10 @@ draws of tuning are those of a draw. A few hundred draws of tuning do not show f
 may stay in a tail, so if they are correlated at all, all that takes a few seconds is taken.
 """
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from pymc_minibatch.tall.layout import PointLayout
@@ -72,17 +76,33 @@ class Mixing:
             for at in layout.slices.values()
         ]
         self.followed = np.unique(np.concatenate([np.empty(0, dtype=int), *followed]))
+        self.all = Successive(sum(at.stop - at.start for at in layout.slices.values()))
 
     def add(self, point: np.ndarray, n_read: float, made: int) -> None:
         """Take note of a draw, of how many rows it has read, and of its transitions."""
         self.draws.append(point[self.followed])
+        if not self.are_first or len(self.draws) > LEAST_DRAWS // 2:
+            self.all.add(point)
         self.rows_read += n_read
         self.n_made += made
 
     def clear(self) -> None:
         """Forget the draws; those to come are not the first ones of a chain."""
         self.draws.clear()
+        self.all = Successive(self.all.size)
         self.rows_read, self.n_made, self.are_first = 0.0, 0, False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What is known of the draws, to continue a chain."""
+        known = {name: getattr(self, name) for name in ("rows_read", "n_made", "are_first")}
+        return known | {"draws": np.array(self.draws), "all": vars(self.all).copy()}
+
+    @state.setter
+    def state(self, stored: Mapping[str, Any]) -> None:
+        self.rows_read, self.n_made = stored["rows_read"], stored["n_made"]
+        self.are_first, self.draws = stored["are_first"], list(stored["draws"])
+        vars(self.all).update(stored["all"])
 
     def transitions(self, made: int, draws: int) -> int:
         """Return how many transitions make a draw, at least one.
@@ -96,7 +116,7 @@ class Mixing:
         """
         if len(self.draws) < LEAST_DRAWS:
             return 1 if self.are_first else made
-        wanted = made * self.lag
+        wanted = made * max(self.lag, self.all.lag)
         if wanted == made:
             return made
         return max(1, min(self._affordable(draws), max(wanted, self._within(CHEAP, draws))))
@@ -177,6 +197,46 @@ class Mixing:
 
     def _within(self, rows: float, draws: int) -> int:
         return int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * self.cost)))
+
+
+class Successive:
+    """Sums over draws that tell how the successive values of each parameter are correlated.
+
+    Parameters
+    ----------
+    size : int
+        D.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.n = size, 0
+        self.first, self.last = np.zeros(size), np.zeros(size)
+        self.sums = np.zeros((3, size))
+
+    def add(self, point: np.ndarray) -> None:
+        """Take note of a draw."""
+        if not self.n:
+            self.first = point.copy()
+        away = point - self.first
+        self.sums += away, away**2, away * self.last
+        self.last, self.n = away, self.n + 1
+
+    @property
+    def lag(self) -> int:
+        """The lag from which on none of those that are correlated beyond doubt is so by more than ½.
+
+        Correlations are taken to decay as powers.
+        """
+        if self.n < LEAST_DRAWS // 2:
+            return 1
+        mean, square, product = self.sums / self.n
+        variance = square - mean**2
+        moved = variance > 0
+        with np.errstate(all="ignore"):
+            of_next = np.clip((product - mean**2)[moved] / variance[moved], 0.0, 1.0 - 1e-9)
+        doubt = math.sqrt(2.0 * math.log(max(self.size, 2)) / self.n) * np.sqrt(1.0 - of_next**2)
+        most = float(np.max(of_next[of_next - doubt > CORRELATED], initial=CORRELATED))
+        return min(max(1, self.n // 4), math.ceil(math.log(CORRELATED) / math.log(most)))
 
 
 def uncorrelated_after(draws: np.ndarray) -> int:
