@@ -3,7 +3,7 @@
 The precision of a random walk, of areas and their neighbours or of a regression's coefficients
 beside them is factored in time that grows with the entries of its factor, not with the cube of its
 size. Unknowns with few neighbours are eliminated first, in an order that is found once for each
-pattern of entries.
+pattern of entries; large matrices that are banded are left to LAPACK (:mod:`.banded`).
 
 References
 ----------
@@ -22,8 +22,14 @@ from scipy.linalg.blas import dtrmv
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.latent.banded import BandedCholesky, find_band
+from pymc_minibatch.latent.no_field import NoFieldError
 
-__all__ = ["DenseCholesky", "SparseCholesky", "factor_dense", "factor_sparse"]
+__all__ = ["MOST_FULL", "DenseCholesky", "SparseCholesky", "factor_dense", "factor_sparse"]
+
+LARGE, MOST_FULL = 3000, 6000
+"""Unknowns from which on an order in which they are banded is looked for; and of which a matrix may
+be full: factoring it takes about two seconds."""
 
 MOST_FILLED = 0.2
 """With a larger share of entries in the factor, LAPACK is faster."""
@@ -157,17 +163,28 @@ def factor_dense(matrix: np.ndarray) -> DenseCholesky:
     return DenseCholesky(lower)
 
 
-def factor_sparse(matrix: sparse.csr_array) -> DenseCholesky | SparseCholesky:
+def factor_sparse(matrix: sparse.csr_array) -> DenseCholesky | SparseCholesky | BandedCholesky:
     """Factor a symmetric sparse matrix.
 
     Raises
     ------
     LinAlgError
         If it is not positive definite.
+    NoFieldError
+        If its factor would be full, and too large.
     """
     matrix.sort_indices()
-    starts, columns = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
-    found = _elimination(starts.tobytes(), columns.tobytes())
+    pattern = [part.astype(np.int64).tobytes() for part in (matrix.indptr, matrix.indices)]
+    size = matrix.shape[0]
+    band = find_band(*pattern) if size > LARGE else None
+    if band is not None:
+        return band.factor(matrix)
+    found = _elimination(*pattern)
+    if found is None and size > MOST_FULL:
+        raise NoFieldError(
+            f"{size:,} coefficients and effects are read together by too many rows "
+            f"(limit {MOST_FULL:,}, if no grouping factor and no walk keeps them apart)."
+        )
     if found is None:
         return factor_dense(np.asfortranarray(matrix.toarray()))
     n = found.columns[-1]

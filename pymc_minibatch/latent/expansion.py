@@ -38,8 +38,11 @@ __all__ = [
 ]
 
 CHUNK_ROWS = 2**12
-PARTS = 8
+PARTS, LEAST_PARTS = 8, 2
 """Parts of the data that are summed by themselves, so that sums do not depend on the cores."""
+
+ENTRIES_OF_ROW = 25.0
+"""Entries of the sums that are cleared and added in half the time that a row takes, some 100 ns."""
 
 ROUNDING = 1e-10
 """Negative eigenvalues of a block with unit diagonal that sums over millions of rows may leave."""
@@ -156,7 +159,8 @@ def expand(
         return sums
 
     most = max(1, math.ceil(n_rows / CHUNK_ROWS))
-    edges = np.linspace(0, n_rows, min(n_parts(layout, reads.dense.size), most) + 1).astype(int)
+    parts = min(n_parts(layout, reads.dense.size, n_rows), most)
+    edges = np.linspace(0, n_rows, parts + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
     if len(bounds) == 1:
         with one_blas_thread():
@@ -173,8 +177,10 @@ def expand(
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
 
 
-def n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
+def n_parts(layout: ArrowheadLayout, n_columns: int, n_rows: int) -> int:
     """Return in how many parts the rows are summed, so that their sums fit into memory.
+
+    Few are taken if the sums have so many entries that adding them takes longer than the rows.
 
     Raises
     ------
@@ -189,7 +195,8 @@ def n_parts(layout: ArrowheadLayout, n_columns: int) -> int:
         f"beside {n_groups:,} levels of {width} effects",
         "Give the grouping factors fewer levels, or sample on a machine with more memory.",
     )
-    return int(max(1.0, min(PARTS, SHARE * free_bytes() / n_bytes - COPIES)))
+    worthwhile = max(LEAST_PARTS, ENTRIES_OF_ROW * n_rows / (n_bytes / 8.0))
+    return int(max(1.0, min(PARTS, worthwhile, SHARE * free_bytes() / n_bytes - COPIES)))
 
 
 def curvature_bytes(layout: ArrowheadLayout, n_columns: int) -> float:

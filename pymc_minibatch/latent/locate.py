@@ -18,9 +18,10 @@ from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentModel", "Sums", "locate", "structure_with_effects", "without"]
 
-MOST_BESIDE = 6000
+MOST_BESIDE, MOST_ALONE = 6000, 50_000
 """Coefficients and effects outside of the largest factor, if rows are not normal. A full matrix of
-this size is factored in some seconds, and a search factors it a hundred times."""
+the first size is factored in some seconds, and a search factors it a hundred times; without a
+factor their precision may be banded."""
 
 Sums = Literal["no", "may", "must"]
 """Whether sums over rows may or must take the place of rows."""
@@ -97,10 +98,11 @@ def _located(
         entries = [factor.entries for factor in factors]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
-        if parabolic is None and field.latent.dense.size > MOST_BESIDE:
+        limit = MOST_BESIDE if field.latent.groups.size else MOST_ALONE
+        if parabolic is None and field.latent.dense.size > limit:
             raise NoFieldError(
                 f"{field.latent.dense.size:,} coefficients and effects are outside of the largest "
-                f"grouping factor (limit {MOST_BESIDE:,}, unless rows are normal)."
+                f"grouping factor (limit {limit:,}, unless rows are normal)."
             )
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):

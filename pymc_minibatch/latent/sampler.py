@@ -164,6 +164,7 @@ class LatentSampler(ABC):
             sweeping=self.sweeping,
             followers=self._followers,
             expected_rows=self.expected_rows,
+            all_rows=0 if self.by_batches else self.tall.n_rows,
         )
 
     @property

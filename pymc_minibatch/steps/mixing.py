@@ -223,9 +223,9 @@ class Successive:
 
     @property
     def lag(self) -> int:
-        """The lag from which on none of those that are correlated beyond doubt is so by more than ½.
+        """The lag from which on no parameter is correlated by more than ½.
 
-        Correlations are taken to decay as powers.
+        Those of which this is in doubt do not count. Correlations are taken to decay as powers.
         """
         if self.n < LEAST_DRAWS // 2:
             return 1

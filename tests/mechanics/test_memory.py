@@ -110,10 +110,11 @@ def test_sums_of_curvature_are_taken_in_fewer_parts_if_memory_is_short(monkeypat
     for parts, n_bytes in free.items():
         for module in (memory, expansion):
             monkeypatch.setattr(module, "free_bytes", lambda n_bytes=n_bytes: n_bytes)
-        assert expansion.n_parts(layout, 3) == parts
+        assert expansion.n_parts(layout, 3, n_rows=10**7) == parts
+        assert expansion.n_parts(layout, 3, n_rows=10**4) == expansion.LEAST_PARTS
     monkeypatch.setattr(memory, "free_bytes", lambda: one)
     with pytest.raises(pmb.NotEnoughMemoryError, match=r"2,000 common .* beside 3,000 levels"):
-        expansion.n_parts(layout, 3)
+        expansion.n_parts(layout, 3, n_rows=10**7)
 
 
 @pytest.fixture(scope="module")

@@ -262,6 +262,8 @@ class EffectsModel:
         Whether what decides gives slopes of all rows, too, and the prior has no kinks.
     expected_rows : float
         About so many rows of a batch decide on a move.
+    all_rows : int
+        N if all rows decide, else 0.
     """
 
     surrogate: Surrogate
@@ -276,6 +278,7 @@ class EffectsModel:
     costly: bool = False
     has_slopes: bool = False
     expected_rows: float = 0.0
+    all_rows: int = 0
 
     @property
     def field(self) -> LatentField:

@@ -27,6 +27,10 @@ STEP, ROW, MOVES = 100.0, 0.25, 1.0
 """What a step costs apart from reading rows, in rows of a decision, and for each row; and how many
 other moves the steps of slow levels in a scan may cost as much as."""
 
+PASSES = 4.0
+"""Over all rows, that they may take beside that where all rows decide: a scan takes some twenty, or
+a hundred with trajectories."""
+
 SHARE, DECISIONS = 0.25, 4.0
 """What steps of other levels cost, relative to a move and to so many decisions of a scan."""
 
@@ -48,7 +52,8 @@ ELSEWHERE = -5.0
 −6 at its nearest look."""
 
 MOST_SHARE = 0.02
-"""Share of the levels that are moved more often for either reason, at most, beside one."""
+"""Share of the levels that are moved more often for either reason, at most, beside one; unless
+there is time for the least number of steps of more."""
 
 
 class SlowTuner(NamedTuple):
@@ -114,7 +119,7 @@ class SlowLevels(StepsOfLevels):
         self.name, self.factor = f"slow levels of factor {factor}", factor
         self.of_all = LevelsOfFactor.name_of(factor)
         self.n_levels = len(model.field.levels[factor].latent)
-        self.budget = MOVES * (OVERHEAD + self.n_levels)
+        self.budget = MOVES * (OVERHEAD + self.n_levels) + PASSES * ROW * model.all_rows
 
     def initial(self) -> SlowTuner:
         """Return no slow level."""
@@ -125,7 +130,8 @@ class SlowLevels(StepsOfLevels):
     ) -> np.ndarray:
         """Choose the slow ones, and those with the most mass elsewhere."""
         tuner = setting.tuners[self.name]
-        self._look(tuner, setting.tuners[self.of_all])
+        n_rows = level_rows.counted(self.factor)
+        self._look(tuner, setting.tuners[self.of_all], n_rows)
         return np.flatnonzero(tuner.is_slow | self._highest(level_rows.far[self.factor]))
 
     def times(self, n_rows: np.ndarray) -> int:
@@ -133,15 +139,18 @@ class SlowLevels(StepsOfLevels):
         cost = STEP + ROW * float(n_rows.sum())
         return int(np.clip(self.budget / cost, LEAST_STEPS, MOST_STEPS))
 
-    def _look(self, tuner: SlowTuner, of_all: LevelTuner) -> None:
+    def _look(self, tuner: SlowTuner, of_all: LevelTuner, n_rows: np.ndarray) -> None:
         """Find the slow levels, the slowest if these are many, while tuning goes on."""
         if of_all.n_moves[0] < max(LEAST_MOVES, tuner.n_moves[0] + LOOK_EVERY):
             return
         shares = of_all.one_minus_correlation
         slow = np.flatnonzero(shares < min(SLOW, SLOWER * float(np.median(shares))))
         tuner.n_moves[:] = of_all.n_moves[0]
+        slow = slow[np.argsort(shares[slow])]
+        cost = LEAST_STEPS * (STEP + ROW * np.cumsum(n_rows[slow]))
+        most = max(self._most, int(np.searchsorted(cost, self.budget)))
         tuner.is_slow[:] = False
-        tuner.is_slow[slow[np.argsort(shares[slow])[: self._most]]] = True
+        tuner.is_slow[slow[:most]] = True
 
     def _highest(self, elsewhere: np.ndarray) -> np.ndarray:
         """Say which levels have the most mass elsewhere."""
