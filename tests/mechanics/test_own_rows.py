@@ -1,6 +1,7 @@
 """Levels that step by their own density, from their prior and all of their rows."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -11,6 +12,7 @@ from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import MinibatchSampler
+from pymc_minibatch.latent.moves.slow_levels import SlowLevels
 from pymc_minibatch.latent.own_rows import OwnRowMoves, rows_of_levels
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
@@ -146,3 +148,24 @@ def test_two_modes_of_a_level_have_their_shares() -> None:
     assert seen.mean() == pytest.approx(expected.mean(), abs=4 * error)
     both = seen.any(axis=0) & ~seen.all(axis=0)
     assert both.mean() > 0.9
+
+
+def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
+    """Of 100 levels of 300 rows 40 are slow; if all rows decide, there is time for all of these."""
+    n_levels, n_rows = 100, 300
+    field = SimpleNamespace(levels=[SimpleNamespace(latent=np.arange(n_levels)[:, None])])
+    shares = np.where(np.arange(n_levels) < 40, 0.1, 0.9)
+    level_rows = SimpleNamespace(
+        counted=lambda factor: np.full(n_levels, n_rows), far=[np.full(n_levels, -np.inf)]
+    )
+    chosen, times = {}, {}
+    for all_rows in (0, n_levels * n_rows):
+        move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows), 0)
+        of_all = SimpleNamespace(n_moves=np.array([100.0]), one_minus_correlation=shares)
+        setting = SimpleNamespace(tuners={move.name: move.initial(), move.of_all: of_all})
+        chosen[all_rows] = move.choose(np.random.default_rng(1), level_rows, setting)
+        times[all_rows] = move.times(np.full(chosen[all_rows].size, n_rows))
+    few, many = chosen.values()
+    assert 3 <= few.size <= 15
+    assert np.array_equal(many, np.arange(40))
+    assert times[n_levels * n_rows] * 40 <= 4.5 * n_levels
