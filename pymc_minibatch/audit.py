@@ -20,6 +20,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.acceptance.decision import row_workspace
+from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.draws import draws_of_step
 from pymc_minibatch.jit.cache import class_key
 from pymc_minibatch.jit.compiled import CompiledFunction, jit_kept
@@ -129,6 +130,7 @@ def audit(
         )
     if not limit > 0:
         raise ValueError(f"limit must be positive; got {limit}.")
+    n_moves = checked_count("n_moves", n_moves, 1)
     step.refuse_other_data()
     draws = draws_of_step(idata, step.tall, model)
     points = draws.all_points(step.tall, max(n_moves, 40), least=40)[:n_moves]

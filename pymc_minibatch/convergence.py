@@ -9,6 +9,7 @@ import pandas as pd
 import xarray as xr
 from scipy.special import ndtri
 
+from pymc_minibatch.arguments import checked_count
 from pymc_minibatch.compare import labels
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.kernels.convergence import CUT, diagnostics
@@ -157,7 +158,7 @@ def worst(
     Raises
     ------
     ValueError
-        If a variable is not in the result.
+        If a variable is not in the result, or `n` is not a positive number.
 
     Examples
     --------
@@ -169,6 +170,8 @@ def worst(
     >>> table.index[0], bool(table["r_hat"].iloc[0] > 1.1)
     ('beta[2]', True)
     """
+    if n is not None:
+        n = checked_count("n", n, 1)
     run = Result(idata)
     names = run.names if var_names is None else list(var_names)
     if unknown := [name for name in names if name not in run.names]:

@@ -271,10 +271,10 @@ def _variable(tall: TallModel, var_name: str | None) -> str:
 
 
 def _checked_quantiles(quantiles: Sequence[float]) -> np.ndarray:
-    found = np.atleast_1d(np.asarray(quantiles, dtype=np.float64))
-    if found.ndim != 1 or not ((found > 0) & (found < 1)).all():
+    found = np.atleast_1d(np.asarray(quantiles))
+    if found.ndim != 1 or found.dtype.kind != "f" or not ((found > 0) & (found < 1)).all():
         raise ValueError(f"quantiles must lie between 0 and 1; got {quantiles!r}.")
-    return np.sort(found)
+    return np.sort(found.astype(np.float64))
 
 
 def _intervals(quantiles: np.ndarray) -> list[tuple[int, int]]:

@@ -282,12 +282,17 @@ class Result:
         )
 
     def check_finite(self, name: str, values: xr.DataArray) -> None:
-        """Refuse draws that are not finite.
+        """Refuse draws that are not finite, or no numbers.
 
         Raises
         ------
         ValueError
         """
+        if values.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{name} has draws of dtype {values.dtype} in {self.what}, which are no real "
+                "numbers. Convert them, as in .astype(float)."
+            )
         bad = ~np.isfinite(values.values.reshape(*values.shape[:2], -1)).all(axis=2)
         if bad.any():
             self.refuse_unfinished()

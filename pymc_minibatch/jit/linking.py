@@ -16,6 +16,7 @@ Numba's own classes, so it is off for versions that it does not know
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import CO_VARARGS
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -179,9 +180,10 @@ def compiled_once[F: Callable[..., Any]](dispatcher: F) -> F:
         return dispatcher
     overloads: dict[Any, Any] = dispatcher.overloads  # type: ignore[attr-defined]
     compile_as_usual = dispatcher.compile  # type: ignore[attr-defined]
+    has_star = bool(dispatcher.py_func.__code__.co_flags & CO_VARARGS)  # type: ignore[attr-defined]
 
     def compile_for_both(signature: Any) -> Any:
-        if len(signature) != 1:  # its arguments have names: some of its operations call Python
+        if not has_star:  # its arguments have names: some of its operations call Python
             return compile_as_usual(signature)
         [arguments] = signature
         starred = (types.StarArgTuple(tuple(arguments.types)),)

@@ -14,6 +14,7 @@ from pymc_minibatch.latent.smoothing import find_smoothing, rows_have_kinks
 from pymc_minibatch.latent.sums import ParabolicRows, find_parabolic_rows
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentModel", "Sums", "locate", "structure_with_effects", "without"]
@@ -86,6 +87,18 @@ def locate(
 
 
 def _located(
+    tall: TallModel,
+    structure: RowStructure,
+    temperature: float,
+    parabolic: ParabolicRows | None,
+) -> LatentModel:
+    try:
+        return _located_by_derivatives(tall, structure, temperature, parabolic)
+    except NO_DERIVATIVE as error:  # of the prior, such as an interpolation by lines, or of rows
+        raise NoFieldError(f"The log-density cannot be differentiated twice: {error}.") from error
+
+
+def _located_by_derivatives(
     tall: TallModel,
     structure: RowStructure,
     temperature: float,

@@ -15,6 +15,11 @@ these from one expansion to another,
 and the label with them. All rows decide on it. The coordinates stay, so that a limit on how far
 from a mode a jump starts holds for the way back as well.
 
+Moves may carry a chain to another mode than that of its label: all labels are equally probable,
+whatever the point. From there it would not jump, being far from its own mode. So a chain that is
+far from the mode j of its label tries a jump from another mode, to that of its label, and takes the
+label of the mode that it leaves. It is far from that one afterwards, and the way back is the same.
+
 References
 ----------
 Tjelmeland and Hegstad (2001), Mode jumping proposals in MCMC. Pompe, Holmes and Łatuszyński (2020),
@@ -286,19 +291,24 @@ class ModeSampler(LatentSampler):
     def _jumped(
         self, rng: np.random.Generator, point: np.ndarray, k: int, other: int, counts: MoveCounts
     ) -> bool:
-        """Try to take a point from one mode to another."""
+        """Try to take a point from the mode of its label k to another one.
+
+        If it is far from the mode of its label it is taken there, if it is about the other one.
+        """
         here = self.coordinates.from_model(point)
-        of_modes = [self.samplers[i].reference for i in (k, other)]
-        parts = of_modes[0].whiten(here)
+        own, away = (self.samplers[i].reference for i in (k, other))
+        is_about_own = _is_about(own, here)
+        leaves, enters = (own, away) if is_about_own else (away, own)
+        parts = leaves.whiten(here)
         if parts is None or not _is_usual(parts):
             return False
-        there, then = of_modes[1].color(parts)
+        there, then = enters.color(parts)
         if there is None:
             return False
-        given = of_modes[0].surrogate.factored_later(here[self.field.hyper])
-        log_ratio = given.log_determinant - then
-        for sign, mode in zip((-1.0, 1.0), of_modes, strict=True):
-            log_ratio += sign * mode.log_volume
+        if not is_about_own and _is_about(away, there):  # from where it would jump another way
+            return False
+        given = leaves.surrogate.factored_later(here[self.field.hyper])
+        log_ratio = given.log_determinant - then + enters.log_volume - leaves.log_volume
         log_ratio += self._log_density(there) - self._log_density(here)
         counts.n_evaluated += 2 * self.tall.n_rows // max(self.evaluations[0], 1)
         if not -rng.standard_exponential() < log_ratio:
@@ -366,7 +376,13 @@ def _squares(parts: tuple[np.ndarray, ...]) -> float:
     return sum(float(np.sum(part**2)) for part in parts)
 
 
-def _is_usual(parts: tuple[np.ndarray, ...]) -> bool:
+def _is_about(mode: LatentReference, point: np.ndarray) -> bool:
     """Whether a point is as far from a mode as points about it are."""
+    parts = mode.whiten(point)
+    return parts is not None and _is_usual(parts)
+
+
+def _is_usual(parts: tuple[np.ndarray, ...]) -> bool:
+    """Whether coordinates are as far from zero as those of points about a mode are."""
     size = sum(part.size for part in parts)
     return _squares(parts) < size + NEAR * math.sqrt(2.0 * size)

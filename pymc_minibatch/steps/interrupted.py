@@ -45,5 +45,8 @@ def _is_ours(trace: Any) -> bool:
 
 
 def _ended_early(trace: Any) -> bool:
-    """Whether a trace has less than was asked for, which may be no draws at all."""
-    return len(trace) < getattr(trace, "draws", 0)
+    """Whether a trace has less than was asked for, which may be no draws at all.
+
+    A trace of no variables (``var_names=[]``) has the length 0 whatever was drawn.
+    """
+    return bool(getattr(trace, "varnames", ())) and len(trace) < getattr(trace, "draws", 0)

@@ -10,6 +10,7 @@ from pymc.util import get_var_name
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.check import FAILURES, EvaluatedPoint, Graph, SplitCheck
+from pymc_minibatch.tall.level_numbers import refuse_new_negative_indices
 from pymc_minibatch.tall.partitions import PartitionedArray
 from pymc_minibatch.tall.refusals import (
     NotTallError,
@@ -66,6 +67,9 @@ def _check_bound(
         extremes = np.concatenate([indices, numbers, rows[:2]])
         taken = [given.values for given in _taken(bound, extremes)]
         compile_python(*graph)(tall.start, *taken)
+        [_, *batch], [term] = graph
+        own = [np.moveaxis(leaf_value(given.leaf), given.axis, 0) for given in bound.values()]
+        refuse_new_negative_indices(term, batch, own, taken)
     except FAILURES as error:
         raise ValueError(
             f"the rows with the smallest and largest numbers give an error ({error})"

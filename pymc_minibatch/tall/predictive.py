@@ -26,6 +26,7 @@ from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.binding import check_source, extreme_rows
 from pymc_minibatch.tall.check import FAILURES
+from pymc_minibatch.tall.level_numbers import refuse_new_negative_indices
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import batch_input, data_leaves, leaf_value, rebuild_graph
@@ -112,9 +113,11 @@ class Predictive:
             self.inputs, self.observed = self._opened(reads, data)
         arrays = [given.values for given in self.inputs]
         self.n_rows = len(arrays[0] if arrays else self._rows_of_observed())
+        if not self.n_rows:
+            raise ValueError("new_rows has no rows.")
         self._check_against_model(reads)
         if data is not None:
-            self._check_extremes()
+            self._check_extremes(reads)
 
     @made_once
     def compiled(self) -> CompiledFunction:
@@ -246,7 +249,7 @@ class Predictive:
         check_range(name, given.values, np.dtype(own.leaf.type.dtype))
         return given
 
-    def _check_extremes(self) -> None:
+    def _check_extremes(self, reads: list[RowInput]) -> None:
         """Evaluate the rows with the smallest and largest numbers where indices are checked."""
         named = {given.name: given for given in self.inputs}
         rows = np.concatenate([extreme_rows(named, "iu"), extreme_rows(named, "f"), [0]])
@@ -258,6 +261,9 @@ class Predictive:
         batch = [given.values[rows] for given in self.inputs]
         try:
             compile_python(inputs, [output])(self._tall.start, rows.size, *generators, *batch)
+            own = [_own_rows(given) for given in reads]
+            read = inputs[len(inputs) - len(batch) :]
+            refuse_new_negative_indices(output, read, own, batch)
         except FAILURES as error:
             raise ValueError(
                 "The rows with the smallest and largest numbers cannot be predicted "

@@ -97,3 +97,17 @@ def test_an_audit_needs_the_step_of_the_run():
         TypeError, match=r"step must be a step of this package.* NoneType\. Pass the"
     ):
         pmb.audit(None, None)
+
+
+def test_an_audit_needs_moves(model):
+    with model:
+        step = pmb.SGLD(step_size=1e-4, preconditioner="identity", control_variate=0)
+    for n_moves in (0, 2.5, -3):
+        with pytest.raises(ValueError, match="n_moves must be a whole number, at least 1"):
+            pmb.audit(None, step, n_moves=n_moves)
+
+
+@pytest.mark.parametrize("n", [-1, 0, 2.5, "all"])
+def test_worst_lists_some(model, n):
+    with pytest.raises(ValueError, match="n must be a whole number, at least 1"):
+        pmb.worst(None, n)

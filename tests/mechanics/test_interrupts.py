@@ -370,14 +370,14 @@ def test_what_else_is_dropped_is_told_as_before(monkeypatch):
 # --- In PyMC ----------------------------------------------------------------------------------
 
 
-def interrupted_run(step, at, chains=1, draws=20):
+def interrupted_run(step, at, chains=1, draws=20, **others):
     """Interrupt a run at a draw of its first chain, or of all its processes."""
 
     def interrupt(trace, draw):
         if draw.draw_idx >= at and draw.chain == 0:
             raise KeyboardInterrupt
 
-    options = {"progressbar": False, "compute_convergence_checks": False}
+    options = {"progressbar": False, "compute_convergence_checks": False} | others
     return pm.sample(
         draws, tune=10, chains=chains, cores=1, step=step, callback=interrupt, **options
     )
@@ -396,6 +396,8 @@ def test_a_run_that_is_interrupted_while_it_tunes():
             interrupted_run(pm.Metropolis(), 5)
         with pytest.raises(ValueError, match="Not enough samples"):  # nobody interrupts it
             interrupted_run(step, 50, draws=0)
+        with pytest.raises(ValueError, match="Not enough samples"):  # nor this one
+            interrupted_run(step, 50, var_names=[])
 
 
 def test_a_run_that_is_interrupted_while_it_records_keeps_its_draws(alarm):

@@ -138,6 +138,8 @@ def test_many_draws_need_a_store(monkeypatch, tall, idata):
     [
         ({"group": None}, r"new_rows has nothing for group.*it names \['x'\]"),
         ({"group": np.array([0, 3])}, "levels of a group, say, that the model has not seen"),
+        ({"group": np.array([0, -1])}, "-1 numbers a level of a group.*counted from the last"),
+        ({"x": np.zeros(0), "group": np.zeros(0, dtype=int)}, "new_rows has no rows"),
         ({"x": np.zeros((2, 1))}, r"shape \(2, 1\); the model needs \('N',\)"),
         ({"x": np.zeros(3)}, "same number of rows"),
         ({"x": np.array([0.0, np.nan])}, "x has nan in row 1"),
@@ -163,6 +165,7 @@ def test_new_rows_without_names(tall, idata):
         ({"store": "x.zarr"}, "store is for draws"),
         ({"store": ".", "output": "draws"}, r"\. exists\. Remove it, or name a new folder"),
         ({"quantiles": [0.5, 1.0]}, "quantiles must lie between 0 and 1"),
+        ({"quantiles": "0.5"}, "quantiles must lie between 0 and 1; got '0.5'"),
         ({"by": "g"}, r"the row data that are read are \['group', 'x'\]|\['x', 'group'\]"),
         ({"by": [1, 2]}, r"one label for each of the 400 rows; it has shape \(2,\)"),
         ({"var_name": "z"}, r"var_name must be one of .*\['y'\]; got 'z'"),

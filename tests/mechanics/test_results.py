@@ -339,6 +339,10 @@ OTHER = {
         lambda: tree(lambda group: group.isel(g=[0, 1]), only=["posterior"]),
         r"u has shape \(2, 2\) in the posterior and \(3, 2\)",
     ),
+    "objects": (
+        lambda: tree(lambda group: group.assign(u=group["u"].astype(object)), only=["posterior"]),
+        "u has draws of dtype object in idata, which are no real numbers",
+    ),
     "stats_of_other_draws": (
         lambda: tree(lambda group: group.isel(draw=slice(30)), only=["sample_stats"]),
         "sample_stats of other draws than its posterior: 30 and 60",
@@ -351,7 +355,9 @@ READ_SEVERAL = ["compare", "error_by_rows", "running_mean", "marginals"]
 READ_STATS = ["report", "batch_sizes", "bright_rows", "noise", "accuracy_by_rows"]
 
 
-@pytest.mark.parametrize("change", ["nan", "interrupted", "other_labels", "fewer_levels"])
+@pytest.mark.parametrize(
+    "change", ["nan", "interrupted", "other_labels", "fewer_levels", "objects"]
+)
 @pytest.mark.parametrize("name", READ_THE_DRAWS)
 def test_refused_by_what_reads_the_draws(outcome, name, change):
     build, words = OTHER[change]

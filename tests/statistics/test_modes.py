@@ -116,3 +116,25 @@ def test_amplitude_and_phase_without_groups():
     plus = np.exp(-0.5 * (0.8 - 0.3) ** 2) * np.exp(-(turns**2) / 8).sum()
     minus = np.exp(-0.5 * (0.8 + 0.3) ** 2) * np.exp(-((np.pi + turns) ** 2) / 8).sum()
     assert abs((found < 0).mean() - minus / (plus + minus)) < 0.08
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_chains_far_from_the_mode_of_their_label_jump(label):
+    """Moves may carry a chain past zero: it stayed there for hundreds of draws."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=1000)
+    y = 0.3 * x + rng.normal(size=1000)
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0.2, 1.0)
+        pm.Normal("y", theta**2 * x, 1.0, observed=y)
+    with pytest.warns(UserWarning, match="modes"):
+        latent = pmb.MinibatchMH(model=model).latent
+    state, point = latent.initial_state(), np.array([0.5])
+    state[0][0] = label  # of either mode, so once of the other
+    signs = []
+    for _ in range(300):
+        latent.draw(rng, point, 1, False, state)
+        signs.append(point[0] > 0)
+    right = 1 / (1 + np.exp(-2 * 0.2 * 0.508))
+    assert abs(np.mean(signs) - right) < 0.15
+    assert np.sum(np.diff(signs)) > 40
