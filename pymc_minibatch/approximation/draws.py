@@ -105,7 +105,7 @@ class GaussianApproximation:
         """Return draws."""
         design = self._designed(rng)
         constant = np.log(np.diagonal(self.factor)).sum()
-        if design is not None and design.are_dense and 2 * n_draws <= len(design.z):
+        if design is not None and design.are_dense:  # many draws repeat some points
             chosen = resampled(rng, design.weights, n_draws)
             z = with_moments_of(design.z[chosen], design.moments)
             order = rng.permutation(n_draws)
