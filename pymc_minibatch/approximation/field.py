@@ -200,9 +200,10 @@ class FieldApproximation:
         n = min(JOINT_ROWS / (integral.n_nodes * self.cost), MOST_JOINT_POINTS)
         if n < LEAST_JOINT_POINTS:
             return None
-        self._joint = weighted_design(rng, self._joint_densities, size, int(n))
-        if self._joint is not None:
-            self.log_evidence = self._joint.log_evidence + self.reference.log_volume
+        design = weighted_design(rng, self._joint_densities, size, int(n))
+        if design is not None and design.is_even:
+            self._joint = design
+            self.log_evidence = design.log_evidence + self.reference.log_volume
         return self._joint
 
     def _joint_densities(self, at: np.ndarray) -> np.ndarray:
