@@ -73,6 +73,9 @@ MOST_JOINT, MOST_JOINT_POINTS = 12, 1024
 JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
 """Rows that they may evaluate together (about 2 s on two cores), and fewest points."""
 
+CORRECTED_ROWS = 1e8
+"""Rows that corrections of each draw's levels may evaluate (about 1 s)."""
+
 PAIRED, MOST_PAIRED = 1.5, 5
 """Where two axes are moved together, and the most hyperparameters for which they are."""
 
@@ -236,7 +239,7 @@ class FieldApproximation:
         if self._joint is None or self.integral is None or not self.reference.hyper.size:
             return False
         different = min(n, len(self._joint.z))
-        return different * self.integral.n_nodes * self.cost <= JOINT_ROWS
+        return different * self.integral.n_nodes * self.cost <= CORRECTED_ROWS
 
     @cached_property
     def _correction(self) -> FieldCorrection | None:
