@@ -11,9 +11,11 @@ import xarray as xr
 from arviz_stats.base.array import array_stats
 from pymc.util import get_random_generator
 
-from pymc_minibatch.approximation.check import Check, Scanned, check_of
+from pymc_minibatch.approximation.check import GOOD_K, Check, Scanned, check_of
+from pymc_minibatch.approximation.design import FINITE_K
 from pymc_minibatch.approximation.draws import (
     Approximation,
+    GaussianApproximation,
     Mixture,
     approximation_of,
 )
@@ -215,6 +217,8 @@ class _Run:
             )
         self.approximation: Approximation = known
         self.n_modes = known.n_modes if isinstance(known, Mixture) else 1
+        has_looked_far = isinstance(known, GaussianApproximation) and known.looks_far
+        self.good_k = FINITE_K if has_looked_far else GOOD_K
         if step.latent is not None:
             step.steps_per_draw = 1
 
@@ -265,10 +269,10 @@ class _Run:
         """Make scans from some points until they have moved, or rows are used up; compare."""
         slices, n_made = self.step.tall.layout.slices, n_scans
         scanned = self._scanned(starts, n_scans)
-        check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
+        check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
         while check.slowness > slow and 2 * n_made * cost * len(starts) <= rows:
             scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
-            check = check_of(scanned, moments, slices, pareto_k, self.n_modes)
+            check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
             n_made *= 2
         return scanned, check
 

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-__all__ = ["Check", "Scanned", "Shift", "Verdict", "check_of"]
+__all__ = ["GOOD_K", "Check", "Scanned", "Shift", "Verdict", "check_of"]
 
 Verdict = Literal["use", "check", "do not use"]
 
@@ -123,11 +123,14 @@ class Check:
         k̂; NaN if it was not looked at.
     n_modes : int
         How many modes were found.
+    good_k : float
+        k̂ up to which draws may be used.
     """
 
     shifts: list[Shift]
     pareto_k: float
     n_modes: int = 1
+    good_k: float = GOOD_K
 
     @property
     def largest(self) -> Shift:
@@ -168,7 +171,9 @@ class Check:
         noise = max(max(shift.error, shift.scale_error) for shift in self.shifts)
         if surely > WRONG or self._scale > WRONG_SCALE or slow > STUCK or self.pareto_k > BAD_K:
             return "do not use"
-        unsure = slow > SLOW or noise > MOST_NOISE or self.pareto_k > GOOD_K or self.n_modes > 1
+        unsure = (
+            slow > SLOW or noise > MOST_NOISE or self.pareto_k > self.good_k or self.n_modes > 1
+        )
         return "check" if unsure or self._may_be_wrong or not self.is_settled else "use"
 
     @property
@@ -201,6 +206,7 @@ def check_of(
     slices: Mapping[str, slice],
     pareto_k: float,
     n_modes: int = 1,
+    good_k: float = GOOD_K,
 ) -> Check:
     """Compare where scans have led with the moments of the draws that they started from.
 
@@ -212,7 +218,7 @@ def check_of(
         Means and standard deviations of the approximation.
     slices
         Positions of variables in a point.
-    pareto_k, n_modes
+    pareto_k, n_modes, good_k
         What else is known.
     """
     mean, sd = moments
@@ -222,7 +228,7 @@ def check_of(
     for name, where in filled.items():  # a scale is not lost among thousands of effects
         z = float(norm.isf(ALPHA / 2 / len(filled) / (where.stop - where.start)))
         shifts.append(_shift(name, start[:, where], middle[:, where], end[:, where], z))
-    return Check(shifts, pareto_k, n_modes)
+    return Check(shifts, pareto_k, n_modes, good_k)
 
 
 def _shift(name: str, start: np.ndarray, middle: np.ndarray, end: np.ndarray, z: float) -> Shift:

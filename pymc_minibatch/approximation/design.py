@@ -3,7 +3,9 @@
 Points are quasi-random, normal on each side of each axis with a width of its own (split normal), as
 wide as the density is found to be along that axis, and a little wider. Weights π/g take them for
 the density (importance sampling), smoothed by Pareto's law. If they are uneven, points are spread
-once more with the mean and covariance that the weights give (adaptive importance sampling).
+once more with the mean and covariance that the weights give (adaptive importance sampling), and all
+are weighed by the mixture that they come from. Of few coordinates, some are spread several times
+wider, so that mass far from the mode is found (defensive importance sampling).
 
 If few points can be afforded, they are opposite pairs from the normal approximation with its own
 mean and covariance. Then noise comes only from what weights differ by (a control variate).
@@ -12,7 +14,8 @@ References
 ----------
 Wallis (2014), The two-piece normal, binormal, or double Gaussian distribution. Vehtari, Simpson,
 Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling. Cappé, Guillin, Marin and Robert
-(2004), Population Monte Carlo.
+(2004), Population Monte Carlo. Cornuet, Marin, Mira and Robert (2012), Adaptive multiple importance
+sampling. Hesterberg (1995), Weighted average importance sampling and defensive mixtures.
 """
 
 import math
@@ -25,7 +28,10 @@ from scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
 __all__ = [
+    "FEW_POINTS",
+    "FINITE_K",
     "LOG_2PI",
+    "MOST_FAR",
     "Densities",
     "WeightedDesign",
     "matched",
@@ -43,6 +49,13 @@ LOG_2PI = math.log(2 * math.pi)
 
 WIDER = 0.35
 """Points are spread 1 + WIDER / √H times wider than the density: 1.25 for two coordinates."""
+
+FAR, FAR_SHARE, MOST_FAR = 4.0, 0.25, 5
+"""How much wider the points that look for mass far away are spread, their share of all points, and
+the most coordinates in which they would find any."""
+
+MOST_SPREADS = 3
+"""How often points are spread at most."""
 
 FALL, LEAST_SCALE = 3.0, 0.2
 """By how much the log density falls where its width is measured, and the narrowest that counts."""
@@ -65,8 +78,12 @@ MOST_WEIGHT_SD = 0.35
 """The largest relative standard deviation of the weights of few points: of 64, it makes a standard
 error of their mean of 0.04."""
 
-BAD_K = 0.7
-"""Pareto's k̂ from which weights are not used."""
+FINITE_K = 0.5
+"""Pareto's k̂ from which weights have no finite variance: points are spread again."""
+
+BAD_K, WORST_K = 0.7, 1.0
+"""Pareto's k̂ from which weights are not used, and that if some points have looked far, since what
+they have found is better known roughly than not at all; the check says so then."""
 
 
 class WeightedDesign(NamedTuple):
@@ -85,6 +102,8 @@ class WeightedDesign(NamedTuple):
     are_dense : bool
         Whether there are enough points to draw from them by weight; otherwise only their mean and
         covariance are of use.
+    is_even : bool
+        Whether weights are even enough to be of use.
     """
 
     z: np.ndarray
@@ -93,6 +112,7 @@ class WeightedDesign(NamedTuple):
     log_evidence: float
     pareto_k: float
     are_dense: bool
+    is_even: bool = True
 
     @property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -102,10 +122,38 @@ class WeightedDesign(NamedTuple):
         return mean, away.T @ (away * self.weights[:, None])
 
 
+class _Spread(NamedTuple):
+    """A split normal density from which points are spread."""
+
+    mean: np.ndarray
+    root: np.ndarray
+    scales: np.ndarray
+    width: float
+    n: int
+
+    def points(self, rng: np.random.Generator) -> np.ndarray:
+        """Return quasi-random points, shape (n, H)."""
+        v = ndtri(qmc.Sobol(self.mean.size, rng=rng).random(self.n)) * self.width
+        return np.asarray(self.mean + scaled(v, self.scales) @ self.root.T)
+
+    def log_density(self, z: np.ndarray) -> np.ndarray:
+        """Return the log-density at points (K, H), times how many come from here."""
+        u = np.linalg.solve(self.root, (z - self.mean).T).T
+        widths = self.width * np.where(u < 0, *self.scales)
+        log_g = -0.5 * np.sum((u / widths) ** 2, axis=1) - np.log(widths).sum(axis=1)
+        constant = self.mean.size * 0.5 * LOG_2PI + np.log(np.diagonal(self.root)).sum()
+        return np.asarray(log_g - constant + math.log(self.n))
+
+
 def weighted_design(
-    rng: np.random.Generator, log_densities: Densities, size: int, n: int
+    rng: np.random.Generator,
+    log_densities: Densities,
+    size: int,
+    n: int,
+    *,
+    looks_far: bool = False,
 ) -> WeightedDesign | None:
-    """Spread points and weigh them; None if the weights are too uneven to be of use.
+    """Spread points and weigh them; None if there are too few.
 
     Parameters
     ----------
@@ -116,50 +164,58 @@ def weighted_design(
     size
         H.
     n
-        How many points can be afforded.
+        How many points can be afforded each time that points are spread.
+    looks_far
+        Whether some of them look for mass far away, which takes densities that are right there,
+        and few coordinates.
     """
     if n < max(FEW_POINTS, POINTS_BY_DIMENSION * size):
         return _of_few(rng, log_densities, size, n)
     n = 2 ** int(math.log2(n))  # Sobol points are balanced then
-    mean, root = np.zeros(size), np.eye(size)
-    found = _of_many(rng, log_densities, (mean, root), n)
     least = max(LEAST_EFFECTIVE, EFFECTIVE_BY_DIMENSION * size)
-    if _effective(found) < EVEN * n and _effective(found) > min(least, 4.0 * size):
-        mean, covariance = found.moments
-        again = _of_many(rng, log_densities, (mean, np.linalg.cholesky(covariance)), n)
-        found = max(found, again, key=_effective)
-    return found if _effective(found) >= least and found.pareto_k < BAD_K else None
+    spreads: list[_Spread] = []
+    z, log_p = np.zeros((0, size)), np.zeros(0)
+    moments = np.zeros(size), np.eye(size)
+    for _ in range(MOST_SPREADS):
+        added = _spreads_about(moments, log_densities, n, looks_far=looks_far)
+        points = np.concatenate([each.points(rng) for each in added])
+        spreads += added
+        z, log_p = np.concatenate([z, points]), np.concatenate([log_p, log_densities(points)])
+        log_g = logsumexp([each.log_density(z) for each in spreads], axis=0) - math.log(len(z))
+        found = _weighed(z, log_p, log_g, are_dense=True)
+        effective = _effective(found)
+        if effective <= min(least, 4.0 * size):
+            break
+        if effective >= EVEN * n and found.pareto_k < FINITE_K:
+            break
+        moments = found.moments
+    worst = WORST_K if looks_far else BAD_K
+    return found._replace(is_even=effective >= least and found.pareto_k < worst)
 
 
-def _of_many(
-    rng: np.random.Generator,
-    log_densities: Densities,
-    moments: tuple[np.ndarray, np.ndarray],
-    n: int,
-) -> WeightedDesign:
-    mean, root = moments
+def _spreads_about(
+    moments: tuple[np.ndarray, np.ndarray], log_densities: Densities, n: int, *, looks_far: bool
+) -> list[_Spread]:
+    """Return where n points are to be spread, for a density with about this mean and covariance."""
+    mean, root = moments[0], np.linalg.cholesky(moments[1])
     size = mean.size
     scales = split_scales(lambda at: log_densities(mean + at @ root.T), size)
-    wider = 1.0 + WIDER / math.sqrt(size)
-    v = ndtri(qmc.Sobol(size, rng=rng).random(n)) * wider
-    log_g = -0.5 * np.sum((v / wider) ** 2, axis=1) - size * (0.5 * LOG_2PI + math.log(wider))
-    log_g -= np.log(np.where(v < 0, *scales)).sum(axis=1)
-    log_g -= np.log(np.diagonal(root)).sum()
-    z = mean + scaled(v, scales) @ root.T
-    return _weighed(z, log_densities(z), log_g, are_dense=True)
+    width = 1.0 + WIDER / math.sqrt(size)
+    near = _Spread(mean, root, scales, width, n)
+    return [near, near._replace(width=FAR * width, n=int(FAR_SHARE * n))] if looks_far else [near]
 
 
 def _of_few(
     rng: np.random.Generator, log_densities: Densities, size: int, n: int
 ) -> WeightedDesign | None:
-    """Return opposite pairs, if their weights are even."""
+    """Return opposite pairs; None if they are too few."""
     if n < FEWEST_POINTS:
         return None
     z = opposite(matched(rng.standard_normal((n // 2, size))))
     log_g = -0.5 * np.sum(z**2, axis=1) - 0.5 * size * LOG_2PI
     found = _weighed(z, log_densities(z), log_g, are_dense=False)
     is_even = float(np.std(found.weights)) * len(z) < MOST_WEIGHT_SD
-    return found if is_even else None
+    return found._replace(is_even=is_even)
 
 
 def _weighed(

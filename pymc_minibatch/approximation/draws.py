@@ -12,7 +12,9 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_minibatch.approximation.design import (
+    FEW_POINTS,
     LOG_2PI,
+    MOST_FAR,
     Densities,
     WeightedDesign,
     matched,
@@ -98,14 +100,25 @@ class GaussianApproximation:
 
     @property
     def pareto_k(self) -> float | None:
-        """k̂ of the design points; None if there are none."""
-        return None if self._design is None else self._design.pareto_k
+        """k̂ of the design points; None if there are none, or draws do not come from them.
+
+        If points that were spread far make their weights uneven, draws miss what these have found.
+        """
+        design = self._design
+        told = design is not None and (design.is_even or self.looks_far)
+        return design.pareto_k if design is not None and told else None
+
+    @property
+    def looks_far(self) -> bool:
+        """Whether some design points look for mass far from the mode."""
+        enough = self.n_points >= FEW_POINTS and self.log_densities is not None
+        return enough and self.mean.size <= MOST_FAR
 
     def draw(self, rng: np.random.Generator, n_draws: int) -> Drawn:
         """Return draws."""
         design = self._designed(rng)
         constant = np.log(np.diagonal(self.factor)).sum()
-        if design is not None and design.are_dense and 2 * n_draws <= len(design.z):
+        if design is not None and design.are_dense:  # many draws repeat some points
             chosen = resampled(rng, design.weights, n_draws)
             z = with_moments_of(design.z[chosen], design.moments)
             order = rng.permutation(n_draws)
@@ -125,10 +138,14 @@ class GaussianApproximation:
         if not self._has_looked and self.log_densities is not None:
             evaluate = self.log_densities
             self._design = weighted_design(
-                rng, lambda z: evaluate(self._points(z)), self.mean.size, self.n_points
+                rng,
+                lambda z: evaluate(self._points(z)),
+                self.mean.size,
+                self.n_points,
+                looks_far=self.looks_far,
             )
             self._has_looked = True
-        return self._design
+        return self._design if self._design is not None and self._design.is_even else None
 
 
 class Mixture:

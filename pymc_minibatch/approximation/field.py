@@ -73,6 +73,9 @@ MOST_JOINT, MOST_JOINT_POINTS = 12, 1024
 JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
 """Rows that they may evaluate together (about 2 s on two cores), and fewest points."""
 
+CORRECTED_ROWS = 1e8
+"""Rows that corrections of each draw's levels may evaluate (about 1 s)."""
+
 PAIRED, MOST_PAIRED = 1.5, 5
 """Where two axes are moved together, and the most hyperparameters for which they are."""
 
@@ -164,10 +167,14 @@ class FieldApproximation:
         points = np.empty((n_draws, self.reference.surrogate.center.size))
         densities = np.empty(n_draws)
         noise, known, places = np.random.default_rng(seed), None, rng.permutation(n_draws)
+        by_draw, correction = self._corrects_each(n_pairs), self._correction
         n_latent = layout.dense.size + layout.groups.size
         for k in range(n_pairs):
             if known is None or not np.array_equal(w[k], w[k - 1]):
                 known = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
+                if by_draw and self.integral is not None:  # the border is the same, too
+                    at_draw = self.integral.correction_at(known, dense[k])
+                    correction = self._correction if at_draw is None else at_draw
             groups = noise.standard_normal(layout.groups.shape) / scale
             log_q = log_density_w[k] + known.log_determinant
             log_q -= 0.5 * (float(np.sum(groups**2)) + n_latent * LOG_2PI)
@@ -180,7 +187,7 @@ class FieldApproximation:
                 if at == n_draws:
                     break
                 border = dense[k] if joint is not None else sign * dense[k]
-                eta, log_slope = self._corrected((border, sign * groups))
+                eta, log_slope = _corrected(correction, (border, sign * groups))
                 inside = known.frame.color(eta)
                 points[places[at]] = to_model(inside)
                 densities[places[at]] = log_q - log_slope
@@ -200,9 +207,10 @@ class FieldApproximation:
         n = min(JOINT_ROWS / (integral.n_nodes * self.cost), MOST_JOINT_POINTS)
         if n < LEAST_JOINT_POINTS:
             return None
-        self._joint = weighted_design(rng, self._joint_densities, size, int(n))
-        if self._joint is not None:
-            self.log_evidence = self._joint.log_evidence + self.reference.log_volume
+        design = weighted_design(rng, self._joint_densities, size, int(n))
+        if design is not None and design.is_even:
+            self._joint = design
+            self.log_evidence = design.log_evidence + self.reference.log_volume
         return self._joint
 
     def _joint_densities(self, at: np.ndarray) -> np.ndarray:
@@ -226,9 +234,12 @@ class FieldApproximation:
         log_density = joint.log_density[chosen] - slopes - self.reference.log_volume
         return w, z[:, n_hyper:], log_density
 
-    def _corrected(self, eta: BorderAndBlocks) -> tuple[BorderAndBlocks, float]:
-        """Return the whitened field that a standard normal one stands for, and the log-slope."""
-        return (eta, 0.0) if self._correction is None else self._correction.apply(eta)
+    def _corrects_each(self, n: int) -> bool:
+        """Whether levels of n draws are corrected given each one's own h and border."""
+        if self._joint is None or self.integral is None or not self.reference.hyper.size:
+            return False
+        different = min(n, len(self._joint.z))
+        return different * self.integral.n_nodes * self.cost <= CORRECTED_ROWS
 
     @cached_property
     def _correction(self) -> FieldCorrection | None:
@@ -335,7 +346,9 @@ class FieldApproximation:
         for k in range(n_pairs):
             given = self.surrogate.factored_later(self.tails.to_hyper(w[k]))
             log_q = log_density_w[k] + given.log_determinant - 0.5 * float(np.sum(dense[k] ** 2))
-            both = [self._corrected((dense[k], sign * groups))[0] for sign in (1.0, -1.0)]
+            both = [
+                _corrected(self._correction, (dense[k], sign * groups))[0] for sign in (1.0, -1.0)
+            ]
             points = [given.frame.color(eta) for eta in both]
             ratios[k] = np.mean(self._log_posteriors(points)) - log_q
         return ratios
@@ -420,6 +433,13 @@ def _curve(at: np.ndarray, values: np.ndarray) -> Callable[[np.ndarray], np.ndar
         return np.asarray(inside(near) + slope(near) * (x - near))
 
     return curve
+
+
+def _corrected(
+    correction: FieldCorrection | None, eta: BorderAndBlocks
+) -> tuple[BorderAndBlocks, float]:
+    """Return the whitened field that a standard normal one stands for, and the log-slope."""
+    return (eta, 0.0) if correction is None else correction.apply(eta)
 
 
 def resampled(

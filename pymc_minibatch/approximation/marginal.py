@@ -224,11 +224,34 @@ class FieldIntegral:
             # The squares that are in both ends cancel.
             border = np.clip((values[::2] - values[1::2]) / 2, -MOST_SHIFT, MOST_SHIFT)
             border = np.nan_to_num(border)
+        return FieldCorrection(border, *self._moments_at(given, border))
+
+    def correction_at(self, given: Conditional, border: np.ndarray) -> FieldCorrection | None:
+        """Return what levels are given h and a whitened border; None if that is not known.
+
+        Parameters
+        ----------
+        given
+            The Gaussian of the field given h.
+        border : ndarray, shape (p,)
+            The border.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                found = FieldCorrection(np.zeros(border.size), *self._moments_at(given, border))
+        except np.linalg.LinAlgError:
+            return None
+        return found if all(np.isfinite(each).all() for each in found) else None
+
+    def _moments_at(
+        self, given: Conditional, border: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        nodes = self._nodes
         found = [
             log_weight + ratios for log_weight, ratios, _ in self._ratios(given, border, nodes)
         ]
         shares = np.exp(found - logsumexp(found, axis=0)).T
-        return FieldCorrection(border, *_moments(shares, np.array([node for _, node in nodes])))
+        return _moments(shares, np.array([node for _, node in nodes]))
 
     def _points(self, rng: np.random.Generator, n_pairs: float) -> list[BorderAndBlocks]:
         """List points over which is averaged: of the border, or of the whole field."""

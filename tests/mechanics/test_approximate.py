@@ -262,9 +262,36 @@ def loggamma_integral(shape):
     return gammaln(shape) - shape * np.log(shape) + 0.5 * np.log(shape)
 
 
+def two_peaks(z):
+    """An eighth of the mass is five by five standard deviations away, and twice as wide."""
+    near = np.log(7 / 8) - 0.5 * np.sum(z**2, axis=1)
+    far = np.log(1 / 32) - 0.125 * np.sum((z - 5) ** 2, axis=1)
+    return np.logaddexp(near, far)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mass_far_from_the_mode_is_found(seed):
+    design = weighted_design(np.random.default_rng(seed), two_peaks, 2, 4096, looks_far=True)
+    assert design is not None
+    assert design.is_even
+    mean, covariance = design.moments
+    np.testing.assert_allclose(mean, 5 / 8, atol=0.15)
+    variance = 7 / 8 + 4 / 8 + 25 * 7 / 64
+    np.testing.assert_allclose(np.diagonal(covariance), variance, rtol=0.15)
+    assert abs(design.log_evidence - np.log(2 * np.pi)) < 0.03
+
+
+def test_weights_without_variance_are_to_be_checked():
+    shift = Shift("a", 0.02, 0.02, -0.1, 0.0, 0.02, 0.2)
+    assert Check([shift], 0.6).verdict == "use"
+    assert Check([shift], 0.6, good_k=0.5).verdict == "check"
+
+
 def test_uneven_weights_are_not_used():
     def log_densities(z):
         return -2e4 * np.sum((z - 3) ** 2, axis=1)
 
     for n in (64, 512):
-        assert weighted_design(np.random.default_rng(5), log_densities, 6, n) is None
+        design = weighted_design(np.random.default_rng(5), log_densities, 6, n)
+        assert design is not None
+        assert not design.is_even

@@ -129,6 +129,30 @@ def test_few_events_of_groups_are_those_of_quadrature():
         assert abs(float(drawn[name].std()) / sd - 1) < 0.06
 
 
+def test_groups_without_events_are_those_of_quadrature():
+    """What a level is beyond Gaussian depends on the scale and the mean of all."""
+    n_groups, n = 5, 10
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu", 0, 2), pm.HalfNormal("sd", 1)
+        z = pm.Normal("z", shape=n_groups)
+        group = np.repeat(np.arange(n_groups), n)
+        pm.Bernoulli("y", logit_p=mu + sd * z[group], observed=np.zeros(n_groups * n, dtype=int))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    at = np.meshgrid(np.linspace(-12, 3, 150), np.linspace(0.005, 4, 120), indexing="ij")
+    likelihood = (1 + np.exp(at[0][..., None] + at[1][..., None] * nodes)) ** -n
+    integral = likelihood @ weights
+    log_p = -(at[0] ** 2) / 8 - at[1] ** 2 / 2 + n_groups * np.log(integral)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    first, second = (
+        float((p * (likelihood @ (weights * nodes**k)) / integral).sum()) for k in (1, 2)
+    )
+    sd_of_z = np.sqrt(second - first**2)
+    drawn = pmb.approximate(model, random_seed=1, correct=False).posterior["z"].values
+    assert abs(drawn.mean() - first) < 0.02 * sd_of_z
+    assert abs(drawn.std() / sd_of_z - 1) < 0.02
+
+
 def two_modes():
     y = np.random.default_rng(5).normal(1.0, 1.0, 1000)
     with pm.Model() as model:
@@ -160,13 +184,14 @@ def cauchy():
     return model
 
 
-def test_a_skewed_posterior_without_effects_is_that_of_the_closed_form():
-    """Few events: Gamma, which is far from Gaussian about its mode."""
+@pytest.mark.parametrize("draws", [1000, 5000])
+def test_a_skewed_posterior_without_effects_is_that_of_the_closed_form(draws):
+    """Few events: Gamma, which is far from Gaussian about its mode, however many draws are made."""
     y = np.zeros(400, dtype=int)
     y[:4] = 1
     with pm.Model() as model:
         pm.Poisson("y", pm.Gamma("rate", 1, 0.1), observed=y)
-    idata = pmb.approximate(model, random_seed=1, correct=False)
+    idata = pmb.approximate(model, draws=draws, random_seed=1, correct=False)
     rate = idata.posterior["rate"].values.ravel()
     exact = gamma(5, scale=1 / 400.1)
     assert abs(rate.mean() - exact.mean()) < 0.05 * exact.std()
