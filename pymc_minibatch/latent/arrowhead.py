@@ -34,6 +34,7 @@ from pymc_minibatch.latent.batched import (
     solve_blocks,
     solve_blocks_transposed,
 )
+from pymc_minibatch.latent.banded import BandedCholesky
 from pymc_minibatch.latent.cholesky import (
     DenseCholesky,
     SparseCholesky,
@@ -169,7 +170,7 @@ class ArrowheadFactor:
 
     Attributes
     ----------
-    schur : DenseCholesky, SparseCholesky or KrylovRoot
+    schur : DenseCholesky, SparseCholesky, BandedCholesky or KrylovRoot
         Factor, or another root, of what elimination of the groups leaves for the dense part.
     reduced : ndarray or sparse array, shape (G q, p)
         ``W_g = C_g⁻¹ B_g``, one below the other.
@@ -177,7 +178,7 @@ class ArrowheadFactor:
         Lower factors C_g of the groups' blocks.
     """
 
-    schur: DenseCholesky | SparseCholesky | KrylovRoot
+    schur: DenseCholesky | SparseCholesky | BandedCholesky | KrylovRoot
     reduced: Matrix
     cholesky: np.ndarray
 
