@@ -25,6 +25,7 @@ import numpy as np
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.latent.banded import BandedCholesky
 from pymc_minibatch.latent.batched import (
     factored_blocks,
     log_diagonal,
@@ -34,7 +35,6 @@ from pymc_minibatch.latent.batched import (
     solve_blocks,
     solve_blocks_transposed,
 )
-from pymc_minibatch.latent.banded import BandedCholesky
 from pymc_minibatch.latent.cholesky import (
     DenseCholesky,
     SparseCholesky,
