@@ -141,8 +141,10 @@ MESSAGES = {
     ),
     "PMB303": Message(
         "A row is impossible at a point of the chain",
-        "The support of the likelihood depends on a parameter.",
-        "Sample this model with NUTS.",
+        "The support of the likelihood depends on a parameter, and batches do not see its end.",
+        "Raise `tune`: with 150 draws of tuning to come, chains continue along trajectories with "
+        'all rows. This takes `fallback="nuts"` and the defaults of `acceptance`, `proposal` '
+        "and `batch_size`.",
     ),
     "PMB304": Message(
         "A move disagrees with the model's own log-density",

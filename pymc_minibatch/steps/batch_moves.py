@@ -42,7 +42,7 @@ from pymc_minibatch.steps.deciding import DEFAULT_BATCH, least_uniform_batch, se
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.witness.together import JointMove
 
-__all__ = ["BatchMoves"]
+__all__ = ["BatchMoves", "ImpossibleRowError"]
 
 _log = logging.getLogger("pymc_minibatch")
 
@@ -60,6 +60,10 @@ HEAVY_WALK = 0.4
 
 NEARLY_GAUSSIAN = 0.5
 """If independent Gaussian proposals would be accepted this often, no others are needed."""
+
+
+class ImpossibleRowError(SamplingError):
+    """A row is impossible at a point to which decisions on other rows have led."""
 
 
 class BatchMoves(TallStep):
@@ -299,7 +303,7 @@ class BatchMoves(TallStep):
         """
         if row >= 0:
             number = row if numbers is None else int(numbers[row])
-            raise SamplingError(self.complaint(number, flat))
+            raise ImpossibleRowError(self.complaint(number, flat))
 
     def complaint(self, row: int, flat: np.ndarray) -> str:
         """Say what is wrong with a row at which the kernel has stopped."""
@@ -316,8 +320,10 @@ class BatchMoves(TallStep):
         return with_id(
             "PMB303",
             f"{name} has a log-likelihood that is not finite at a point that was accepted from "
-            "other rows. Minibatch sampling needs rows that are possible at every value of the "
-            "parameters (no support that depends on them); sample this model with NUTS.",
+            "other rows: the support of rows depends on the parameters, and batches do not see "
+            "where it ends. A chain that finds this out with 150 draws of tuning or more to come "
+            "continues along trajectories with all rows (fallback='nuts', with the defaults of "
+            "acceptance, proposal and batch_size): raise tune.",
         )
 
     def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:

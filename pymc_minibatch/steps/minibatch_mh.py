@@ -38,6 +38,7 @@ from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.decide import drawn_about_mode
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
+from pymc_minibatch.steps.batch_moves import ImpossibleRowError
 from pymc_minibatch.steps.bound import register
 from pymc_minibatch.steps.common import TallStepState
 from pymc_minibatch.steps.deciding import steps_of_draw
@@ -179,11 +180,13 @@ class MinibatchMH(WitnessedBatches):
         The sampler of a chain for which batches do not pay: its decisions read most rows, and its
         draws stay correlated while it tunes; or these are correlated for longer than all
         transitions that are affordable, and trajectories take minutes. Mixtures within a row,
-        products of unknowns and curved ridges are examples. With "nuts" such a chain continues with
-        PyMC's No-U-Turn sampler on all rows, from its current point, with the rest of tuning, at
-        least 150 draws. That is exact. With `steps_per_draw` "auto", a draw has as many
-        trajectories as leave it nearly independent, if these are affordable. It needs rows in
-        memory and the defaults of `acceptance`, `proposal`, `batch_size` and `temperature`.
+        products of unknowns and curved ridges are examples; or the support of rows depends on the
+        parameters, and a row turns out to be impossible. With "nuts" such a chain continues with
+        PyMC's No-U-Turn sampler on all rows, from its current point (in the last case from the
+        start of the model), with the rest of tuning, at least 150 draws. That is exact. With
+        `steps_per_draw` "auto", a draw has as many trajectories as leave it nearly independent, if
+        these are affordable. It needs rows in memory and the defaults of `acceptance`, `proposal`,
+        `batch_size` and `temperature`.
     start : DataTree, optional
         Result of :func:`approximate` for the model. Its set-up is taken over, so that only
         `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
@@ -458,6 +461,7 @@ class MinibatchMH(WitnessedBatches):
     def _reset_tuning(self) -> None:
         self.batch_state = new_first_batch(self._initial_batch)
         self._level_is_found = self._is_beyond = False
+        self._has_shape = True
         self._count_anew()
         self.transitions, self._n_still = 1, 0
         self.by_trajectories = False
@@ -537,7 +541,11 @@ class MinibatchMH(WitnessedBatches):
             if self.tune:
                 self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], 1)
             return stats
-        stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
+        try:
+            stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
+        except ImpossibleRowError as error:
+            self._start_on_all_rows(flat, error)
+            return self._draw(flat)
         if not self.tune:
             stats["warning"] = stats["warning"] or self.warning_of_no_move(stats)
         elif self.steps_are_free or self.fallback.is_allowed:
@@ -591,8 +599,25 @@ class MinibatchMH(WitnessedBatches):
         self.by_trajectories, self.transitions = True, 1
         self.mixing = Mixing(self.tall.layout, 0.0)
 
+    def _start_on_all_rows(self, flat: np.ndarray, error: ImpossibleRowError) -> None:
+        """Begin anew with all rows, from the start of the model, if that is possible.
+
+        Raises
+        ------
+        ImpossibleRowError
+            If trajectories are not allowed, too little of tuning is left for them, or the start is
+            impossible given the variables of other steps.
+        """
+        if not (self.tune and self.fallback.has_tuning(self._tuning_left)):
+            raise error
+        flat[self._active] = self.tall.start[self._active]
+        if not np.isfinite(self.model_density(flat)):
+            raise error
+        self._has_shape = False  # no parabola is like a density with an end
+        self._follow_trajectories(flat, "the support of rows depends on the parameters")
+
     def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
-        known = self._approximation
+        known = self._approximation if self._has_shape else None
         covariance = np.ones(self._active.size)
         if known is not None:
             covariance = np.linalg.inv(known.precision)
@@ -603,15 +628,18 @@ class MinibatchMH(WitnessedBatches):
     @property
     def trajectories(self) -> dict[str, Any] | None:
         """What trajectories have learnt; None for a chain that batches move."""
-        return self._trajectories.state if self.by_trajectories else None
+        if not self.by_trajectories:
+            return None
+        return {"has_shape": self._has_shape, "nuts": self._trajectories.state}
 
     @trajectories.setter
     def trajectories(self, stored: Mapping[str, Any] | None) -> None:
         self.by_trajectories = stored is not None
         if stored is not None:
+            self._has_shape = stored["has_shape"]
             if "_trajectories" not in self.__dict__:
                 self._trajectories = self._trajectories_from(self.tall.start)
-            self._trajectories.state, self.mixing.fixed_cost = stored, 0.0
+            self._trajectories.state, self.mixing.fixed_cost = stored["nuts"], 0.0
 
     @cached_property
     def _trajectories(self) -> Trajectories:

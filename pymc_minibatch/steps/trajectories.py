@@ -81,7 +81,11 @@ class Fallback(NamedTuple):
 
     def may_begin(self, made: int, left: int) -> bool:
         """Whether draws of tuning say enough of those to come, and enough of tuning is left."""
-        return self.is_allowed and made >= SETTLED and left >= LEAST_TUNING
+        return made >= SETTLED and self.has_tuning(left)
+
+    def has_tuning(self, left: int) -> bool:
+        """Whether it may at all, and enough of tuning is left."""
+        return self.is_allowed and left >= LEAST_TUNING
 
     def is_affordable(self, n_draws: int) -> bool:
         """Whether trajectories take no longer than users wait."""

@@ -154,3 +154,46 @@ def moments(draws):
     """Means, and their Monte Carlo errors."""
     sd = draws.std(("chain", "draw"))
     return draws.mean(("chain", "draw")), sd / np.sqrt(az.ess(draws.to_dataset())[draws.name])
+
+
+OUTCOMES = 1.3 + np.random.default_rng(2).exponential(0.5, 3000)
+
+
+def support_with_an_end(kind):
+    """Rows that are impossible at some parameters, and the mean and sd of where the support ends.
+
+    Given the rate λ, the smallest outcome less the shift is exponential with rate N λ. Uniform rows
+    leave θ with a Pareto density of N + 1 beyond the largest one. Priors are wide.
+    """
+    n = OUTCOMES.size
+    with pm.Model() as model:
+        if kind == "shift":
+            end, rate = pm.Normal("end", 0, 10, initval=0.0), pm.HalfNormal("rate", 10)
+            pm.Potential("y", pm.logp(pm.Exponential.dist(rate), OUTCOMES - end))
+            spread = (OUTCOMES - OUTCOMES.min()).mean() / n
+            return model, OUTCOMES.min() - spread, spread
+        end = pm.HalfNormal("end", 1e3, initval=50.0)
+        pm.Uniform("y", 0, end, observed=OUTCOMES)
+    return model, OUTCOMES.max() * n / (n - 1), OUTCOMES.max() / n
+
+
+@pytest.mark.parametrize("kind", ["shift", "uniform"])
+def test_supports_that_end_at_a_parameter_are_sampled_with_all_rows(kind):
+    model, mean, sd = support_with_an_end(kind)
+    with model:
+        step = pmb.MinibatchMH()
+        idata = pm.sample(step=step, tune=600, draws=800, chains=1, random_seed=3, **QUIET)
+    assert step.by_trajectories
+    end = idata.posterior["end"].to_numpy()
+    assert np.all(end < OUTCOMES.min() if kind == "shift" else end > OUTCOMES.max())
+    error = sd / np.sqrt(float(az.ess(end)))
+    assert float(az.ess(end)) > 60
+    assert abs(end.mean() - mean) < 5 * error + 0.02 * sd
+    assert 0.6 * sd < end.std() < 1.6 * sd
+
+
+@pytest.mark.parametrize("options", [{"fallback": None}, {"batch_size": 50}])
+def test_a_row_that_is_impossible_stops_chains_that_may_not_read_all(options):
+    model, *_ = support_with_an_end("shift")
+    with model, pytest.raises(SamplingError, match="support of rows depends on the parameters"):
+        pm.sample(step=pmb.MinibatchMH(**options), tune=600, draws=50, chains=1, **QUIET)
