@@ -21,7 +21,7 @@ from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass
 from pymc.util import RandomGenerator, get_random_generator, get_var_name
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.arguments import checked_count, checked_model
+from pymc_minibatch.arguments import checked_count, checked_model, checked_type
 from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.messages import with_id
@@ -137,6 +137,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         witness: bool = True,
     ) -> None:
         model = checked_model(model)
+        checked_type("witness", witness, bool, "False leaves it out.")
         refuse_missing_values(model)
         self.vars = continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]

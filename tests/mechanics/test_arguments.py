@@ -41,6 +41,7 @@ def model():
         ("MinibatchMH", {"vars": ["mu", "mu"]}, "vars names mu twice"),
         ("MinibatchMH", {"vars": ["sigma", "sigma_log__"]}, "vars names sigma_log__ twice"),
         ("MinibatchMH", {"model": "mine"}, "model must be a Model; got 'mine'"),
+        ("MinibatchMH", {"witness": "no"}, "witness must be a bool; got 'no'"),
         ("TallModel", {"model": 3}, "model must be a Model; got 3"),
         ("find_reference", {"temperature": -1.0}, "temperature must be a positive, finite number"),
         ("find_reference", {"temperature": "hot"}, "temperature must be a positive, finite number"),
