@@ -116,7 +116,7 @@ class Mixing:
         """
         if len(self.draws) < LEAST_DRAWS:
             return 1 if self.are_first else made
-        wanted = made * max(self.lag, self.all.lag)
+        wanted = made * self.longest_lag
         if wanted == made:
             return made
         return max(1, min(self._affordable(draws), max(wanted, self._within(CHEAP, draws))))
@@ -180,6 +180,11 @@ class Mixing:
     def lag(self) -> int:
         """The lag from which on no parameter is correlated by more than ½."""
         return uncorrelated_after(self._late)
+
+    @property
+    def longest_lag(self) -> int:
+        """The same, of all parameters."""
+        return max(self.lag, self.all.lag)
 
     @property
     def _is_unresolved(self) -> bool:

@@ -118,7 +118,7 @@ def trajectories_of_draw(mixing: Mixing, n_draws: int) -> int:
     if len(mixing.draws) < SETTLED:
         return 1
     affordable = AFFORDABLE / (max(n_draws, 1) * GRADIENT * mixing.cost)
-    return max(1, min(mixing.lag, int(affordable)))
+    return max(1, min(mixing.longest_lag, int(affordable)))
 
 
 class Trajectories:
