@@ -178,12 +178,12 @@ class Mixing:
 
     @property
     def lag(self) -> int:
-        """The lag from which on no parameter is correlated by more than ½."""
+        """The lag from which on none of the followed parameters is correlated by more than ½."""
         return uncorrelated_after(self._late)
 
     @property
     def longest_lag(self) -> int:
-        """The same, of all parameters."""
+        """The lag from which on no parameter is, beyond doubt."""
         return max(self.lag, self.all.lag)
 
     @property
