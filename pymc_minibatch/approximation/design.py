@@ -51,8 +51,8 @@ WIDER = 0.35
 """Points are spread 1 + WIDER / √H times wider than the density: 1.25 for two coordinates."""
 
 FAR, FAR_SHARE, MOST_FAR = 4.0, 0.25, 5
-"""How much wider the points that look for mass far away are spread, their share of all points, and
-the most coordinates in which they would find any."""
+"""How much wider the points that look for mass far away are spread, how many there are beside each
+other one, and the most coordinates in which they would find any."""
 
 MOST_SPREADS = 3
 """How often points are spread at most."""

@@ -36,10 +36,12 @@ from pymc_minibatch.latent.batched import (
     solve_blocks_transposed,
 )
 from pymc_minibatch.latent.cholesky import (
+    MOST_FULL,
     DenseCholesky,
     SparseCholesky,
     factor_dense,
     factor_sparse,
+    refuse_large,
 )
 from pymc_minibatch.latent.krylov import KrylovRoot
 from pymc_minibatch.latent.layout import ArrowheadLayout
@@ -160,8 +162,11 @@ class ArrowheadMatrix:
             _ = root.scale
             return ArrowheadFactor(root, reduced, cholesky)
         rest = _minus_gram(self.dense, reduced)
-        schur = factor_sparse(rest) if sparse.issparse(rest) else factor_dense(rest)
-        return ArrowheadFactor(schur, reduced, cholesky)
+        limit = math.inf if by_products or self.blocks.size else MOST_FULL
+        if sparse.issparse(rest):
+            return ArrowheadFactor(factor_sparse(rest, limit), reduced, cholesky)
+        refuse_large(len(rest), limit)
+        return ArrowheadFactor(factor_dense(rest), reduced, cholesky)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 __all__ = ["Band", "BandedCholesky", "find_band"]
 
-MOST_WORK = 0.2
-"""Share of the multiplications of a full matrix that a factorization may take."""
+MOST_WORK, MOST_MULTIPLICATIONS = 0.2, 6000**3 / 6
+"""Share of the multiplications of a full matrix that a factorization may take, and how many at
+most: some two seconds."""
 
 MEETS_MANY, MOST_LAST = (0.1, 0.03, 0.01), 0.1
 """Unknowns that meet a larger share of the others are eliminated last, whichever of these takes
@@ -69,6 +70,7 @@ class Band:
         band = np.zeros((self.width + 1, first), order="F")
         band[self.place] = matrix.data[self.own]
         root, failed = dpbtrf(band, lower=1, overwrite_ab=1)
+        failed = failed or not np.isfinite(root[0]).all()
         rows = matrix[self.order[first:]].toarray()[:, self.order]
         whitened, rest = rows[:, :first].T, rows[:, first:]
         if self.n_last and not failed:
@@ -163,7 +165,7 @@ def find_band(starts_bytes: bytes, columns_bytes: bytes) -> Band | None:
     pattern = sparse.csr_array(
         (np.ones(columns.size, dtype=np.int8), columns, starts), (size, size)
     )
-    best, order, n_last = MOST_WORK * size**3 / 6, None, 0
+    best, order, n_last = min(MOST_WORK * size**3 / 6, MOST_MULTIPLICATIONS), None, 0
     for share in MEETS_MANY:
         is_last = n_met > share * size
         if is_last.sum() > MOST_LAST * size:

@@ -25,7 +25,14 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.banded import BandedCholesky, find_band
 from pymc_minibatch.latent.no_field import NoFieldError
 
-__all__ = ["MOST_FULL", "DenseCholesky", "SparseCholesky", "factor_dense", "factor_sparse"]
+__all__ = [
+    "MOST_FULL",
+    "DenseCholesky",
+    "SparseCholesky",
+    "factor_dense",
+    "factor_sparse",
+    "refuse_large",
+]
 
 LARGE, MOST_FULL = 3000, 6000
 """Unknowns from which on an order in which they are banded is looked for; and of which a matrix may
@@ -163,8 +170,24 @@ def factor_dense(matrix: np.ndarray) -> DenseCholesky:
     return DenseCholesky(lower)
 
 
-def factor_sparse(matrix: sparse.csr_array) -> DenseCholesky | SparseCholesky | BandedCholesky:
-    """Factor a symmetric sparse matrix.
+def refuse_large(size: int, limit: float) -> None:
+    """Refuse a full matrix of too many unknowns.
+
+    Raises
+    ------
+    NoFieldError
+    """
+    if size > limit:
+        raise NoFieldError(
+            f"{size:,} coefficients and effects are read together by too many rows "
+            f"(limit {limit:,}, if no grouping factor and no walk keeps them apart)."
+        )
+
+
+def factor_sparse(
+    matrix: sparse.csr_array, limit: float = MOST_FULL
+) -> DenseCholesky | SparseCholesky | BandedCholesky:
+    """Factor a symmetric sparse matrix, of at most `limit` unknowns if its factor is full.
 
     Raises
     ------
@@ -180,12 +203,8 @@ def factor_sparse(matrix: sparse.csr_array) -> DenseCholesky | SparseCholesky | 
     if band is not None:
         return band.factor(matrix)
     found = _elimination(*pattern)
-    if found is None and size > MOST_FULL:
-        raise NoFieldError(
-            f"{size:,} coefficients and effects are read together by too many rows "
-            f"(limit {MOST_FULL:,}, if no grouping factor and no walk keeps them apart)."
-        )
     if found is None:
+        refuse_large(size, limit)
         return factor_dense(np.asfortranarray(matrix.toarray()))
     n = found.columns[-1]
     rows, entries = np.empty(n, dtype=np.int64), np.empty(n)

@@ -111,7 +111,9 @@ def _located_by_derivatives(
         entries = [factor.entries for factor in factors]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
-        limit = MOST_BESIDE if field.latent.groups.size else MOST_ALONE
+        columns = [t.block.stop - t.block.start for t in structure.terms if t.index is None]
+        is_full = field.latent.groups.size > 0 or sum(columns) > MOST_BESIDE
+        limit = MOST_BESIDE if is_full else MOST_ALONE
         if parabolic is None and field.latent.dense.size > limit:
             raise NoFieldError(
                 f"{field.latent.dense.size:,} coefficients and effects are outside of the largest "

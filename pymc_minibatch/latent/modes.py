@@ -293,7 +293,8 @@ class ModeSampler(LatentSampler):
     ) -> bool:
         """Try to take a point from the mode of its label k to another one.
 
-        If it is far from the mode of its label it is taken there, if it is about the other one.
+        A point that is far from the mode of its label, and about the other one, is taken to the
+        mode of its label.
         """
         here = self.coordinates.from_model(point)
         own, away = (self.samplers[i].reference for i in (k, other))

@@ -303,14 +303,18 @@ class BatchMoves(TallStep):
         """
         if row >= 0:
             number = row if numbers is None else int(numbers[row])
-            raise ImpossibleRowError(self.complaint(number, flat))
+            kind = SamplingError if self._breaks_a_bound(number, flat) else ImpossibleRowError
+            raise kind(self.complaint(number, flat))
+
+    def _breaks_a_bound(self, row: int, flat: np.ndarray) -> bool:
+        """Whether a row at which the kernel has stopped is possible, but a bound of it is wrong."""
+        values = self.tall.layout.unflatten(flat)
+        return self.ball is not None and bool(np.isfinite(self.tall.row_logp(values, [row])).all())
 
     def complaint(self, row: int, flat: np.ndarray) -> str:
         """Say what is wrong with a row at which the kernel has stopped."""
         name = f"Row {row} of {' + '.join(self.tall.row_names)}"
-        if self.ball is not None and np.isfinite(
-            self.tall.row_logp(self.tall.layout.unflatten(flat), [row])
-        ):
+        if self._breaks_a_bound(row, flat):
             return with_id(
                 "PMB302",
                 f"{name} varies more than the bound on its third derivative allows, so that the "

@@ -636,6 +636,8 @@ class MinibatchMH(WitnessedBatches):
     def trajectories(self, stored: Mapping[str, Any] | None) -> None:
         self.by_trajectories = stored is not None
         if stored is not None:
+            if stored["has_shape"] != self._has_shape:
+                self.__dict__.pop("_trajectories", None)
             self._has_shape = stored["has_shape"]
             if "_trajectories" not in self.__dict__:
                 self._trajectories = self._trajectories_from(self.tall.start)

@@ -76,33 +76,38 @@ class Mixing:
             for at in layout.slices.values()
         ]
         self.followed = np.unique(np.concatenate([np.empty(0, dtype=int), *followed]))
-        self.all = Successive(sum(at.stop - at.start for at in layout.slices.values()))
+        size = sum(at.stop - at.start for at in layout.slices.values())
+        self.all, self.later = Successive(size), Successive(size)
 
     def add(self, point: np.ndarray, n_read: float, made: int) -> None:
         """Take note of a draw, of how many rows it has read, and of its transitions."""
         self.draws.append(point[self.followed])
-        if not self.are_first or len(self.draws) > LEAST_DRAWS // 2:
-            self.all.add(point)
+        if self.are_first and _is_doubled(len(self.draws)):
+            self.all, self.later = self.later, Successive(self.all.size)
+        self.all.add(point)
+        self.later.add(point)
         self.rows_read += n_read
         self.n_made += made
 
     def clear(self) -> None:
         """Forget the draws; those to come are not the first ones of a chain."""
         self.draws.clear()
-        self.all = Successive(self.all.size)
+        self.all, self.later = Successive(self.all.size), Successive(self.all.size)
         self.rows_read, self.n_made, self.are_first = 0.0, 0, False
 
     @property
     def state(self) -> dict[str, Any]:
         """What is known of the draws, to continue a chain."""
         known = {name: getattr(self, name) for name in ("rows_read", "n_made", "are_first")}
-        return known | {"draws": np.array(self.draws), "all": vars(self.all).copy()}
+        sums = {name: vars(getattr(self, name)).copy() for name in ("all", "later")}
+        return known | sums | {"draws": np.array(self.draws)}
 
     @state.setter
     def state(self, stored: Mapping[str, Any]) -> None:
         self.rows_read, self.n_made = stored["rows_read"], stored["n_made"]
         self.are_first, self.draws = stored["are_first"], list(stored["draws"])
-        vars(self.all).update(stored["all"])
+        for name in ("all", "later"):
+            vars(getattr(self, name)).update(stored[name])
 
     def transitions(self, made: int, draws: int) -> int:
         """Return how many transitions make a draw, at least one.
@@ -204,6 +209,15 @@ class Mixing:
         return int(min(MOST_TRANSITIONS, rows / (max(draws, 1) * self.cost)))
 
 
+def _is_doubled(n: int) -> bool:
+    """Whether a number of draws is 50, or twice such a one.
+
+    With each the sums of :class:`Mixing` start later: at a quarter of all draws, or after.
+    """
+    halves, rest = divmod(n, LEAST_DRAWS // 2)
+    return not rest and halves.bit_count() == 1
+
+
 class Successive:
     """Sums over draws that tell how the successive values of each parameter are correlated.
 
@@ -223,7 +237,7 @@ class Successive:
         if not self.n:
             self.first = point.copy()
         away = point - self.first
-        self.sums += away, away**2, away * self.last
+        self.sums = self.sums + np.array([away, away**2, away * self.last])
         self.last, self.n = away, self.n + 1
 
     @property

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import LogicalComparison
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType, integer_dtypes
 
@@ -55,18 +58,38 @@ def refuse_new_negative_indices(
 
 
 def _indices_of_rows(output: Variable, batch: Sequence[Variable]) -> list[Variable]:
-    """List what takes levels or entries by number and is computed from the rows alone."""
+    """List what takes levels or entries by number and is computed from the rows alone.
+
+    It is left out where a model says itself what numbers below zero stand for: they are compared
+    with something, or another entry was put behind the levels.
+    """
+    nodes = [variable.owner for variable in ancestors([output]) if variable.owner is not None]
+    compared: set[Variable] = set()
+    for node in nodes:
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, LogicalComparison):
+            roots = _rows(node.inputs)
+            compared |= roots if roots <= set(batch) else set()
     found: dict[Variable, None] = {}
-    for variable in ancestors([output]):
-        if variable.owner is None or not isinstance(variable.owner.op, AdvancedSubtensor):
+    for node in nodes:
+        if not isinstance(node.op, AdvancedSubtensor) or _ends_with_a_constant(node.inputs[0]):
             continue
-        for index in variable.owner.inputs[1:]:
+        for index in node.inputs[1:]:
             is_number = isinstance(index.type, TensorType) and index.type.dtype in integer_dtypes
-            if is_number and _reads_only(index, batch):
+            if is_number and _reads_only(index, batch) and not compared & _rows([index]):
                 found[index] = None
     return list(found)
 
 
+def _ends_with_a_constant(levels: Variable) -> bool:
+    node = levels.owner
+    return node is not None and isinstance(node.op, Join) and not _rows(node.inputs[-1:])
+
+
 def _reads_only(index: Variable, batch: Sequence[Variable]) -> bool:
-    roots = {v for v in ancestors([index]) if v.owner is None and not isinstance(v, Constant)}
+    roots = _rows([index])
     return bool(roots) and roots <= set(batch)
+
+
+def _rows(variables: Sequence[Variable]) -> set[Variable]:
+    """Return what variables are computed from, other than constants."""
+    return {v for v in ancestors(variables) if v.owner is None and not isinstance(v, Constant)}

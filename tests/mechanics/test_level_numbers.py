@@ -58,6 +58,32 @@ def test_models_that_count_from_the_last_may_go_on():
     assert tall.logp(point) == pytest.approx(expected + prior)
 
 
+@pytest.mark.parametrize("form", ["switch", "joined"])
+def test_models_that_say_what_no_level_is_may_have_it(form):
+    """An unknown level has the effect zero, by a condition or by an entry behind the others."""
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 10, shape=3)
+        given = pm.Data("given", np.array([0, 1, 2, 0]))
+        if form == "switch":
+            read = pm.math.switch(given >= 0, effect[given], 0.0)
+        else:
+            read = pm.math.concatenate([effect, np.zeros(1)])[given]
+        pm.Normal("y", read, 1.0, observed=np.zeros(4))
+    tall = pmb.TallModel(model, data={"given": np.array([-1, 0, -1]), "y": np.ones(3)})
+    values = tall.row_logp({"effect": np.array([1.0, 2.0, 4.0])}, [0, 1, 2])
+    expected = -0.5 * np.array([1.0, 0.0, 1.0]) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(values, expected)
+
+
+def test_a_last_level_that_is_joined_to_a_constant_is_no_place_for_missing_ones():
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 10, shape=2)
+        given = pm.Data("given", np.array([0, 1, 2, 0]))
+        pm.Normal("y", pm.math.concatenate([np.zeros(1), effect])[given], 1.0, observed=np.zeros(4))
+    with pytest.raises(pmb.NotTallError, match="-1 numbers a level of a group"):
+        pmb.TallModel(model, data={"given": np.array([-1, 0]), "y": np.ones(2)})
+
+
 def test_other_numbers_below_zero_are_no_levels():
     """A predictor may well be negative, and one of the signed type may come as an unsigned one."""
     x, group = np.arange(6.0), np.array([0, 1, 2, 0, 1, 2])

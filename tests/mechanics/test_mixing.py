@@ -170,3 +170,14 @@ def test_what_is_known_of_tuning_can_be_continued() -> None:
         other.add(draw, 10.0, 1)
     np.testing.assert_equal(other.state, whole.state)
     assert other.transitions(1, 1000) == whole.transitions(1, 1000) > 1
+
+
+@pytest.mark.parametrize(
+    ("n", "n_first", "away"), [(600, 60, 30.0), (600, 150, 10.0), (1000, 150, 30.0)]
+)
+def test_how_a_chain_begins_says_nothing_of_its_draws(n: int, n_first: int, away: float) -> None:
+    rng = np.random.default_rng(1)
+    mixing = Mixing(PointLayout.of({"a": np.zeros(5)}, ["a"]), 100.0)
+    for k in range(n):
+        mixing.add(rng.normal(size=5) + away * max(0.0, 1.0 - k / n_first), 1000.0, 1)
+    assert mixing.transitions(1, 1000) == 1
