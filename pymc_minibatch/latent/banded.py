@@ -23,7 +23,9 @@ from scipy.linalg.blas import dtbmv, dtbsv, dtrmv
 from scipy.linalg.lapack import dpbtrf, dpotrf, dtrtrs
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-__all__ = ["Band", "BandedCholesky", "find_band"]
+__all__ = ["NOT_POSITIVE", "Band", "BandedCholesky", "find_band"]
+
+NOT_POSITIVE = "The dense part is not positive definite."
 
 MOST_WORK, MOST_MULTIPLICATIONS = 0.2, 6000**3 / 6
 """Share of the multiplications of a full matrix that a factorization may take, and how many at
@@ -77,7 +79,7 @@ class Band:
             whitened = _solve_band(root, whitened)
             rest, failed = dpotrf(rest - whitened.T @ whitened, lower=1, clean=1)
         if failed:
-            raise LinAlgError("The dense part is not positive definite.")
+            raise LinAlgError(NOT_POSITIVE)
         return BandedCholesky(self.order, root, whitened, rest)
 
 

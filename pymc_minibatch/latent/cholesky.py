@@ -22,7 +22,7 @@ from scipy.linalg.blas import dtrmv
 from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent.banded import BandedCholesky, find_band
+from pymc_minibatch.latent.banded import NOT_POSITIVE, BandedCholesky, find_band
 from pymc_minibatch.latent.no_field import NoFieldError
 
 __all__ = [
@@ -40,8 +40,6 @@ be full: factoring it takes about two seconds."""
 
 MOST_FILLED = 0.2
 """With a larger share of entries in the factor, LAPACK is faster."""
-
-NOT_POSITIVE = "The dense part is not positive definite."
 
 
 @dataclass(frozen=True)
