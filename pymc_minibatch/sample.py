@@ -18,7 +18,7 @@ from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
 from pymc_minibatch.steps.common import TallStep
 from pymc_minibatch.steps.row_deterministics import will_record
 from pymc_minibatch.steps.waiting import WaitingStep
-from pymc_minibatch.store import identity_of, read_store
+from pymc_minibatch.store import Begun, identity_of, read_store
 from pymc_minibatch.tall import NotTallError
 from pymc_minibatch.tall.fingerprint import MadeOf
 from pymc_minibatch.warn import warn
@@ -264,8 +264,8 @@ def resume(
     Raises
     ------
     ValueError
-        If there is no run in the folder, or the step, its settings or the rows are not those of the
-        run.
+        If there is no run in the folder or its files are damaged, if the step, its settings or the
+        rows are not those of the run, or if it has more draws than asked for.
 
     Examples
     --------
@@ -288,7 +288,7 @@ def resume(
             step = step[0]
         _check_same_run(step, settings["run_of"], Path(store))
         options = {"var_names": settings["var_names"]} | kwargs
-        draws = settings["draws"] if draws is None else checked_count("draws", draws, 1)
+        draws = _draws_in_the_end(begun, draws)
         idata = sample_in_blocks(
             step,
             source.model,
@@ -300,6 +300,25 @@ def resume(
             **options,
         )
     return source.result(idata)
+
+
+def _draws_in_the_end(begun: Begun, draws: int | None) -> int:
+    """Return how many draws each chain keeps, not fewer than it has.
+
+    Raises
+    ------
+    ValueError
+        If fewer are asked for.
+    """
+    if draws is None:
+        return int(begun.settings["draws"])
+    has = max(saved.done for saved in begun.chains) - begun.settings["tune"]
+    if checked_count("draws", draws, 1) < has:
+        raise ValueError(
+            f"draws is how many draws each chain keeps in the end, and {has:,} are kept already; "
+            f"got {draws}. Leave it out, or ask for more."
+        )
+    return draws
 
 
 def _check_same_run(step: TallStep, known: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ all of it or nothing. Files hold NumPy arrays and JSON, and are read without unp
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -143,8 +144,12 @@ def read_store(path: Path) -> Begun:
     """
     if not (path / RUN).exists():
         raise ValueError(f"{path} holds no run that pmb.sample(store=...) has begun.")
-    settings = json.loads((path / RUN).read_text())
-    if settings["version"] != VERSION:
+    try:
+        settings = json.loads((path / RUN).read_text())
+        version = settings["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path / RUN} cannot be read ({error}).") from error
+    if version != VERSION:
         raise ValueError(
             f"{path} was written by another version of pymc_minibatch, in another format. Continue "
             "it with that version."
@@ -198,7 +203,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return json.loads(arrays[JSON].tobytes()), arrays
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}).") from error
 
 

@@ -11,7 +11,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
-from scipy.special import expit
+from scipy.special import expit, gammaln
 
 from pymc_minibatch.jit.branchless import (
     BRANCHLESS,
@@ -56,6 +56,48 @@ def test_logarithms_of_all_sizes(name):
     values = np.concatenate([2.0 ** rng.uniform(-1074, 1024, 10_000), near])
     found = compile_numba([x], [symbolic(x)])(values)
     np.testing.assert_allclose(found, numeric(values), rtol=5e-16)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint8"])
+def test_log_gamma(dtype):
+    """To 1e-14 of its size, or of 1 where it is smaller; poles included."""
+    x = pt.vector("x", dtype=dtype)
+    rng = np.random.default_rng(3)
+    whole, small = np.arange(0.0, 256.0), rng.uniform(0, 20, 10_000)
+    large = 2.0 ** rng.uniform(-1074, 1000, 10_000)
+    near = 1.0 + rng.normal(0, 10.0 ** rng.uniform(-15, -1, 10_000))
+    values = whole if dtype == "uint8" else np.concatenate([whole, -whole, 1000 * whole])
+    if dtype == "float64":
+        ends = [np.inf, np.nan, -0.0, -1e17, 1e-308]
+        values = np.concatenate([values, small, -small, large, near, near + 1.0, ends])
+    found = compile_numba([x], [pt.gammaln(x)])(values.astype(dtype))
+    expected = gammaln(values)
+    rtol = 1e-14 if found.dtype == np.float64 else 1e-6
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda x, y: pm.logp(pm.Binomial.dist(y + 3, logit_p=x), y),
+        lambda x, y: pm.logp(pm.Poisson.dist(pt.exp(x)), y),
+        lambda x, y: pm.logp(pm.NegativeBinomial.dist(mu=pt.exp(x), alpha=2.5), y),
+        lambda x, y: pm.logp(pm.Gamma.dist(alpha=pt.exp(x), beta=2.5), 1.0 + y),
+    ],
+    ids=["binomial", "poisson", "negative binomial", "gamma"],
+)
+def test_likelihoods_are_one_loop_without_calls(likelihood):
+    """A call in the loop over rows keeps the processor from computing several at once."""
+    x, y = pt.vector("x"), pt.lvector("y")
+    graph = pymc_compile([x, y], [likelihood(x, y)], mode=NUMBA_MODE).maker.fgraph
+    of_rows = graph.outputs[0].owner.op
+    assert isinstance(of_rows, Elemwise)
+    assert isinstance(of_rows.scalar_op, InlinedComposite)
+    rng = np.random.default_rng(4)
+    values, counts = rng.normal(size=100), rng.integers(0, 9, 100)
+    expected = likelihood(pt.constant(values), pt.constant(counts)).eval()
+    found = compile_numba([x, y], [likelihood(x, y)])(values, counts)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

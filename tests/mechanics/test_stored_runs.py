@@ -159,9 +159,20 @@ def test_a_run_is_not_continued_on_other_rows_or_by_another_step(tmp_path):
         pmb.resume(tmp_path / "run", model, initvals={}, **QUIET)
     with pytest.raises(ValueError, match="holds no run"):
         pmb.resume(tmp_path, model, **QUIET)
-    (tmp_path / "run" / "chain-0" / "start.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"start\.npz cannot be read"):
-        pmb.resume(tmp_path / "run", model, **QUIET)
+    with pytest.raises(ValueError, match="5 are kept already; got 4"):
+        pmb.resume(tmp_path / "run", model, draws=4, **QUIET)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: b"", lambda whole: b"PK", lambda whole: whole[:-9]]
+)
+@pytest.mark.parametrize("name", ["run.json", "chain-0/start.npz"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, damage):
+    pmb.sample(plain_model(), 5, 5, 1, cores=1, store=tmp_path / "run", **QUIET)
+    path = tmp_path / "run" / name
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"{path.name} cannot be read"):
+        pmb.resume(tmp_path / "run", plain_model(), **QUIET)
 
 
 def test_nuts_is_not_stored(tmp_path):
