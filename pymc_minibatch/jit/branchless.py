@@ -2,8 +2,9 @@
 
 A processor computes several numbers at once where code takes no branches and calls nothing; the
 C library's functions do both. PyTensor's functions are replaced when a graph is compiled here, if
-they are taken of arrays of doubles, or of whole numbers that become doubles. Matrices are gone through entry by entry: several at once need
-a loop that is longer than the few columns that they often have.
+they are taken of arrays of doubles, or of whole numbers that become doubles. Matrices are gone
+through entry by entry: several at once need a loop that is longer than the few columns that they
+often have.
 """
 
 from functools import partial
@@ -160,7 +161,7 @@ HALF_LOG_2PI = 0.91893853320467274178
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath=False)
 def log_gamma(x: float) -> float:
-    """log |Γ(x)|, up to some 1e-14 of it, or where it is below 1, up to 1e-14.
+    """Log |Γ(x)|, up to some 1e-14 of it, or where it is below 1, up to 1e-14.
 
     With w = x, or 1 − x if x is negative, Stirling's series holds for z = w, or for z = w + 8 if
     that is small; Γ(z) = w (w + 1) ... (w + 7) Γ(w), where factors of the same sum come in pairs.
@@ -183,7 +184,7 @@ def log_gamma(x: float) -> float:
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})
 def _stirling_series(inverse: float) -> float:
-    """What log Γ(z) is beyond its asymptote, by 1 / z."""
+    """Return what log Γ(z) is beyond its asymptote, by 1 / z."""
     w = inverse * inverse
     tail = 1 / 1188 - w * (691 / 360360 - w * (1 / 156 - w * (3617 / 122400)))
     return inverse * (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * tail))))

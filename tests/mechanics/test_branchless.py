@@ -64,7 +64,7 @@ def test_log_gamma(dtype):
     x = pt.vector("x", dtype=dtype)
     rng = np.random.default_rng(3)
     whole, small = np.arange(0.0, 256.0), rng.uniform(0, 20, 10_000)
-    large = 2.0 ** rng.uniform(-1074, 1000, 10_000)
+    large = 2.0 ** rng.uniform(-1022, 1000, 10_000)
     near = 1.0 + rng.normal(0, 10.0 ** rng.uniform(-15, -1, 10_000))
     values = whole if dtype == "uint8" else np.concatenate([whole, -whole, 1000 * whole])
     if dtype == "float64":

@@ -163,14 +163,14 @@ def test_a_run_is_not_continued_on_other_rows_or_by_another_step(tmp_path):
         pmb.resume(tmp_path / "run", model, draws=4, **QUIET)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda whole: b"", lambda whole: b"PK", lambda whole: whole[:-9]]
-)
+@pytest.mark.parametrize("kept", [slice(0), slice(2), slice(-9)])
 @pytest.mark.parametrize("name", ["run.json", "chain-0/start.npz"])
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name, damage):
-    pmb.sample(plain_model(), 5, 5, 1, cores=1, store=tmp_path / "run", **QUIET)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, kept):
+    model = plain_model()
+    step = pmb.MinibatchMH(model=model)
+    pmb.sample(model, 5, 5, 1, step=step, cores=1, store=tmp_path / "run", **QUIET)
     path = tmp_path / "run" / name
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[kept])
     with pytest.raises(ValueError, match=f"{path.name} cannot be read"):
         pmb.resume(tmp_path / "run", plain_model(), **QUIET)
 
