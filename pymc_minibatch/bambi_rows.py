@@ -81,7 +81,7 @@ class BambiPredictions:
         new_groups: bool = False,
     ) -> None:
         _check_fits(model, posterior)
-        self._model, self._posterior, self._seed = model, posterior, random_seed
+        self._model, self._posterior, self._seed = model, _in_order(model, posterior), random_seed
         self._kind = "response" if kind == "response" else "response_params"
         term = model.response_term
         self.name = str(getattr(term, "alias", None) or term.name)
@@ -269,6 +269,13 @@ def _check_fits(model: Any, posterior: xr.Dataset) -> None:
     drawn = {name for name in drawn if not name.endswith("_offset")}
     if missing := sorted(drawn - set(posterior.data_vars)):
         raise ValueError(f"The posterior lacks {missing}. Pass the Bambi model that was fitted.")
+
+
+def _in_order(model: Any, posterior: xr.Dataset) -> xr.Dataset:
+    """Return draws with their dimensions as Bambi orders them: those of groups are the last."""
+    dims = [dim for dim in model.backend.model.coords if dim in posterior.dims]
+    dims.sort(key=lambda dim: str(dim).endswith("__factor_dim"))
+    return posterior.transpose("chain", "draw", *dims, ...)
 
 
 def _rows(model: Any, new_rows: Any) -> tuple[pd.DataFrame, np.ndarray | None]:

@@ -227,8 +227,9 @@ def _in_processes(
                 k, chain = waiting.pop(0)
                 job: Any = (step, chain, tune, draws, blas_cores)
                 ours, theirs = context.Pipe(duplex=False)
+                args = (job, theirs, [ours, *running]) if forks else (_pickled(job), theirs, [])
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=_work, args=(job if forks else _pickled(job), theirs), daemon=True
+                    target=_work, args=args, daemon=True
                 )
                 process.start()
                 theirs.close()
@@ -281,9 +282,15 @@ def _context(mp_ctx: Any) -> BaseContext:
     return multiprocessing.get_context(mp_ctx)
 
 
-def _work(job: Any, pipe: Connection) -> None:
-    """Make a chain in a process of its own."""
+def _work(job: Any, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Make a chain in a process of its own, until nobody reads what it sends.
+
+    A forked process closes the ends of pipes that are read from, which are its parent's: if they
+    stayed open here, it would not be told that the parent was killed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    for end in inherited:
+        end.close()
     try:
         if isinstance(job, bytes):
             job = pickle.loads(job)
@@ -292,8 +299,11 @@ def _work(job: Any, pipe: Connection) -> None:
             for first, block in blocks_of(step, chain, tune, draws):
                 pipe.send(("block", first, block))
         pipe.send(("done", None))
+    except BrokenPipeError:
+        pass
     except BaseException as error:
-        pipe.send(("error", _portable(error)))
+        with suppress(BrokenPipeError):
+            pipe.send(("error", _portable(error)))
     finally:
         pipe.close()
 

@@ -158,22 +158,30 @@ def read_store(path: Path) -> Begun:
 
 
 def _chain(folder: Path) -> Saved:
+    """Read a chain, up to where a block is missing: the draws from there on are made again.
+
+    Blocks may overlap, if another process went on for a moment where a run was continued. Their
+    draws are the same, since they follow from the random numbers at the start.
+    """
     about, arrays = _read(folder / START)
     blocks: list[Block] = []
     state: dict[str, Any] = {}
     done = 0
-    for file in sorted(each for each in folder.glob("[0-9]*.npz")):
+    for file in sorted(folder.glob("[0-9]*.npz")):
         told, found = _read(file)
-        if told["first"] != done:
-            raise ValueError(f"Draws are missing in {folder} before {file.name}.")
+        known, points = done - told["first"], found["points"]
+        if known < 0:
+            break
+        if known >= len(points):
+            continue
         stats = {
-            name.removeprefix("stat_"): values
+            name.removeprefix("stat_"): values[known:]
             for name, values in found.items()
             if name.startswith("stat_")
         }
-        blocks.append(Block(found["points"], stats, []))
+        blocks.append(Block(points[known:], stats, []))
         given = [found[f"array_{i}"] for i in range(told["state"]["n_arrays"])]
-        state, done = told["state"] | {"arrays": given}, done + len(found["points"])
+        state, done = told["state"] | {"arrays": given}, told["first"] + len(points)
     given = [arrays[f"array_{i}"] for i in range(len(arrays) - 2)]  # beside the start and JSON
     template = RandomGeneratorState(None, None)
     rng = random_generator_from_state(decoded(about["rng"], given, template))

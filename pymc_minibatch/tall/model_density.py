@@ -21,7 +21,7 @@ from pymc_minibatch.tall.check import only_axis
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
-from pymc_minibatch.tall.sparse_rows import without_sparse
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.tiled import TiledGraph
 from pymc_minibatch.tall.verify import rounding
 
@@ -126,7 +126,7 @@ class ModelDensity:
     def _total(self) -> Variable:
         model, tall = self.tall.model, self.tall
         if self.temperature == 1.0:
-            return pt.cast(without_sparse([model.logp()])[0], "float64")
+            return pt.cast(readable([model.logp()])[0], "float64")
         prior = [rv for rv in model.basic_RVs if rv.name not in tall.row_names]
         prior += [each for each in model.potentials if each.name not in tall.row_potentials]
         rows = [rv for rv in model.basic_RVs if rv.name in tall.row_names]
@@ -134,7 +134,7 @@ class ModelDensity:
         of_prior = [pt.sum(term) for term in model.logp(vars=prior, sum=False)] if prior else []
         of_rows = [pt.sum(term) for term in model.logp(vars=rows, sum=False)]
         total = pt.add(pt.constant(0.0), *of_prior) + pt.add(*of_rows, 0.0) / self.temperature
-        return pt.cast(without_sparse([total])[0], "float64")
+        return pt.cast(readable([total])[0], "float64")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made anew where it is needed."""

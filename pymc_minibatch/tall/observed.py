@@ -17,7 +17,7 @@ from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
-from pymc_minibatch.tall.sparse_rows import without_sparse
+from pymc_minibatch.tall.gathered import readable
 
 __all__ = ["ObservedTerm", "apart", "observed_terms", "row_counts", "sum_rows"]
 
@@ -95,7 +95,7 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         names = [get_var_name(rv) for rv in observed]
         values = [model.rvs_to_values[rv] for rv in observed]
         raise unfit_data(names, data_leaves([*observed, *values]), error) from error
-    rows: list[Any] = without_sparse(terms)
+    rows: list[Any] = readable(terms)
     return [
         ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv), leaf_value(leaf).shape)
         for rv, leaf, term in zip(observed, leaves, rows, strict=True)
@@ -148,9 +148,9 @@ def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
     Raises
     ------
     NotTallError
-        If there are no terms, or what has most entries has one log-density for all of them.
+        If there are no terms, only one row, or one log-density for all entries of what has most.
     ValueError
-        If there are fewer than two rows.
+        If there are no rows.
     """
     if not terms:
         raise NotTallError(
@@ -158,11 +158,10 @@ def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
             "Give the likelihood its data with observed=."
         )
     main = max(terms, key=lambda t: t.longest / (LARGER if t.leaf is None else 1))
+    if main.lengths and not main.longest:
+        raise ValueError(f"{main.name} has no rows. Look at the data that were passed as observed.")
     if main.longest < 2:
-        raise ValueError(
-            f"{main.name} has {main.longest} rows; minibatch sampling needs at least 2. Look at "
-            "the data that were passed as observed."
-        )
+        raise NotTallError(f"{main.name} has one row, of which there are no batches.")
     if not main.lengths:
         raise NotTallError(whole_term(main.name, main.distribution))
     return sorted({length for length in main.lengths if length > 1}, reverse=True)

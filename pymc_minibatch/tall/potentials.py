@@ -31,7 +31,7 @@ from pymc_minibatch.tall.observed import ObservedTerm
 from pymc_minibatch.tall.probes import prior_points
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 from pymc_minibatch.tall.some_rows import taken_first
-from pymc_minibatch.tall.sparse_rows import without_sparse
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.verify import compare
 
 __all__ = ["parts_of_total", "potential_terms"]
@@ -53,7 +53,7 @@ def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
     """
     if not model.potentials:
         return []
-    graphs = without_sparse(model.logp(vars=model.potentials, sum=False))
+    graphs = readable(model.logp(vars=model.potentials, sum=False))
     graphs = graphs if is_bound else taken_first(graphs)
     found = []
     for potential, graph in zip(model.potentials, graphs, strict=True):

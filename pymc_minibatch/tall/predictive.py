@@ -31,7 +31,7 @@ from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import batch_input, data_leaves, leaf_value, rebuild_graph
 from pymc_minibatch.tall.sources import check_finite, check_range, open_sources
-from pymc_minibatch.tall.sparse_rows import without_sparse
+from pymc_minibatch.tall.gathered import readable
 
 __all__ = ["NoPredictionError", "Predictive", "observed_input"]
 
@@ -342,4 +342,4 @@ def _term(tall: TallModel, name: str, kind: Literal["response", "mean"]) -> Vari
     free = tall.model.free_RVs
     others = dict(zip(free, tall.model.replace_rvs_by_values(list(free)), strict=True))
     [term] = graph_replace([rv if wanted is None else wanted], others, strict=False)
-    return without_sparse([term])[0]
+    return readable([term])[0]

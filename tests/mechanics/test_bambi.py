@@ -166,6 +166,26 @@ def test_categories_have_an_axis_of_their_own(grouped):
     assert "coverage" not in pmb.predict(idata, frame[:5], model=model)
 
 
+def test_categories_by_group(grouped):
+    """Bambi puts dimensions of groups last; the model of PyMC has them first."""
+    frame = grouped[0].data.assign(kind=np.repeat(list("uvwu"), 100))
+    model = bambi.Model("kind ~ x + (1 | place)", frame, family="categorical")
+    model.build()
+    dims, rng = ("chain", "draw", "kind_reduced_dim"), np.random.default_rng(3)
+    draws = {name: (dims, rng.normal(0, 0.1, (2, 30, 2))) for name in ("Intercept", "x")}
+    draws["1|place_sigma"] = (dims, rng.gamma(3.0, 0.1, (2, 30, 2)))
+    draws["1|place"] = ((*dims, "place__factor_dim"), rng.normal(0, 0.5, (2, 30, 2, 3)))
+    coords = {"kind_reduced_dim": ["v", "w"], "place__factor_dim": list("abc")}
+    coords |= {"chain": [0, 1], "draw": np.arange(30)}
+    posterior = xr.Dataset(draws, coords).assign_attrs(modeling_interface="bambi")
+    idata = xr.DataTree.from_dict({"posterior": posterior})
+    for rows in (None, new_people()):
+        found = pmb.predict(idata, rows, model=model, kind="mean")
+        of_bambi = model.predict(idata, "response_params", data=rows, inplace=False)
+        expected = of_bambi.posterior["p"].mean(("chain", "draw"))
+        np.testing.assert_allclose(found["mean"], expected)
+
+
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [

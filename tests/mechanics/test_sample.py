@@ -233,6 +233,16 @@ def test_refused_models_are_sampled_by_nuts_with_the_reason(caplog):
     assert found.reasons[0] in caplog.text
 
 
+@pytest.mark.parametrize("observed", [1.0, [1.0]])
+def test_one_row_is_sampled_by_nuts(observed, caplog):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=observed)
+    with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
+        found = pmb.sample(model, 20, 20, 1, random_seed=1, **QUIET)
+    assert "y has one row" in caplog.text
+    assert found.posterior.sizes["draw"] == 20
+
+
 def test_discrete_variables_are_left_to_pymc():
     with pm.Model() as model:
         shift = pm.Bernoulli("shift", 0.5)

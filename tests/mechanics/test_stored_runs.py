@@ -125,6 +125,38 @@ def in_a_process(what, kind, path):
     return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
 
 
+def _children(pid):
+    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+    pairs = [map(int, line.split()) for line in told.stdout.splitlines()]
+    return [child for child, parent in pairs if parent == pid]
+
+
+def _wait_for_end(pids):
+    """Nobody reads what they send, so they end; what has ended may wait for somebody to look."""
+    for pid in pids:
+        while True:
+            told = subprocess.run(
+                ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True
+            )
+            if not told.stdout.strip() or told.stdout.startswith("Z"):
+                break
+            time.sleep(0.05)
+
+
+def test_blocks_may_overlap_or_be_missing(made, tmp_path, monkeypatch):
+    """As if another process had gone on for a moment, or a file had been lost."""
+    model, step, expected = made
+    for name, most in (("run", 3), ("other", 5)):
+        monkeypatch.setattr(running, "MOST_DRAWS", most)
+        sampled(model, step, store=tmp_path / name)
+    for other in (tmp_path / "other").glob("chain-*/[0-9]*.npz"):
+        other.rename(tmp_path / "run" / other.relative_to(tmp_path / "other"))
+    same(pmb.resume(tmp_path / "run", model, step=step, **QUIET), expected)
+    for file in sorted((tmp_path / "run" / "chain-0").glob("[0-9]*.npz"))[40:44]:
+        file.unlink()
+    same(pmb.resume(tmp_path / "run", model, step=step, **QUIET), expected)
+
+
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_a_killed_run_goes_on_as_if_it_had_not(kind, tmp_path):
     assert in_a_process("whole", kind, tmp_path / "whole").wait() == 0
@@ -132,10 +164,13 @@ def test_a_killed_run_goes_on_as_if_it_had_not(kind, tmp_path):
     killed = in_a_process("killed", kind, path)
     while killed.poll() is None and len(list(path.glob("chain-*/[0-9]*.npz"))) < 45:
         time.sleep(0.001)
+    chains = _children(killed.pid)
+    assert len(chains) == 2
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert not (tmp_path / "run-killed").exists()
     assert in_a_process("resumed", kind, path).wait() == 0
+    _wait_for_end(chains)
+    assert not (tmp_path / "run-killed").exists()
     found, expected = (
         pickle.loads((tmp_path / name).read_bytes()) for name in ("run-resumed", "whole-whole")
     )

@@ -336,3 +336,25 @@ def test_functions_of_effects_by_constants_of_their_levels():
     phi = compile_all([tall.flat], [structure.phi])(flat)[0]
     expected = 0.3 + np.exp(-0.5) * point["z"]
     np.testing.assert_allclose(np.sort(phi), np.sort(expected), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "stacked",
+    [
+        lambda effects: pt.stack(effects),
+        lambda effects: pt.as_tensor_variable(effects),
+        lambda effects: pt.stack([0.0, *effects[1:]]),
+    ],
+    ids=["stack", "tensor", "with a reference level"],
+)
+def test_single_variables_of_which_each_row_takes_one(stacked):
+    """PyMC writes such a vector out, with an entry for each row."""
+    rng = np.random.default_rng(5)
+    group, x = rng.integers(0, 4, 300), rng.normal(size=300)
+    with pm.Model() as model:
+        effects = [pm.Normal(f"e{k}") for k in range(4)]
+        pm.Normal("y", stacked(effects)[group] * x, 0.5, observed=rng.normal(size=300))
+    tall = TallModel(model)
+    assert len([term for term in tall.structure.terms if term.index is not None]) == 1
+    point = {f"e{k}": np.array(0.3 * k - 0.5) for k in range(4)}
+    np.testing.assert_allclose(tall.logp(point), model.compile_logp(mode="FAST_COMPILE")(point))

@@ -197,3 +197,19 @@ def test_posteriors_that_are_known(build):
     # Of squares of a normal variable as many draws are effective, or half as many.
     assert abs(draws.std() / known.sd - 1) < 4.5 / np.sqrt(effective)
     assert stats.kurtosis(draws) < 1.0
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_rows_that_say_nothing_any_more(outcome):
+    """Where all outcomes are alike, log ratios of rows are smaller than roots of what floats are."""
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0.0, 100.0)
+        pm.Bernoulli("y", logit_p=theta, observed=np.full(3000, outcome))
+    options = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+    idata = pmb.sample(model, 1000, 300, 2, method="minibatch", random_seed=1, **options)
+    draws = idata.posterior["theta"].values * (1 if outcome else -1)
+    grid = np.linspace(-20, 800, 200_001)
+    density = stats.norm.pdf(grid, 0, 100) * np.exp(-3000 * np.logaddexp(0, -grid))
+    mean = np.average(grid, weights=density)
+    error = np.sqrt(np.average((grid - mean) ** 2, weights=density) / az.ess(draws))
+    assert abs(draws.mean() - mean) < 4.5 * error
