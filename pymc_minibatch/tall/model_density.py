@@ -18,10 +18,10 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.jit.interpreted import stable_outputs
 from pymc_minibatch.tall.check import only_axis
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.passes import sum_over_chunks
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
-from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.tiled import TiledGraph
 from pymc_minibatch.tall.verify import rounding
 

@@ -15,9 +15,9 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
-from pymc_minibatch.tall.gathered import readable
 
 __all__ = ["ObservedTerm", "apart", "observed_terms", "row_counts", "sum_rows"]
 

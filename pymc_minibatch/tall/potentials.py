@@ -26,12 +26,12 @@ from pytensor.tensor.shape import Shape, Shape_i, shape
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.jit.compiled import compile_all
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm
 from pymc_minibatch.tall.probes import prior_points
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 from pymc_minibatch.tall.some_rows import taken_first
-from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.verify import compare
 
 __all__ = ["parts_of_total", "potential_terms"]

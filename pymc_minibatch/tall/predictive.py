@@ -26,12 +26,12 @@ from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.binding import check_source, extreme_rows
 from pymc_minibatch.tall.check import FAILURES
+from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.level_numbers import refuse_new_negative_indices
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import batch_input, data_leaves, leaf_value, rebuild_graph
 from pymc_minibatch.tall.sources import check_finite, check_range, open_sources
-from pymc_minibatch.tall.gathered import readable
 
 __all__ = ["NoPredictionError", "Predictive", "observed_input"]
 

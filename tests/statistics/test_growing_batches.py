@@ -201,7 +201,7 @@ def test_posteriors_that_are_known(build):
 
 @pytest.mark.parametrize("outcome", [0, 1])
 def test_rows_that_say_nothing_any_more(outcome):
-    """Where all outcomes are alike, log ratios of rows are smaller than roots of what floats are."""
+    """If all outcomes are alike, squares of log ratios of rows are too small for floats."""
     with pm.Model() as model:
         theta = pm.Normal("theta", 0.0, 100.0)
         pm.Bernoulli("y", logit_p=theta, observed=np.full(3000, outcome))
