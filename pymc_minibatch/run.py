@@ -243,6 +243,7 @@ def _in_processes(
                     continue
                 del running[pipe]
                 process.join()
+                pipe.close()
                 if message[0] == "error":
                     raise message[1]
                 if message[0] == "died":
@@ -285,8 +286,8 @@ def _context(mp_ctx: Any) -> BaseContext:
 def _work(job: Any, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """Make a chain in a process of its own, until nobody reads what it sends.
 
-    A forked process closes the ends of pipes that are read from, which are its parent's: if they
-    stayed open here, it would not be told that the parent was killed.
+    A forked process closes the reading ends that it has inherited, or it would not notice that its
+    parent was killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     for end in inherited:
@@ -299,10 +300,8 @@ def _work(job: Any, pipe: Connection, inherited: Sequence[Connection]) -> None:
             for first, block in blocks_of(step, chain, tune, draws):
                 pipe.send(("block", first, block))
         pipe.send(("done", None))
-    except BrokenPipeError:
-        pass
     except BaseException as error:
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):  # if it was killed
             pipe.send(("error", _portable(error)))
     finally:
         pipe.close()

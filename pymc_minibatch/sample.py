@@ -289,6 +289,9 @@ def resume(
         _check_same_run(step, settings["run_of"], Path(store))
         options = {"var_names": settings["var_names"]} | kwargs
         draws = _draws_in_the_end(begun, draws)
+        for saved in begun.chains:
+            for file in saved.not_read:
+                file.unlink()
         idata = sample_in_blocks(
             step,
             source.model,
@@ -310,13 +313,13 @@ def _draws_in_the_end(begun: Begun, draws: int | None) -> int:
     ValueError
         If fewer are asked for.
     """
-    if draws is None:
-        return int(begun.settings["draws"])
     has = max(saved.done for saved in begun.chains) - begun.settings["tune"]
+    if draws is None:
+        return max(int(begun.settings["draws"]), has)
     if checked_count("draws", draws, 1) < has:
         raise ValueError(
             f"draws is how many draws each chain keeps in the end, and {has:,} are kept already; "
-            f"got {draws}. Leave it out, or ask for more."
+            f"got {draws}. Leave it out, or ask for {has} or more."
         )
     return draws
 

@@ -9,7 +9,7 @@ all of it or nothing. Files hold NumPy arrays and JSON, and are read without unp
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,10 @@ VERSION = 3
 """Of the files."""
 
 RUN, START, JSON = "run.json", "start.npz", "json"
+
+
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError)
+"""What reading a damaged file raises."""
 
 
 class Begun(NamedTuple):
@@ -57,6 +61,8 @@ class Saved(NamedTuple):
         Its draws.
     state : dict
         What the step needs to go on after them; empty if there are none.
+    not_read : list of Path
+        Files of blocks that do not go on from those before them.
     """
 
     folder: str
@@ -64,6 +70,7 @@ class Saved(NamedTuple):
     rng: np.random.Generator
     blocks: list[Block]
     state: dict[str, Any]
+    not_read: Sequence[Path] = ()
 
     @property
     def done(self) -> int:
@@ -147,7 +154,7 @@ def read_store(path: Path) -> Begun:
     try:
         settings = json.loads((path / RUN).read_text())
         version = settings["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path / RUN} cannot be read ({error}).") from error
     if version != VERSION:
         raise ValueError(
@@ -158,20 +165,24 @@ def read_store(path: Path) -> Begun:
 
 
 def _chain(folder: Path) -> Saved:
-    """Read a chain, up to where a block is missing: the draws from there on are made again.
+    """Read a chain, up to where a block is missing.
 
-    Blocks may overlap, if another process went on for a moment where a run was continued. Their
-    draws are the same, since they follow from the random numbers at the start.
+    Blocks may overlap, if a process of a killed run wrote another one after the run was continued.
+    A block that does not go on from those before it is not read, nor are later ones.
     """
     about, arrays = _read(folder / START)
     blocks: list[Block] = []
     state: dict[str, Any] = {}
-    done = 0
-    for file in sorted(folder.glob("[0-9]*.npz")):
-        told, found = _read(file)
+    done, n_read, files = 0, 0, sorted(folder.glob("[0-9]*.npz"))
+    for file in files:
+        try:
+            told, found = _read(file)
+        except ValueError as error:
+            raise ValueError(f"{error} Delete this file: its draws are made again.") from error
         known, points = done - told["first"], found["points"]
-        if known < 0:
+        if known < 0 or (known and not _goes_on(points[:known], blocks, told["first"])):
             break
+        n_read += 1
         if known >= len(points):
             continue
         stats = {
@@ -185,7 +196,13 @@ def _chain(folder: Path) -> Saved:
     given = [arrays[f"array_{i}"] for i in range(len(arrays) - 2)]  # beside the start and JSON
     template = RandomGeneratorState(None, None)
     rng = random_generator_from_state(decoded(about["rng"], given, template))
-    return Saved(str(folder), arrays["start"], rng, blocks, state)
+    return Saved(str(folder), arrays["start"], rng, blocks, state, files[n_read:])
+
+
+def _goes_on(points: np.ndarray, blocks: Sequence[Block], first: int) -> bool:
+    """Whether points are those of blocks from a draw on."""
+    known = np.concatenate([block.points for block in blocks])[first:]
+    return np.array_equal(points, known[: len(points)])
 
 
 def _write(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -197,7 +214,7 @@ def _write(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray
         arrays = {**arrays, **given}
         about["state"] = {**state, "arrays": None, "n_arrays": len(given)}
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    unfinished = path.with_name(f".{path.name}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     with unfinished.open("wb") as file:
         np.savez(file, allow_pickle=False, **{JSON: text}, **arrays)
         file.flush()
@@ -211,7 +228,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return json.loads(arrays[JSON].tobytes()), arrays
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (*DAMAGED, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}).") from error
 
 

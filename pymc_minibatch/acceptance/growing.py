@@ -409,7 +409,7 @@ def relative_error(seen: Moments, limits: Limits) -> float:
     """Return the relative standard error of the mean square of rows."""
     if seen.square == 0.0:
         return 0.0
-    kurtosis = max(limits.kurtosis, seen.fourth / seen.square / seen.square)  # no square is zero
+    kurtosis = max(limits.kurtosis, seen.fourth / seen.square / seen.square)  # square² may be zero
     return math.sqrt((kurtosis - 1.0) / seen.n)
 
 

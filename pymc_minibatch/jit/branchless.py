@@ -158,10 +158,16 @@ FEW_TERMS = 8.0
 
 HALF_LOG_2PI = 0.91893853320467274178
 
+SMALL, LOG_SMALL = 2.0**-80, 80 * 0.69314718055994530942
+"""A factor, and minus its logarithm."""
+
+MOST_HALVES = 2.0**51
+"""Beyond, halves are rounded when SHIFT is added, so that all numbers are taken for whole ones."""
+
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath=False)
 def log_gamma(x: float) -> float:
-    """Log |Γ(x)|, up to some 1e-14 of it, or where it is below 1, up to 1e-14.
+    """Log |Γ(x)|, up to 2e-14 of it, or of 1 if that is larger.
 
     With w = x, or 1 − x if x is negative, Stirling's series holds for z = w, or for z = w + 8 if
     that is small; Γ(z) = w (w + 1) ... (w + 7) Γ(w), where factors of the same sum come in pairs.
@@ -176,10 +182,11 @@ def log_gamma(x: float) -> float:
     product = pairs * (pairs + 6.0) * (pairs + 10.0) * (pairs + 12.0) if is_small else 1.0
     z = w + 8.0 if is_small else w
     stirling = (z - 0.5) * (logarithm(z) - 1.0) + (HALF_LOG_2PI - 0.5 + _stirling_series(1.0 / z))
-    away = abs(x - ((x + SHIFT) - SHIFT)) if x > -SHIFT else 0.0
-    product = product / (away * _sinc(away)) if is_negative else abs(product)
-    found = stirling - logarithm(product)
-    return -found if is_negative else found
+    away = abs(x - ((x + SHIFT) - SHIFT)) if x > -MOST_HALVES else 0.0
+    small = product * SMALL / (away * _sinc(away))  # the quotient itself may be too large
+    found = stirling - logarithm(small if is_negative else abs(product))
+    found = LOG_SMALL - found if is_negative else found
+    return found if x > -np.inf or x != x else np.inf
 
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})

@@ -1,39 +1,67 @@
 """Vectors of single variables, of which each row takes one.
 
 ``pt.stack([a, b, c])[group]`` with known groups becomes, in PyMC's log-density, a vector with as
-many entries as there are rows, each of which is a, b or c. Then no number of a row says any more
-which of them it reads. :func:`gathered` writes a short vector and these numbers.
+many entries as there are rows, each of which is a, b or c. Then nothing says any more which of them
+a row reads. :func:`readable` writes the short vector and its index again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pymc.model import Model
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_minibatch.tall.sparse_rows import without_sparse
 
-__all__ = ["gathered", "readable"]
-
-REPEATED = 2
-"""A vector is written shorter if its entries are more than so many times its variables."""
+__all__ = ["readable"]
 
 
-def readable(graphs: Sequence[Variable]) -> list[Variable]:
-    """Write log-densities of PyMC so that it can be seen what each row reads."""
-    return without_sparse(gathered(graphs))
+def readable(graphs: Sequence[Variable], model: Model) -> list[Variable]:
+    """Write log-densities of a model so that it can be seen what each row reads."""
+    return without_sparse(_gathered(graphs, list(_indices(model))))
 
 
-def gathered(graphs: Sequence[Variable]) -> list[Variable]:
-    """Replace vectors that repeat a few scalars; the very same graphs if there are none."""
+def _indices(model: Model) -> Iterator[tuple[Constant, int]]:
+    """Give the indices into vectors of single variables that a model has, and their lengths."""
+    for node in io_toposort([], [*model.basic_RVs, *model.potentials]):
+        if isinstance(node.op, AdvancedSubtensor) and len(node.inputs) == 2:
+            vector, index = node.inputs
+            is_made = vector.owner is not None and isinstance(vector.owner.op, MakeVector)
+            if is_made and isinstance(index, Constant) and index.data.ndim == 1:
+                yield index, len(vector.owner.inputs)
+
+
+def _gathered(
+    graphs: Sequence[Variable], indices: Sequence[tuple[Constant, int]]
+) -> list[Variable]:
+    """Replace vectors whose entries go by an index; the very same graphs if there are none."""
     found: dict[Variable, Variable] = {}
-    for node in io_toposort([], list(graphs)):
-        number = {entry: k for k, entry in enumerate(dict.fromkeys(node.inputs))}
-        if isinstance(node.op, MakeVector) and len(node.inputs) > REPEATED * len(number):
-            [vector] = node.outputs
-            index = np.array([number[entry] for entry in node.inputs])
-            found[vector] = pt.stack(list(number)).astype(vector.type.dtype)[pt.constant(index)]
+    for node in io_toposort([], list(graphs)) if indices else ():
+        if isinstance(node.op, MakeVector):
+            known = [(_entries(node.inputs, *each), each[0]) for each in indices]
+            fitting = [(entries, index) for entries, index in known if entries]
+            if fitting:
+                entries, index = min(fitting, key=lambda each: len(each[0]))
+                [vector] = node.outputs
+                found[vector] = pt.stack(entries).astype(vector.type.dtype)[index]
     return graph_replace(list(graphs), found, strict=False) if found else list(graphs)
+
+
+def _entries(written_out: Sequence[Variable], index: Constant, length: int) -> list[Any]:
+    """Return the short vector, with zeros that no row reads; none if the index is another's."""
+    numbers = np.asarray(index.data)
+    if numbers.size != len(written_out):
+        return []
+    entries: list[Any] = [None] * length
+    for number, entry in zip(numbers.tolist(), written_out, strict=True):
+        if entries[number] is None:
+            entries[number] = entry
+        if entries[number] is not entry:
+            return []
+    return [0.0 if entry is None else entry for entry in entries]

@@ -126,7 +126,7 @@ class ModelDensity:
     def _total(self) -> Variable:
         model, tall = self.tall.model, self.tall
         if self.temperature == 1.0:
-            return pt.cast(readable([model.logp()])[0], "float64")
+            return pt.cast(readable([model.logp()], model)[0], "float64")
         prior = [rv for rv in model.basic_RVs if rv.name not in tall.row_names]
         prior += [each for each in model.potentials if each.name not in tall.row_potentials]
         rows = [rv for rv in model.basic_RVs if rv.name in tall.row_names]
@@ -134,7 +134,7 @@ class ModelDensity:
         of_prior = [pt.sum(term) for term in model.logp(vars=prior, sum=False)] if prior else []
         of_rows = [pt.sum(term) for term in model.logp(vars=rows, sum=False)]
         total = pt.add(pt.constant(0.0), *of_prior) + pt.add(*of_rows, 0.0) / self.temperature
-        return pt.cast(readable([total])[0], "float64")
+        return pt.cast(readable([total], model)[0], "float64")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made anew where it is needed."""

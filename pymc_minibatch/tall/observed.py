@@ -95,7 +95,7 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
         names = [get_var_name(rv) for rv in observed]
         values = [model.rvs_to_values[rv] for rv in observed]
         raise unfit_data(names, data_leaves([*observed, *values]), error) from error
-    rows: list[Any] = readable(terms)
+    rows: list[Any] = readable(terms, model)
     return [
         ObservedTerm(get_var_name(rv), leaf, term, _distribution(rv), leaf_value(leaf).shape)
         for rv, leaf, term in zip(observed, leaves, rows, strict=True)
@@ -158,10 +158,10 @@ def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
             "Give the likelihood its data with observed=."
         )
     main = max(terms, key=lambda t: t.longest / (LARGER if t.leaf is None else 1))
-    if main.lengths and not main.longest:
+    if 0 in main.shape:
         raise ValueError(f"{main.name} has no rows. Look at the data that were passed as observed.")
     if main.longest < 2:
-        raise NotTallError(f"{main.name} has one row, of which there are no batches.")
+        raise NotTallError(f"{main.name} has a single row; minibatches need at least two.")
     if not main.lengths:
         raise NotTallError(whole_term(main.name, main.distribution))
     return sorted({length for length in main.lengths if length > 1}, reverse=True)

@@ -53,7 +53,7 @@ def potential_terms(model: Model, is_bound: bool = False) -> list[ObservedTerm]:
     """
     if not model.potentials:
         return []
-    graphs = readable(model.logp(vars=model.potentials, sum=False))
+    graphs = readable(model.logp(vars=model.potentials, sum=False), model)
     graphs = graphs if is_bound else taken_first(graphs)
     found = []
     for potential, graph in zip(model.potentials, graphs, strict=True):

@@ -26,12 +26,13 @@ from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.messages import IdentifiedError
 from pymc_minibatch.tall.binding import check_source, extreme_rows
 from pymc_minibatch.tall.check import FAILURES
-from pymc_minibatch.tall.gathered import readable
+from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.level_numbers import refuse_new_negative_indices
 from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.row_input import RowInput, make_input
 from pymc_minibatch.tall.slicing import batch_input, data_leaves, leaf_value, rebuild_graph
 from pymc_minibatch.tall.sources import check_finite, check_range, open_sources
+from pymc_minibatch.tall.sparse_rows import without_sparse
 
 __all__ = ["NoPredictionError", "Predictive", "observed_input"]
 
@@ -76,10 +77,10 @@ class Predictive:
     def __init__(
         self, tall: TallModel, name: str, kind: Literal["response", "mean"], data: Any
     ) -> None:
-        if tall.evaluates_data:
+        if tall.evaluates_data and data is not None:
             raise NoPredictionError(
                 f"{name} reads what the model computes from all rows together, such as a mean, so "
-                "it is not drawn row by row. Compute that before building the model, or use "
+                "new rows cannot be predicted. Compute that before building the model, or use "
                 "pm.sample_posterior_predictive."
             )
         if tall.union is not None:
@@ -97,9 +98,14 @@ class Predictive:
         self._own = observed_input(tall, name)
         leaves = [v for v in data_leaves([self._term]) if v is not self._observed_leaf]
         found = {leaf: _input_of(tall, leaf) or _input_of_shape(tall, leaf) for leaf in leaves}
+        if tall.evaluates_data:
+            found |= {
+                leaf: _computed_rows(leaf, f"computed {k}", tall.n_own)
+                for k, (leaf, given) in enumerate(found.items())
+                if given is None
+            }
         self._inputs_of = {leaf: given.name for leaf, given in found.items() if given is not None}
-        names = set(self._inputs_of.values())
-        reads = [given for name, given in tall.row_inputs.items() if name in names]
+        reads = list({each.name: each for each in found.values() if each is not None}.values())
         if data is None and tall.partitions is not None:
             raise NoPredictionError(
                 "The rows of the model are in partitions and are not copied to this machine. Pass "
@@ -292,6 +298,16 @@ def _input_of(tall: TallModel, leaf: Variable) -> RowInput | None:
     return None
 
 
+def _computed_rows(leaf: Variable, name: str, n_rows: int) -> RowInput | None:
+    """Take what was computed from all rows as row data, if it has one axis of their length."""
+    shape = leaf_value(leaf).shape
+    if shape.count(n_rows) != 1:
+        return None
+    axis = shape.index(n_rows)
+    rows = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
+    return make_input(name, leaf, axis, rows)
+
+
 def _input_of_shape(tall: TallModel, leaf: Variable) -> RowInput | None:
     """Return row data that are those of a leaf but for axes of length 1.
 
@@ -341,5 +357,6 @@ def _term(tall: TallModel, name: str, kind: Literal["response", "mean"]) -> Vari
         ) from error
     free = tall.model.free_RVs
     others = dict(zip(free, tall.model.replace_rvs_by_values(list(free)), strict=True))
-    [term] = graph_replace([rv if wanted is None else wanted], others, strict=False)
-    return readable([term])[0]
+    terms = graph_replace([rv if wanted is None else wanted], others, strict=False)
+    terms = data_evaluated(terms) if tall.evaluates_data else terms
+    return without_sparse(terms)[0]

@@ -60,7 +60,7 @@ def test_logarithms_of_all_sizes(name):
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "uint8"])
 def test_log_gamma(dtype):
-    """To 1e-14 of its size, or of 1 where it is smaller; poles included."""
+    """To 2e-14 of its size, or of 1 if that is smaller; poles included."""
     x = pt.vector("x", dtype=dtype)
     rng = np.random.default_rng(3)
     whole, small = np.arange(0.0, 256.0), rng.uniform(0, 20, 10_000)
@@ -68,11 +68,11 @@ def test_log_gamma(dtype):
     near = 1.0 + rng.normal(0, 10.0 ** rng.uniform(-15, -1, 10_000))
     values = whole if dtype == "uint8" else np.concatenate([whole, -whole, 1000 * whole])
     if dtype == "float64":
-        ends = [np.inf, np.nan, -0.0, -1e17, 1e-308]
+        ends = [np.inf, np.nan, -0.0, -1e17, 1e-308, -1e-304, -1e-308]
         values = np.concatenate([values, small, -small, large, near, near + 1.0, ends])
     found = compile_numba([x], [pt.gammaln(x)])(values.astype(dtype))
     expected = gammaln(values)
-    rtol = 1e-14 if found.dtype == np.float64 else 1e-6
+    rtol = 2e-14 if found.dtype == np.float64 else 1e-6
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
 
 

@@ -222,3 +222,18 @@ def test_one_of_several_variables_must_be_named(kinds):
     idata, tall, _ = kinds
     with pytest.raises(ValueError, match=r"var_name must be one of .* got None"):
         pmb.predict(idata, data=tall)
+
+
+def test_own_rows_of_what_is_computed_from_all_of_them():
+    rng = np.random.default_rng(1)
+    x = rng.normal(3, 1, 300)
+    with pm.Model() as model:
+        data = pm.Data("x", x)
+        mu = pm.Normal("slope") * (data - data.mean())
+        pm.Normal("y", mu, 0.5, observed=rng.normal(size=300))
+    posterior = xr.Dataset({"slope": (("chain", "draw"), [[0.5, 1.5]])})
+    idata = xr.DataTree.from_dict({"posterior": posterior})
+    found = pmb.predict(idata, model=model, kind="mean")
+    np.testing.assert_allclose(found["mean"], x - x.mean())
+    with pytest.raises(pmb.NoPredictionError, match="new rows cannot be predicted"):
+        pmb.predict(idata, {"x": x[:4]}, model=model)

@@ -239,7 +239,7 @@ def test_one_row_is_sampled_by_nuts(observed, caplog):
         pm.Normal("y", pm.Normal("mu"), 1.0, observed=observed)
     with caplog.at_level(logging.INFO, logger="pymc.minibatch"):
         found = pmb.sample(model, 20, 20, 1, random_seed=1, **QUIET)
-    assert "y has one row" in caplog.text
+    assert "y has a single row" in caplog.text
     assert found.posterior.sizes["draw"] == 20
 
 

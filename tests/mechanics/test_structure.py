@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+import xarray as xr
 from gallery import GALLERY
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from models import grouped_model
 from pytensor.gradient import grad
 from zoo import ZOO
 
+import pymc_minibatch as pmb
 from pymc_minibatch import TallModel
 from pymc_minibatch.tall.cut import compile_all
 from pymc_minibatch.tall.structure import (
@@ -339,22 +341,31 @@ def test_functions_of_effects_by_constants_of_their_levels():
 
 
 @pytest.mark.parametrize(
-    "stacked",
+    ("stacked", "is_zero"),
     [
-        lambda effects: pt.stack(effects),
-        lambda effects: pt.as_tensor_variable(effects),
-        lambda effects: pt.stack([0.0, *effects[1:]]),
+        (lambda effects: pt.stack(effects), False),
+        (lambda effects: pt.as_tensor_variable(effects), False),
+        (lambda effects: pt.stack([0.0, *effects[1:]]), True),
     ],
     ids=["stack", "tensor", "with a reference level"],
 )
-def test_single_variables_of_which_each_row_takes_one(stacked):
+def test_single_variables_of_which_each_row_takes_one(stacked, is_zero):
     """PyMC writes such a vector out, with an entry for each row."""
     rng = np.random.default_rng(5)
-    group, x = rng.integers(0, 4, 300), rng.normal(size=300)
+    group, x = rng.permutation(300) % 4, rng.normal(size=300)
     with pm.Model() as model:
         effects = [pm.Normal(f"e{k}") for k in range(4)]
         pm.Normal("y", stacked(effects)[group] * x, 0.5, observed=rng.normal(size=300))
     tall = TallModel(model)
-    assert len([term for term in tall.structure.terms if term.index is not None]) == 1
+    [index] = [term.index for term in tall.structure.terms if term.index is not None]
+    assert index is not None
+    assert any(np.array_equal(given.values, group) for given in tall.row_inputs.values())
     point = {f"e{k}": np.array(0.3 * k - 0.5) for k in range(4)}
     np.testing.assert_allclose(tall.logp(point), model.compile_logp(mode="FAST_COMPILE")(point))
+    draws = xr.Dataset({name: (("chain", "draw"), np.full((1, 2), v)) for name, v in point.items()})
+    idata = xr.DataTree.from_dict({"posterior": draws})
+    found = pmb.predict(
+        idata, {"constant": x[:4], "constant_1": group[:4]}, model=model, kind="mean"
+    )
+    expected = np.array([0.0 if is_zero else point["e0"], *[point[f"e{k}"] for k in (1, 2, 3)]])
+    np.testing.assert_allclose(found["mean"], expected[group[:4]] * x[:4])

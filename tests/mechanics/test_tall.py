@@ -309,10 +309,10 @@ def test_refuses_lengths_that_do_not_match(as_data):
     assert f"{y} (90,)" in str(error.value)
 
 
-@pytest.mark.parametrize("n_rows", [0, 1])
+@pytest.mark.parametrize(("n_rows", "said"), [(0, "y has no rows"), (1, "y has a single row")])
 @pytest.mark.parametrize("as_data", [True, False])
-def test_refuses_too_few_rows(n_rows, as_data):
-    with pytest.raises(ValueError, match=rf"has {n_rows} rows; .* at least 2"):
+def test_refuses_too_few_rows(n_rows, said, as_data):
+    with pytest.raises(ValueError, match=said):
         TallModel(linear_model(X[:n_rows], Y[:n_rows], as_data))
 
 
