@@ -585,7 +585,7 @@ def test_mutants_are_found(
     try:
         step.witness.start_chain()
         with pytest.raises(SurpriseError, match=r"model's own log-density|stand for all rows"):
-            look(step, times=25)
+            look(step, times=100)
     finally:
         step.undo()
         monkeypatch.undo()
