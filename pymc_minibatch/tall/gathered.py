@@ -54,7 +54,10 @@ def _gathered(
 
 
 def _entries(written_out: Sequence[Variable], index: Constant, length: int) -> list[Any]:
-    """Return the short vector, with zeros that no row reads; none if the index is another's."""
+    """Return the short vector; none if the index is another's, or no row reads one of its entries.
+
+    What that entry is cannot be known, and rows that take the place of the model's may read it.
+    """
     numbers = np.asarray(index.data)
     if numbers.size != len(written_out):
         return []
@@ -64,4 +67,4 @@ def _entries(written_out: Sequence[Variable], index: Constant, length: int) -> l
             entries[number] = entry
         if entries[number] is not entry:
             return []
-    return [0.0 if entry is None else entry for entry in entries]
+    return [] if None in entries else entries

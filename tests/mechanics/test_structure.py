@@ -369,3 +369,12 @@ def test_single_variables_of_which_each_row_takes_one(stacked, is_zero):
     )
     expected = np.array([0.0 if is_zero else point["e0"], *[point[f"e{k}"] for k in (1, 2, 3)]])
     np.testing.assert_allclose(found["mean"], expected[group[:4]] * x[:4])
+
+
+def test_a_variable_that_no_row_takes_is_not_known():
+    """Other rows might take it, so the model is refused rather than given a number in its place."""
+    with pm.Model() as model:
+        effect = pt.stack([pm.Normal(f"e{k}") for k in range(4)])[np.arange(300) % 3]
+        pm.Normal("y", effect, 0.5, observed=np.zeros(300))
+    with pytest.raises(pmb.NotTallError):
+        TallModel(model)
