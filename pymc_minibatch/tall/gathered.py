@@ -41,15 +41,18 @@ def _gathered(
     graphs: Sequence[Variable], indices: Sequence[tuple[Constant, int]]
 ) -> list[Variable]:
     """Replace vectors whose entries go by an index; the very same graphs if there are none."""
+    if not indices:
+        return list(graphs)
     found: dict[Variable, Variable] = {}
-    for node in io_toposort([], list(graphs)) if indices else ():
-        if isinstance(node.op, MakeVector):
-            known = [(_entries(node.inputs, *each), each[0]) for each in indices]
-            fitting = [(entries, index) for entries, index in known if entries]
-            if fitting:
-                entries, index = min(fitting, key=lambda each: len(each[0]))
-                [vector] = node.outputs
-                found[vector] = pt.stack(entries).astype(vector.type.dtype)[index]
+    for node in io_toposort([], list(graphs)):
+        if not isinstance(node.op, MakeVector):
+            continue
+        known = [(_entries(node.inputs, *each), each[0]) for each in indices]
+        fitting = [(entries, index) for entries, index in known if entries]
+        if fitting:
+            entries, index = min(fitting, key=lambda each: len(each[0]))
+            [vector] = node.outputs
+            found[vector] = pt.stack(entries).astype(vector.type.dtype)[index]
     return graph_replace(list(graphs), found, strict=False) if found else list(graphs)
 
 

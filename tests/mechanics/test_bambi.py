@@ -152,38 +152,31 @@ def test_responses_and_their_coverage(monkeypatch, grouped):
     xr.testing.assert_equal(found, again)
 
 
-def test_categories_have_an_axis_of_their_own(grouped):
+def categorical(grouped, formula):
+    """A model of four categories, and made-up draws of it with the dimensions that Bambi gives."""
     frame = grouped[0].data.assign(kind=np.repeat(list("uvwu"), 100))
-    model = bambi.Model("kind ~ x", frame, family="categorical")
-    dims, rng = ("chain", "draw", "kind_reduced_dim"), np.random.default_rng(3)
-    draws = {name: (dims, rng.normal(0, 0.1, (2, 30, 2))) for name in ("Intercept", "x")}
-    coords = {"kind_reduced_dim": ["v", "w"], "chain": [0, 1], "draw": np.arange(30)}
-    posterior = xr.Dataset(draws, coords).assign_attrs(modeling_interface="bambi")
-    idata = xr.DataTree.from_dict({"posterior": posterior})
-    found = pmb.predict(idata, model=model, kind="mean")
-    expected = model.predict(idata, "response_params", inplace=False).posterior["p"]
-    np.testing.assert_allclose(found["mean"], expected.mean(("chain", "draw")))
-    assert "coverage" not in pmb.predict(idata, frame[:5], model=model)
-
-
-def test_categories_by_group(grouped):
-    """Bambi puts dimensions of groups last; the model of PyMC has them first."""
-    frame = grouped[0].data.assign(kind=np.repeat(list("uvwu"), 100))
-    model = bambi.Model("kind ~ x + (1 | place)", frame, family="categorical")
+    model = bambi.Model(formula, frame, family="categorical")
     model.build()
     dims, rng = ("chain", "draw", "kind_reduced_dim"), np.random.default_rng(3)
     draws = {name: (dims, rng.normal(0, 0.1, (2, 30, 2))) for name in ("Intercept", "x")}
-    draws["1|place_sigma"] = (dims, rng.gamma(3.0, 0.1, (2, 30, 2)))
-    draws["1|place"] = ((*dims, "place__factor_dim"), rng.normal(0, 0.5, (2, 30, 2, 3)))
-    coords = {"kind_reduced_dim": ["v", "w"], "place__factor_dim": list("abc")}
-    coords |= {"chain": [0, 1], "draw": np.arange(30)}
+    coords = {"kind_reduced_dim": ["v", "w"], "chain": [0, 1], "draw": np.arange(30)}
+    if "place" in formula:
+        draws["1|place_sigma"] = (dims, rng.gamma(3.0, 0.1, (2, 30, 2)))
+        draws["1|place"] = ((*dims, "place__factor_dim"), rng.normal(0, 0.5, (2, 30, 2, 3)))
+        coords["place__factor_dim"] = list("abc")
     posterior = xr.Dataset(draws, coords).assign_attrs(modeling_interface="bambi")
-    idata = xr.DataTree.from_dict({"posterior": posterior})
-    for rows in (None, new_people()):
-        found = pmb.predict(idata, rows, model=model, kind="mean")
-        of_bambi = model.predict(idata, "response_params", data=rows, inplace=False)
-        expected = of_bambi.posterior["p"].mean(("chain", "draw"))
-        np.testing.assert_allclose(found["mean"], expected)
+    return model, xr.DataTree.from_dict({"posterior": posterior})
+
+
+@pytest.mark.parametrize("rows", [None, new_people()], ids=["own", "new"])
+@pytest.mark.parametrize("formula", ["kind ~ x", "kind ~ x + (1 | place)"])
+def test_categories_have_an_axis_of_their_own(grouped, formula, rows):
+    """Bambi puts dimensions of groups after it; the model of PyMC has them before."""
+    model, idata = categorical(grouped, formula)
+    found = pmb.predict(idata, rows, model=model, kind="mean")
+    expected = model.predict(idata, "response_params", data=rows, inplace=False).posterior["p"]
+    np.testing.assert_allclose(found["mean"], expected.mean(("chain", "draw")))
+    assert "coverage" not in pmb.predict(idata, model.data[:5], model=model)
 
 
 @pytest.mark.parametrize(
