@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +23,9 @@ from pymc_minibatch.approximation.field import FieldApproximation
 from pymc_minibatch.approximation.tree import tree_of, variables
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi
+from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.latent.moves.trajectory import Trajectory
+from pymc_minibatch.processes import forks, in_processes
 from pymc_minibatch.recorded import Values
 from pymc_minibatch.reference import NoReferenceError
 from pymc_minibatch.results import note_made_of
@@ -50,6 +53,10 @@ ASKED_ROWS = 1e10
 TUNE_ROWS = 1e8
 """Rows that these may read, beyond those whose cost is measured (about 1 s)."""
 
+LONG_ROWS, ROWS_BY_EFFECT = 5e5, 20
+"""Rows from which scans leave out trajectories, which cost more than all other moves together; if
+there are so many for each effect, which other moves need. If scans are slow, they are put back."""
+
 SLOW, SLOW_ROWS = 0.5, 1e9
 """Scans go on while their end points depend on the start by more than this, up to so many rows."""
 
@@ -60,7 +67,7 @@ SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
 """What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it
 costs for each variable."""
 
-DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 2e7, 20, 400
+DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 1e7, 10, 400
 """Rows for the log-density of the model at single draws, and at how many of them."""
 
 RATIO_ROWS, LEAST_RATIOS = 8e7, 40
@@ -68,6 +75,10 @@ RATIO_ROWS, LEAST_RATIOS = 8e7, 40
 
 KEPT_STARTS = 50
 """Points that are kept for chains to start from."""
+
+SHARES, PROCESS_ROWS = 4, 5e7
+"""Shares of the starts, each of which one process scans, and rows from which processes pay (half a
+second)."""
 
 WARMED, LEAST_TUNED = 10, 13
 """Scans before those whose cost is measured, and how many there are at least."""
@@ -81,6 +92,7 @@ def approximate(
     random_seed: Any = None,
     correct: bool | Literal["auto"] = "auto",
     var_names: Sequence[str] | None = None,
+    cores: int | None = None,
 ) -> xr.DataTree:
     """Approximate the posterior, and check the approximation by exact transitions.
 
@@ -108,6 +120,9 @@ def approximate(
     var_names : list of str, optional
         Variables of the result; all free variables and Deterministics if not given, except for
         Deterministics with one value per row.
+    cores : int, optional
+        Processes that make the transitions, if these take long enough; the cores of this machine if
+        not given. Draws are the same however many there are.
 
     Returns
     -------
@@ -148,6 +163,8 @@ def approximate(
     draws = checked_count("draws", draws, 2)
     if correct not in (True, False, "auto"):
         raise ValueError(f"correct must be True, False or 'auto'; got {correct!r}.")
+    if cores is not None:
+        cores = checked_count("cores", cores, 1)
     bambi = model if built_by_bambi(model) else None
     of = checked_model(model) if bambi is None else bambi.backend.model
     rng = get_random_generator(random_seed)
@@ -155,7 +172,7 @@ def approximate(
         step = MinibatchMH(data=data, model=of, rng=rng.spawn(1)[0])
     names = variables(of, step.tall, var_names)
     set_up = dict(step.__dict__)
-    run = _Run(step, rng, draws)
+    run = _Run(step, rng, draws, cores)
     found = run.checked(correct)
     attrs = {
         "verdict": found.check.verdict,
@@ -201,8 +218,12 @@ class Found(NamedTuple):
 class _Run:
     """One approximation of a model that is set up."""
 
-    def __init__(self, step: MinibatchMH, rng: np.random.Generator, draws: int) -> None:
+    def __init__(
+        self, step: MinibatchMH, rng: np.random.Generator, draws: int, cores: int | None
+    ) -> None:
         self.step, self.rng, self.n_draws = step, rng, draws
+        shares_memory = forks() and step.tall.partitions is None
+        self.cores = (n_cores() if shares_memory else 1) if cores is None else cores
         if step.latent is not None and not step.latent.has_determinant:
             raise NoReferenceError(
                 f"{step.latent.field.latent.dense.size:,} coefficients and effects are outside of "
@@ -219,13 +240,21 @@ class _Run:
         self.n_modes = known.n_modes if isinstance(known, Mixture) else 1
         has_looked_far = isinstance(known, GaussianApproximation) and known.looks_far
         self.good_k = FINITE_K if has_looked_far else GOOD_K
+        self.cost, self.left_out = 0.0, ExitStack()
         if step.latent is not None:
             step.steps_per_draw = 1
+            enough = max(LONG_ROWS, ROWS_BY_EFFECT * step.latent.field.latent.groups.size)
+            if isinstance(known, FieldApproximation) and step.n_rows >= enough:
+                self.left_out.enter_context(step.latent.moves.without(Trajectory))
 
     def checked(self, correct: bool | str) -> Found:
         """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
-        cost = self._tuned(self.approximation.center)
-        n_starts = int(np.clip(CHECK_ROWS / cost / SCANS, LEAST_STARTS, MOST_STARTS))
+        with self.left_out:
+            return self._checked(correct)
+
+    def _checked(self, correct: bool | str) -> Found:
+        self._tune()
+        n_starts = int(np.clip(CHECK_ROWS / self.cost / SCANS, LEAST_STARTS, MOST_STARTS))
         points, log_q = self.approximation.draw(self.rng, self.n_draws)
         pool = points  # what is checked, which few draws would not tell
         if self.n_draws < n_starts:
@@ -234,9 +263,9 @@ class _Run:
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
         fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
-        n_scans = int(np.clip(CHECK_ROWS / cost / n_scanned, fewest, MOST_SCANS))
-        scanned, check = self._compared(pool[:n_scanned], moments, n_scans, cost, pareto_k)
-        affordable = 2 * max(n_scans, SCANS) * cost * len(pool) <= CORRECTION_ROWS
+        n_scans = int(np.clip(CHECK_ROWS / self.cost / n_scanned, fewest, MOST_SCANS))
+        scanned, check = self._compared(pool[:n_scanned], moments, n_scans, pareto_k)
+        affordable = 2 * max(n_scans, SCANS) * self.cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
         ):
@@ -244,14 +273,9 @@ class _Run:
         middle, n_scans = scanned.end, max(n_scans, SCANS)
         if n_scanned < len(pool):
             middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
+        rows = ASKED_ROWS if correct is True else CORRECTION_ROWS
         again, check = self._compared(
-            middle,
-            _moments(middle),
-            n_scans,
-            cost,
-            pareto_k,
-            slow=FORGOTTEN,
-            rows=ASKED_ROWS if correct is True else CORRECTION_ROWS,
+            middle, _moments(middle), n_scans, pareto_k, slow=FORGOTTEN, rows=rows
         )
         ends = self._with_moments_of_all(again)[: self.n_draws]
         return Found(ends, np.full(self.n_draws, np.nan), check, True)
@@ -261,8 +285,8 @@ class _Run:
         starts: np.ndarray,
         moments: tuple[np.ndarray, np.ndarray],
         n_scans: int,
-        cost: float,
         pareto_k: float,
+        *,
         slow: float = SLOW,
         rows: float = SLOW_ROWS,
     ) -> tuple[Scanned, Check]:
@@ -270,11 +294,24 @@ class _Run:
         slices, n_made = self.step.tall.layout.slices, n_scans
         scanned = self._scanned(starts, n_scans)
         check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
-        while check.slowness > slow and 2 * n_made * cost * len(starts) <= rows:
+        while check.slowness > slow and (
+            (check.slowness > SLOW and self._puts_back())
+            or 2 * n_made * self.cost * len(starts) <= rows
+        ):
             scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
             check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
             n_made *= 2
         return scanned, check
+
+    def _puts_back(self) -> bool:
+        """Let scans make all moves; return whether some were left out."""
+        latent = self.step.latent
+        n_moves = 0 if latent is None else len(latent.moves.plan)
+        self.left_out.close()
+        if latent is None or len(latent.moves.plan) == n_moves:
+            return False
+        self._tune()
+        return True
 
     def _with_moments_of_all(self, scanned: Scanned) -> np.ndarray:
         """Return the last points, moved a little to have mean and sd of all that scans led to."""
@@ -303,36 +340,43 @@ class _Run:
     def _n_densities(self) -> int:
         return int(np.clip(DENSITY_ROWS / self.step.n_rows, LEAST_DENSITIES, MOST_DENSITIES))
 
-    def _tuned(self, point: np.ndarray) -> float:
-        """Tune the moves from a draw; return what a scan costs, in rows."""
-        step, point = self.step, point.copy()
+    def _tune(self) -> None:
+        """Tune the moves, and find what a scan costs, in rows."""
+        step, point = self.step, self.approximation.center.copy()
         step.setup_chain(self.rng.spawn(1)[0], TUNED, 0)
         read: list[float] = []
         while len(read) < TUNED and (len(read) < LEAST_TUNED or sum(read) < TUNE_ROWS):
-            read.append(self._scan(point))
+            read.append(_scan(step, point))
         step.stop_tuning()
         beside = PLAIN_SCAN_ROWS if step.latent is None else SCAN_ROWS
         beside += ENTRY_ROWS * point.size
-        return float(np.mean(read[WARMED:])) + beside
-
-    def _scan(self, point: np.ndarray) -> float:
-        """Move a point in place by one scan; return how many rows were read."""
-        stats = self.step._draw(point)
-        self.step.n_draws += 1
-        return float(stats["n_likelihood"])
+        self.cost = float(np.mean(read[WARMED:])) + beside
 
     def _scanned(self, starts: np.ndarray, n_scans: int) -> Scanned:
-        """Make scans from each of some points."""
-        means, ends = np.zeros_like(starts), starts.copy()
-        origin, squares = starts.mean(axis=0), np.zeros(starts.shape[1])
-        for mean, end in zip(means, ends, strict=True):
-            for _ in range(n_scans):
-                self._scan(end)
-                mean += end / n_scans
-                squares += (end - origin) ** 2
-        shift = means.mean(axis=0)
-        variance = squares / max(n_scans * len(starts), 1) - (shift - origin) ** 2
-        return Scanned(starts, means, ends, (shift, np.sqrt(np.maximum(variance, 0.0))))
+        """Make scans from each of some points, in processes if they take long enough."""
+        origin = starts.mean(axis=0)
+        shares = np.array_split(starts, min(SHARES, len(starts)))
+        jobs = [
+            (self.step, share, n_scans, origin, rng)
+            for share, rng in zip(shares, self.rng.spawn(len(shares)), strict=True)
+        ]
+        if self.cores > 1 and n_scans * self.cost * len(starts) > PROCESS_ROWS:
+            cores = min(self.cores, len(jobs))
+            made = dict(in_processes(_scans_from, jobs, what="share", cores=cores, blas_cores=1))
+        else:
+            made = dict(enumerate(self._one_by_one(jobs)))
+        means, ends, squares = zip(*(made[k] for k in range(len(jobs))), strict=True)
+        mean = np.concatenate(means)
+        shift = mean.mean(axis=0)
+        variance = sum(squares) / max(n_scans * len(starts), 1) - (shift - origin) ** 2
+        moments = shift, np.sqrt(np.maximum(variance, 0.0))
+        return Scanned(starts, mean, np.concatenate(ends), moments)
+
+    def _one_by_one(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
+        before = self.step.sampling_state
+        for job in jobs:
+            self.step.sampling_state = before
+            yield from _scans_from(*job)
 
     def _pareto_k(self) -> float:
         """Return k̂ of the ratios of posterior and approximation."""
@@ -349,6 +393,31 @@ class _Run:
             ratios = np.array([self.step.model_density(point) for point in points]) - log_q
         ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
         return float(array_stats.psislw(-ratios)[1]) if np.ptp(ratios) > 1e-9 else 0.0
+
+
+def _scans_from(
+    step: MinibatchMH,
+    starts: np.ndarray,
+    n_scans: int,
+    origin: np.ndarray,
+    rng: np.random.Generator,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Make scans from each of some points; yield means, ends and the sum of squares once."""
+    step.setup_chain(rng, 0, n_scans * len(starts))
+    means, ends, squares = np.zeros_like(starts), starts.copy(), np.zeros(starts.shape[1])
+    for mean, end in zip(means, ends, strict=True):
+        for _ in range(n_scans):
+            _scan(step, end)
+            mean += end / n_scans
+            squares += (end - origin) ** 2
+    yield means, ends, squares
+
+
+def _scan(step: MinibatchMH, point: np.ndarray) -> float:
+    """Move a point in place by one scan; return how many rows were read."""
+    stats = step._draw(point)
+    step.n_draws += 1
+    return float(stats["n_likelihood"])
 
 
 def _moments(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

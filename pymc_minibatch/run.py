@@ -7,23 +7,17 @@ progress) is worked out for all of them together. Seeds, starts and tuning are t
 """
 
 import logging
-import multiprocessing
-import pickle
-import platform
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext, suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from typing import Any, NamedTuple, cast
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 from pymc.progress_bar import MCMCProgressBarManager
 from pymc.stats.convergence import log_warning_stats
 
 from pymc_minibatch.jit.memory import fits
-from pymc_minibatch.messages import IdentifiedError
+from pymc_minibatch.processes import in_processes
 from pymc_minibatch.steps.common import Block, TallStep
 from pymc_minibatch.store import restore
 
@@ -134,7 +128,14 @@ def run_chains(
     made: list[list[Block]] = [[] for _ in chains]
     parallel = cores > 1 and len(chains) > 1
     events = (
-        _in_processes(step, chains, tune, draws, min(cores, len(chains)), mp_ctx, blas_cores)
+        in_processes(
+            blocks_of,
+            [(step, chain, tune, draws) for chain in chains],
+            what="chain",
+            cores=cores,
+            mp_ctx=mp_ctx,
+            blas_cores=blas_cores,
+        )
         if parallel
         else _one_by_one(step, chains, tune, draws)
     )
@@ -144,7 +145,7 @@ def run_chains(
         for k, chain in enumerate(chains):
             progress.moved(k, chain.done, chain.done, tune, draws, None)
         try:
-            for k, first, block in events:
+            for k, (first, block) in events:
                 made[k].append(block)
                 log_warning_stats([{"warning": warning} for warning in block.warnings])
                 done = first + len(block.points)
@@ -190,135 +191,9 @@ class Progress(MCMCProgressBarManager):
 
 def _one_by_one(
     step: TallStep, chains: Sequence[Chain], tune: int, draws: int
-) -> Generator[tuple[int, int, Block]]:
+) -> Generator[tuple[int, tuple[int, Block]]]:
     before = step.sampling_state
     for k, chain in enumerate(chains):
         step.sampling_state = before
-        for first, block in blocks_of(step, chain, tune, draws):
-            yield k, first, block
-
-
-# --- Processes ------------------------------------------------------------------------------------
-
-
-class ChainError(IdentifiedError, RuntimeError):
-    """A chain has failed in its process, in a way that cannot be passed on."""
-
-    id = "PMB610"
-
-
-def _in_processes(
-    step: TallStep,
-    chains: Sequence[Chain],
-    tune: int,
-    draws: int,
-    cores: int,
-    mp_ctx: Any,
-    blas_cores: int | None,
-) -> Generator[tuple[int, int, Block]]:
-    """Yield blocks of chains, of which so many run at a time as there are cores."""
-    context = _context(mp_ctx)
-    forks = context.get_start_method() == "fork"
-    waiting = list(enumerate(chains))
-    running: dict[Connection, tuple[int, Any]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < cores:
-                k, chain = waiting.pop(0)
-                job: Any = (step, chain, tune, draws, blas_cores)
-                ours, theirs = context.Pipe(duplex=False)
-                args = (job, theirs, [ours, *running]) if forks else (_pickled(job), theirs, [])
-                process = context.Process(  # type: ignore[attr-defined]
-                    target=_work, args=args, daemon=True
-                )
-                process.start()
-                theirs.close()
-                running[ours] = k, process
-            for ready in wait(list(running)):
-                pipe = cast(Connection, ready)
-                k, process = running[pipe]
-                message = _received(pipe)
-                if message[0] == "block":
-                    yield k, message[1], message[2]
-                    continue
-                del running[pipe]
-                process.join()
-                pipe.close()
-                if message[0] == "error":
-                    raise message[1]
-                if message[0] == "died":
-                    raise ChainError(
-                        f"The process of chain {k} ended with exit code {process.exitcode}, as it "
-                        "does if memory runs out. Set cores=1, or sample fewer chains at a time."
-                    )
-    finally:
-        for _, process in running.values():
-            process.terminate()
-        for pipe, (_, process) in running.items():
-            process.join()
-            pipe.close()
-
-
-def _received(pipe: Connection) -> tuple[Any, ...]:
-    try:
-        message: tuple[Any, ...] = pipe.recv()
-    except EOFError:
-        return ("died",)
-    return message
-
-
-def _pickled(job: Any) -> bytes:
-    import cloudpickle
-
-    found: bytes = cloudpickle.dumps(job)
-    return found
-
-
-def _context(mp_ctx: Any) -> BaseContext:
-    """Return how processes start: as ``pm.sample`` starts them."""
-    if isinstance(mp_ctx, BaseContext):
-        return mp_ctx
-    if mp_ctx is None and platform.system() == "Darwin":
-        mp_ctx = "fork" if platform.processor() == "arm" else "forkserver"
-    return multiprocessing.get_context(mp_ctx)
-
-
-def _work(job: Any, pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """Make a chain in a process of its own, until nobody reads what it sends.
-
-    A forked process closes the reading ends that it has inherited, or it would not notice that its
-    parent was killed.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    for end in inherited:
-        end.close()
-    try:
-        if isinstance(job, bytes):
-            job = pickle.loads(job)
-        step, chain, tune, draws, blas_cores = job
-        with _blas(blas_cores):
-            for first, block in blocks_of(step, chain, tune, draws):
-                pipe.send(("block", first, block))
-        pipe.send(("done", None))
-    except BaseException as error:
-        with suppress(BrokenPipeError):  # if it was killed
-            pipe.send(("error", _portable(error)))
-    finally:
-        pipe.close()
-
-
-def _blas(n: int | None) -> Any:
-    if n is None:
-        return nullcontext()
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(limits=n)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return an error that can be passed between processes."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ChainError(f"{type(error).__name__}: {error}")
-    return error
+        for made in blocks_of(step, chain, tune, draws):
+            yield k, made

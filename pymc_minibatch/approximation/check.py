@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.stats import norm
+from scipy.stats import t as student_t
 
 __all__ = ["GOOD_K", "Check", "Scanned", "Shift", "Verdict", "check_of"]
 
@@ -59,6 +60,9 @@ SLOW, STUCK = 0.8, 0.97
 
 ALPHA = 0.005
 """Share of right approximations in which some error seems to be there."""
+
+LEAST_VARIANCE = 0.05
+"""The smallest variance, relative to that of the approximation, that is told from 0."""
 
 FEW = 8
 """Variables with more elements are judged by what their elements have in common as well."""
@@ -226,7 +230,8 @@ def check_of(
     filled = {name: where for name, where in slices.items() if where.stop > where.start}
     shifts = []
     for name, where in filled.items():  # a scale is not lost among thousands of effects
-        z = float(norm.isf(ALPHA / 2 / len(filled) / (where.stop - where.start)))
+        share = ALPHA / 2 / len(filled) / (where.stop - where.start)
+        z = float(student_t.isf(share, len(start) - 1))
         shifts.append(_shift(name, start[:, where], middle[:, where], end[:, where], z))
     return Check(shifts, pareto_k, n_modes, good_k)
 
@@ -281,10 +286,20 @@ def _scale_error(start: np.ndarray, end: np.ndarray, z: float) -> tuple[float, f
     # The draws have unit variances, beside noise of those from which scans start.
     rest = (after - 1.0 - slope * (before - 1.0)) / left
     of_all = rest.mean(axis=1)
-    mean, noise = float(of_all.mean()), float(of_all.std(ddof=1)) / math.sqrt(n)
-    each, noises = rest.mean(axis=0), rest.std(axis=0, ddof=1) / math.sqrt(n)
+    mean, noise = float(of_all.mean()), float(_relative_noise(of_all))
+    each, noises = rest.mean(axis=0), _relative_noise(rest)
     least = float((np.abs(_as_scale(each)) - z * noises / 2).max())
     return float(_as_scale(mean)), noise / 2, least
+
+
+def _relative_noise(errors: np.ndarray) -> np.ndarray:
+    """Return standard errors of variances, from their relative errors at each start, shape (S, …).
+
+    Squares that are small by chance vary little by the same chance: a variance that seems too small
+    is as uncertain as its own size says, relative to that.
+    """
+    noise = errors.std(axis=0, ddof=1) / math.sqrt(len(errors))
+    return np.asarray(noise / np.clip(1.0 + errors.mean(axis=0), LEAST_VARIANCE, 1.0))
 
 
 def _as_scale(variance: float | np.ndarray) -> np.ndarray:

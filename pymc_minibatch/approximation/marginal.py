@@ -158,13 +158,13 @@ class FieldIntegral:
         points = self._points(rng, FIELD_ROWS / (2 * cost * max(len(conditionals), 1)))
         _ = self.whole._chunks, [given.frame for given in conditionals]  # not in threads
 
-        def integrated(given: Conditional) -> float:
-            values = np.array([self._given_border(given, point) for point in points])
-            half = 0.5 * values.var(ddof=1) if len(values) > 1 else 0.0
-            return float(values.mean() + half) - given.log_determinant
-
+        pairs = list(itertools.product(conditionals, points))
         with ThreadPoolExecutor(n_cores()) as pool:
-            return np.array(list(pool.map(integrated, conditionals)))
+            found = np.array(list(pool.map(self._given_border, *zip(*pairs, strict=True))))
+        values = found.reshape(len(conditionals), len(points))
+        half = 0.5 * values.var(axis=1, ddof=1) if len(points) > 1 else 0.0
+        determinants = np.array([given.log_determinant for given in conditionals])
+        return np.asarray(values.mean(axis=1) + half - determinants)
 
     def is_by_level(self, given: Conditional) -> bool:
         """Whether levels are integrated out one by one, which is looked at for a Gaussian."""

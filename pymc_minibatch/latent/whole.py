@@ -21,7 +21,7 @@ from pymc_minibatch.tall import TallModel
 
 __all__ = ["WholeDecisions", "WholeSampler"]
 
-CHUNK_ROWS = 2**12
+CHUNK_ROWS = 2**14
 """Rows that are evaluated at once, and stay in cache."""
 
 REMEMBERED = 2

@@ -8,8 +8,9 @@ of `x` instead. So it is with slices, ``mu[1:]``, and with the entries of a matr
 Only selections are moved, in which no row comes twice: levels that rows gather stay levels.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytensor.tensor as pt
@@ -186,10 +187,13 @@ def _unique(indices: Positions, shape: tuple[int | None, ...]) -> Positions | No
     if not positions or any(each.ndim != 1 for each in positions):
         return None
     found = np.stack([np.asarray(each, dtype=np.int64) for each in positions])
+    lengths = shape[: len(found)]
+    if None not in lengths and found.shape[1] > math.prod(cast(tuple[int, ...], lengths)):
+        return None  # effects of groups, which need not be sorted
     if (found < 0).any():
-        if None in shape[: len(found)]:
+        if None in lengths:
             return None
-        found %= np.array(shape[: len(found)])[:, None]
+        found %= np.array(lengths)[:, None]
     if np.unique(found, axis=1).shape[1] < found.shape[1]:
         return None
     return tuple(found)

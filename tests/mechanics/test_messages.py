@@ -12,7 +12,7 @@ import pytest
 import pymc_minibatch as pmb
 from pymc_minibatch.bambi_effects import NewLevelsError
 from pymc_minibatch.messages import MESSAGES, IdentifiedError, with_id
-from pymc_minibatch.run import ChainError
+from pymc_minibatch.processes import ProcessError
 from pymc_minibatch.warn import warn
 
 PACKAGE = Path(pmb.__file__).parent
@@ -56,7 +56,7 @@ def test_every_warning_has_an_id() -> None:
     assert all(isinstance(first, str) and first in MESSAGES for first in calls)
 
 
-@pytest.mark.parametrize("kind", [*PUBLIC, NewLevelsError, ChainError])
+@pytest.mark.parametrize("kind", [*PUBLIC, NewLevelsError, ProcessError])
 def test_exceptions_show_their_id_below_the_message(kind: type[IdentifiedError]) -> None:
     copied = pickle.loads(pickle.dumps(kind("Some words.")))
     assert str(copied) == "Some words."

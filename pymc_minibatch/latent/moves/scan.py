@@ -5,7 +5,8 @@ order, is data: a list of :class:`.protocol.Planned`, made once for a model.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,6 +284,16 @@ class LatentMoves:
         self.last = None
         if self.bank is not None:
             self.bank.forget()
+
+    @contextmanager
+    def without(self, kind: type[Move]) -> Iterator[None]:
+        """Leave moves of a kind out of scans."""
+        whole = self.plan
+        self.plan = [planned for planned in whole if not isinstance(planned.move, kind)]
+        try:
+            yield
+        finally:
+            self.plan = whole
 
     def draw(
         self, rng: np.random.Generator, point: np.ndarray, tuning: Tuning, counts: MoveCounts
