@@ -264,7 +264,9 @@ class _Run:
         n_scanned = len(pool) if correct is True else n_starts
         fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
         n_scans = int(np.clip(CHECK_ROWS / self.cost / n_scanned, fewest, MOST_SCANS))
-        scanned, check = self._compared(pool[:n_scanned], moments, n_scans, pareto_k)
+        scanned, check = self._compared(
+            pool[:n_scanned], moments, n_scans, pareto_k, slow=SLOW, rows=SLOW_ROWS
+        )
         affordable = 2 * max(n_scans, SCANS) * self.cost * len(pool) <= CORRECTION_ROWS
         if correct is False or (
             correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
@@ -287,8 +289,8 @@ class _Run:
         n_scans: int,
         pareto_k: float,
         *,
-        slow: float = SLOW,
-        rows: float = SLOW_ROWS,
+        slow: float,
+        rows: float,
     ) -> tuple[Scanned, Check]:
         """Make scans from some points until they have moved, or rows are used up; compare."""
         slices, n_made = self.step.tall.layout.slices, n_scans

@@ -1,6 +1,7 @@
 """What `approximate` returns is a result like others, whatever the model came from."""
 
 import pickle
+import sys
 
 import bambi
 import numpy as np
@@ -15,6 +16,7 @@ from pymc_minibatch.approximation.check import Check, Scanned, Shift, check_of
 from pymc_minibatch.approximation.design import weighted_design
 from pymc_minibatch.approximation.marginal import FieldIntegral
 from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.moves.scan import LatentMoves
 from pymc_minibatch.tall import TallModel
 from tests.models import logistic_model, logistic_rows
 
@@ -105,6 +107,59 @@ def test_the_slope_of_a_corrected_field():
     np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], log_slope, rtol=1e-6, atol=1e-6)
 
 
+APPROXIMATE = sys.modules["pymc_minibatch.approximate"]
+
+
+@pytest.mark.parametrize("kind", ["normal", "slopes"])
+def test_draws_do_not_depend_on_the_cores(kind, monkeypatch):
+    for name, rows in (("PROCESS_ROWS", 0.0), ("CHECK_ROWS", 1e6)):
+        monkeypatch.setattr(APPROXIMATE, name, rows)
+    one, two = (
+        pmb.approximate(group_effects(kind), draws=60, correct=True, random_seed=1, cores=cores)
+        for cores in (1, 2)
+    )
+    for name, draws in one.posterior.data_vars.items():
+        np.testing.assert_array_equal(two.posterior[name], draws)
+    assert one.attrs["reason"] == two.attrs["reason"]
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The names of the moves of each scan."""
+    made, draw = [], LatentMoves.draw
+
+    def noted(self, *args):
+        made.append({planned.move.name for planned in self.plan})
+        return draw(self, *args)
+
+    monkeypatch.setattr(LatentMoves, "draw", noted)
+    return made
+
+
+def test_trajectories_are_left_out_of_long_scans(plans, monkeypatch):
+    for name, rows in (("LONG_ROWS", 0.0), ("ROWS_BY_EFFECT", 0), ("CHECK_ROWS", 1e6)):
+        monkeypatch.setattr(APPROXIMATE, name, rows)
+    model = group_effects("normal")
+    short = pmb.approximate(model, draws=50, random_seed=1, cores=1)
+    names = set.union(*plans)
+    assert "trajectory" in names  # when it was compiled
+    assert "trajectory" not in plans[-1]
+    plans.clear()
+    with model:
+        step = pmb.MinibatchMH(start=short)
+        pm.sample(5, tune=5, chains=1, cores=1, step=step, progressbar=False, random_seed=1)
+    assert plans[-1] == names
+
+
+def test_trajectories_are_put_back_if_scans_are_slow(plans, monkeypatch):
+    rows = {"LONG_ROWS": 0.0, "ROWS_BY_EFFECT": 0, "CHECK_ROWS": 1e6, "SLOW_ROWS": 0.0}
+    for name, value in (rows | {"SLOW": -1.0}).items():
+        monkeypatch.setattr(APPROXIMATE, name, value)
+    pmb.approximate(group_effects("normal"), draws=50, random_seed=1, cores=1, correct=False)
+    assert "trajectory" in plans[-1]
+    assert any("trajectory" not in names for names in plans)
+
+
 def test_draws_start_nuts(model, idata):
     starts = [{"beta": idata.posterior["beta"].values[0, k]} for k in range(2)]
     with model:
@@ -166,6 +221,8 @@ def test_arguments_are_checked(model):
         pmb.approximate(model, correct="yes")
     with pytest.raises(ValueError, match="draws"):
         pmb.approximate(model, draws=1)
+    with pytest.raises(ValueError, match="cores"):
+        pmb.approximate(model, cores=0)
     with pytest.raises(ValueError, match="no variable"):
         pmb.approximate(model, var_names=["gamma"])
 
@@ -199,6 +256,7 @@ def scans_to(scales, stays, n=2000, seed=2):
     """Scans that lead from unit variances to some scales; `stays` of each element."""
     rng, scales, stays = np.random.default_rng(seed), np.asarray(scales), np.asarray(stays)
     start = rng.normal(size=(n, scales.size))
+    start = (start - start.mean(axis=0)) / start.std(axis=0)  # as draws are
     end = stays * start + scales * np.sqrt(1 - stays**2) * rng.normal(size=start.shape)
     moments = start.mean(axis=0), start.std(axis=0)
     return check_of(Scanned(start, end, end), moments, {"a": slice(0, scales.size)}, 0.1)
@@ -217,6 +275,19 @@ def test_one_element_of_twenty_is_not_lost():
     assert slow.verdict == "check"
     assert abs(slow.slowness - 0.95) < 0.03
     assert scans_to([1.5, *others], [0.3] * 20).verdict != "use"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_effects_are_not_wrong_by_chance(seed):
+    """Of so many variances of 48 starts, some are a third of what they should be."""
+    check = scans_to(np.ones(10_000), 0.3 * np.ones(10_000), n=48, seed=seed)
+    assert check.is_settled
+    assert check.verdict == "check"
+
+
+def test_one_wrong_effect_of_thousands_is_found():
+    scales = np.r_[2.5, np.ones(4999)]
+    assert not scans_to(scales, 0.3 * np.ones(5000), n=500).is_settled
 
 
 def test_the_verdict_follows_the_error():
