@@ -33,6 +33,7 @@ from pymc_minibatch.jit.cache import kernel_key
 from pymc_minibatch.jit.entry import generator, graph_from_python, kernel_from_python
 from pymc_minibatch.jit.lean import (
     local_added_axes,
+    local_added_up_apart,
     local_true_checks,
     local_unchecked,
 )
@@ -75,6 +76,7 @@ WITH_REWRITES: Mode = (
         (in2out(local_true_checks), FIRST),
         *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES)),
         (in2out(local_inlined), FUSED),
+        (in2out(local_added_up_apart), FUSED + 0.1),
     )
 )
 

@@ -1,7 +1,8 @@
 """Parts of graphs that never change a result, and take long to compile or to run.
 
 PyMC checks the parameters of each distribution, such as 0 ≤ p ≤ 1, also where p is a logistic
-function of something and cannot be anything else; and axes are added that are removed again.
+function of something and cannot be anything else; axes are added that are removed again; and one
+loop does what two do faster.
 """
 
 import math
@@ -19,11 +20,18 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import All
 from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.subtensor import AdvancedIncSubtensor
 
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.reached import reached_number
 
-__all__ = ["local_added_axes", "local_true_checks", "local_unchecked", "range_of"]
+__all__ = [
+    "local_added_axes",
+    "local_added_up_apart",
+    "local_true_checks",
+    "local_unchecked",
+    "range_of",
+]
 
 EVERYWHERE = -math.inf, math.inf
 
@@ -110,6 +118,21 @@ def _funcify_unchecked(op: Unchecked, node: Apply, **kwargs: Any) -> tuple[Any, 
         return values
 
     return unchecked, reached_number(unchecked)
+
+
+@node_rewriter([AdvancedIncSubtensor])
+def local_added_up_apart(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Add up what rows give to each group in a loop of its own.
+
+    PyTensor does it in the loop that computes what rows give, where the processor then computes one
+    row at a time: of the slope of a logistic regression with effects, 20 ns a row instead of 8.
+    """
+    op: Any = node.op
+    target, values, *index = node.inputs
+    if values.owner is None or not isinstance(values.owner.op, Elemwise):
+        return None
+    apart: Any = Unchecked(values.type.shape)(values)
+    return [op(target, apart, *index)]
 
 
 @node_rewriter([DimShuffle])
