@@ -10,6 +10,7 @@ from pytensor.gradient import grad, pushforward
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.latent.coordinates import Coordinates
+from pymc_minibatch.latent.smoothed_prior import without_kinks
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.structure import RowStructure
 
@@ -25,17 +26,31 @@ class Derivatives:
         The model and what its rows read.
     coordinates
         Which variables have others in their place.
+    smooths
+        Whether slope and curvature of the prior are those of one without kinks.
     """
 
     def __init__(
-        self, tall: TallModel, structure: RowStructure, coordinates: Coordinates | None = None
+        self,
+        tall: TallModel,
+        structure: RowStructure,
+        coordinates: Coordinates | None = None,
+        *,
+        smooths: bool = True,
     ) -> None:
-        self.tall, self.structure = tall, structure
+        self.tall, self.structure, self.smooths = tall, structure, smooths
         self.coordinates = coordinates or Coordinates.none()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out."""
-        return {name: getattr(self, name) for name in ("tall", "structure", "coordinates")}
+        names = ("tall", "structure", "coordinates", "smooths")
+        return {name: getattr(self, name) for name in names}
+
+    def with_kinks(self) -> "Derivatives":
+        """Return the same functions, with the prior's own slope and curvature."""
+        if self._smooth_prior is self.tall.prior_graph:
+            return self
+        return Derivatives(self.tall, self.structure, self.coordinates, smooths=False)
 
     def within(self, coordinates: Coordinates) -> "Derivatives":
         """Return the same functions in other coordinates."""
@@ -59,6 +74,12 @@ class Derivatives:
     def prior(self, point: np.ndarray) -> float:
         """Return the log prior."""
         return float(self.tall.compiled_prior_logp(self.coordinates.to_model(point)))
+
+    def smooth_prior(self, point: np.ndarray) -> float:
+        """Return the log prior without kinks, whose slope and curvature the others are."""
+        if self._smooth_prior is self.tall.prior_graph:
+            return self.prior(point)
+        return float(self._smooth_prior_value(self.coordinates.to_model(point)))
 
     def prior_gradient(self, point: np.ndarray) -> np.ndarray:
         """Return the gradient of the log prior."""
@@ -102,6 +123,15 @@ class Derivatives:
         return compile_numba([flat, slope], [pulled])
 
     @made_once
+    def _smooth_prior(self) -> Any:
+        prior, flat = self.tall.prior_graph, self.tall.flat
+        return without_kinks(prior, flat) if self.smooths else prior
+
+    @made_once
+    def _smooth_prior_value(self) -> CompiledFunction:
+        return compile_numba([self.tall.flat], [self._smooth_prior])
+
+    @made_once
     def _prior_gradient(self) -> CompiledFunction:
         return compile_numba([self.tall.flat], [self._prior_slope])
 
@@ -114,4 +144,4 @@ class Derivatives:
 
     @property
     def _prior_slope(self) -> Any:
-        return grad(self.tall.prior_graph, self.tall.flat, disconnected_inputs="ignore")
+        return grad(self._smooth_prior, self.tall.flat, disconnected_inputs="ignore")

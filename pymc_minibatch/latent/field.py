@@ -103,6 +103,8 @@ class LatentField:
         points: Sequence[np.ndarray],
         scalars: np.ndarray = NOTHING,
     ) -> None:
+        if not latent.groups.size:  # what kinks are on average is found otherwise (:mod:`.kinks`)
+            derivatives = derivatives.with_kinks()
         self.derivatives, self.hyper, self.latent, self.rows = derivatives, hyper, latent, rows
         self.levels, self.scalars = levels, scalars
         self.shifts: Sequence[Any] = ()

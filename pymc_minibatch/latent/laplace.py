@@ -247,8 +247,8 @@ class LaplaceSearch:
 
 
 def log_density(surrogate: Surrogate) -> float:
-    """Return the log of the joint density where a surrogate is centered."""
-    return surrogate.field.derivatives.prior(surrogate.center) + surrogate.expansion.value
+    """Return the log of the joint density where a surrogate is centered, without kinks."""
+    return surrogate.field.derivatives.smooth_prior(surrogate.center) + surrogate.expansion.value
 
 
 def tolerated_error(surrogate: Surrogate) -> float:

@@ -301,11 +301,11 @@ class LatentSampler(ABC):
         """Return a point near the mode if a point is far off, else the point."""
         if self._is_near(point):
             return point
-        here = self._log_density(point)
-        if here > self._log_density(self.reference.surrogate.center):
+        here, center = self._log_density(point), self.reference.surrogate.center
+        if here > self._log_density(center):
             return point
         start = self._start_about(rng, here)
-        return point if start is None else start
+        return center.copy() if start is None else start
 
     def _start_about(self, rng: np.random.Generator, least: float) -> np.ndarray | None:
         """Return a random point about the mode with more than a log-density, if there is one."""

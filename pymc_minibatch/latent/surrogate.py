@@ -126,7 +126,9 @@ class Surrogate:
 
     def log_density(self, point: np.ndarray, predictor: PredictorState) -> float:
         """Return log π̃ at a point, given what rows read there."""
-        prior = self.field.derivatives.prior(point)
+        return self._log_density(self.field.derivatives.prior(point), predictor)
+
+    def _log_density(self, prior: float, predictor: PredictorState) -> float:
         if not np.isfinite(prior):
             return -np.inf
         return float(prior + self.log_likelihood(predictor) + predictor.higher.sum())
@@ -418,12 +420,16 @@ class Surrogate:
         return product
 
     def log_marginal(self, hyper: np.ndarray) -> float:
-        """Return the log density of hyperparameters, the field integrated out by Laplace."""
+        """Return the log density of hyperparameters, the field integrated out by Laplace.
+
+        The prior is that without kinks, whose curvature it is: at a peak it would be too high.
+        """
         try:
             conditional = self.conditional(hyper)
         except np.linalg.LinAlgError:
             return -np.inf
-        density = self.log_density(conditional.point, self.read(conditional.point))
+        prior = self.field.derivatives.smooth_prior(conditional.point)
+        density = self._log_density(prior, self.read(conditional.point))
         return density - conditional.log_determinant
 
 

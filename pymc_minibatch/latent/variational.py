@@ -237,7 +237,7 @@ class VariationalSearch:
             raise np.linalg.LinAlgError("The log-likelihood is not finite all over the field.")
         about = Surrogate(surrogate.tall, self.field, average(one, other), surrogate.center)
         given = surrogate.conditional(surrogate.center[self.field.hyper])
-        prior = sum(self.field.derivatives.prior(each.center) for each in both)
+        prior = sum(self.field.derivatives.smooth_prior(each.center) for each in both)
         bound = (one.value + other.value + prior) / 2 - given.log_determinant
         return _recentered(about, surrogate.center), float(bound)
 
