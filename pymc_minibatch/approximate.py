@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from multiprocessing import current_process
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -54,8 +55,8 @@ TUNE_ROWS = 1e8
 """Rows that these may read, beyond those whose cost is measured (about 1 s)."""
 
 LONG_ROWS, ROWS_BY_EFFECT = 5e5, 20
-"""Rows from which scans leave out trajectories, which cost more than all other moves together; if
-there are so many for each effect, which other moves need. If scans are slow, they are put back."""
+"""Scans of so many rows, with so many for each effect, leave out trajectories, which cost more than
+all other moves together. If scans turn out to be slow, trajectories are put back."""
 
 SLOW, SLOW_ROWS = 0.5, 1e9
 """Scans go on while their end points depend on the start by more than this, up to so many rows."""
@@ -121,8 +122,9 @@ def approximate(
         Variables of the result; all free variables and Deterministics if not given, except for
         Deterministics with one value per row.
     cores : int, optional
-        Processes that make the transitions, if these take long enough; the cores of this machine if
-        not given. Draws are the same however many there are.
+        Processes that make the transitions, if these take long enough; at most four, and as many as
+        there are cores if not given. Draws are the same however many there are. There is one where
+        processes cannot be forked, as on Windows, and if the data are on a cluster.
 
     Returns
     -------
@@ -222,8 +224,8 @@ class _Run:
         self, step: MinibatchMH, rng: np.random.Generator, draws: int, cores: int | None
     ) -> None:
         self.step, self.rng, self.n_draws = step, rng, draws
-        shares_memory = forks() and step.tall.partitions is None
-        self.cores = (n_cores() if shares_memory else 1) if cores is None else cores
+        can_fork = forks() and step.tall.partitions is None and not current_process().daemon
+        self.cores = (n_cores() if cores is None else cores) if can_fork else 1
         if step.latent is not None and not step.latent.has_determinant:
             raise NoReferenceError(
                 f"{step.latent.field.latent.dense.size:,} coefficients and effects are outside of "
@@ -240,12 +242,15 @@ class _Run:
         self.n_modes = known.n_modes if isinstance(known, Mixture) else 1
         has_looked_far = isinstance(known, GaussianApproximation) and known.looks_far
         self.good_k = FINITE_K if has_looked_far else GOOD_K
-        self.cost, self.left_out = 0.0, ExitStack()
+        self.cost, self.left_out, self.leaves_out = 0.0, ExitStack(), False
         if step.latent is not None:
             step.steps_per_draw = 1
-            enough = max(LONG_ROWS, ROWS_BY_EFFECT * step.latent.field.latent.groups.size)
-            if isinstance(known, FieldApproximation) and step.n_rows >= enough:
+        if isinstance(known, FieldApproximation) and step.latent is not None:
+            layout = step.latent.field.latent
+            by_effects = ROWS_BY_EFFECT * (layout.dense.size + layout.groups.size)
+            if step.n_rows >= max(LONG_ROWS, by_effects):
                 self.left_out.enter_context(step.latent.moves.without(Trajectory))
+                self.leaves_out = True
 
     def checked(self, correct: bool | str) -> Found:
         """Draw, check, and correct if it is asked for, or found to be needed and cheap enough."""
@@ -296,24 +301,22 @@ class _Run:
         slices, n_made = self.step.tall.layout.slices, n_scans
         scanned = self._scanned(starts, n_scans)
         check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
-        while check.slowness > slow and (
-            (check.slowness > SLOW and self._puts_back())
-            or 2 * n_made * self.cost * len(starts) <= rows
-        ):
+        while check.slowness > slow:
+            if self.leaves_out and check.slowness > SLOW:
+                self._put_back()
+                n_made = 1
+            elif 2 * n_made * self.cost * len(starts) > rows:
+                break
             scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
             check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
             n_made *= 2
         return scanned, check
 
-    def _puts_back(self) -> bool:
-        """Let scans make all moves; return whether some were left out."""
-        latent = self.step.latent
-        n_moves = 0 if latent is None else len(latent.moves.plan)
+    def _put_back(self) -> None:
+        """Let scans make all moves."""
         self.left_out.close()
-        if latent is None or len(latent.moves.plan) == n_moves:
-            return False
+        self.leaves_out = False
         self._tune()
-        return True
 
     def _with_moments_of_all(self, scanned: Scanned) -> np.ndarray:
         """Return the last points, moved a little to have mean and sd of all that scans led to."""
@@ -364,7 +367,9 @@ class _Run:
         ]
         if self.cores > 1 and n_scans * self.cost * len(starts) > PROCESS_ROWS:
             cores = min(self.cores, len(jobs))
-            made = dict(in_processes(_scans_from, jobs, what="share", cores=cores, blas_cores=1))
+            made = dict(
+                in_processes(_scans_from, jobs, what="transitions", cores=cores, blas_cores=1)
+            )
         else:
             made = dict(enumerate(self._one_by_one(jobs)))
         means, ends, squares = zip(*(made[k] for k in range(len(jobs))), strict=True)
@@ -377,8 +382,8 @@ class _Run:
     def _one_by_one(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
         before = self.step.sampling_state
         for job in jobs:
-            self.step.sampling_state = before
             yield from _scans_from(*job)
+            self.step.sampling_state = before
 
     def _pareto_k(self) -> float:
         """Return k̂ of the ratios of posterior and approximation."""

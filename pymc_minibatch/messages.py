@@ -302,7 +302,7 @@ MESSAGES = {
         "out.",
     ),
     "PMB610": Message(
-        "A chain failed in its process",
+        "A chain, or transitions of an approximation, failed in a process",
         "The process ended, or raised an error that cannot be passed on.",
         "Run with `cores=1` to see the error where it arises.",
     ),

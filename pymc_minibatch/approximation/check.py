@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import norm
 from scipy.stats import t as student_t
 
 __all__ = ["GOOD_K", "Check", "Scanned", "Shift", "Verdict", "check_of"]
@@ -129,12 +128,15 @@ class Check:
         How many modes were found.
     good_k : float
         k̂ up to which draws may be used.
+    n_starts : int, optional
+        From how many draws scans were made; many if not given.
     """
 
     shifts: list[Shift]
     pareto_k: float
     n_modes: int = 1
     good_k: float = GOOD_K
+    n_starts: float = math.inf
 
     @property
     def largest(self) -> Shift:
@@ -164,7 +166,7 @@ class Check:
 
     @property
     def _scale(self) -> float:
-        z = float(norm.isf(ALPHA / len(self.shifts) / 2))
+        z = float(student_t.isf(ALPHA / len(self.shifts) / 2, self.n_starts - 1))
         return max(max(abs(s.scale) - z * s.scale_error, s.surely_scale) for s in self.shifts)
 
     @property
@@ -233,7 +235,7 @@ def check_of(
         share = ALPHA / 2 / len(filled) / (where.stop - where.start)
         z = float(student_t.isf(share, len(start) - 1))
         shifts.append(_shift(name, start[:, where], middle[:, where], end[:, where], z))
-    return Check(shifts, pareto_k, n_modes, good_k)
+    return Check(shifts, pareto_k, n_modes, good_k, len(start))
 
 
 def _shift(name: str, start: np.ndarray, middle: np.ndarray, end: np.ndarray, z: float) -> Shift:

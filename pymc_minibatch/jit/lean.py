@@ -1,8 +1,8 @@
 """Parts of graphs that never change a result, and take long to compile or to run.
 
 PyMC checks the parameters of each distribution, such as 0 ≤ p ≤ 1, also where p is a logistic
-function of something and cannot be anything else; axes are added that are removed again; and one
-loop does what two do faster.
+function of something and cannot be anything else; axes are added that are removed again; and what
+two loops do faster is done in one.
 """
 
 import math
@@ -129,7 +129,10 @@ def local_added_up_apart(fgraph: Any, node: Apply) -> list[Variable] | None:
     """
     op: Any = node.op
     target, values, *index = node.inputs
-    if values.owner is None or not isinstance(values.owner.op, Elemwise):
+    source: Any = values
+    if source.owner is not None and isinstance(source.owner.op, DimShuffle):
+        source = source.owner.inputs[0]
+    if source.owner is None or not isinstance(source.owner.op, Elemwise):
         return None
     apart: Any = Unchecked(values.type.shape)(values)
     return [op(target, apart, *index)]

@@ -82,12 +82,12 @@ class Derivatives:
         return float(self._smooth_prior_value(self.coordinates.to_model(point)))
 
     def prior_gradient(self, point: np.ndarray) -> np.ndarray:
-        """Return the gradient of the log prior."""
+        """Return the gradient of the log prior without kinks, which is not for decisions."""
         slope = self._prior_gradient(self.coordinates.to_model(point))
         return self.coordinates.gradient(slope)
 
     def prior_product(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        """Return the Hessian of the log prior times a vector."""
+        """Return the Hessian of the log prior without kinks, times a vector."""
         to_model = self.coordinates.to_model
         return self.coordinates.gradient(self._prior_product(to_model(point), to_model(vector)))
 

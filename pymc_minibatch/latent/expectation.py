@@ -116,7 +116,7 @@ class _Expectation:
         away[self.field.latent.groups] = solve_blocks_transposed(cholesky, self.noise)
         both = [self.expand(point + sign * away) for sign in (1.0, -1.0)]
         averaged = average(*(surrogate.expansion for surrogate in both))
-        prior = sum(self.field.derivatives.prior(s.center) for s in both) / 2
+        prior = sum(self.field.derivatives.smooth_prior(s.center) for s in both) / 2
         surrogate = Surrogate(both[0].tall, self.field, averaged, point)
         return _Averaged(surrogate, float(prior + averaged.value) - log_diagonal(cholesky))
 

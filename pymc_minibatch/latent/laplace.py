@@ -239,7 +239,7 @@ class LaplaceSearch:
             self.rows.widen(point)
             expanded = self.rows.expand(point)
             there = log_density(expanded)
-            expected = surrogate.log_density(point, surrogate.read(point))
+            expected = surrogate.smooth_log_density(point)
             wrong = surrogate.expansion.value + expected - there
             if there > here or wrong < tolerated_error(surrogate) or self.rows.functions.kinked:
                 break

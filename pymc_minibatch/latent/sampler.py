@@ -302,7 +302,8 @@ class LatentSampler(ABC):
         if self._is_near(point):
             return point
         here, center = self._log_density(point), self.reference.surrogate.center
-        if here > self._log_density(center):
+        there = self._log_density(center)
+        if here > there or not np.isfinite(there):
             return point
         start = self._start_about(rng, here)
         return center.copy() if start is None else start

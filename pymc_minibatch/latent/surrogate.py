@@ -128,6 +128,10 @@ class Surrogate:
         """Return log π̃ at a point, given what rows read there."""
         return self._log_density(self.field.derivatives.prior(point), predictor)
 
+    def smooth_log_density(self, point: np.ndarray) -> float:
+        """Return the same with the prior without kinks, by which a search climbs."""
+        return self._log_density(self.field.derivatives.smooth_prior(point), self.read(point))
+
     def _log_density(self, prior: float, predictor: PredictorState) -> float:
         if not np.isfinite(prior):
             return -np.inf
@@ -428,9 +432,7 @@ class Surrogate:
             conditional = self.conditional(hyper)
         except np.linalg.LinAlgError:
             return -np.inf
-        prior = self.field.derivatives.smooth_prior(conditional.point)
-        density = self._log_density(prior, self.read(conditional.point))
-        return density - conditional.log_determinant
+        return self.smooth_log_density(conditional.point) - conditional.log_determinant
 
 
 def _scaled(factor: float, matrix: Matrix) -> Matrix:

@@ -11,6 +11,7 @@ from scipy.stats import norm
 import pymc_minibatch as pmb
 from pymc_minibatch.convergence import convergence
 from pymc_minibatch.jit.compiled import IN_PYTHON
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.smoothed_prior import without_kinks
 
 SD, GROUPS, WIDTH = 2.0, 60, 1.2
@@ -123,13 +124,40 @@ def test_the_slope_is_that_of_a_normal_prior(shape):
     np.testing.assert_allclose(found[:2], -np.array([0.7, -3.0]) / (2 * 1.5**2))
 
 
-@pytest.mark.parametrize(
-    "density",
-    [
-        lambda x, b: pt.sum(-(x**2) / b),
-        lambda x, b: pt.sum(-((x / abs(b)) ** 2) - pt.log(abs(b))),
-        lambda x, b: pt.sum(pt.log(abs(x))) + b,
-    ],
-)
-def test_others_stay_as_they_are(density):
-    assert rounded(density)[0]
+OTHERS = {
+    "normal": lambda x, b: pt.sum(-(x**2) / b),
+    "scale of either sign": lambda x, b: pt.sum(-((x / abs(b)) ** 2) - pt.log(abs(b))),
+    "scale times two": lambda x, b: pt.sum(-((x / (2 * abs(b))) ** 2)),
+    "scales of their own": lambda x, b: pt.sum(-((b / (abs(x) * pt.constant([1.0, 2.0]))) ** 2)),
+    "shifted scale": lambda x, b: pt.sum(-((b / (abs(x) + 0.01)) ** 2)),
+    "logarithm": lambda x, b: pt.sum(pt.log(abs(x))) + b,
+    "heavier tail": lambda x, b: pt.sum(-pt.log(1 + abs(x) / b)),
+    "root": lambda x, b: pt.sum(-((abs(x) / b) ** 0.5)),
+    "Huber": lambda x, b: pt.sum(pt.switch(abs(x) < b, -(x**2), -b * abs(x))),
+    "product of two": lambda x, b: -abs(x[0]) * abs(x[1]) + b,
+    "one for many": lambda x, b: pt.sum(-abs(x[:1]) * pt.constant([1.0, 2.0, 3.0])) + b,
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_others_stay_as_they_are(other):
+    assert rounded(OTHERS[other])[0]
+
+
+def test_scales_of_either_sign_are_set_up():
+    group, y = rows()
+    weights = np.linspace(0.5, 2.0, GROUPS)
+    with pm.Model():
+        effect = pm.Normal("effect", 0, abs(pm.Normal("z")) * weights, shape=GROUPS)
+        pm.Normal("y", pm.Normal("mu", 0, 10) + effect[group], SD, observed=y)
+        assert pmb.MinibatchMH().n_rows == y.size
+
+
+def test_a_chain_starts_at_the_mode_if_no_other_start_is_found(monkeypatch):
+    with model(centred) as made:
+        step = pmb.MinibatchMH(rng=np.random.default_rng(1))
+        far = {name: np.full_like(value, 50.0) for name, value in made.initial_point().items()}
+        mode = step.latent.coordinates.to_model(step.latent.reference.surrogate.center)
+        monkeypatch.setattr(Conditional, "is_proper", property(lambda self: False))
+        start = step.near_mode(far)
+    np.testing.assert_allclose(step.tall.layout.flatten(start), mode)
