@@ -14,9 +14,11 @@ Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussi
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, is_empty
 from pymc_minibatch.latent.batched import multiply_blocks, solve_square
@@ -62,6 +64,20 @@ class CenteredPoint(NamedTuple):
     def log_jacobian(self) -> float:
         """Return log |∂z'/∂z|."""
         return float(self.of_dense.sum()) + self.of_groups
+
+
+def bent_down(precision: np.ndarray) -> np.ndarray:
+    """Return symmetric matrices (G, q, q) with the absolute values of their eigenvalues.
+
+    In its tails a Cauchy prior bends upwards. What is proposed there is about as wide as the level
+    is far out.
+    """
+    if precision.shape[1] == 1:
+        return np.abs(precision)
+    values, vectors = np.linalg.eigh(precision)
+    if (values >= 0.0).all():
+        return precision
+    return np.asarray((vectors * np.abs(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
 
 
 class LatentField:
@@ -184,7 +200,10 @@ class LatentField:
         return self._maps[key]
 
     def prior_precision_at(self, point: np.ndarray) -> ArrowheadMatrix:
-        """Return P, minus the Hessian of the log prior by z, at a point, the last from memory."""
+        """Return P, minus the Hessian of the log prior by z, at a point, the last from memory.
+
+        Priors of levels that are not normal count as bending downwards, see :func:`bent_down`.
+        """
         key = b""
         if self.prior_hessian.changing or self.fixed_prior is None:
             elsewhere = point.copy()
@@ -192,15 +211,38 @@ class LatentField:
                 elsewhere[self.hyper] = 0.0
             key = elsewhere.tobytes()
         if self._precision is None or self._precision[0] != key:
-            self._precision = key, self._prior_precision(point)
+            self._precision = key, self._bent_down(self._prior_precision(point))
         return self._precision[1]
 
     def _prior_precision(self, point: np.ndarray) -> ArrowheadMatrix:
+        """Return minus the Hessian of the log prior, whichever way it bends."""
         blocks = self.fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
         dense, cross = self.prior_hessian.at(point)
         return ArrowheadMatrix(compact(-(dense + dense.T) / 2), -cross, -blocks)
+
+    def _bent_down(self, precision: ArrowheadMatrix) -> ArrowheadMatrix:
+        """Return the same where priors of levels bend upwards as much as they do downwards."""
+        dense = precision.dense
+        diagonal = dense.diagonal()[self._bending]
+        if (diagonal < 0.0).any():
+            added = np.zeros(dense.shape[0])
+            added[self._bending] = np.abs(diagonal) - diagonal
+            dense = compact(dense + sparse.diags_array(added))
+        blocks = precision.blocks if self.fixed_prior is not None else bent_down(precision.blocks)
+        return ArrowheadMatrix(dense, precision.cross, blocks)
+
+    @cached_property
+    def _bending(self) -> np.ndarray:
+        """Positions in the dense part of single effects whose priors are not Gaussian."""
+        own = [
+            levels.latent[:, 0]
+            for levels in self.levels
+            if levels.prior is not None and levels.latent.shape[1] == 1
+        ]
+        wanted = np.concatenate(own) if own else np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(np.isin(self.latent.dense, wanted))
 
     def with_effects_held(self, point: np.ndarray, hyper: np.ndarray) -> "CenteredPoint | None":
         """Change h and z so that rows read the same φ, but for scalars that h determines.
@@ -274,7 +316,7 @@ class LatentField:
             lost beside the large.
         """
         rng, derivatives = np.random.default_rng(20090404), self.derivatives
-        projector, precision = self.projector_at(point), self.prior_precision_at(point)
+        projector, precision = self.projector_at(point), self._prior_precision(point)
         of_map, of_prior = np.zeros(self.spread_of_phi.size), np.zeros(point.size)
         z = np.concatenate([self.latent.dense, self.latent.groups.ravel()])
         read = np.concatenate([self.rows.dense, self.rows.groups.ravel()])

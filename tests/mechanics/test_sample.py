@@ -1,6 +1,7 @@
 """pmb.sample: the draws of pm.sample, in blocks, and what it chooses."""
 
 import logging
+import multiprocessing
 import sys
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_processes_and_returns_their_draws(model, step, monkeypatch)
     with pytest.warns(UserWarning, match="The run was interrupted"):
         found = pmb.sample(model, 10**8, 20, 2, step=step, cores=2, **QUIET)
     assert found.posterior.sizes["draw"] > 20  # of two chains, if the other has half as many
-    assert not running.multiprocessing.active_children()
+    assert not multiprocessing.active_children()
 
 
 def test_an_error_in_a_process_is_that_of_the_chain(model, step, monkeypatch):

@@ -1,11 +1,11 @@
-"""Effects with Laplace priors, whose peak is no place for Newton's method."""
+"""Effects with Laplace priors, which have a peak, and with Cauchy priors, which bend upwards."""
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pymc.pytensorf import compile as pymc_compile
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr, logsumexp, voigt_profile
 from scipy.stats import norm
 
 import pymc_minibatch as pmb
@@ -14,14 +14,19 @@ from pymc_minibatch.jit.compiled import IN_PYTHON
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.smoothed_prior import without_kinks
 
-SD, GROUPS, WIDTH = 2.0, 60, 1.2
-"""Of rows; of groups; of their effects."""
+SD, GROUPS = 2.0, 60
+"""Of rows; how many groups."""
 
 
-def rows():
+def rows(tail="laplace"):
+    """Rows of groups: some five each, or one or two where effects are far out now and then."""
     rng = np.random.default_rng(8)
-    group = np.sort(rng.integers(0, GROUPS, 300))
-    return group, 5.0 + rng.laplace(0, WIDTH, GROUPS)[group] + SD * rng.normal(size=300)
+    if tail == "laplace":
+        group = np.sort(rng.integers(0, GROUPS, 300))
+        return group, 5.0 + rng.laplace(0, 1.2, GROUPS)[group] + SD * rng.normal(size=300)
+    group = np.r_[np.arange(GROUPS), np.arange(0, GROUPS, 2)]
+    effects = 0.6 * rng.standard_cauchy(GROUPS)
+    return group, 5.0 + effects[group] + SD * rng.normal(size=group.size)
 
 
 def centred(b):
@@ -32,8 +37,12 @@ def noncentred(b):
     return b * pm.Laplace("z", 0, 1, shape=GROUPS)
 
 
-def model(effects):
-    group, y = rows()
+def cauchy(b):
+    return pm.Cauchy("effect", 0, b, shape=GROUPS)
+
+
+def model(effects, tail="laplace"):
+    group, y = rows(tail)
     with pm.Model() as model:
         mu, b = pm.Normal("mu", 0, 10), pm.HalfNormal("b", 3)
         pm.Normal("y", mu + effects(b)[group], SD, observed=y)
@@ -46,17 +55,22 @@ def log_normal_laplace(x, b, s):
     return s**2 / (2 * b**2) - np.log(2 * b) + logsumexp(sides, axis=0)
 
 
-def exact_moments():
+def log_normal_cauchy(x, b, s):
+    """Log-density of the sum of a Cauchy and a normal variable (Voigt's profile)."""
+    return np.log(voigt_profile(x, s, b))
+
+
+def exact_moments(log_density, tail):
     """Means and standard deviations of mu and log b, on a grid."""
-    group, y = rows()
+    group, y = rows(tail)
     n = np.bincount(group, minlength=GROUPS)
     seen = n > 0
     means = np.bincount(group, y, minlength=GROUPS)[seen] / n[seen]
-    mu, log_b = np.linspace(2.0, 8.0, 241), np.linspace(-2.5, 1.8, 241)
+    mu, log_b = np.linspace(2.0, 8.0, 241), np.linspace(-4.0, 1.8, 291)
     log_p = np.empty((mu.size, log_b.size))
     for j, b in enumerate(np.exp(log_b)):
         away = means[None, :] - mu[:, None]
-        log_p[:, j] = log_normal_laplace(away, b, SD / np.sqrt(n[seen])).sum(axis=1)
+        log_p[:, j] = log_density(away, b, SD / np.sqrt(n[seen])).sum(axis=1)
         log_p[:, j] += norm.logpdf(b, 0, 3) + log_b[j]
     log_p += norm.logpdf(mu, 0, 10)[:, None]
     p = np.exp(log_p - log_p.max())
@@ -68,14 +82,22 @@ def exact_moments():
     return found
 
 
-@pytest.mark.parametrize("effects", [centred, noncentred])
-def test_draws_are_those_of_the_posterior(effects):
-    with model(effects):
+EFFECTS = {
+    "Laplace, centred": (centred, log_normal_laplace, "laplace"),
+    "Laplace, not centred": (noncentred, log_normal_laplace, "laplace"),
+    "Cauchy": (cauchy, log_normal_cauchy, "cauchy"),
+}
+
+
+@pytest.mark.parametrize("kind", EFFECTS)
+def test_draws_are_those_of_the_posterior(kind):
+    effects, log_density, tail = EFFECTS[kind]
+    with model(effects, tail):
         step = pmb.MinibatchMH()
         idata = pm.sample(
             1500, tune=300, chains=2, cores=1, step=step, random_seed=3, progressbar=False
         )
-    for name, (mean, sd) in exact_moments().items():
+    for name, (mean, sd) in exact_moments(log_density, tail).items():
         draws = idata.posterior[name].values
         draws = np.log(draws) if name == "b" else draws
         effective = float(convergence(draws[:, :, None]).ess_bulk[0])
