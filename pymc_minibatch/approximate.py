@@ -245,10 +245,9 @@ class _Run:
         self.cost, self.left_out, self.leaves_out = 0.0, ExitStack(), False
         if step.latent is not None:
             step.steps_per_draw = 1
-        if isinstance(known, FieldApproximation) and step.latent is not None:
             layout = step.latent.field.latent
             by_effects = ROWS_BY_EFFECT * (layout.dense.size + layout.groups.size)
-            if step.n_rows >= max(LONG_ROWS, by_effects):
+            if self.n_modes == 1 and step.n_rows >= max(LONG_ROWS, by_effects):
                 self.left_out.enter_context(step.latent.moves.without(Trajectory))
                 self.leaves_out = True
 

@@ -94,7 +94,7 @@ def in_processes(
                 if kind == "died":
                     raise ProcessError(
                         f"The process of {what} {k} ended with exit code {process.exitcode}, as it "
-                        f"does if memory runs out. Set cores=1, or a smaller number."
+                        "does if memory runs out. Set cores=1, or a smaller number."
                     )
     finally:
         for _, process in running.values():
