@@ -76,6 +76,9 @@ JOINT_ROWS, LEAST_JOINT_POINTS = 3e8, 256
 CORRECTED_ROWS = 1e8
 """Rows that corrections of each draw's levels may evaluate (about 1 s)."""
 
+NODE_SDS = 1.5
+"""How far from the mode of h levels are integrated out by more and more nodes, in sds."""
+
 PAIRED, MOST_PAIRED = 1.5, 5
 """Where two axes are moved together, and the most hyperparameters for which they are."""
 
@@ -195,23 +198,35 @@ class FieldApproximation:
 
     def _jointly_designed(self, rng: np.random.Generator) -> WeightedDesign | None:
         """Return design points of h and the whitened border, if they are few; looked for once."""
+        if self._is_looked_for:
+            assert self.integral is not None
+            self._is_looked_for = False
+            given, proper, _ = self._given(self._about_mode)
+            if proper[0]:
+                near = [each for each, known in zip(given, proper, strict=True) if known]
+                self.integral.choose_nodes(near, self.cost)
+                self._joint = self._joint_design(rng, self.integral, near[0])
+        return self._joint
+
+    @property
+    def _about_mode(self) -> np.ndarray:
+        """The mode of whitened h, and two points on each axis, shape (1 + 2 H, H)."""
+        size = self.reference.hyper.size
+        ends = NODE_SDS * np.eye(size)
+        return np.concatenate([np.zeros((1, size)), ends, -ends])
+
+    def _joint_design(
+        self, rng: np.random.Generator, integral: FieldIntegral, center: Conditional
+    ) -> WeightedDesign | None:
         size = self.reference.hyper.size + self.field.latent.dense.size
-        if not self._is_looked_for or not 0 < size <= MOST_JOINT:
-            return None
-        self._is_looked_for = False
-        integral = self.integral
-        assert integral is not None
-        center = self.surrogate.factored_later(self.reference.hyper)
-        if not integral.is_by_level(center):
-            return None
-        n = min(JOINT_ROWS / (integral.n_nodes * self.cost), MOST_JOINT_POINTS)
-        if n < LEAST_JOINT_POINTS:
+        n = min(JOINT_ROWS / (integral.n_passes * self.cost), MOST_JOINT_POINTS)
+        if not 0 < size <= MOST_JOINT or n < LEAST_JOINT_POINTS or not integral.is_by_level(center):
             return None
         design = weighted_design(rng, self._joint_densities, size, int(n))
-        if design is not None and design.is_even:
-            self._joint = design
-            self.log_evidence = design.log_evidence + self.reference.log_volume
-        return self._joint
+        if design is None or not design.is_even:
+            return None
+        self.log_evidence = design.log_evidence + self.reference.log_volume
+        return design
 
     def _joint_densities(self, at: np.ndarray) -> np.ndarray:
         """Return the log-density of whitened h and border, levels integrated out, shape (K,)."""
@@ -239,7 +254,7 @@ class FieldApproximation:
         if self._joint is None or self.integral is None or not self.reference.hyper.size:
             return False
         different = min(n, len(self._joint.z))
-        return different * self.integral.n_nodes * self.cost <= CORRECTED_ROWS
+        return different * self.integral.n_passes * self.cost <= CORRECTED_ROWS
 
     @cached_property
     def _correction(self) -> FieldCorrection | None:

@@ -49,12 +49,20 @@ __all__ = ["FieldCorrection", "FieldIntegral"]
 FIELD_ROWS = 2e8
 """Rows that may be evaluated for the marginal of h beyond Laplace (about 1.5 s on two cores)."""
 
-NODES = {1: 7, 2: 4}
-"""Nodes of each dimension, by the number of effects of a group. Four are the fewest that integrate
-the square of a cubic, which is the leading term of what Laplace's approximation leaves out."""
+NODES = {1: (5, 7, 11, 17, 25, 41), 2: (4, 6, 9, 13)}
+"""Nodes of each dimension, by the number of effects of a group: as many as are needed. Four are the
+fewest that integrate the square of a cubic, which is the leading term of what Laplace's
+approximation leaves out; five cost no more in one dimension."""
 
-LARGE_LEVELS, NODES_OF_LARGE = 100, 5
-"""Rows of a level, on average, from which that term suffices; five nodes cost no more than four."""
+LARGE_LEVELS = 100
+"""Rows of a level, on average, from which that term may suffice; seven nodes are fewest if not."""
+
+NODE_ROWS = 1e8
+"""Rows that may be evaluated to find how many nodes are needed (about half a second)."""
+
+NODE_RTOL = 0.02
+"""How far the density of h, relative to that at its mode, may move with more nodes: as much moves
+the mean of h by a hundredth of its standard deviation."""
 
 MOST_BORDER_PAIRS = 8
 """Opposite pairs of points of the border."""
@@ -128,6 +136,9 @@ class FieldIntegral:
             for factor in find_factors(rows, data) if levels.latent is layout.groups else ():
                 if np.array_equal(factor.entries, levels.rows):
                     self.levels, self.row_levels = levels, factor.row_levels.astype(np.intp)
+        n_levels, n_effects = layout.groups.shape
+        is_large = n_effects > 1 or self.n_rows >= LARGE_LEVELS * n_levels
+        self.n_nodes = NODES.get(n_effects, (1,))[0 if is_large else 1]
 
     def log_density(self, point: np.ndarray) -> float:
         """Return the log posterior at a point of the field."""
@@ -173,9 +184,47 @@ class FieldIntegral:
         return self.levels is not None
 
     @property
-    def n_nodes(self) -> int:
+    def n_passes(self) -> int:
         """Evaluations of all rows by which all levels are integrated out."""
-        return len(self._nodes)
+        return int(self.n_nodes ** self.field.latent.groups.shape[1])
+
+    def choose_nodes(self, conditionals: Sequence[Conditional], cost: float) -> None:
+        """Take more nodes until more of them do not change the density of h, if it can be paid for.
+
+        Parameters
+        ----------
+        conditionals
+            The Gaussian of the field given the mode of h, and given some points about it.
+        cost
+            Of an evaluation of the log posterior, in rows.
+        """
+        if len(conditionals) == 1 or not self.is_by_level(conditionals[0]):
+            return
+        n_effects = self.field.latent.groups.shape[1]
+        left, known = NODE_ROWS, None
+        for n_nodes in (n for n in NODES[n_effects] if n >= self.n_nodes):
+            left -= len(conditionals) * n_nodes**n_effects * cost
+            if left < 0:
+                return
+            found = self._integrals(conditionals, n_nodes)
+            if known is not None:
+                moved = (found - known)[np.isfinite(found - known)]
+                if moved.size and np.ptp(moved) <= NODE_RTOL:
+                    return
+                self.n_nodes = n_nodes
+            known = found
+
+    def _integrals(self, conditionals: Sequence[Conditional], n_nodes: int) -> np.ndarray:
+        """Return the sum of the logs of all levels' integrals given each h, shape (K,)."""
+        nodes = _grid(n_nodes, self.field.latent.groups.shape[1])
+        border = np.zeros(self.field.latent.dense.size)
+        _ = self.whole._chunks, [given.frame for given in conditionals]  # not in threads
+
+        def of(given: Conditional) -> float:
+            return float(self._integrated(given, border, nodes)[1].sum())
+
+        with ThreadPoolExecutor(n_cores()) as pool:
+            return np.array(list(pool.map(of, conditionals)))
 
     def at_borders(self, conditionals: Sequence[Conditional], borders: np.ndarray) -> np.ndarray:
         """Return the log-density of h and whitened borders, up to a constant, shape (K,).
@@ -213,9 +262,9 @@ class FieldIntegral:
         """
         if self.levels is None or not self._adds_up(given):
             return None
-        nodes, size = self._nodes, self.field.latent.dense.size
+        size = self.field.latent.dense.size
         border = np.zeros(size)
-        if moves_border and 2 * size * len(nodes) * cost <= BORDER_ROWS:
+        if moves_border and 2 * size * self.n_passes * cost <= BORDER_ROWS:
             _ = self.whole._chunks, given.frame
             still = np.zeros(self.field.latent.groups.shape)
             ends = [(s * axis, still) for axis in np.eye(size) for s in (1.0, -1.0)]
@@ -260,7 +309,7 @@ class FieldIntegral:
             n = int(np.clip(n_pairs, LEAST_PAIRS, MOST_PAIRS))
             noise = [layout.noise(rng) for _ in range(n)]
         else:
-            n = int(np.clip(n_pairs / len(self._nodes), 0, MOST_BORDER_PAIRS))
+            n = int(np.clip(n_pairs / self.n_passes, 0, MOST_BORDER_PAIRS))
             still = np.zeros(layout.groups.shape)
             n = min(n, layout.dense.size)
             if n == 0:
@@ -275,12 +324,21 @@ class FieldIntegral:
         point = given.frame.color(at)
         if self.levels is None:
             return self.log_density(point) + 0.5 * squares
-        origin = self._prior(point) + 0.5 * squares
-        total = np.full(len(self.levels.latent), -np.inf)
-        for log_weight, ratios, rows in self._ratios(given, at[0], self._nodes):
+        rows, by_level = self._integrated(given, at[0], self._nodes)
+        return self._prior(point) + 0.5 * squares + rows + float(by_level.sum())
+
+    def _integrated(
+        self, given: Conditional, border: np.ndarray, nodes: Sequence[tuple[float, np.ndarray]]
+    ) -> tuple[float, np.ndarray]:
+        """Return the log-density of all rows at levels of 0, and what each level adds to its log.
+
+        Integrated out, that is: log E exp(ℓ_g − ℓ_g(0)), shape (G,).
+        """
+        origin, total = 0.0, np.full(self.field.latent.groups.shape[0], -np.inf)
+        for log_weight, ratios, rows in self._ratios(given, border, nodes):
             origin += rows
             total = np.logaddexp(total, log_weight + ratios)
-        return origin + float(total.sum())
+        return origin, total
 
     def _ratios(
         self, given: Conditional, border: np.ndarray, nodes: Sequence[tuple[float, np.ndarray]]
@@ -325,18 +383,20 @@ class FieldIntegral:
     @property
     def _nodes(self) -> list[tuple[float, np.ndarray]]:
         """Log weights and nodes."""
-        n_levels, n_effects = self.field.latent.groups.shape
-        is_large = self.n_rows >= LARGE_LEVELS * n_levels and n_effects == 1
-        n_nodes = NODES_OF_LARGE if is_large else NODES[n_effects]
-        nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
-        logs = np.log(weights / weights.sum())
-        return [
-            (float(sum(logs[i] for i in chosen)), np.array([nodes[i] for i in chosen]))
-            for chosen in itertools.product(range(len(nodes)), repeat=n_effects)
-        ]
+        return _grid(self.n_nodes, self.field.latent.groups.shape[1])
 
     def _prior(self, point: np.ndarray) -> float:
         return float(self.field.derivatives.prior(point))
+
+
+def _grid(n_nodes: int, n_effects: int) -> list[tuple[float, np.ndarray]]:
+    """Return log weights and nodes of Gauss and Hermite's rule in each dimension."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
+    logs = np.log(weights / weights.sum())
+    return [
+        (float(sum(logs[i] for i in chosen)), np.array([nodes[i] for i in chosen]))
+        for chosen in itertools.product(range(n_nodes), repeat=n_effects)
+    ]
 
 
 def _moments(shares: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
