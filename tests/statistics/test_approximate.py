@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.special import logsumexp
 from scipy.stats import gamma, loggamma
 
 import pymc_minibatch as pmb
@@ -151,6 +152,28 @@ def test_groups_without_events_are_those_of_quadrature():
     drawn = pmb.approximate(model, random_seed=1, correct=False).posterior["z"].values
     assert abs(drawn.mean() - first) < 0.02 * sd_of_z
     assert abs(drawn.std() / sd_of_z - 1) < 0.02
+
+
+def test_levels_with_ones_alone_are_those_of_quadrature():
+    """Half of a normal density, as wide as the scale allows, which takes many nodes."""
+    rng = np.random.default_rng(5)
+    group = rng.integers(0, 20, 300)
+    y = rng.binomial(1, 1 / (1 + np.exp(-4 * rng.normal(size=20)[group])))
+    with pm.Model() as model:
+        z = pm.Normal("z", 0, pm.HalfCauchy("sd", 25), shape=20)
+        pm.Bernoulli("y", logit_p=z[group], observed=y)
+    log_sd, nodes = np.linspace(-9, 9, 1201), np.linspace(-10, 10, 4001)
+    log_density = log_sd - np.log1p(np.exp(2 * log_sd) / 625)
+    for rows, ones in zip(np.bincount(group), np.bincount(group, y), strict=True):
+        log_odds = np.exp(log_sd)[:, None] * nodes
+        inside = ones * log_odds - rows * np.logaddexp(0, log_odds) - nodes**2 / 2
+        log_density += logsumexp(inside, axis=1)
+    p = np.exp(log_density - logsumexp(log_density))
+    mean = float(p @ log_sd)
+    sd = float(np.sqrt(p @ (log_sd - mean) ** 2))
+    drawn = np.log(pmb.approximate(model, random_seed=3, correct=False).posterior["sd"].values)
+    assert abs(drawn.mean() - mean) < 0.07 * sd
+    assert abs(drawn.std() / sd - 1) < 0.07
 
 
 def two_modes():
