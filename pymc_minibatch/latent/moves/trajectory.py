@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.joint_frame import JointFrame
 from pymc_minibatch.latent.moves.decisions import Decisions
 from pymc_minibatch.latent.moves.protocol import (
@@ -158,6 +159,10 @@ class Trajectory(Move):
         model = self.model
         return JointFrame.about(model.surrogate, model.hyper, model.hyper_cholesky)
 
+    @cached_property
+    def _derivatives(self) -> Derivatives:
+        return self.model.field.derivatives.with_kinks()
+
     def initial(self) -> Angle:
         """Return a short step."""
         return Angle(np.array([math.log(FIRST_ANGLE)]), np.zeros(1))
@@ -209,8 +214,8 @@ class Trajectory(Move):
         return None
 
     def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
-        """Return the gradient of the log posterior."""
-        derivatives = self.model.field.derivatives
+        """Return the gradient of the log posterior, with the kinks that its prior has."""
+        derivatives = self._derivatives
         of_rows = derivatives.pull(point, decisions.slope(derivatives.phi(point)))
         return of_rows + derivatives.prior_gradient(point)
 
