@@ -38,7 +38,7 @@ from pymc_minibatch.approximation.design import (
     weighted_design,
     with_moments_of,
 )
-from pymc_minibatch.approximation.marginal import FieldCorrection, FieldIntegral
+from pymc_minibatch.approximation.marginal import FIELD_ROWS, FieldCorrection, FieldIntegral
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.layout import BorderAndBlocks
@@ -77,7 +77,7 @@ CORRECTED_ROWS = 1e8
 """Rows that corrections of each draw's levels may evaluate (about 1 s)."""
 
 NODE_SDS = 1.5
-"""How far from the mode of h levels are integrated out by more and more nodes, in sds."""
+"""How far from the mode, on each axis of h, levels are integrated out by more and more nodes."""
 
 PAIRED, MOST_PAIRED = 1.5, 5
 """Where two axes are moved together, and the most hyperparameters for which they are."""
@@ -201,26 +201,23 @@ class FieldApproximation:
         if self._is_looked_for:
             assert self.integral is not None
             self._is_looked_for = False
-            given, proper, _ = self._given(self._about_mode)
-            if proper[0]:
-                near = [each for each, known in zip(given, proper, strict=True) if known]
+            axes = np.eye(self.reference.hyper.size)
+            about_mode = np.concatenate([axes[:1] * 0.0, NODE_SDS * axes, -NODE_SDS * axes])
+            given, proper, _ = self._given(about_mode)
+            near = [each for each, known in zip(given, proper, strict=True) if known]
+            if near:
                 self.integral.choose_nodes(near, self.cost)
-                self._joint = self._joint_design(rng, self.integral, near[0])
+            self._joint = self._joint_design(rng, self.integral)
         return self._joint
 
-    @property
-    def _about_mode(self) -> np.ndarray:
-        """The mode of whitened h, and two points on each axis, shape (1 + 2 H, H)."""
-        size = self.reference.hyper.size
-        ends = NODE_SDS * np.eye(size)
-        return np.concatenate([np.zeros((1, size)), ends, -ends])
-
     def _joint_design(
-        self, rng: np.random.Generator, integral: FieldIntegral, center: Conditional
+        self, rng: np.random.Generator, integral: FieldIntegral
     ) -> WeightedDesign | None:
         size = self.reference.hyper.size + self.field.latent.dense.size
         n = min(JOINT_ROWS / (integral.n_passes * self.cost), MOST_JOINT_POINTS)
-        if not 0 < size <= MOST_JOINT or n < LEAST_JOINT_POINTS or not integral.is_by_level(center):
+        if not 0 < size <= MOST_JOINT or n < LEAST_JOINT_POINTS:
+            return None
+        if not integral.is_by_level(self.surrogate.factored_later(self.reference.hyper)):
             return None
         design = weighted_design(rng, self._joint_densities, size, int(n))
         if design is None or not design.is_even:
@@ -284,7 +281,7 @@ class FieldApproximation:
     def _designed(self, rng: np.random.Generator) -> Design:
         """Spread design points and weigh them."""
         size = self.reference.hyper.size
-        scales = split_scales(lambda at: self._exact_densities(at)[0], size)
+        scales = split_scales(lambda at: self._exact_densities(at, rows=0.0)[0], size)
         if size == 1:
             v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, MOST_DESIGN)[:, None]
             log_g = np.full(len(v), -math.log(2.0 * FARTHEST_SDS))
@@ -321,7 +318,9 @@ class FieldApproximation:
             found = found - (laplace if exact else -0.5 * np.sum(places**2, axis=1))
         return np.asarray(whole + _by_axes(at, found, z))
 
-    def _exact_densities(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _exact_densities(
+        self, at: np.ndarray, rows: float = FIELD_ROWS
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-density with the field integrated out, and Laplace's, both (K,)."""
         given, proper, slopes = self._given(at)
         found, laplace = np.full((2, len(at)), -np.inf)
@@ -330,7 +329,7 @@ class FieldApproximation:
             return laplace.copy(), laplace
         some = [each for each, known in zip(given, proper, strict=True) if known]
         seed = np.random.default_rng(6)  # the same points of the border each time
-        found[proper] = self.integral.over_field(seed, some, self.cost) + slopes[proper]
+        found[proper] = self.integral.over_field(seed, some, rows / self.cost) + slopes[proper]
         return found, laplace
 
     def _given(self, at: np.ndarray) -> tuple[list[Conditional], np.ndarray, np.ndarray]:

@@ -44,7 +44,7 @@ from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeDecisions
 from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["FieldCorrection", "FieldIntegral"]
+__all__ = ["FIELD_ROWS", "FieldCorrection", "FieldIntegral"]
 
 FIELD_ROWS = 2e8
 """Rows that may be evaluated for the marginal of h beyond Laplace (about 1.5 s on two cores)."""
@@ -60,9 +60,9 @@ LARGE_LEVELS = 100
 NODE_ROWS = 1e8
 """Rows that may be evaluated to find how many nodes are needed (about half a second)."""
 
-NODE_RTOL = 0.02
-"""How far the density of h, relative to that at its mode, may move with more nodes: as much moves
-the mean of h by a hundredth of its standard deviation."""
+NODE_ATOL = 0.02
+"""How far the log-density of h may move with more nodes, from one such point to another: as much
+moves the mean of h by a hundredth of its standard deviation."""
 
 MOST_BORDER_PAIRS = 8
 """Opposite pairs of points of the border."""
@@ -151,7 +151,7 @@ class FieldIntegral:
             return list(pool.map(self.log_density, points))
 
     def over_field(
-        self, rng: np.random.Generator, conditionals: Sequence[Conditional], cost: float
+        self, rng: np.random.Generator, conditionals: Sequence[Conditional], most: float
     ) -> np.ndarray:
         """Return log ∫ π(h, z) dz − log |L(h)|⁻¹ for several h, up to a constant, shape (K,).
 
@@ -161,12 +161,12 @@ class FieldIntegral:
             Chooses points of the border, which are the same for all h.
         conditionals
             The Gaussian of the field given each h.
-        cost
-            Of an evaluation of the log posterior, in rows.
+        most
+            Evaluations of the log posterior, beyond the fewest.
         """
         if self.levels is not None and not all(map(self._adds_up, conditionals[:1])):
             self.levels = None
-        points = self._points(rng, FIELD_ROWS / (2 * cost * max(len(conditionals), 1)))
+        points = self._points(rng, most / (2 * max(len(conditionals), 1)))
         _ = self.whole._chunks, [given.frame for given in conditionals]  # not in threads
 
         pairs = list(itertools.product(conditionals, points))
@@ -194,11 +194,11 @@ class FieldIntegral:
         Parameters
         ----------
         conditionals
-            The Gaussian of the field given the mode of h, and given some points about it.
+            The Gaussian of the field given some h at the mode and on either side of it.
         cost
             Of an evaluation of the log posterior, in rows.
         """
-        if len(conditionals) == 1 or not self.is_by_level(conditionals[0]):
+        if not self.is_by_level(conditionals[0]):
             return
         n_effects = self.field.latent.groups.shape[1]
         left, known = NODE_ROWS, None
@@ -209,7 +209,7 @@ class FieldIntegral:
             found = self._integrals(conditionals, n_nodes)
             if known is not None:
                 moved = (found - known)[np.isfinite(found - known)]
-                if moved.size and np.ptp(moved) <= NODE_RTOL:
+                if moved.size and np.ptp(moved) <= NODE_ATOL:
                     return
                 self.n_nodes = n_nodes
             known = found

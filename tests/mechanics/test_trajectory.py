@@ -63,6 +63,24 @@ def test_coordinates_and_their_slope(sampler: WholeSampler, kind: int) -> None:
     assert slope @ along == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-4)
 
 
+def test_the_slope_is_that_of_the_prior_with_its_kinks() -> None:
+    """Of Laplace effects, whose slopes and curvatures are smoothed elsewhere."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 30, 300)
+    with pm.Model() as model:
+        effect = pm.Laplace("effect", 0, pm.HalfNormal("b"), shape=30)
+        rate = pm.math.exp(pm.Normal("mu") + effect[group])
+        pm.Poisson("y", rate, observed=rng.poisson(1.0, 300))
+    found = make_latent_sampler(TallModel(model), None, 1.0)
+    assert isinstance(found, WholeSampler)
+    trajectory = found.moves.by_name["trajectory"]
+    assert isinstance(trajectory, Trajectory)
+    point, along = point_of(found, 5), rng.standard_normal(found.tall.layout.size)
+    slope = trajectory.slope_at(point, found.decisions)
+    ends = [log_density(found, point + step * along) for step in (1e-6, -1e-6)]
+    assert slope @ along == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-4)
+
+
 def test_coordinates_are_nearly_standard_normal(sampler: WholeSampler) -> None:
     """Along each of them the log-density falls about as that of a normal."""
     frame = frames(sampler)[0]
