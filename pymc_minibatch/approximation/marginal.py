@@ -64,6 +64,9 @@ NODE_ATOL = 0.02
 """How far the log-density of h may move with more nodes, from one such point to another: as much
 moves the mean of h by a hundredth of its standard deviation."""
 
+FINER_ROWS = 1e5
+"""Rows up to which the finer of two rules that agree about the mode is taken, for tails of h."""
+
 MOST_BORDER_PAIRS = 8
 """Opposite pairs of points of the border."""
 
@@ -209,9 +212,11 @@ class FieldIntegral:
             found = self._integrals(conditionals, n_nodes)
             if known is not None:
                 moved = (found - known)[np.isfinite(found - known)]
-                if moved.size and np.ptp(moved) <= NODE_ATOL:
+                is_enough = moved.size > 0 and np.ptp(moved) <= NODE_ATOL
+                if not is_enough or n_nodes**n_effects * cost <= FINER_ROWS:
+                    self.n_nodes = n_nodes
+                if is_enough:
                     return
-                self.n_nodes = n_nodes
             known = found
 
     def _integrals(self, conditionals: Sequence[Conditional], n_nodes: int) -> np.ndarray:
