@@ -148,7 +148,8 @@ def advi(rows: Rows) -> Moments:
     """Fit independent Gaussians with minibatches."""
     import pymc as pm
 
-    batch = pm.Minibatch(rows.y, rows.X, rows.group, batch_size=ADVI_BATCH)
+    outcomes = rows.y.astype(float)  # PyMC casts whole numbers, and takes no minibatch then
+    batch = pm.Minibatch(outcomes, rows.X, rows.group, batch_size=ADVI_BATCH)
     with build(rows, batch):
         fitted = pm.fit(
             ADVI_STEPS,

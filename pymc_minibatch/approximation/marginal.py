@@ -211,8 +211,8 @@ class FieldIntegral:
                 return
             found = self._integrals(conditionals, n_nodes)
             if known is not None:
-                moved = (found - known)[np.isfinite(found - known)]
-                is_enough = moved.size > 0 and np.ptp(moved) <= NODE_ATOL
+                both = np.isfinite(found) & np.isfinite(known)
+                is_enough = bool(both.any() and np.ptp((found - known)[both]) <= NODE_ATOL)
                 if not is_enough or n_nodes**n_effects * cost <= FINER_ROWS:
                     self.n_nodes = n_nodes
                 if is_enough:
