@@ -85,7 +85,7 @@ def report_rows(stats: DataTree, n_rows: int) -> str:
     rows = stats["batch_size"].mean().item()
     error = stats["test_error"].max().item()
     return (
-        f"MinibatchMH read {rows:,.0f} of {n_rows:,} rows for a decision, in the mean "
+        f"MinibatchMH read {rows:,.0f} of {n_rows:,} rows for a decision, on average "
         f"({rows / n_rows:.1%}), and accepted {stats['acceptance_rate'].mean().item():.0%} of its "
         f"moves. No acceptance probability was off by more than {error:.0e} (estimated bound)."
     )
