@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, is_empty
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact, is_empty
 from pymc_minibatch.latent.batched import multiply_blocks, solve_square
 from pymc_minibatch.latent.claims import ROUNDING, spread_of
 from pymc_minibatch.latent.derivatives import Derivatives
@@ -219,8 +219,14 @@ class LatentField:
         blocks = self.fixed_prior
         if blocks is None:
             blocks = self._group_blocks(self.derivatives.prior_product, point, self.latent.groups)
-        dense, cross = self.prior_hessian.at(point)
-        return ArrowheadMatrix(compact(-(dense + dense.T) / 2), -cross, -blocks)
+        hessian = self.prior_hessian
+        dense, cross = _negated(*hessian.at(point)) if hessian.changing else self._fixed_negated
+        return ArrowheadMatrix(dense, cross, -blocks)
+
+    @cached_property
+    def _fixed_negated(self) -> tuple[Matrix, Matrix]:
+        """What minus the Hessian has in the dense part's columns, if the same everywhere."""
+        return _negated(*self.prior_hessian.of(self.prior_hessian.base))
 
     def _bent_down(self, precision: ArrowheadMatrix) -> ArrowheadMatrix:
         """Return the same where priors of levels bend upwards as much as they do downwards."""
@@ -360,3 +366,8 @@ def with_values(point: np.ndarray, positions: np.ndarray, values: np.ndarray) ->
 def _alike(arrays: Sequence[np.ndarray], noise: np.ndarray) -> bool:
     """Whether arrays are the same, entry by entry, up to rounding and what is noise."""
     return all(compare(array, arrays[0], rtol=RTOL, allowed=noise) is None for array in arrays[1:])
+
+
+def _negated(dense: Matrix, cross: Matrix) -> tuple[Matrix, Matrix]:
+    """Return minus both parts of a symmetric matrix, without what rounding makes of symmetry."""
+    return compact(-(dense + dense.T) / 2), -cross

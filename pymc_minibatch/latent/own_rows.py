@@ -148,26 +148,23 @@ class OwnRows:
         """Make steps of all levels; return the point after them, and which levels have moved."""
         here, cholesky = self.about(point), self.factor(given)
         moved = np.zeros(self.chosen.size, dtype=np.bool_)
-        for _ in range(times):
-            steps = solve_blocks_transposed(cholesky, self.whitened_steps(rng))
-            change, take = here.change(steps)
-            accepted = -rng.standard_exponential(change.size) < change
+        bars = -rng.standard_exponential((times, self.chosen.size))
+        for whitened, bar in zip(self.whitened_steps(rng, times), bars, strict=True):
+            change, take = here.change(solve_blocks_transposed(cholesky, whitened))
+            accepted = bar < change
             take(accepted)
             moved |= accepted
         return here.point, moved
 
-    def whitened_steps(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw steps along one axis, or along any direction, shape (S, q)."""
-        shape = self.latent.shape
-        lengths = TYPICAL_LENGTH * np.exp(LENGTH_SPREAD * rng.standard_normal(shape[0]))
-        directions = rng.standard_normal(shape)
-        alone = np.flatnonzero(rng.random(shape[0]) < 0.5)
-        axis = rng.integers(shape[1], size=alone.size)
-        signs = directions[alone, axis]
-        directions[alone] = 0.0
-        directions[alone, axis] = signs
-        lengths /= np.sqrt(inner_products(directions, directions))
-        return lengths[:, None] * directions
+    def whitened_steps(self, rng: np.random.Generator, times: int) -> np.ndarray:
+        """Draw steps along one axis, or along any direction, shape (times, S, q)."""
+        n_levels, n_effects = self.latent.shape
+        lengths = TYPICAL_LENGTH * np.exp(LENGTH_SPREAD * rng.standard_normal((times, n_levels, 1)))
+        directions = rng.standard_normal((times, n_levels, n_effects))
+        axis = rng.integers(n_effects, size=(times, n_levels, 1))
+        is_along = (rng.random((times, n_levels, 1)) >= 0.5) | (np.arange(n_effects) == axis)
+        directions *= is_along
+        return lengths * directions / np.linalg.norm(directions, axis=-1, keepdims=True)
 
 
 class AboutPoint:
@@ -197,6 +194,15 @@ class AboutPoint:
                 self.curvature[:, :, slot] = derivatives.prior_product(point, seed)[latent]
         if own.prior is None:
             self.slope = derivatives.prior_gradient(point)[latent]
+        else:
+            self.prior = self._prior(point)
+
+    def _prior(self, point: np.ndarray) -> np.ndarray:
+        """Return the log-density of each level under a prior that is not Gaussian, shape (S,)."""
+        own = self.own
+        assert own.prior is not None
+        to_model = own.surrogate.field.derivatives.coordinates.to_model
+        return np.asarray(own.prior.logp(to_model(point)))[own.chosen]
 
     def change(self, steps: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], None]]:
         """Return how the log-density of each level changes, and what makes the steps of some."""
@@ -207,14 +213,13 @@ class AboutPoint:
         values = own.of_rows(phi)
         with np.errstate(invalid="ignore"):
             change = np.bincount(own.level, values - self.values, minlength=own.chosen.size)
-        curved = None
+        curved = prior = None
         if own.prior is None:
             curved = multiply_blocks(self.curvature, steps)
             change += inner_products(self.slope + 0.5 * curved, steps)
         else:
-            to_model = own.surrogate.field.derivatives.coordinates.to_model
-            there, here = (own.prior.logp(to_model(p)) for p in (proposed, self.point))
-            change += (there - here)[own.chosen]
+            prior = self._prior(proposed)
+            change += prior - self.prior
 
         def take(accepted: np.ndarray) -> None:
             latent, entries = own.latent[accepted], own.entries[accepted]
@@ -222,6 +227,8 @@ class AboutPoint:
             self.values = np.where(accepted[own.level], values, self.values)
             if curved is not None:
                 self.slope[accepted] += curved[accepted]
+            if prior is not None:
+                self.prior = np.where(accepted, prior, self.prior)
 
         return change, take
 

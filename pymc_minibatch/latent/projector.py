@@ -86,6 +86,11 @@ class Projector:
         return multiply_each(self._transposed_blocks, denser(through))
 
     @cached_property
+    def _transposed(self) -> tuple[Matrix, Matrix]:
+        """What takes from the dense part of z; SciPy checks a matrix each time it makes one."""
+        return self.dense.T, self.cross.T
+
+    @cached_property
     def _transposed_blocks(self) -> np.ndarray:
         return np.ascontiguousarray(self.blocks.transpose(0, 2, 1))
 
@@ -98,7 +103,7 @@ class Projector:
 
     def transposed(self, dense: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ``Aᵀ y``."""
-        of_dense = self.dense.T @ dense
+        of_dense = self._transposed[0] @ dense
         if not is_empty(self.cross):
-            of_dense += self.cross.T @ groups.ravel()
+            of_dense += self._transposed[1] @ groups.ravel()
         return of_dense, multiply_blocks(self._transposed_blocks, groups)

@@ -48,6 +48,7 @@ from pymc_minibatch.steps.mixing import BLIND_TRAJECTORY, TRAJECTORY, Mixing
 from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import (
+    ROUNDS,
     complaint_of_level,
     copied_for_effects,
     plan_effects,
@@ -463,7 +464,7 @@ class MinibatchMH(WitnessedBatches):
         self._level_is_found = self._is_beyond = False
         self._has_shape = True
         self._count_anew()
-        self.transitions, self._n_still = 1, 0
+        self.transitions, self._n_still = 0, 0  # not known yet
         self.by_trajectories = False
         self.__dict__.pop("_trajectories", None)
         fixed = TRANSITION
@@ -500,7 +501,10 @@ class MinibatchMH(WitnessedBatches):
             n_draws, free = self._draws_to_come, self.steps_are_free
             self.transitions = trajectories_of_draw(self.mixing, n_draws) if free else 1
         elif self.steps_are_free:
-            self.transitions = self.mixing.transitions(self.n_transitions, self._draws_to_come)
+            made, least = self.n_transitions, self.steps_per_draw
+            if made == 1 and least == ROUNDS and self.mixing.are_apart:
+                least = 1
+            self.transitions = max(least, self.mixing.transitions(made, self._draws_to_come))
         self.mixing.clear()
         self._count_anew()
         super().stop_tuning()
@@ -531,8 +535,10 @@ class MinibatchMH(WitnessedBatches):
     @property
     def n_transitions(self) -> int:
         """Transitions of a draw."""
-        few = self.tune and self.latent is not None and self.steps_are_free
-        return max(1 if few else self.steps_per_draw, self.transitions)
+        few = self.latent is not None and self.steps_are_free
+        if few and self.transitions:
+            return self.transitions
+        return max(1 if few and self.tune else self.steps_per_draw, self.transitions)
 
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.by_trajectories:

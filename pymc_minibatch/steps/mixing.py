@@ -20,6 +20,10 @@ __all__ = ["Mixing"]
 CORRELATED = 0.5
 """Draws are to be correlated by no more: (1 − ½) / (1 + ½) = ⅓."""
 
+APART = 0.25
+"""Draws of one transition each that are correlated by no more are worth (1 − ¼) / (1 + ¼) = 0.6 of
+an effective draw or more; two transitions for each draw take twice as long, and add less."""
+
 LEAST_DRAWS = 100
 """Draws of tuning, of which at first a half is left out; correlations of fewer tell nothing."""
 
@@ -177,6 +181,11 @@ class Mixing:
         return made * self.lag > TOO_FEW * max(made, self._affordable(draws))
 
     @property
+    def are_apart(self) -> bool:
+        """Whether successive draws of tuning are hardly correlated, beyond doubt or not."""
+        return len(self.draws) >= LEAST_DRAWS and self.all.are_apart
+
+    @property
     def _late(self) -> np.ndarray:
         """The draws, but the first half of those with which a chain begins."""
         return np.array(self.draws[len(self.draws) // 2 if self.are_first else 0 :])
@@ -248,14 +257,34 @@ class Successive:
         """
         if self.n < LEAST_DRAWS // 2:
             return 1
+        of_next, doubt = self._of_next()
+        most = float(np.max(of_next[of_next - doubt > CORRELATED], initial=CORRELATED))
+        return min(max(1, self.n // 4), math.ceil(math.log(CORRELATED) / math.log(most)))
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether no parameter's draws are correlated by more than ¼, as far as is known.
+
+        So much is known if the largest correlation that chance makes is no larger than that.
+        """
+        if self.n < LEAST_DRAWS // 2:
+            return False
+        of_next, doubt = self._of_next()
+        return bool(self._noise <= APART and np.all(of_next - doubt <= APART))
+
+    def _of_next(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return correlations of successive draws of parameters that moved, and their doubt."""
         mean, square, product = self.sums / self.n
         variance = square - mean**2
         moved = variance > 0
         with np.errstate(all="ignore"):
             of_next = np.clip((product - mean**2)[moved] / variance[moved], 0.0, 1.0 - 1e-9)
-        doubt = math.sqrt(2.0 * math.log(max(self.size, 2)) / self.n) * np.sqrt(1.0 - of_next**2)
-        most = float(np.max(of_next[of_next - doubt > CORRELATED], initial=CORRELATED))
-        return min(max(1, self.n // 4), math.ceil(math.log(CORRELATED) / math.log(most)))
+        return of_next, self._noise * np.sqrt(1.0 - of_next**2)
+
+    @property
+    def _noise(self) -> float:
+        """The largest correlation, about, that chance makes of draws without any."""
+        return math.sqrt(2.0 * math.log(max(self.size, 2)) / self.n)
 
 
 def uncorrelated_after(draws: np.ndarray) -> int:

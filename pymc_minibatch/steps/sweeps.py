@@ -17,6 +17,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
 __all__ = [
+    "ROUNDS",
     "EffectsPlan",
     "complaint_of_level",
     "copied_for_effects",

@@ -351,7 +351,7 @@ class MovesOfEffects(Look):
         except np.linalg.LinAlgError:  # there these levels do not step
             raise NotComparedError from None
         here = own.about(state.point)
-        steps = solve_blocks_transposed(factor, own.whitened_steps(rng))
+        steps = solve_blocks_transposed(factor, own.whitened_steps(rng, times=1)[0])
         change, take = here.change(steps)
         chosen = np.isfinite(change)
         take(chosen)
