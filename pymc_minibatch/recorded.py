@@ -4,7 +4,7 @@ The variables are worked out from many draws at a time.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,19 +84,23 @@ class Values:
             for name, values in self._evaluate(points[i : i + n]).items():
                 found[name].append(values)
         computed = {name: np.concatenate(parts) for name, parts in found.items()}
-        given = self._by_name(points)
+        given = self._by_name(points, set(self._copied.values()))
         return {
             name: given[self._copied[name]] if name in self._copied else computed[name]
             for name in self.names
         }
 
-    def _by_name(self, points: np.ndarray) -> dict[str, np.ndarray]:
+    def _by_name(
+        self, points: np.ndarray, wanted: Container[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Copy value variables, all or some, out of points."""
         layout = self.layout
         return {
             name: points[:, where].reshape(len(points), *shape).astype(dtype)
             for (name, where), shape, dtype in zip(
                 layout.slices.items(), layout.shapes, layout.dtypes, strict=True
             )
+            if wanted is None or name in wanted
         }
 
     def _evaluator(self) -> Callable[[np.ndarray], dict[str, np.ndarray]]:

@@ -1,4 +1,9 @@
-"""Transforms of each level's own variables, moved to the rows that gather them.
+"""Functions of each level's own variables, moved to the rows that gather them.
+
+A rate ``top * sigmoid(z)`` for each level, as ``Uniform(0, top)`` is, is not affine in z given
+other variables, though each entry is a function of one entry of z. Written as
+``(top * sigmoid(z))[group]`` rows read the rate; ``top * sigmoid(z[group])`` says the same, and the
+rows read z and the top. A function of one array alone needs no help.
 
 Ordered thresholds of many items are what a transform makes of unconstrained values, each item's
 from its own. Written as ``T(z)[item]`` rows read what is not affine in z, though each item is but a
@@ -14,6 +19,8 @@ from pymc.util import get_var_name
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scalar import basic as ps
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
@@ -23,9 +30,19 @@ from pymc_minibatch.jit.compiled import compile_all
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["gathered_first", "gathers_levels"]
+__all__ = ["STRAIGHT", "gathered_first", "gathers_levels"]
 
 RTOL, N_POINTS = 1e-12, 2
+
+STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
+"""Operations that are no functions by which effects are bent, if the others of their inputs are
+constants."""
+
+SCALES = (ps.Mul, ps.TrueDiv)
+
+MOST_READ = 6
+"""Numbers that the function of an entry may read: the derivatives of a row are as many as their
+pairs."""
 
 
 def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) -> Variable:
@@ -52,10 +69,95 @@ def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) ->
             if _agree(tall, flat, array, transformed(value)):
                 replaced[node.outputs[0]] = transformed(value[first])
                 break
+        else:
+            functions = FunctionsOfEntries(array, flat)
+            if functions.are_of_several and not set(ancestors([array])) & set(inputs[1:]):
+                replaced[node.outputs[0]] = functions.of(first)
     if not replaced:
         return term
     [moved] = graph_replace([term], replaced, strict=False)
     return moved
+
+
+class FunctionsOfEntries:
+    """An array whose entries are functions of entries of others, and of what all entries read.
+
+    Parameters
+    ----------
+    array
+        The array, which has a level in each entry of its first dimension.
+    flat
+        The flat point.
+    """
+
+    def __init__(self, array: Any, flat: Variable) -> None:
+        self.array = array
+        nodes = list(io_toposort([flat], [array]))
+        self._reads_flat = {flat}.union(v for node in nodes for v in node.outputs)
+        self._bent: set[Variable] = set()
+        for node in nodes:
+            if self._bends(node):
+                self._bent.update(node.outputs)
+
+    def _bends(self, node: Apply) -> bool:
+        """Whether some function that is not linear in the levels' variables is in what it gives."""
+        if not isinstance(node.op, Elemwise) or not _has_levels(node.outputs[0]):
+            return False
+        levels = [i for i in node.inputs if i in self._reads_flat and _has_levels(i)]
+        if any(i in self._bent for i in levels):
+            return True
+        divides = isinstance(node.op.scalar_op, ps.TrueDiv) and node.inputs[1] not in levels
+        return bool(levels) and not divides and not isinstance(node.op.scalar_op, STRAIGHT)
+
+    @property
+    def are_of_several(self) -> bool:
+        """Whether there are functions, some of more than one array, and all read few numbers.
+
+        Effects times a function of others, such as the scale of each, are left as they are: given
+        the scales they are affine.
+        """
+        read, is_chain = set(), True
+        pending, seen = [self.array], set()
+        while pending:
+            variable = pending.pop()
+            if variable in seen:
+                continue
+            seen.add(variable)
+            if variable not in self._bent:
+                read.add(variable)
+                continue
+            node = variable.owner
+            above = [i for i in node.inputs if i in self._reads_flat]
+            levels = set(filter(_has_levels, above))
+            if (
+                isinstance(node.op.scalar_op, SCALES)
+                and levels & self._bent
+                and levels - self._bent
+            ):
+                return False
+            is_chain &= len(above) == 1
+            pending += above
+        return self.array in self._bent and not is_chain and len(read) <= MOST_READ
+
+    def of(self, index: Any) -> Any:
+        """Return the array's entries at an index, as functions of others' entries there."""
+        made: dict[Any, Any] = {}
+
+        def at_index(variable: Any) -> Any:
+            if variable not in made:
+                if variable in self._bent:
+                    inputs = map(at_index, variable.owner.inputs)
+                    made[variable] = variable.owner.op(*inputs)
+                else:
+                    made[variable] = variable[index] if _has_levels(variable) else variable
+            return made[variable]
+
+        return at_index(self.array)
+
+
+def _has_levels(variable: Any) -> bool:
+    """Whether an array has more than one entry in its first dimension, so far as is known."""
+    return variable.type.ndim > 0 and not variable.type.broadcastable[0]
 
 
 def gathers_levels(node: Apply) -> bool:

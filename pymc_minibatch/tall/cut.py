@@ -29,7 +29,7 @@ from pytensor.tensor.type import TensorType
 from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.tall.affine import Affine, Lengths, Summand
 from pymc_minibatch.tall.affine_arrays import AffineArrays
-from pymc_minibatch.tall.by_level import gathered_first, gathers_levels
+from pymc_minibatch.tall.by_level import STRAIGHT, gathered_first, gathers_levels
 from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
 from pymc_minibatch.tall.slicing import data_leaves
 
@@ -48,10 +48,6 @@ __all__ = [
 
 MAX_LEVELS = 8
 """How often all affine arrays are opened in search of fewer parts."""
-
-STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
-"""Operations that are no functions by which effects are bent, if the others of their inputs are
-constants."""
 
 FEWEST_GATHERED = 30
 """Effects that are too many to be hyperparameters, all of which moves change at once."""

@@ -75,6 +75,43 @@ def test_effects_against_quadrature(declare: Callable[[], tuple[np.ndarray, floa
     assert np.abs(np.log(ratio)).mean() < 0.15
 
 
+def test_a_uniform_prior_with_an_unknown_end_against_quadrature() -> None:
+    """Rates under a top: given that, Poisson rows leave incomplete gamma functions of it."""
+    rng, shape, end = np.random.default_rng(7), (50, 3), 2.5
+    counts = rng.poisson(rng.uniform(0, end, shape[0])[:, None], shape)
+    with pm.Model() as model:
+        top = pm.HalfNormal("top", 5)
+        rate = pm.Uniform("rate", 0, top, shape=shape[0])
+        group = np.repeat(np.arange(shape[0]), shape[1])
+        pm.Poisson("y", rate[group], observed=counts.ravel())
+    idata = pm.sample(
+        draws=2000,
+        tune=600,
+        chains=2,
+        cores=1,
+        model=model,
+        step=pmb.MinibatchMH(model=model),
+        random_seed=3,
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
+    a = counts.sum(axis=1)[:, None] + 1
+    grid = np.linspace(0.02, 12.0, 6000)
+    below = stats.gamma.cdf(grid, a, scale=1 / shape[1])
+    log_density = np.log(below).sum(axis=0) - shape[0] * np.log(grid) - grid**2 / 50
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    right = density @ grid
+    sd = np.sqrt(density @ grid**2 - right**2)
+    draws = idata.posterior["top"].values
+    assert abs(draws.mean() - right) < 0.15 * sd
+    assert abs(np.log(draws.std() / sd)) < 0.15
+    above = stats.gamma.cdf(grid, a + 1, scale=1 / shape[1]) / below * a / shape[1]
+    rates = idata.posterior["rate"].values.reshape(-1, shape[0])
+    away = (rates.mean(axis=0) - above @ density) / rates.std(axis=0)
+    assert np.abs(away).max() < 0.15
+
+
 def chain_moments(
     alone: np.ndarray, between: np.ndarray, grid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

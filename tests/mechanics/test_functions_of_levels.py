@@ -1,0 +1,82 @@
+"""Effects that rows read through a function of several variables."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_minibatch.latent.locate import locate
+from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.tall import TallModel
+
+N, G = 3000, 60
+RNG = np.random.default_rng(1)
+GROUP = np.append(np.arange(G), RNG.integers(0, G, N - G))
+X = RNG.normal(size=N)
+COUNTS, NUMBERS = RNG.poisson(1.5, N), RNG.normal(size=N)
+
+
+def top_of_uniform() -> None:
+    rate = pm.Uniform("rate", 0, pm.HalfNormal("top", 5), shape=G)
+    pm.Poisson("y", rate[GROUP] * pm.math.exp(pm.Normal("b") * X), observed=COUNTS)
+
+
+def angles() -> None:
+    angle = pm.VonMises("angle", pm.VonMises("mu", 0, 1), pm.Gamma("kappa", 2, 0.5), shape=G)
+    pm.Normal("y", pt.sin(angle[GROUP] + X), pm.HalfNormal("sigma", 1), observed=NUMBERS)
+
+
+def height_of_a_sigmoid() -> None:
+    effect = pm.Normal("mu") + pm.HalfNormal("sd", 1) * pm.Normal("z", shape=G)
+    share = pm.Deterministic("share", pm.HalfNormal("height", 3) * pm.math.sigmoid(effect))
+    pm.Normal("y", share[GROUP], pm.HalfNormal("sigma", 2), observed=NUMBERS)
+
+
+def rows_of_two_columns() -> None:
+    effect = pm.Normal("mu", shape=2) + pm.Normal("z", shape=(G, 2))
+    both = pm.HalfNormal("height", 3, shape=2) * pm.math.sigmoid(effect)
+    mean = (both[GROUP] * np.column_stack([np.ones(N), X])).sum(axis=1)
+    pm.Normal("y", mean, 1.0, observed=NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("declare", "hyper"),
+    [
+        (top_of_uniform, set()),
+        (angles, {"mu_circular__", "kappa_log__"}),
+        (height_of_a_sigmoid, {"sd_log__"}),
+        (rows_of_two_columns, set()),
+    ],
+)
+def test_rows_apply_the_function(declare: Callable[[], None], hyper: set[str]) -> None:
+    """Then effects are a field given few hyperparameters, and rows say what they said."""
+    with pm.Model() as model:
+        declare()
+    tall = TallModel(model)
+    field = locate(tall, 1.0).reference.surrogate.field
+    slices = tall.layout.slices
+    in_hyper = {name for name, where in slices.items() if where.start in field.hyper}
+    assert in_hyper == hyper
+    assert any(len(levels.latent) == G for levels in field.levels)
+    assert tall.structure is not None
+    functions, right = RowFunctions(tall.structure), model.compile_logp()
+    phi_at = pm.pytensorf.compile([tall.structure.flat], tall.structure.phi)
+    for _ in range(3):
+        point = tall.start + RNG.normal(0, 0.5, tall.start.size)
+        rows = functions.row(functions.predictors_at(phi_at(point), *tall.data), *tall.data)[0]
+        found = float(tall.compiled_prior_logp(point)) + rows.sum()
+        np.testing.assert_allclose(found, right(tall.layout.unflatten(point)), rtol=1e-10)
+
+
+def test_effects_times_a_function_stay_what_rows_read() -> None:
+    """Given the scale of each level, they are affine in the effects."""
+    with pm.Model() as model:
+        scale = pm.InverseGamma("scale", 3, 2, shape=G)
+        effect = pm.Normal("z", shape=G) * pt.sqrt(scale)
+        pm.Normal("y", effect[GROUP], 1.0, observed=NUMBERS)
+    structure = TallModel(model).structure
+    assert structure is not None
+    [term] = structure.terms
+    assert term.block.stop - term.block.start == G
