@@ -1,4 +1,4 @@
-"""e^x, logarithms, log Γ and what is made of them, without branches or calls.
+"""e^x, logarithms, log Γ, its derivative and what is made of them, without branches or calls.
 
 A processor computes several numbers at once where code takes no branches and calls nothing; the
 C library's functions do both. PyTensor's functions are replaced when a graph is compiled here, if
@@ -31,16 +31,17 @@ from pytensor.scalar.basic import (
     UnaryScalarOp,
     upgrade_to_float,
 )
-from pytensor.scalar.math import GammaLn, Sigmoid, Softplus
+from pytensor.scalar.math import GammaLn, Psi, Sigmoid, Softplus
 from pytensor.tensor.basic import cast, switch
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import log
-from scipy.special import expit, gammaln
+from scipy.special import expit, gammaln, psi
 
 from pymc_minibatch.jit.reached import reached_number
 
 __all__ = [
     "Entrywise",
+    "digamma",
     "exponential",
     "local_branchless",
     "local_inlined",
@@ -197,6 +198,42 @@ def _stirling_series(inverse: float) -> float:
     return inverse * (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * tail))))
 
 
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def digamma(x: float) -> float:
+    """ψ(x), the derivative of log |Γ(x)|, up to 1e-14 of it, or of 1 if that is larger.
+
+    As there with w and z; ψ(w) is ψ(w + 8) less the sum of 1 / (w + k), where terms of which the
+    numbers have the same sum come in pairs. And ψ(x) = ψ(1 − x) − π cot πx.
+
+    Reference: Abramowitz and Stegun (1964), Handbook of mathematical functions, 6.3.
+    """
+    is_negative = x < 0.0
+    w = 1.0 - x if is_negative else x
+    is_small = w < FEW_TERMS
+    small = w if is_small else 1.0  # products of large numbers are infinite
+    first = small * (small + 7.0)
+    second, third, fourth = first + 6.0, first + 10.0, first + 12.0
+    outer, inner = first * second, third * fourth
+    inverses = ((first + second) * inner + (third + fourth) * outer) / (outer * inner)
+    z = w + 8.0 if is_small else w
+    found = logarithm(z) - _digamma_series(1.0 / z)
+    found = found - (small + small + 7.0) * inverses if is_small else found
+    away = x - ((x + SHIFT) - SHIFT) if x > -MOST_HALVES else 0.0
+    to_half = 0.5 - abs(away)
+    cotangent = to_half * _sinc(to_half) / (away * _sinc(away))
+    found = found - np.pi * cotangent if is_negative else found
+    return np.nan if is_negative and away == 0.0 else found
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})
+def _digamma_series(inverse: float) -> float:
+    """Return log z less ψ(z), by 1 / z."""
+    w = inverse * inverse
+    tail = 1 / 132 - w * (691 / 32760 - w * (1 / 12 - w * (3617 / 8160)))
+    series = w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w * tail))))
+    return 0.5 * inverse + series
+
+
 @register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})
 def _sinc(r: float) -> float:
     """sin(πr) / πr, for r up to 1/2."""
@@ -254,6 +291,10 @@ class BranchlessGammaLn(GammaLn):
     """log |Γ(x)| of doubles."""
 
 
+class BranchlessPsi(Psi):
+    """The derivative of log |Γ(x)| of doubles."""
+
+
 BRANCHLESS: dict[type, UnaryScalarOp] = {
     Exp: BranchlessExp(upgrade_to_float),
     Sigmoid: BranchlessSigmoid(upgrade_to_float),
@@ -261,6 +302,7 @@ BRANCHLESS: dict[type, UnaryScalarOp] = {
     Log: BranchlessLog(upgrade_to_float),
     Log1p: BranchlessLog1p(upgrade_to_float),
     GammaLn: BranchlessGammaLn(upgrade_to_float),
+    Psi: BranchlessPsi(upgrade_to_float),
 }
 FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessExp: (exponential, np.exp),
@@ -269,6 +311,7 @@ FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessLog: (logarithm, np.log),
     BranchlessLog1p: (logarithm_of_next, np.log1p),
     BranchlessGammaLn: (log_gamma, gammaln),
+    BranchlessPsi: (digamma, psi),
 }
 """In Numba and in NumPy."""
 

@@ -26,6 +26,7 @@ from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.reached import reached_number
 
 __all__ = [
+    "apart",
     "local_added_axes",
     "local_added_up_apart",
     "local_true_checks",
@@ -104,6 +105,11 @@ class Unchecked(Op):
         outputs[0][0] = inputs[0]
 
 
+def apart(values: Any) -> Any:
+    """Return an array that is computed in a loop of its own, before what is made of it."""
+    return Unchecked(values.type.shape)(values)
+
+
 @node_rewriter([SpecifyShape])
 def local_unchecked(fgraph: Any, node: Apply) -> list[Variable]:
     """Leave out checks of lengths, which compile slowly and were made on the whole graph."""
@@ -134,8 +140,7 @@ def local_added_up_apart(fgraph: Any, node: Apply) -> list[Variable] | None:
         source = source.owner.inputs[0]
     if source.owner is None or not isinstance(source.owner.op, Elemwise):
         return None
-    apart: Any = Unchecked(values.type.shape)(values)
-    return [op(target, apart, *index)]
+    return [op(target, apart(values), *index)]
 
 
 @node_rewriter([DimShuffle])

@@ -31,6 +31,7 @@ from pytensor.graph.traversal import graph_inputs
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
+from pymc_minibatch.jit.lean import apart
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.pointers import address_of_graph
 from pymc_minibatch.reference.remainders import (
@@ -191,17 +192,32 @@ class RowFunctions:
     def values(self) -> CompiledFunction:
         """``(phi, *batch) -> f``, shape (1, b)."""
         phi = pt.dvector("phi")
-        read = zip(self.structure.predictors, self.structure.predictor_graphs(phi), strict=True)
-        graphs: list[Any] = graph_replace([self._f], dict(read), strict=False)
+        graphs: list[Any] = graph_replace([self._f], self._read_at(phi), strict=False)
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
     def slope(self) -> CompiledFunction:
-        """``(phi, *batch) -> gradient`` of the sum of f by φ, shape (P,)."""
-        phi = pt.dvector("phi")
+        """``(phi, *batch) -> gradient`` of the sum of f by φ, shape (P,).
+
+        That is the slope of Σᵢ f'ᵢ vᵢ with f'ᵢ held.
+        """
+        phi, predictors = pt.dvector("phi"), self.structure.predictors
+        slopes = graph_replace(_gradient(self._f * self._ones, predictors), self._read_at(phi))
+        held = [apart(each) for each in slopes]
+        at_phi = self.structure.predictor_graphs(phi)
+        total: Any = sum(pt.sum(f * v) for f, v in zip(held, at_phi, strict=True))
+        found: Any = grad(total, phi, consider_constant=held, disconnected_inputs="ignore")
+        return self.build([phi, *self.structure.batch], [found])
+
+    def _read_at(self, phi: Any) -> dict[Any, Any]:
+        """Return graphs of the predictors at φ.
+
+        What is gathered from φ is in a loop of its own: where it is gathered in the loop that
+        computes f, the processor computes one row at a time.
+        """
         read = zip(self.structure.predictors, self.structure.predictor_graphs(phi), strict=True)
-        of_rows: list[Any] = graph_replace([self._f * self._ones], dict(read), strict=False)
-        return self.build([phi, *self.structure.batch], _gradient(of_rows[0], [phi]))
+        gathered = {term.predictor for term in self.structure.terms if term.index is not None}
+        return {v: apart(at_phi) if i in gathered else at_phi for i, (v, at_phi) in enumerate(read)}
 
     @made_once
     def first(self) -> CompiledFunction:

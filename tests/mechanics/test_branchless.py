@@ -11,7 +11,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
-from scipy.special import expit, gammaln
+from scipy.special import expit, gammaln, psi
 
 from pymc_minibatch.jit.branchless import (
     BRANCHLESS,
@@ -74,6 +74,23 @@ def test_log_gamma(dtype):
     expected = gammaln(values)
     rtol = 2e-14 if found.dtype == np.float64 else 1e-6
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_digamma(dtype):
+    """To 1e-14 of its size, or of 1 if that is smaller; SciPy loses digits beside poles."""
+    x = pt.vector("x", dtype=dtype)
+    rng = np.random.default_rng(3)
+    whole, small = np.arange(1.0, 256.0), rng.uniform(0, 20, 10_000)
+    values = np.concatenate([[0.0], whole, -whole, 1000 * whole])
+    if dtype == "float64":
+        large = 2.0 ** rng.uniform(-1000, 1000, 10_000)
+        root = 1.4616321449683623 + rng.normal(0, 1e-3, 1000)
+        beside = -np.rint(small) - rng.uniform(0.1, 0.9, small.size)
+        ends = [np.inf, -np.inf, np.nan, 1e308]
+        values = np.concatenate([values, small, beside, large, root, ends])
+    found = compile_numba([x], [pt.psi(x)])(values.astype(dtype))
+    np.testing.assert_allclose(found, psi(values), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize(
