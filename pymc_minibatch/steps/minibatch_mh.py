@@ -166,9 +166,9 @@ class MinibatchMH(WitnessedBatches):
         Transitions per draw that is kept. Many cost little more than one, since they run in
         one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
         one if a transition reads many rows. Of a model with effects a transition moves all of
-        them; "auto" takes one while tuning and two afterwards, or four if PyMC evaluates all
-        rows, 200,000 or more, at each draw for a Deterministic, but one if a transition is
-        costly. If draws of tuning are correlated, as on a ridge that only the prior bounds, it
+        them; "auto" takes one while tuning and two afterwards, or still one if draws of tuning are
+        hardly correlated or a transition is costly, and four if PyMC evaluates all rows, 200,000
+        or more, at each draw for a Deterministic. If draws of tuning are correlated, as on a ridge that only the prior bounds, it
         takes more, again at most 50: after tuning all that some seconds allow, and more as long as
         that takes a minute or two; and while tuning, until it is known for how long they are
         correlated.
@@ -205,7 +205,8 @@ class MinibatchMH(WitnessedBatches):
     rows : {"size", "uniform"}
         How rows are drawn.
     steps_per_draw : int
-        Transitions per draw, at least: after tuning ``transitions`` may be more.
+        Transitions per draw that are intended; after tuning ``transitions`` has those that are
+        made.
     choice : str
         How it decides, and why.
 
