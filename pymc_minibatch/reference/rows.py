@@ -199,14 +199,14 @@ class RowFunctions:
     def slope(self) -> CompiledFunction:
         """``(phi, *batch) -> gradient`` of the sum of f by φ, shape (P,).
 
-        That is the slope of Σᵢ f'ᵢ vᵢ with f'ᵢ held.
+        That is the slope of Σᵢ f'ᵢ vᵢ with f'ᵢ fixed.
         """
         phi, predictors = pt.dvector("phi"), self.structure.predictors
         slopes = graph_replace(_gradient(self._f * self._ones, predictors), self._read_at(phi))
-        held = [apart(each) for each in slopes]
+        fixed = [apart(each) for each in slopes]
         at_phi = self.structure.predictor_graphs(phi)
-        total: Any = sum(pt.sum(f * v) for f, v in zip(held, at_phi, strict=True))
-        found: Any = grad(total, phi, consider_constant=held, disconnected_inputs="ignore")
+        total: Any = sum(pt.sum(f * v) for f, v in zip(fixed, at_phi, strict=True))
+        found: Any = grad(total, phi, consider_constant=fixed, disconnected_inputs="ignore")
         return self.build([phi, *self.structure.batch], [found])
 
     def _read_at(self, phi: Any) -> dict[Any, Any]:

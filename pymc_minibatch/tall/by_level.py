@@ -94,17 +94,17 @@ class FunctionsOfEntries:
         self.array = array
         nodes = list(io_toposort([flat], [array]))
         self._reads_flat = {flat}.union(v for node in nodes for v in node.outputs)
-        self._bent: set[Variable] = set()
+        self._curved: set[Variable] = set()
         for node in nodes:
-            if self._bends(node):
-                self._bent.update(node.outputs)
+            if self._is_curved(node):
+                self._curved.update(node.outputs)
 
-    def _bends(self, node: Apply) -> bool:
+    def _is_curved(self, node: Apply) -> bool:
         """Whether some function that is not linear in the levels' variables is in what it gives."""
         if not isinstance(node.op, Elemwise) or not _has_levels(node.outputs[0]):
             return False
         levels = [i for i in node.inputs if i in self._reads_flat and _has_levels(i)]
-        if any(i in self._bent for i in levels):
+        if any(i in self._curved for i in levels):
             return True
         divides = isinstance(node.op.scalar_op, ps.TrueDiv) and node.inputs[1] not in levels
         return bool(levels) and not divides and not isinstance(node.op.scalar_op, STRAIGHT)
@@ -123,7 +123,7 @@ class FunctionsOfEntries:
             if variable in seen:
                 continue
             seen.add(variable)
-            if variable not in self._bent:
+            if variable not in self._curved:
                 read.add(variable)
                 continue
             node = variable.owner
@@ -131,13 +131,13 @@ class FunctionsOfEntries:
             levels = set(filter(_has_levels, above))
             if (
                 isinstance(node.op.scalar_op, SCALES)
-                and levels & self._bent
-                and levels - self._bent
+                and levels & self._curved
+                and levels - self._curved
             ):
                 return False
             is_chain &= len(above) == 1
             pending += above
-        return self.array in self._bent and not is_chain and len(read) <= MOST_READ
+        return self.array in self._curved and not is_chain and len(read) <= MOST_READ
 
     def of(self, index: Any) -> Any:
         """Return the array's entries at an index, as functions of others' entries there."""
@@ -145,7 +145,7 @@ class FunctionsOfEntries:
 
         def at_index(variable: Any) -> Any:
             if variable not in made:
-                if variable in self._bent:
+                if variable in self._curved:
                     inputs = map(at_index, variable.owner.inputs)
                     made[variable] = variable.owner.op(*inputs)
                 else:
