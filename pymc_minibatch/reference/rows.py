@@ -202,8 +202,8 @@ class RowFunctions:
         That is the slope of Σᵢ f'ᵢ vᵢ with f'ᵢ fixed.
         """
         phi, predictors = pt.dvector("phi"), self.structure.predictors
-        slopes = graph_replace(_gradient(self._f * self._ones, predictors), self._read_at(phi))
-        fixed = [apart(each) for each in slopes]
+        slopes = _gradient(self._f * self._ones, predictors)
+        fixed = [apart(f) for f in graph_replace(slopes, self._read_at(phi), strict=False)]
         at_phi = self.structure.predictor_graphs(phi)
         total: Any = sum(pt.sum(f * v) for f, v in zip(fixed, at_phi, strict=True))
         found: Any = grad(total, phi, consider_constant=fixed, disconnected_inputs="ignore")

@@ -168,10 +168,10 @@ class MinibatchMH(WitnessedBatches):
         one if a transition reads many rows. Of a model with effects a transition moves all of
         them; "auto" takes one while tuning and two afterwards, or still one if draws of tuning are
         hardly correlated or a transition is costly, and four if PyMC evaluates all rows, 200,000
-        or more, at each draw for a Deterministic. If draws of tuning are correlated, as on a ridge that only the prior bounds, it
-        takes more, again at most 50: after tuning all that some seconds allow, and more as long as
-        that takes a minute or two; and while tuning, until it is known for how long they are
-        correlated.
+        or more, at each draw for a Deterministic. If draws of tuning are correlated, as on a ridge
+        that only the prior bounds, it takes more, again at most 50: after tuning all that some
+        seconds allow, and more as long as that takes a minute or two; and while tuning, until it is
+        known for how long they are correlated.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, at the end of
         set-up and while chains run, for about 3 % of the time of a run. If a comparison at set-up
