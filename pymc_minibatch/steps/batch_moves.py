@@ -283,7 +283,7 @@ class BatchMoves(TallStep):
 
     def _draw_block(self, flat: np.ndarray, points: np.ndarray) -> dict[str, Any]:
         made = np.zeros((len(points), len(Totals._fields)))
-        n_made = self._make_draws(flat, self.steps_per_draw, points, made)
+        n_made = self._make_draws(flat, self.n_transitions, points, made)
         totals = Totals(*made.T)
         self.refuse_impossible(int(made[n_made - 1, 7]), points[n_made - 1])
         stats = self._stats(totals)

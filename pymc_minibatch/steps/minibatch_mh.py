@@ -501,7 +501,7 @@ class MinibatchMH(WitnessedBatches):
         if self.by_trajectories:
             n_draws, free = self._draws_to_come, self.steps_are_free
             self.transitions = trajectories_of_draw(self.mixing, n_draws) if free else 1
-        elif self.steps_are_free:
+        elif self.steps_are_free and (self.mixing.draws or not self.transitions):
             made, least = self.n_transitions, self.steps_per_draw
             if made == 1 and least == ROUNDS and self.mixing.are_apart:
                 least = 1

@@ -21,8 +21,13 @@ CORRELATED = 0.5
 """Draws are to be correlated by no more: (1 − ½) / (1 + ½) = ⅓."""
 
 APART = 0.25
-"""Draws of one transition each that are correlated by no more are worth (1 − ¼) / (1 + ¼) = 0.6 of
-an effective draw or more; two transitions for each draw take twice as long, and add less."""
+"""Draws of one transition each that are surely correlated by more take two transitions. Correlated
+by ¼ they are worth (1 − ¼) / (1 + ¼) = 0.6 of an effective draw, and by 0.4, which the doubt about
+a thousand parameters lets pass, 0.43. A second transition doubles the work, and adds less."""
+
+LATER, LATER_LAGS = 0.1, range(2, 10)
+"""So much those of these lags may be correlated on average: a part of the variance that moves
+slowly hardly shows at once."""
 
 LEAST_DRAWS = 100
 """Draws of tuning, of which at first a half is left out; correlations of fewer tell nothing."""
@@ -182,8 +187,13 @@ class Mixing:
 
     @property
     def are_apart(self) -> bool:
-        """Whether successive draws of tuning are hardly correlated, beyond doubt or not."""
-        return len(self.draws) >= LEAST_DRAWS and self.all.are_apart
+        """Whether draws of tuning are hardly correlated, as far as is known."""
+        if len(self.draws) < LEAST_DRAWS or not self.all.are_apart:
+            return False
+        away = self._late - self._late.mean(axis=0)
+        later = sum(np.sum(away[lag:] * away[:-lag], axis=0) for lag in LATER_LAGS)
+        total = np.sum(away**2, axis=0)
+        return bool(np.all(later <= LATER * len(LATER_LAGS) * total))
 
     @property
     def _late(self) -> np.ndarray:
@@ -263,14 +273,15 @@ class Successive:
 
     @property
     def are_apart(self) -> bool:
-        """Whether no parameter's draws are correlated by more than ¼, as far as is known.
+        """Whether no parameter's successive draws are surely correlated by more than ¼.
 
         So much is known if the largest correlation that chance makes is no larger than that.
         """
         if self.n < LEAST_DRAWS // 2:
             return False
         of_next, doubt = self._of_next()
-        return bool(self._noise <= APART and np.all(of_next - doubt <= APART))
+        is_known = of_next.size > 0 and self._noise <= APART
+        return bool(is_known and np.all(of_next - doubt <= APART))
 
     def _of_next(self) -> tuple[np.ndarray, np.ndarray]:
         """Return correlations of successive draws of parameters that moved, and their doubt."""

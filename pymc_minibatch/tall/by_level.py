@@ -3,7 +3,8 @@
 A rate ``top * sigmoid(z)`` for each level, as ``Uniform(0, top)`` is, is not affine in z given
 other variables, though each entry is a function of one entry of z. Written as
 ``(top * sigmoid(z))[group]`` rows read the rate; ``top * sigmoid(z[group])`` says the same, and the
-rows read z and the top. A function of one array alone needs no help.
+rows read z and the top. A chain of functions of one array needs no help, unless rows multiply what
+they gather by a parameter.
 
 Ordered thresholds of many items are what a transform makes of unconstrained values, each item's
 from its own. Written as ``T(z)[item]`` rows read what is not affine in z, though each item is but a
@@ -11,6 +12,7 @@ few numbers: ``T(z[item])`` says the same, and the rows read z. Probabilities th
 left alone, since the softmax that makes them is taken apart elsewhere.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from pymc_minibatch.jit.compiled import compile_all
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["STRAIGHT", "gathered_first", "gathers_levels"]
+__all__ = ["FEWEST_GATHERED", "STRAIGHT", "gathered_first", "gathers_levels"]
 
 RTOL, N_POINTS = 1e-12, 2
 
@@ -38,10 +40,13 @@ STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
 """Operations that are no functions by which effects are bent, if the others of their inputs are
 constants."""
 
+FEWEST_GATHERED = 30
+"""Effects that are too many to be hyperparameters, all of which moves change at once."""
+
 SCALES = (ps.Mul, ps.TrueDiv)
 
 MOST_READ = 6
-"""Numbers that the function of an entry may read: the derivatives of a row are as many as their
+"""Numbers that the functions of a level may read: the derivatives of a row are as many as their
 pairs."""
 
 
@@ -58,6 +63,7 @@ def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) ->
         A graph of these.
     """
     flat, replaced = inputs[0], {}
+    multiplied = _multiplied(flat, inputs[1:], term)
     for node in io_toposort(inputs, [term]):
         if not isinstance(node.op, AdvancedSubtensor):
             continue
@@ -71,7 +77,9 @@ def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) ->
                 break
         else:
             functions = FunctionsOfEntries(array, flat)
-            if functions.are_of_several and not set(ancestors([array])) & set(inputs[1:]):
+            if set(ancestors([array])).isdisjoint(inputs[1:]) and functions.are_to_be_moved(
+                is_multiplied=node.outputs[0] in multiplied
+            ):
                 replaced[node.outputs[0]] = functions.of(first)
     if not replaced:
         return term
@@ -109,14 +117,17 @@ class FunctionsOfEntries:
         divides = isinstance(node.op.scalar_op, ps.TrueDiv) and node.inputs[1] not in levels
         return bool(levels) and not divides and not isinstance(node.op.scalar_op, STRAIGHT)
 
-    @property
-    def are_of_several(self) -> bool:
-        """Whether there are functions, some of more than one array, and all read few numbers.
+    def are_to_be_moved(self, *, is_multiplied: bool) -> bool:
+        """Whether there are functions of many levels that rows cannot be seen to apply.
 
-        Effects times a function of others, such as the scale of each, are left as they are: given
-        the scales they are affine.
+        That is, no chain of functions of one array; or a chain, of which rows multiply what they
+        gather by a parameter. Effects times a function of others, such as the scale of each, are
+        left as they are: given the scales they are affine.
         """
-        read, is_chain = set(), True
+        n_levels = self.array.type.shape[0] if self.array.type.ndim else 1
+        if self.array not in self._curved or (n_levels or FEWEST_GATHERED) < FEWEST_GATHERED:
+            return False
+        n_read, is_chain = 0.0, True
         pending, seen = [self.array], set()
         while pending:
             variable = pending.pop()
@@ -124,20 +135,17 @@ class FunctionsOfEntries:
                 continue
             seen.add(variable)
             if variable not in self._curved:
-                read.add(variable)
+                n_read += _width(variable)
                 continue
             node = variable.owner
             above = [i for i in node.inputs if i in self._reads_flat]
             levels = set(filter(_has_levels, above))
-            if (
-                isinstance(node.op.scalar_op, SCALES)
-                and levels & self._curved
-                and levels - self._curved
-            ):
+            mixed = levels & self._curved and levels - self._curved
+            if isinstance(node.op.scalar_op, SCALES) and mixed:
                 return False
             is_chain &= len(above) == 1
             pending += above
-        return self.array in self._curved and not is_chain and len(read) <= MOST_READ
+        return (not is_chain or is_multiplied) and n_read <= MOST_READ
 
     def of(self, index: Any) -> Any:
         """Return the array's entries at an index, as functions of others' entries there."""
@@ -158,6 +166,26 @@ class FunctionsOfEntries:
 def _has_levels(variable: Any) -> bool:
     """Whether an array has more than one entry in its first dimension, so far as is known."""
     return variable.type.ndim > 0 and not variable.type.broadcastable[0]
+
+
+def _width(variable: Any) -> float:
+    """Return how many numbers of an array a row reads; infinitely many if that is not known."""
+    lengths = variable.type.shape[1:] if _has_levels(variable) else variable.type.shape
+    return math.inf if None in lengths else math.prod(lengths)
+
+
+def _multiplied(flat: Variable, batch: list[Variable], term: Variable) -> set[Variable]:
+    """Return what is multiplied or divided by a parameter that all rows share."""
+    by_flat, by_rows, found = {flat}, set(batch), set[Variable]()
+    for node in io_toposort([flat, *batch], [term]):
+        for reads in (by_flat, by_rows):
+            if not reads.isdisjoint(node.inputs):
+                reads.update(node.outputs)
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, SCALES):
+            shared = [i for i in node.inputs if i in by_flat and i not in by_rows]
+            if any(all(i.type.broadcastable) for i in shared):
+                found.update(node.inputs)
+    return found
 
 
 def gathers_levels(node: Apply) -> bool:

@@ -29,7 +29,12 @@ from pytensor.tensor.type import TensorType
 from pymc_minibatch.jit.compiled import compile_all
 from pymc_minibatch.tall.affine import Affine, Lengths, Summand
 from pymc_minibatch.tall.affine_arrays import AffineArrays
-from pymc_minibatch.tall.by_level import STRAIGHT, gathered_first, gathers_levels
+from pymc_minibatch.tall.by_level import (
+    FEWEST_GATHERED,
+    STRAIGHT,
+    gathered_first,
+    gathers_levels,
+)
 from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
 from pymc_minibatch.tall.slicing import data_leaves
 
@@ -48,9 +53,6 @@ __all__ = [
 
 MAX_LEVELS = 8
 """How often all affine arrays are opened in search of fewer parts."""
-
-FEWEST_GATHERED = 30
-"""Effects that are too many to be hyperparameters, all of which moves change at once."""
 
 MOST_BELOW = 12
 """Numbers that a row may read below functions of effects: its derivatives are as many as their

@@ -34,6 +34,12 @@ def height_of_a_sigmoid() -> None:
     pm.Normal("y", share[GROUP], pm.HalfNormal("sigma", 2), observed=NUMBERS)
 
 
+def height_of_what_is_gathered() -> None:
+    effect = pm.Normal("mu") + pm.HalfNormal("sd", 1) * pm.Normal("z", shape=G)
+    share = pm.HalfNormal("height", 3) * pm.math.sigmoid(effect)[GROUP]
+    pm.Normal("y", share, pm.HalfNormal("sigma", 2), observed=NUMBERS)
+
+
 def rows_of_two_columns() -> None:
     effect = pm.Normal("mu", shape=2) + pm.Normal("z", shape=(G, 2))
     both = pm.HalfNormal("height", 3, shape=2) * pm.math.sigmoid(effect)
@@ -47,6 +53,7 @@ def rows_of_two_columns() -> None:
         (top_of_uniform, set()),
         (angles, {"mu_circular__", "kappa_log__"}),
         (height_of_a_sigmoid, {"sd_log__"}),
+        (height_of_what_is_gathered, {"sd_log__"}),
         (rows_of_two_columns, set()),
     ],
 )
@@ -80,3 +87,17 @@ def test_effects_times_a_function_stay_what_rows_read() -> None:
     assert structure is not None
     [term] = structure.terms
     assert term.block.stop - term.block.start == G
+
+
+@pytest.mark.parametrize(("shape", "index"), [((G, 8), GROUP), (3, GROUP % 3)])
+def test_many_columns_and_few_levels_stay_what_rows_read(
+    shape: int | tuple[int, int], index: np.ndarray
+) -> None:
+    """A row would read many numbers; and few levels are hyperparameters."""
+    with pm.Model() as model:
+        value = pm.Uniform("value", 0, pm.HalfNormal("top", 5), shape=shape)[index]
+        mean = value if value.ndim == 1 else value.sum(axis=1)
+        pm.Normal("y", mean, 1.0, observed=NUMBERS)
+    structure = TallModel(model).structure
+    assert structure is not None
+    assert len(structure.predictors) == 1

@@ -1,6 +1,7 @@
 """How many transitions make a draw, from how long draws of tuning are correlated."""
 
 import numpy as np
+import pymc as pm
 import pytest
 from models import logistic_model
 from scipy.signal import lfilter
@@ -48,6 +49,61 @@ def test_draws_that_are_nearly_independent_need_no_more_transitions() -> None:
     for value in QUICK:
         mixing.add(np.array([value]), 0.0, 2)
     assert mixing.transitions(2, 1000) == 2
+
+
+def slowly_in_part(share: float) -> np.ndarray:
+    """Return draws of which a part of the variance moves slowly, and the rest at once."""
+    slow = lfilter([1.0], [1.0, -0.98], RNG.normal(size=4000))
+    return np.sqrt(1 - share) * RNG.normal(size=4000) + np.sqrt(share) * slow / slow.std()
+
+
+@pytest.mark.parametrize(
+    ("values", "are_apart"),
+    [
+        (QUICK, True),
+        (lfilter([1.0], [1.0, -0.15], QUICK), True),
+        (lfilter([1.0], [1.0, -0.4], QUICK), False),
+        (slowly_in_part(0.2), False),
+        (np.ones(4000), False),
+        (QUICK[:80], False),  # too few to tell
+    ],
+    ids=["independent", "0.15", "0.4", "slow in part", "still", "few"],
+)
+def test_draws_that_are_apart(values: np.ndarray, are_apart: bool) -> None:
+    mixing = Mixing(PointLayout.of({"a": np.zeros(1)}, ["a"]), 100.0)
+    for value in values:
+        mixing.add(np.array([value]), 0.0, 1)
+    assert mixing.are_apart == are_apart
+
+
+@pytest.mark.parametrize(("values", "scans"), [(QUICK, 1), (slowly_in_part(0.2), 2)])
+def test_a_draw_takes_one_scan_if_tuning_shows_that_it_suffices(
+    values: np.ndarray, scans: int
+) -> None:
+    rng = np.random.default_rng(2)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=60)
+        pm.Poisson("y", pm.math.exp(effect[rng.integers(0, 60, 600)]), observed=np.ones(600))
+    step = MinibatchMH(model=model, rng=1)
+    assert step.latent is not None
+    assert step.n_transitions == 1
+    point = step.tall.start.copy()
+    for value in values[:1000]:
+        step.mixing.add(point + value, 1e9, step.n_transitions)
+    step.stop_tuning()
+    step.tune = False
+    assert step.n_transitions == scans
+    step.setup_chain(np.random.default_rng(3), 0, 10)
+    step.stop_tuning()
+    assert step.n_transitions == scans
+
+
+def test_blocks_make_as_many_transitions_as_single_draws() -> None:
+    step = MinibatchMH(model=logistic_model(), rng=1)
+    step.stop_tuning()
+    step.tune, step.transitions = False, 20
+    block = step.make_draws(step.tall.start.copy(), 50)
+    assert block.stats["acceptance_rate"].mean() > 0.3
 
 
 @pytest.mark.parametrize("asked", ["auto", 2])
