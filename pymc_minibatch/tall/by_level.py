@@ -99,11 +99,10 @@ class FunctionsOfEntries:
     """
 
     def __init__(self, array: Any, flat: Variable) -> None:
-        self.array = array
-        nodes = list(io_toposort([flat], [array]))
-        self._reads_flat = {flat}.union(v for node in nodes for v in node.outputs)
-        self._curved: set[Variable] = set()
-        for node in nodes:
+        self.array, self._reads_flat, self._curved = array, {flat}, set[Variable]()
+        for node in io_toposort([flat], [array]):
+            if not self._reads_flat.isdisjoint(node.inputs):
+                self._reads_flat.update(node.outputs)
             if self._is_curved(node):
                 self._curved.update(node.outputs)
 
