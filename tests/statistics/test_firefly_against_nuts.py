@@ -76,7 +76,7 @@ def test_moments(build):
     with pm.Model():
         build(X, rng)
         nuts = sample(6_000, nuts_sampler="pymc")
-        firefly = sample(6_000, step=pmb.FlyMC(steps_per_draw=16))
+        firefly = sample(6_000, step=pmb.FlyMC(steps_per_draw=24))
     assert 0 < firefly.sample_stats.n_bright.mean() < 0.02 * N_ROWS
     exact_mean, exact_sd, exact_mean_error, exact_sd_error = moments(nuts)
     mean, sd, mean_error, sd_error = moments(firefly)
