@@ -37,13 +37,14 @@ __all__ = ["FEWEST_GATHERED", "STRAIGHT", "gathered_first", "gathers_levels"]
 RTOL, N_POINTS = 1e-12, 2
 
 STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
-"""Operations that are no functions by which effects are bent, if the others of their inputs are
+"""Operations that are linear in effects, if the others of their inputs are
 constants."""
 
 FEWEST_GATHERED = 30
 """Effects that are too many to be hyperparameters, all of which moves change at once."""
 
 SCALES = (ps.Mul, ps.TrueDiv)
+"""Operations by which a scale or a height enters."""
 
 MOST_READ = 6
 """Numbers that the functions of a level may read: the derivatives of a row are as many as their

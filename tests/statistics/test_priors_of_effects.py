@@ -1,6 +1,7 @@
 """Effects whose priors are no Gaussians, in raw units, against quadrature level by level."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -75,6 +76,21 @@ def test_effects_against_quadrature(declare: Callable[[], tuple[np.ndarray, floa
     assert np.abs(np.log(ratio)).mean() < 0.15
 
 
+def sampled(model: pm.Model, *, draws: int, tune: int) -> Any:
+    """Return two chains of a model."""
+    return pm.sample(
+        draws=draws,
+        tune=tune,
+        chains=2,
+        cores=1,
+        model=model,
+        step=pmb.MinibatchMH(model=model),
+        random_seed=3,
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
+
+
 def test_a_uniform_prior_with_an_unknown_end_against_quadrature() -> None:
     """Rates under a top: given that, Poisson rows leave incomplete gamma functions of it."""
     rng, shape, end = np.random.default_rng(7), (50, 3), 2.5
@@ -84,17 +100,7 @@ def test_a_uniform_prior_with_an_unknown_end_against_quadrature() -> None:
         rate = pm.Uniform("rate", 0, top, shape=shape[0])
         group = np.repeat(np.arange(shape[0]), shape[1])
         pm.Poisson("y", rate[group], observed=counts.ravel())
-    idata = pm.sample(
-        draws=2000,
-        tune=600,
-        chains=2,
-        cores=1,
-        model=model,
-        step=pmb.MinibatchMH(model=model),
-        random_seed=3,
-        progressbar=False,
-        compute_convergence_checks=False,
-    )
+    idata = sampled(model, draws=2000, tune=600)
     a = counts.sum(axis=1)[:, None] + 1
     grid = np.linspace(0.02, 12.0, 6000)
     below = stats.gamma.cdf(grid, a, scale=1 / shape[1])
@@ -146,17 +152,7 @@ def test_a_fused_lasso_against_passes_along_the_chain(family: str) -> None:
         else:
             y = rng.binomial(1, 1 / (1 + np.exp(-truth)))
             pm.Bernoulli("y", logit_p=u[group], observed=y)
-    idata = pm.sample(
-        draws=1500,
-        tune=600,
-        chains=2,
-        cores=1,
-        model=model,
-        step=pmb.MinibatchMH(model=model),
-        random_seed=3,
-        progressbar=False,
-        compute_convergence_checks=False,
-    )
+    idata = sampled(model, draws=1500, tune=600)
     grid = np.linspace(-3.0, 4.0, 1401)
     total = np.bincount(group, y)[:, None]
     if family == "normal":
