@@ -69,11 +69,19 @@ def sample_on(
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
-    >>> from dask.distributed import Client  # doctest: +SKIP
-    >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
-    ...     idata = pmb.sample_on(Client(), step=pmb.MinibatchMH(), chains=8)  # doctest: +SKIP
+    >>> from dask.distributed import Client
+    >>> data = np.random.default_rng(1).normal(3.0, size=10_000)
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=data)
+    ...     step = pmb.MinibatchMH()
+    >>> with Client(processes=False, dashboard_address=None) as client:
+    ...     idata = pmb.sample_on(
+    ...         client, model, step=step, draws=200, tune=200, chains=2, random_seed=1,
+    ...         progressbar=False,
+    ...     )
+    >>> idata.posterior["mu"].shape, float(idata.posterior["mu"].mean().round(1))
+    ((2, 200), 3.0)
     """
     if not hasattr(client, "submit"):
         raise TypeError(

@@ -76,6 +76,8 @@ def marginals(
     ...     for name in ("MinibatchMH", "NUTS")
     ... }
     >>> figure = pmb.plots.marginals(runs, backend="none")
+    >>> list(figure.viz["plot"])
+    ['mu']
     """
     plots = arviz_plots()
     results = named_results(_named(runs))
@@ -125,6 +127,18 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     ------
     ValueError
         If a run has no such stat.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> idata = az.from_dict({
+    ...     "posterior": {"mu": rng.normal(size=(2, 200))},
+    ...     "sample_stats": {"batch_size": rng.poisson(100, (2, 200))},
+    ... })
+    >>> figure = pmb.plots.batch_sizes({"MinibatchMH": idata}, backend="none")
+    >>> list(figure.viz["plot"])
+    ['batch sizes']
     """
     curves = _curves(runs, "batch_size")
     sizes = {name: values[values > 0] for name, values in curves.items()}
@@ -178,6 +192,21 @@ def error_by_rows(
     ------
     ValueError
         If the baseline is not among the runs, or a run does not record its rows.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> runs = {
+    ...     name: az.from_dict({
+    ...         "posterior": {"mu": rng.normal(size=(2, 200))},
+    ...         "sample_stats": {"n_likelihood": np.full((2, 200), rows)},
+    ...     })
+    ...     for name, rows in {"MinibatchMH": 500, "long run": 10_000}.items()
+    ... }
+    >>> figure = pmb.plots.error_by_rows(runs, "long run", n_rows=10_000, backend="none")
+    >>> list(figure.viz["plot"])
+    ['by rows']
     """
     results = named_results(runs, baseline)
     matrices = _matrices(results, baseline, var_names)
@@ -228,6 +257,21 @@ def accuracy_by_rows(
     ------
     ValueError
         If a run does not record its rows.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> idata = az.from_dict({
+    ...     "posterior": {"mu": rng.normal(size=(2, 200))},
+    ...     "sample_stats": {"n_likelihood": np.full((2, 200), 500)},
+    ... })
+    >>> right = rng.uniform(0.9, 0.95, size=(2, 200))  # share of test rows, at each draw
+    >>> figure = pmb.plots.accuracy_by_rows(
+    ...     {"SGHMC": idata}, {"SGHMC": right}, n_rows=10_000, backend="none"
+    ... )
+    >>> list(figure.viz["plot"])
+    ['by rows']
     """
     results = named_results(runs)
     curves = {}
@@ -264,6 +308,18 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
     ------
     ValueError
         If a run has no such stat.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> idata = az.from_dict({
+    ...     "posterior": {"mu": rng.normal(size=(2, 200))},
+    ...     "sample_stats": {"n_bright": rng.poisson(50, (2, 200))},
+    ... })
+    >>> figure = pmb.plots.bright_rows({"FlyMC": idata}, backend="none")
+    >>> list(figure.viz["plot"])
+    ['bright rows']
     """
     curves = _curves(runs, "n_bright")
     panel = _Panels(curves, ["bright rows"], backend, dashes=False)
@@ -293,6 +349,21 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     ------
     ValueError
         If a run has no such stats, or none of the runs has noise, as runs of :class:`Exact`.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> idata = az.from_dict({
+    ...     "posterior": {"mu": rng.normal(size=(2, 200))},
+    ...     "sample_stats": {
+    ...         "log_ratio_var": rng.uniform(0.0, 1.0, (2, 200)),
+    ...         "test_error": rng.uniform(0.0, 1e-3, (2, 200)),
+    ...     },
+    ... })
+    >>> figure = pmb.plots.noise({"MinibatchMH": idata}, backend="none")
+    >>> list(figure.viz["plot"])
+    ['noise of the log ratio', 'error of the test']
     """
     stats = ("log_ratio_var", "test_error")
     noises = {stat: _curves(runs, stat) for stat in stats}
@@ -334,6 +405,22 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
     ------
     ValueError
         If no batch decides.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     step = pmb.MinibatchMH()
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, cores=1, random_seed=1,
+    ...         progressbar=False,
+    ...     )
+    >>> figure = pmb.plots.audit(pmb.audit(idata, step), backend="none")
+    >>> list(figure.viz["plot"])
+    ['audit']
     """
     if not len(result.moves):
         raise ValueError(
@@ -378,6 +465,18 @@ def running_mean(
     ------
     ValueError
         If the baseline is not among the runs.
+
+    Examples
+    --------
+    >>> import arviz as az, numpy as np, pymc_minibatch as pmb
+    >>> rng = np.random.default_rng(1)
+    >>> runs = {
+    ...     name: az.from_dict({"posterior": {"mu": rng.normal(size=(2, 200))}})
+    ...     for name in ("MinibatchMH", "NUTS")
+    ... }
+    >>> figure = pmb.plots.running_mean(runs, "NUTS", backend="none")
+    >>> list(figure.viz["plot"])
+    ['mu']
     """
     results = named_results(runs, baseline)
     names = shared_variables(results, baseline, var_names)

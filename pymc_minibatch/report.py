@@ -64,11 +64,23 @@ def report(idata: xr.DataTree) -> str:
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
-    ...     idata = pm.sample(step=pmb.MinibatchMH())  # doctest: +SKIP
-    >>> print(pmb.report(idata))  # doctest: +SKIP
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     step = pmb.MinibatchMH()
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> print(pmb.report(idata))
+    2 chains of 500 draws from 20,000 rows: ... s of set-up, ... s of sampling.
+    Rows: ... evaluations in a draw (0...% of a pass), ... passes for all draws. A gradient of
+    NUTS takes one pass.
+    Decisions: ... rows on average (0...%), with an estimated error of at most 0.0... per decision.
+    Acceptance: 0.8....
+    Witness: ... comparisons agree with the model's own log-density up to rounding.
+    Chains: R-hat at most ..., effective draws at least ... (mu).
+    Nothing to change.
     """
     run = Result(idata)
     n_rows = run.n_rows

@@ -63,13 +63,16 @@ class RunningMean:
     >>> rng = np.random.default_rng(1)
     >>> x = rng.normal(size=1000)
     >>> with pm.Model():
-    ...     slope, data = pm.Normal("slope"), pm.Data("x", x)
-    ...     mu = pm.Deterministic("mu", slope * data)
+    ...     slope = pm.Normal("slope")
+    ...     mu = slope * pm.Data("x", x)
     ...     y = pm.Normal("y", mu, 1.0, observed=2 * x + rng.normal(size=1000))
     ...     predicted = pmb.RunningMean(mu, data={"x": np.array([0.0, 1.0])})
-    >>> predicted.n_draws
-    0
-    >>> # then: pm.sample(step=pmb.SGHMC(), var_names=["slope"], callback=predicted)
+    ...     idata = pm.sample(
+    ...         step=pmb.SGHMC(), draws=200, tune=200, chains=1, callback=predicted,
+    ...         random_seed=1, progressbar=False,
+    ...     )
+    >>> predicted.n_draws, predicted.mean.round(1)
+    (200, array([0., 2.]))
     """
 
     def __init__(

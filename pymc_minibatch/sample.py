@@ -135,10 +135,13 @@ def sample(
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = np.random.default_rng(1).normal(3.0, size=100_000)
     >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=100_000))
-    >>> idata = pmb.sample(model)  # doctest: +SKIP
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=data)
+    >>> idata = pmb.sample(model, chains=2, random_seed=1, progressbar=False)
+    >>> idata.posterior["mu"].shape, float(idata.posterior["mu"].mean().round(1))
+    ((2, 1000), 3.0)
     """
     checked_choice("method", method, ("auto", "nuts", *METHODS))
     checked_choice("fallback", fallback, ("nuts", "error"))
@@ -270,11 +273,20 @@ def resume(
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = np.random.default_rng(1).normal(3.0, size=100_000)
     >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=100_000))
-    >>> idata = pmb.sample(model, store="run")  # doctest: +SKIP
-    >>> idata = pmb.resume("run", model)  # doctest: +SKIP
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=data)
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     run = Path(folder) / "run"
+    ...     idata = pmb.sample(model, 100, chains=2, store=run, random_seed=1, progressbar=False)
+    ...     longer = pmb.resume(run, model, draws=300, progressbar=False)
+    >>> longer.posterior["mu"].shape
+    (2, 300)
+    >>> bool((longer.posterior["mu"][:, :100] == idata.posterior["mu"]).all())
+    True
     """
     begun = read_store(Path(store))
     if foreign := sorted(set(kwargs) - set(OWN) | set(kwargs) & {"initvals"}):

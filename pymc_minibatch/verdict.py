@@ -72,9 +72,21 @@ class Audit:
 
     Examples
     --------
-    >>> import pymc_minibatch as pmb
-    >>> found = pmb.audit(idata, step)  # doctest: +SKIP
-    >>> print(found)  # doctest: +SKIP
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     step = pmb.MinibatchMH()
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, cores=1, random_seed=1,
+    ...         progressbar=False,
+    ...     )
+    >>> found = pmb.audit(idata, step)
+    >>> found.right, found.resolved
+    (True, True)
+    >>> found.statistics["statistic"].tolist()
+    ['mean', 'odd', 'moves', 'estimate']
     """
 
     comparisons: pd.DataFrame

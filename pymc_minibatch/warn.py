@@ -16,8 +16,17 @@ class MinibatchWarning(UserWarning):
 
     Examples
     --------
-    >>> import warnings, pymc_minibatch as pmb
-    >>> warnings.filterwarnings("error", category=pmb.MinibatchWarning)  # doctest: +SKIP
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb, warnings
+    >>> with pm.Model(), warnings.catch_warnings():
+    ...     warnings.simplefilter("error", pmb.MinibatchWarning)
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.arange(100.0))
+    ...     try:
+    ...         step = pmb.SGLD(step_size=3.0)
+    ...     except pmb.MinibatchWarning as warning:
+    ...         print(warning)
+    With a step_size of 3 the variances of the draws are too large by about 300% in the worst
+    direction. Make it smaller, or leave it out for the default, which aims at 10%. [PMB112]
     """
 
 

@@ -38,10 +38,17 @@ class Bohning:
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> classes = np.repeat([0, 1, 2], [500, 300, 200])
     >>> with pm.Model():
     ...     alpha = pm.Normal("alpha", shape=3)
-    ...     y = pm.Categorical("y", logit_p=alpha, observed=np.arange(99) % 3)
-    ...     step = pmb.FlyMC(bound=pmb.Bohning())  # doctest: +SKIP
+    ...     p = pm.Deterministic("p", pm.math.softmax(alpha))
+    ...     y = pm.Categorical("y", p=p, observed=classes)
+    ...     step = pmb.FlyMC(bound=pmb.Bohning())
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> idata.posterior["p"].mean(("chain", "draw")).values.round(1)
+    array([0.5, 0.3, 0.2])
     """
 
     family: ClassVar[str] = "softmax"

@@ -44,15 +44,19 @@ class Bound:
     Laplace errors with scale 1: −|r| ≥ −(r²/ξ + ξ)/2 for any ξ > 0.
 
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
-    >>> y, xi = np.linspace(-2, 3, 100), 1.5
+    >>> data, xi = np.linspace(-2, 3, 5_000), 1.5
     >>> with pm.Model():
     ...     mu = pm.Normal("mu")
-    ...     pm.Laplace("y", mu, 1.0, observed=y)
-    ...     rows = -np.log(2) - ((y - mu) ** 2 / xi + xi) / 2
-    ...     squares = (y**2).sum() - 2 * mu * y.sum() + y.size * mu**2
-    ...     total = y.size * (-np.log(2) - xi / 2) - squares / (2 * xi)
+    ...     y = pm.Laplace("y", mu, 1.0, observed=data)
+    ...     rows = -np.log(2) - ((data - mu) ** 2 / xi + xi) / 2
+    ...     squares = (data**2).sum() - 2 * mu * data.sum() + data.size * mu**2
+    ...     total = data.size * (-np.log(2) - xi / 2) - squares / (2 * xi)
     ...     step = pmb.FlyMC(bound=pmb.Bound(rows, total))
-    y
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> float(idata.posterior["mu"].mean().round(1))
+    0.5
     """
 
     rows: Variable

@@ -54,8 +54,13 @@ class JaakkolaJordan:
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
     >>> with pm.Model():
     ...     mu = pm.Normal("mu")
-    ...     y = pm.Bernoulli("y", logit_p=mu, observed=np.arange(100) % 2)
+    ...     y = pm.Bernoulli("y", logit_p=mu, observed=np.repeat([0, 1], [3750, 6250]))
     ...     step = pmb.FlyMC(bound=pmb.JaakkolaJordan(xi=1.0), tune_bounds=False)
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> float(idata.posterior["mu"].mean().round(1))
+    0.5
     """
 
     xi: float = 1.5

@@ -33,7 +33,21 @@ __all__ = ["ADVICE", "Likelihood", "NoBoundError", "Reader"]
 
 
 class NoBoundError(IdentifiedError, ValueError):
-    """The likelihood has no known lower bound; the message says why, and what to use instead."""
+    """The likelihood has no known lower bound; the message says why, and what to use instead.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Gumbel("y", mu, 1.0, observed=np.linspace(-2, 3, 100))
+    ...     try:
+    ...         step = pmb.FlyMC()
+    ...     except pmb.NoBoundError as error:
+    ...         print(error)
+    y is Gumbel, which has no quadratic lower bound in its predictor: none is known for it. Use
+    MinibatchMH, or bring a lower bound with pmb.Bound.
+    """
 
     id = "PMB603"
 

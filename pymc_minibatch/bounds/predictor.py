@@ -36,7 +36,21 @@ TOLERANCE = 1e-8
 
 
 class NoPredictorError(IdentifiedError, ValueError):
-    """Rows do not depend on the parameters through one affine predictor; the message says how."""
+    """Rows do not depend on the parameters through one affine predictor; the message says how.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu**2, 1.0, observed=np.linspace(-2, 3, 100))
+    ...     try:
+    ...         step = pmb.MinibatchMH(acceptance=pmb.Exact())
+    ...     except pmb.NoPredictorError as error:
+    ...         print(error)
+    Exact cannot be used: the predictor of y is not affine in the parameters. Use
+    CorrectedBarker() or leave acceptance out.
+    """
 
     id = "PMB605"
 

@@ -46,11 +46,16 @@ class StudentT:
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = 3 + np.random.default_rng(1).standard_t(4, size=10_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     sigma = pm.HalfNormal("sigma")
-    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=np.linspace(-2, 2, 100))
-    ...     step = pmb.FlyMC(bound=pmb.StudentT())  # doctest: +SKIP
+    ...     mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma")
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=data)
+    ...     step = pmb.FlyMC(bound=pmb.StudentT())
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> [float(idata.posterior[name].mean().round(1)) for name in ("mu", "sigma")]
+    [3.0, 1.0]
     """
 
     xi: float = 0.0

@@ -34,7 +34,23 @@ TOLERANCE = 1e-9
 
 
 class BoundError(IdentifiedError, ValueError):
-    """A bound lies above its likelihood, or does not collapse; the message says where."""
+    """A bound lies above its likelihood, or does not collapse; the message says where.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data, xi = np.linspace(-2, 3, 100), 1.5
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Laplace("y", mu, 1.0, observed=data)
+    ...     rows = -np.log(2) - ((data - mu) ** 2 / xi + xi) / 2
+    ...     try:
+    ...         step = pmb.FlyMC(bound=pmb.Bound(rows, total=2 * rows.sum()))
+    ...     except pmb.BoundError as error:
+    ...         print(error)
+    The rows of the bound add up to ..., and its total is ..., at a point near the start.
+    Sampling needs them to agree.
+    """
 
     id = "PMB604"
 

@@ -94,7 +94,8 @@ class RandomWalk:
     Examples
     --------
     >>> import pymc_minibatch as pmb
-    >>> step = pmb.RandomWalk(cov=0.15, adapt=False)
+    >>> pmb.RandomWalk(cov=0.15, adapt=False)
+    RandomWalk(cov=0.15, adapt=False, target_accept=0.25)
     """
 
     cov: Any = None

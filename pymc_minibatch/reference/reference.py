@@ -60,7 +60,21 @@ _NUMBERS = ("n_rows", "checksum", "temperature", "several_modes", "passes", "sec
 
 
 class NoReferenceError(IdentifiedError, ValueError):
-    """No reference point: the posterior has no proper mode; the message says how it failed."""
+    """No reference point: the posterior has no proper mode; the message says how it failed.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Flat("mu")
+    ...     y = pm.Poisson("y", pm.math.exp(mu), observed=np.zeros(100, dtype=int))
+    ...     try:
+    ...         reference = pmb.find_reference()
+    ...     except pmb.NoReferenceError as error:
+    ...         print(error)
+    the log-density does not fall off from its mode, mostly in mu: the data do not determine it
+    (separation, say) and its prior does not either
+    """
 
     id = "PMB602"
 

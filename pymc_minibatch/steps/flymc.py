@@ -169,12 +169,17 @@ class FlyMC(FireflyMoves):
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
     >>> rng = np.random.default_rng(1)
     >>> X = rng.normal(size=(10_000, 3))
-    >>> y = rng.binomial(1, 1 / (1 + np.exp(-X @ [0.5, -1.0, 0.3])))
+    >>> bought = rng.binomial(1, 1 / (1 + np.exp(-X @ [0.5, -1.0, 0.3])))
     >>> with pm.Model():
     ...     beta = pm.Normal("beta", shape=3)
-    ...     pm.Bernoulli("y", logit_p=X @ beta, observed=y)
-    ...     idata = pm.sample(step=pmb.FlyMC())  # doctest: +SKIP
-    y
+    ...     y = pm.Bernoulli("y", logit_p=X @ beta, observed=bought)
+    ...     idata = pm.sample(
+    ...         step=pmb.FlyMC(), draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> idata.posterior["beta"].mean(("chain", "draw")).values.round(1)
+    array([ 0.5, -1. ,  0.3])
+    >>> bool(idata.sample_stats["n_bright"].mean() < 100)
+    True
     """
 
     name = "flymc"

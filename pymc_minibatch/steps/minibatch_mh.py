@@ -244,10 +244,19 @@ class MinibatchMH(WitnessedBatches):
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
-    ...     idata = pm.sample(step=pmb.MinibatchMH(steps_per_draw=10))  # doctest: +SKIP
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     step = pmb.MinibatchMH(steps_per_draw=10)
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> float(idata.posterior["mu"].mean().round(1))
+    3.0
+    >>> rows_of_a_decision = idata.sample_stats["batch_size"].mean()
+    >>> bool(rows_of_a_decision < 200)
+    True
     """
 
     name = "minibatch_mh"

@@ -96,10 +96,17 @@ class SGHMC(MomentumStep):
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> data = np.random.default_rng(1).normal(3.0, size=10_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=10_000))
-    ...     idata = pm.sample(step=pmb.SGHMC())  # doctest: +SKIP
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     y = pm.Normal("y", mu, 1.0, observed=data)
+    ...     step = pmb.SGHMC()
+    ...     idata = pm.sample(
+    ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
+    ...     )
+    >>> mu = idata.posterior["mu"]
+    >>> float(mu.mean().round(1)), float(mu.std().round(2))
+    (3.0, 0.01)
     """
 
     name = "sghmc"

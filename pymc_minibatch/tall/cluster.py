@@ -40,7 +40,23 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class PartError(IdentifiedError, RuntimeError):
-    """A part of the rows could not be read or worked on; the message says which, and why."""
+    """A part of the rows could not be read or worked on; the message says which, and why.
+
+    Examples
+    --------
+    >>> import dask.dataframe as dd, numpy as np, pandas as pd, pymc as pm, pymc_minibatch as pmb
+    >>> def unreadable(part):
+    ...     raise OSError("the disk is gone")
+    >>> table = dd.from_pandas(pd.DataFrame({"y": np.zeros(100)}), npartitions=1)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Normal("y", mu, 1.0, observed=np.zeros(2))
+    ...     try:
+    ...         tall = pmb.TallModel(data=table.map_partitions(unreadable, meta=table))
+    ...     except pmb.PartError as error:
+    ...         print(error)
+    partition 0: OSError: the disk is gone
+    """
 
     id = "PMB607"
 

@@ -37,9 +37,16 @@ class Columns:
 
     Examples
     --------
-    >>> import pandas as pd, pymc_minibatch as pmb
+    >>> import numpy as np, pandas as pd, pymc as pm, pymc_minibatch as pmb
     >>> table = pd.DataFrame({"age": [31.0, 44.0], "income": [2.5, 3.1], "bought": [0, 1]})
     >>> data = pmb.Columns(table, {"X": ["age", "income"], "y": "bought"})
+    >>> with pm.Model():
+    ...     beta = pm.Normal("beta", shape=2)
+    ...     X = pm.Data("X", np.zeros((2, 2)))
+    ...     y = pm.Bernoulli("y", logit_p=X @ beta, observed=np.zeros(2, dtype=int))
+    ...     tall = pmb.TallModel(data=data)
+    >>> tall.row_logp({"beta": np.array([0.1, -1.0])}, [0, 1]).round(3)
+    array([-1.037, -0.241])
     """
 
     def __init__(

@@ -38,7 +38,23 @@ __all__ = ["NoPredictionError", "Predictive", "observed_input"]
 
 
 class NoPredictionError(IdentifiedError, ValueError):
-    """An observed variable cannot be drawn, or not batch by batch; the message says why."""
+    """An observed variable cannot be drawn, or not batch by batch; the message says why.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb, xarray as xr
+    >>> draws = xr.DataArray(np.zeros((2, 500)), dims=("chain", "draw"))
+    >>> idata = xr.DataTree.from_dict({"posterior": xr.Dataset({"mu": draws})})
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.Cauchy("y", mu, 1.0, observed=np.arange(100.0))
+    ...     try:
+    ...         found = pmb.predict(idata, kind="mean")
+    ...     except pmb.NoPredictionError as error:
+    ...         print(error)
+    y has no mean (The mean of the Cauchy distribution is undefined). Leave kind out; shares of
+    categories are those of output='draws'.
+    """
 
     id = "PMB606"
 

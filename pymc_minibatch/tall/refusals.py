@@ -45,7 +45,22 @@ TIME_SERIES = ("AR", "GARCH11", "EulerMaruyama", "RandomWalk", "GaussianRandomWa
 
 
 class NotTallError(IdentifiedError, ValueError):
-    """The model is not a prior part plus independent rows; the message says why."""
+    """The model is not a prior part plus independent rows; the message says why.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu")
+    ...     y = pm.MvNormal("y", mu * np.ones(3), np.eye(3), observed=np.zeros(3))
+    ...     try:
+    ...         tall = pmb.TallModel()
+    ...     except pmb.NotTallError as error:
+    ...         print(error)
+    The log-density of y (MultivariateNormal) is one number for all its rows, which depend on one
+    another. Approximate a Gaussian process by a basis (pm.gp.HSGP), give independent vectors one
+    row each, shape (N, K), or sample this model with NUTS.
+    """
 
     id = "PMB601"
 
