@@ -25,6 +25,11 @@ def predictor():
     return pm.Normal("a") + X @ pm.Normal("b", 0, 1, shape=2)
 
 
+PREDICTORS = {
+    "coefficients": predictor,
+    "intercept alone": lambda: pm.Normal("a"),
+    "slope alone": lambda: pm.Normal("b") * X[:, 0],
+}
 FAMILIES = {
     "logit": lambda eta: pm.Bernoulli("y", logit_p=eta, observed=BITS),
     "probit": lambda eta: pm.Bernoulli("y", p=pm.math.invprobit(eta), observed=BITS),
@@ -51,14 +56,20 @@ FAMILIES = {
 }
 
 
+@pytest.mark.parametrize("read", PREDICTORS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bounds_on_third_derivatives_are_tight(family):
+def test_bounds_on_third_derivatives_are_tight(family, read):
     """Against a grid on intervals about several centres, however wide they are."""
     with pm.Model() as model:
-        FAMILIES[family](predictor())
+        FAMILIES[family](PREDICTORS[read]())
     tall = pmb.TallModel(model)
+    point = np.array([0.1, -0.2, 0.3])[: tall.start.size]
     found = find_predictor(tall)
-    third = find_third(tall, found, np.array([0.1, -0.2, 0.3]))
+    eta = found.vector_eta(point, *tall.data)
+    np.testing.assert_allclose(
+        found.vector_values(eta, *tall.data), tall.vector_row_logp(point, *tall.data), rtol=1e-12
+    )
+    third = find_third(tall, found, point)
     for centre, width in ((0.0, 0.1), (1.2, 1.0), (-2.0, 3.0)):
         lowest, highest = np.full(N, centre - width), np.full(N, centre + width)
         bound = third(lowest, highest, tall.data)

@@ -1,4 +1,4 @@
-r"""Rows f = log Φ(u), u = ± η.
+r"""Rows f = log Φ(u), u = k η, with k = ± 1 or another number.
 
 Since Φ(u) = φ(u) ∫ exp(u t − t²/2) dt over t > 0, f''' is the third cumulant of a normal variable
 N(u, 1) that is truncated to t > 0, and f'''' its fourth. That law is log-concave with a variance of
@@ -33,15 +33,16 @@ SINGLE = float(np.sqrt(2) / np.sqrt(np.float32(2)))
 
 
 def third(trial: Trial) -> tuple[Third, np.ndarray]:
-    """Tell the sign of each row, and how √2 is rounded, from its derivatives at 0."""
+    """Tell k of each row, and how √2 is rounded, from its derivatives at 0."""
     derivatives = trial.derivatives
 
     def scale_of(batch: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the factor on η, and whether rows may be of the family."""
         second, third = derivatives(np.zeros(len(batch[0])), *batch)
         size = np.sqrt(np.abs(second) * np.pi / 2)
-        known = np.where(np.abs(size - SINGLE) < np.abs(size - 1.0), SINGLE, 1.0)
-        return np.where(third < 0, -known, known), rows_agree(size, known)
+        near = np.where(np.abs(size - SINGLE) < np.abs(size - 1.0), SINGLE, 1.0)
+        size = np.where(rows_agree(size, near), near, size)
+        return np.where(third < 0, -size, size), size > 0
 
     scale, may = scale_of(trial.batch)
 
@@ -52,7 +53,8 @@ def third(trial: Trial) -> tuple[Third, np.ndarray]:
         return curvature
 
     def bound(lowest: np.ndarray, highest: np.ndarray, batch: Sequence[np.ndarray]) -> np.ndarray:
-        return np.full(lowest.size, LARGEST)
+        size: np.ndarray = LARGEST * np.abs(scale_of(batch)[0]) ** 3
+        return size
 
     def remainder(eta: np.ndarray, taylor: Taylor, batch: Sequence[np.ndarray]) -> OfSteps:
         _, slope, curvature = taylor
