@@ -174,7 +174,8 @@ def _predictor(inputs: Sequence[Variable], term: Variable, eta: Variable) -> Pre
         [of_eta] = graph_replace([term], stand_in, strict=False)
     else:  # rows are evaluated one by one, each with a number of its own
         stand_in |= {data: pt.expand_dims(data, 1) for data in inputs[1:]}
-        of_eta = vectorize_graph(term, stand_in)[:, 0]
+        of_eta = vectorize_graph(term, stand_in)
+        of_eta = of_eta[:, 0]
         eta = pt.broadcast_to(eta, (shape_of(inputs[1])[0],))
     unit = float(np.finfo(str(eta.type.dtype)).eps)
     return Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free, unit)
@@ -229,9 +230,7 @@ def _of_rows(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
     vectors = [v for v in floats if v.type.ndim == 1]
     kept = {v for v in floats if v.type.ndim == 0}
     if vectors and tall.n_rows >= 3:
-        lengths = compile_python(
-            tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in vectors])]
-        )
+        lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in vectors])])
         start = tall.start.copy()
         grows = np.ones(len(vectors), bool)
         first = tall.batch(np.arange(3))

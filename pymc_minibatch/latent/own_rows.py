@@ -7,21 +7,20 @@ or not, and a level of few rows has a mode for each.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.pointers import call_graph
 from pymc_minibatch.latent.arrowhead import blocks_of_dense
-from pymc_minibatch.latent.batched import (
-    factored_blocks,
-    inner_products,
-    multiply_blocks,
-    solve_blocks_transposed,
-)
+from pymc_minibatch.latent.batched import factored_blocks, solve_blocks_transposed
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.surrogate import Surrogate
+from pymc_minibatch.reference.remainders import RowConstants
 from pymc_minibatch.reference.rows import RowFunctions
 
 __all__ = ["AboutPoint", "LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
@@ -116,6 +115,7 @@ class OwnRows:
         self.prior = levels.prior
         self.in_groups = np.array_equal(levels.latent, surrogate.field.latent.groups)
         self.batch = [values[self.numbers] for values in surrogate.tall.data]
+        self.constants = functions.constants(np.empty(0), self.batch)
 
     def of_rows(self, phi: np.ndarray) -> np.ndarray:
         """Return the log-likelihoods of the rows at φ, divided by T, shape (R,)."""
@@ -147,14 +147,13 @@ class OwnRows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Make steps of all levels; return the point after them, and which levels have moved."""
         here, cholesky = self.about(point), self.factor(given)
-        moved = np.zeros(self.chosen.size, dtype=np.bool_)
         bars = -rng.standard_exponential((times, self.chosen.size))
-        for whitened, bar in zip(self.whitened_steps(rng, times), bars, strict=True):
-            change, take = here.change(solve_blocks_transposed(cholesky, whitened))
-            accepted = bar < change
-            take(accepted)
-            moved |= accepted
-        return here.point, moved
+        steps = [
+            solve_blocks_transposed(cholesky, whitened)
+            for whitened in self.whitened_steps(rng, times)
+        ]
+        changes = here.step(np.array(steps), bars)
+        return here.point, np.any(bars < changes, axis=0)
 
     def whitened_steps(self, rng: np.random.Generator, times: int) -> np.ndarray:
         """Draw steps along one axis, or along any direction, shape (times, S, q)."""
@@ -167,70 +166,183 @@ class OwnRows:
         return lengths * directions / np.linalg.norm(directions, axis=-1, keepdims=True)
 
 
+class LevelState(NamedTuple):
+    """Where levels are, changed in place by :func:`make_steps`.
+
+    Attributes
+    ----------
+    levels : ndarray, shape (S, q)
+        The variables of the levels.
+    phi : ndarray, shape (P,)
+        What rows read.
+    values : ndarray, shape (R,)
+        The log-likelihoods of their rows, divided by T.
+    slope : ndarray, shape (S, q)
+        Of a Gaussian prior; zero if the prior is another one.
+    """
+
+    levels: np.ndarray
+    phi: np.ndarray
+    values: np.ndarray
+    slope: np.ndarray
+
+
+class LevelMaps(NamedTuple):
+    """What is the same wherever the levels are.
+
+    Attributes
+    ----------
+    level : ndarray of int64, shape (R,)
+        The position of the level of each row.
+    entries : ndarray of int64, shape (S, r)
+        The entries of φ that belong to each level.
+    jacobian : ndarray, shape (S, r, q)
+        Of these by the variables of the level.
+    curvature : ndarray, shape (S, q, q)
+        Of a Gaussian prior; zero if the prior is another one.
+    """
+
+    level: np.ndarray
+    entries: np.ndarray
+    jacobian: np.ndarray
+    curvature: np.ndarray
+
+
+@partial(jit_kept, nogil=True)
+def make_steps(
+    steps: np.ndarray,
+    bars: np.ndarray,
+    state: LevelState,
+    maps: LevelMaps,
+    temperature: float,
+    constants: RowConstants,
+    batch: Any,
+) -> np.ndarray:
+    """Make steps one after another, of those levels whose log-density changes by more than a bar.
+
+    Parameters
+    ----------
+    steps, bars : ndarray, shapes (times, S, q) and (times, S)
+        Of all levels.
+    state, maps, temperature, constants, batch
+        Where they are, what they are read by, T, and their rows.
+
+    Returns
+    -------
+    ndarray, shape (times, S)
+        How the log-density of each level changes.
+    """
+    changes, proposed = np.zeros(bars.shape), state.phi.copy()
+    n_levels, width = state.levels.shape
+    accepted, curved = np.empty(n_levels, np.bool_), np.empty((n_levels, width))
+    for t in range(changes.shape[0]):
+        change = changes[t]
+        for s in range(n_levels):
+            for r in range(maps.entries.shape[1]):
+                for i in range(width):
+                    proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * steps[t, s, i]
+        v = call_graph(constants.addresses[0], (proposed, *batch))[0]
+        after = call_graph(constants.addresses[1], (v, *batch))[0][0]
+        for n in range(maps.level.size):
+            value = after[n] / temperature
+            after[n] = value if value < np.inf else -np.inf  # as where digits are lost
+            change[maps.level[n]] += after[n] - state.values[n]
+        for s in range(n_levels):
+            for i in range(width):
+                curved[s, i] = 0.0
+                for j in range(width):
+                    curved[s, i] += maps.curvature[s, i, j] * steps[t, s, j]
+                change[s] += (state.slope[s, i] + 0.5 * curved[s, i]) * steps[t, s, i]
+            accepted[s] = bars[t, s] < change[s]
+            if accepted[s]:
+                state.levels[s] += steps[t, s]
+                state.slope[s] += curved[s]
+            for entry in maps.entries[s]:
+                if accepted[s]:
+                    state.phi[entry] = proposed[entry]
+                else:
+                    proposed[entry] = state.phi[entry]
+        for n in range(maps.level.size):
+            if accepted[maps.level[n]]:
+                state.values[n] = after[n]
+    return changes
+
+
 class AboutPoint:
     """The levels at a point, and how their densities change along steps.
 
     φ is affine in the levels and, if they are Gaussian, their prior quadratic, as was found of the
     field.
-
-    Attributes
-    ----------
-    point : ndarray, shape (D,)
-        Where they are.
     """
 
     def __init__(self, own: OwnRows, point: np.ndarray) -> None:
-        self.own, self.point = own, point.copy()
+        self.own, self.start = own, point
         derivatives, latent = own.surrogate.field.derivatives, own.latent
-        self.phi = own.surrogate.phi(point)
-        self.values = own.of_rows(self.phi)
-        self.jacobian = np.empty((*own.entries.shape, latent.shape[1]))
-        self.curvature = np.empty((*latent.shape, latent.shape[1]))
+        phi, slope = own.surrogate.phi(point), np.zeros(latent.shape)
+        jacobian = np.empty((*own.entries.shape, latent.shape[1]))
+        curvature = np.zeros((*latent.shape, latent.shape[1]))
         for slot in range(latent.shape[1]):
             seed = np.zeros(point.size)
             seed[latent[:, slot]] = 1.0
-            self.jacobian[:, :, slot] = derivatives.push(point, seed)[own.entries]
+            jacobian[:, :, slot] = derivatives.push(point, seed)[own.entries]
             if own.prior is None:
-                self.curvature[:, :, slot] = derivatives.prior_product(point, seed)[latent]
+                curvature[:, :, slot] = derivatives.prior_product(point, seed)[latent]
         if own.prior is None:
-            self.slope = derivatives.prior_gradient(point)[latent]
-        else:
-            self.prior = self._prior(point)
+            slope = derivatives.prior_gradient(point)[latent]
+        self.state = LevelState(point[latent], phi, own.of_rows(phi), slope)
+        self.maps = LevelMaps(own.level, own.entries, jacobian, curvature)
 
-    def _prior(self, point: np.ndarray) -> np.ndarray:
-        """Return the log-density of each level under a prior that is not Gaussian, shape (S,)."""
+    @property
+    def point(self) -> np.ndarray:
+        """Where they are, with all else as it was, shape (D,)."""
+        found = self.start.copy()
+        found[self.own.latent] = self.state.levels
+        return found
+
+    def change(self, steps: np.ndarray) -> np.ndarray:
+        """Return how the log-density of each level would change, shape (S,)."""
+        return self.step(steps[None], np.full((1, len(steps)), np.inf))[0]
+
+    def step(self, steps: np.ndarray, bars: np.ndarray) -> np.ndarray:
+        """Make steps of those levels whose log-density changes by more than a bar.
+
+        Parameters
+        ----------
+        steps, bars : ndarray, shapes (times, S, q) and (times, S)
+            One after another.
+
+        Returns
+        -------
+        ndarray, shape (times, S)
+            How the log-density of each level changes.
+        """
+        if self.own.prior is None:
+            return self._by_rows(steps, bars)
+        changes, prior = np.empty(bars.shape), self._prior(self.state.levels)
+        for t in range(len(steps)):
+            proposed = self._prior(self.state.levels + steps[t])
+            bar = bars[t] - (proposed - prior)
+            of_rows = self._by_rows(steps[t : t + 1], bar[None])[0]
+            with np.errstate(invalid="ignore"):
+                changes[t] = proposed - prior + of_rows
+            prior = np.where(bar < of_rows, proposed, prior)
+        return changes
+
+    def _by_rows(self, steps: np.ndarray, bars: np.ndarray) -> np.ndarray:
+        """Step with what rows, and a Gaussian prior, say."""
         own = self.own
+        changes: np.ndarray = make_steps(
+            steps, bars, self.state, self.maps, own.temperature, own.constants, tuple(own.batch)
+        )
+        return changes
+
+    def _prior(self, levels: np.ndarray) -> np.ndarray:
+        """Return the log-density of each level under a prior that is not Gaussian, shape (S,)."""
+        own, point = self.own, self.start.copy()
         assert own.prior is not None
+        point[own.latent] = levels
         to_model = own.surrogate.field.derivatives.coordinates.to_model
         return np.asarray(own.prior.logp(to_model(point)))[own.chosen]
-
-    def change(self, steps: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], None]]:
-        """Return how the log-density of each level changes, and what makes the steps of some."""
-        own = self.own
-        proposed, phi = self.point.copy(), self.phi.copy()
-        proposed[own.latent] += steps
-        phi[own.entries] += np.einsum("srq,sq->sr", self.jacobian, steps)
-        values = own.of_rows(phi)
-        with np.errstate(invalid="ignore"):
-            change = np.bincount(own.level, values - self.values, minlength=own.chosen.size)
-        curved = prior = None
-        if own.prior is None:
-            curved = multiply_blocks(self.curvature, steps)
-            change += inner_products(self.slope + 0.5 * curved, steps)
-        else:
-            prior = self._prior(proposed)
-            change += prior - self.prior
-
-        def take(accepted: np.ndarray) -> None:
-            latent, entries = own.latent[accepted], own.entries[accepted]
-            self.point[latent], self.phi[entries] = proposed[latent], phi[entries]
-            self.values = np.where(accepted[own.level], values, self.values)
-            if curved is not None:
-                self.slope[accepted] += curved[accepted]
-            if prior is not None:
-                self.prior = np.where(accepted, prior, self.prior)
-
-        return change, take
 
 
 class LevelRows:
@@ -322,6 +434,6 @@ def _highest(own: OwnRows, point: np.ndarray, given: Conditional) -> np.ndarray:
             for sign in (-1.0, 1.0):
                 steps = np.zeros(own.latent.shape)
                 steps[:, slot] = sign * distance
-                change, _ = here.change(solve_blocks_transposed(cholesky, steps))
+                change = here.change(solve_blocks_transposed(cholesky, steps))
                 highest = np.fmax(highest, change)
     return highest

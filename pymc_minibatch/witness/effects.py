@@ -352,10 +352,8 @@ class MovesOfEffects(Look):
             raise NotComparedError from None
         here = own.about(state.point)
         steps = solve_blocks_transposed(factor, own.whitened_steps(rng, times=1)[0])
-        change, take = here.change(steps)
-        chosen = np.isfinite(change)
-        take(chosen)
-        found = float(change[chosen].sum())
+        change = here.step(steps[None], np.full((1, len(steps)), -np.inf))[0]
+        found = float(change[np.isfinite(change)].sum())
         return self._comparison(moves.name, (state.point, here.point), found, 0.0, own.latent)
 
     def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:

@@ -333,7 +333,7 @@ def flat_prior_of_own_levels(step: Any, patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Any, own: Any, point: np.ndarray) -> None:
         find(self, own, point)
-        self.slope, self.curvature = 0.0 * self.slope, 0.0 * self.curvature
+        self.state.slope[:] = self.maps.curvature[:] = 0.0
 
     patch.setattr(AboutPoint, "__init__", mutant)
 
