@@ -444,7 +444,7 @@ def _judge(result: Result, draws: list[_Draws], differences: list[_Differences])
 def _verdict(names: list[str], scores: np.ndarray, p: np.ndarray, shifts: np.ndarray) -> str:
     """Put the least probable difference in words; arrays have shape (K, 2 + Q)."""
     if np.isnan(scores).any():
-        return "not compared: too few draws, or a reference that is not finite"
+        return "not compared: too few draws, or a baseline that is not finite"
     if not scores.size or p.min() >= 1 / (FALSE_ALARMS * scores.size):
         return "agrees"
     worst = np.lexsort((-scores.ravel(), p.ravel()))[0]

@@ -94,8 +94,8 @@ def arviz_plots() -> Any:
         return import_module("arviz_plots")
     except ImportError as error:
         raise ImportError(
-            "The figures need arviz-plots and one of its backends: "
-            "pip install 'pymc-minibatch[plots]'."
+            "Figures need arviz-plots and one of its backends: install this package with its "
+            "extra [plots]."
         ) from error
 
 

@@ -264,7 +264,7 @@ def _of_comparisons(compared: Sequence[Comparison], wrong: Sequence[Comparison])
             "model."
         )
     if not compared:
-        return "No move was compared with the model's own log-density, as rows are elsewhere."
+        return "No move was compared with the model's own log-density, because rows stay in partitions."
     kinds = len({each.move for each in compared})
     error = max(each.error for each in compared)
     return (
@@ -282,7 +282,7 @@ def _of_decisions(
     half, worst = CONFIDENCE * errors["mean"], moves.iloc[int(moves["z"].abs().argmax())]
     found = (
         f"Decisions by batches ({name}): {len(moves)} moves, {repeats[-1].errors.size:,} decisions "
-        f"on each, about {moves['batch_size'].mean():,.0f} rows in a decision. The acceptance "
+        f"on each, about {moves['batch_size'].mean():,.0f} rows per decision. The acceptance "
         f"probability is off by {values['mean']:+.4f} on average (95 % interval "
         f"{values['mean'] - half:+.4f} to {values['mean'] + half:+.4f}), and by "
         f"{values['odd']:+.4f} ± {errors['odd']:.4f} towards the sign of the log ratio. "

@@ -103,9 +103,9 @@ class MultilevelResult:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError("Figures need matplotlib: pip install pymc-minibatch[plots].") from (
-                error
-            )
+            raise ImportError(
+                "Figures need Matplotlib: install this package with its extra [plots]."
+            ) from error
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         variance, mean, cost = figure.subplots(1, 3)
         differences = self.levels.iloc[1:]

@@ -171,8 +171,8 @@ def search(
     started = time.perf_counter()
     if discrete := discrete_in_rows(tall):
         raise NoReferenceError(
-            f"the rows read {discrete}, which are discrete, and an expansion about one of their "
-            "values does not hold at another"
+            f"the rows depend on the discrete variables {discrete}, and a Taylor expansion is "
+            "valid for one of their values only"
         )
     initial = tall.start.copy() if start is None else start
     fixed = initial.copy()

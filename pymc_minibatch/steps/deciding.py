@@ -19,6 +19,7 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.pinned import may_be_extreme, read_always, rows_to_pin
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.steps.asked import RowChoice
+from pymc_minibatch.steps.display import mean_rows
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
@@ -262,7 +263,7 @@ def _prepared(
         ) from error
     if prepared is None:
         return None, "acceptance as asked for"
-    return prepared, f"about {prepared.expected_rows:,.3g} rows in a decision"
+    return prepared, f"{mean_rows(prepared.expected_rows)} per decision"
 
 
 def _affordable(
@@ -277,7 +278,7 @@ def _affordable(
         prepared = Exact().prepare(_Survey(tall, control, False, most_rows=FEW_ROWS))
     except NoPredictorError as error:
         return None, str(error)
-    takes = f"Exact would take about {prepared.expected_rows:,.3g} rows in a decision"
+    takes = f"Exact would take {mean_rows(prepared.expected_rows)} per decision"
     if prepared.expected_rows > FEW_ROWS:
         return None, takes
     return prepared, takes.replace("would take", "takes")

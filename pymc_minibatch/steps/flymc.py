@@ -187,7 +187,7 @@ class FlyMC(FireflyMoves):
     }
     learns = ("tuning", "moves")
     _state_class = FlyMCState
-    choice = "All variables are moved at once."
+    choice = "All variables are updated jointly."
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class FlyMC(FireflyMoves):
         self._get_ready(started, reference)
         surprise = self._look_at_set_up()
         if surprise is not None and self.latent is not None:
-            self.choice = f"All variables are moved at once: {surprise}"
+            self.choice = f"All variables are updated jointly: {surprise}"
             self._set_up(bound, reference, False)
             self._get_ready(started, reference)
             surprise = self._look_at_set_up()
@@ -268,7 +268,7 @@ class FlyMC(FireflyMoves):
         try:
             sampler = make_firefly_sampler(self.tall, bound, self.fixed_q)
         except (NoFieldError, NoBoundError, np.linalg.LinAlgError) as reason:
-            self.choice = f"All variables are moved at once: {reason}"
+            self.choice = f"All variables are updated jointly: {reason}"
             return None
         self.bound, self.kernel = sampler.rows.bound, "sweeps"
         self.choice = f"Bright rows decide: {sampler.describe()}."

@@ -661,11 +661,11 @@ class MinibatchMH(WitnessedBatches):
             return None
         return with_id(
             "PMB203",
-            f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
-            "chain is, as beside a wall, or if kinks of the prior tie many parameters. Draws "
-            "that repeat are not those of the posterior. A chain that finds this out with 150 "
-            "draws of tuning or more to come continues along trajectories with all rows "
-            "(fallback='nuts'): raise tune. If kinks are the cause, a smooth prior helps.",
+            f"No proposal was accepted in {STILL} draws: proposals do not fit the posterior here, "
+            "for example near a hard constraint, or if kinks of the prior couple many parameters. "
+            "Do not use these draws. Raise tune: with at least 150 tuning draws left, the chain "
+            "continues along trajectories with all rows (fallback='nuts'). If kinks are the "
+            "cause, a smooth prior helps.",
         )
 
     @property

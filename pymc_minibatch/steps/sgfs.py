@@ -326,14 +326,14 @@ class SGFS(GradientStep):
         if self.variant == "low rank" and self.prior.others.size:
             raise ValueError(
                 f"The prior of {self.var_names} depends on other variables, of {others}, which "
-                "other steps move, and variant='low rank' learns its curvature once. Use "
-                "variant='full' or 'diagonal', or MinibatchMH, which is told by the density itself."
+                "other steps update, and variant='low rank' learns its curvature only once. Use "
+                "variant='full' or 'diagonal', or MinibatchMH, which evaluates the density itself."
             )
         if discrete := [name for name in discrete_in_rows(self.tall) if name in others]:
             raise ValueError(
-                f"The rows read {discrete}, which are discrete and which another step moves: the "
-                "Fisher information at one of their values says nothing of that at another, and "
-                "SGFS learns it once. Use MinibatchMH, or sum the discrete variables out."
+                f"The rows depend on the discrete variables {discrete}, which another step updates. "
+                "The Fisher information depends on their values, and SGFS learns it only once. "
+                "Use MinibatchMH, or marginalize the discrete variables."
             )
 
     def _stored(self, matrix: np.ndarray) -> np.ndarray:

@@ -144,7 +144,7 @@ STATS = (
         bool,  # as PyMC declares it
         (MH,),
         "whether a trajectory with all rows diverged (``fallback``)",
-        "false; where it is true, the posterior has a funnel or an edge there",
+        "false; if true, the posterior has a funnel or an edge there",
     ),
     Stat("n_bright", np.float64, (FLY,), "mean number of bright rows, with those always read"),
     Stat("q", np.float64, (FLY,), "probability of a proposal to turn a dark row bright"),
