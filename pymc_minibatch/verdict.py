@@ -264,7 +264,7 @@ def _of_comparisons(compared: Sequence[Comparison], wrong: Sequence[Comparison])
             "model."
         )
     if not compared:
-        return "No move was compared with the model's own log-density, because rows stay in partitions."
+        return "Rows stay in partitions: no move was compared with the model's own log-density."
     kinds = len({each.move for each in compared})
     error = max(each.error for each in compared)
     return (

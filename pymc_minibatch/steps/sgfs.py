@@ -331,8 +331,8 @@ class SGFS(GradientStep):
             )
         if discrete := [name for name in discrete_in_rows(self.tall) if name in others]:
             raise ValueError(
-                f"The rows depend on the discrete variables {discrete}, which another step updates. "
-                "The Fisher information depends on their values, and SGFS learns it only once. "
+                f"The rows depend on the discrete variables {discrete}, which another step "
+                "updates. The Fisher information depends on their values, but SGFS learns it once. "
                 "Use MinibatchMH, or marginalize the discrete variables."
             )
 

@@ -217,7 +217,7 @@ def one_density_for_all():
     ("build", "parts"),
     [
         (random_walk, ["y (", "RandomWalk", "one number for all its rows", "past values as data"]),
-        (latent_random_walk, ["level has one value per row", "marginalise", "NUTS"]),
+        (latent_random_walk, ["level has one value per row", "marginalize", "NUTS"]),
         (autoregression, ["y (AR)", "past values as data", "NUTS"]),
         (garch, ["y (GARCH11)", "NUTS"]),
         (marginal_gaussian_process, ["y (", "Normal)", "pm.gp.HSGP"]),
@@ -226,7 +226,7 @@ def one_density_for_all():
         (adstock_by_a_loop, ["x is computed one row after another", "the data of others", "lags"]),
         (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
         (discounted_sum, ["is cumulated over the rows", "each row reads", "weight[k]"]),
-        (own_variable_of_each_row, ["effect has one value per row", "marginalise", "NUTS"]),
+        (own_variable_of_each_row, ["effect has one value per row", "marginalize", "NUTS"]),
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
         (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
