@@ -163,7 +163,7 @@ def check(model: Any = None, *, data: Any = None) -> Check:
     ----------
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
 
     Returns

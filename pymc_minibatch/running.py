@@ -35,7 +35,7 @@ class RunningMean:
     ----------
     f : TensorVariable or str
         The quantity to average: a variable of the model, its name, or an expression of some.
-    data : mapping of str to array, optional
+    data : dict of str to ndarray, optional
         For each name of a ``pm.Data`` that f reads, the rows for which f is wanted; those of the
         model if not given.
     every : int, default 1

@@ -99,7 +99,7 @@ def sample(
         minibatches.
     step : step of this package, optional
         A step with settings of your own, instead of `method`.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
     store : str or path, optional
         A new folder to which draws are written as they come. A run that ends before its time, for
@@ -251,7 +251,7 @@ def resume(
         finished or not.
     step : step of this package, optional
         A step with the settings of the run, if it was begun with one.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         The data of the run, if it was begun with some.
     **kwargs
         As for :func:`sample`: ``cores``, ``progressbar``, ``var_names`` and others.

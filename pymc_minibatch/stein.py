@@ -106,7 +106,7 @@ def ksd(
         Result of ``pm.sample``; its posterior must hold all free variables of the model.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     reference : Reference, optional
@@ -136,7 +136,7 @@ def ksd(
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a parameter never moves, and `reference` gives the unit.
 
     Examples

@@ -68,11 +68,11 @@ class FlyMC(FireflyMoves):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given. Others are left to other steps. Where
         the likelihood depends on one of those, each draw at which it has changed costs a pass over
         all rows.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     reference : Reference, optional
         Point at which tuned bounds touch; found during set-up if not given. Find it once with
@@ -138,10 +138,15 @@ class FlyMC(FireflyMoves):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; if the
         likelihood depends on variables that other steps move; and if bounds are so much narrower
         than the posterior that chains mix slowly.
+
+    See Also
+    --------
+    MinibatchMH : Exact for many generalized linear models, approximate for others.
+    Bound : A lower bound of your own.
 
     Notes
     -----
@@ -162,7 +167,9 @@ class FlyMC(FireflyMoves):
     A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
     a time.
 
-    Source: Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
+    References
+    ----------
+    Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
 
     Examples
     --------

@@ -110,23 +110,22 @@ class MinibatchMH(WitnessedBatches):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
         their values are read at every draw. With `data`, those on which the rows depend may only be
         left to steps with the same `data`.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`. Or such a
         split itself, made before with these data, to save doing it again.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
-        takes Penalty for models with effects and scales of their own, with more noise if rows
-        cost more. Two kinds of them are sampled exactly: no row is read if the likelihood has
-        sufficient statistics, as for normal rows with a common scale; and all rows are if batches
-        would be a good part of them. For other models "auto" takes Exact if it has bounds and is
-        expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere.
-        ``choice`` says which, and why. Asked for, Exact moves effects by themselves if sums
-        suffice, and all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there
-        for comparison.
+        takes Exact if the model has bounds that leave few rows per decision, and otherwise
+        CorrectedBarker or Penalty, whichever needs fewer rows per effective draw. Effects and
+        their scales are updated by Penalty, or exactly: without a row if the likelihood has
+        sufficient statistics, as for normal rows with a common scale, and with all rows if
+        batches would need a good part of them. ``choice`` gives the choice and the reason. With
+        "exact", effects are updated by group if the likelihood has sufficient statistics, and all
+        variables jointly otherwise. Naive, Barker, Austere and SubLhd are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
         control variate, Laplace if prior and Taylor likelihood together are nearly Gaussian,
@@ -200,6 +199,8 @@ class MinibatchMH(WitnessedBatches):
 
     Attributes
     ----------
+    tall : TallModel
+        The model, split into a prior part and rows.
     acceptance
         The acceptance test.
     rows : {"size", "uniform"}
@@ -208,7 +209,7 @@ class MinibatchMH(WitnessedBatches):
         Transitions per draw that are intended; after tuning ``transitions`` has those that are
         made.
     choice : str
-        How it decides, and why.
+        How moves are decided, and why.
 
     Raises
     ------
@@ -223,11 +224,18 @@ class MinibatchMH(WitnessedBatches):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
         helps little; and if few rows decide, so that batches must be large. While sampling,
         ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
+
+    See Also
+    --------
+    sample : Chooses the step, and samples in blocks of draws.
+    check : What to expect, without compiling.
+    FlyMC : Exact, for likelihoods with a lower bound.
+    report : What a run read, and whether it worked.
 
     Notes
     -----
@@ -238,7 +246,9 @@ class MinibatchMH(WitnessedBatches):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
+    References
+    ----------
+    Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
 
     Examples

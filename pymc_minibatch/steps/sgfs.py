@@ -60,9 +60,9 @@ class SGFS(GradientStep):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     variant : {"full", "diagonal", "low rank"}, default "full"
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² per row while
@@ -116,9 +116,15 @@ class SGFS(GradientStep):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; or if the
         default alpha makes steps more than 50 times shorter than for a normal posterior.
+
+    See Also
+    --------
+    SGLD : Langevin steps.
+    SGHMC : Steps with momentum, for networks.
+    ksd : The error of the draws, estimated.
 
     Notes
     -----
@@ -135,7 +141,9 @@ class SGFS(GradientStep):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
+    References
+    ----------
+    Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.
 
     Examples

@@ -50,7 +50,7 @@ class TallModel(Splitting):
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here: a later
         ``pm.set_data`` is not seen.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path or Columns, optional
         Data that take the place of those in the model, which are then a small stand-in: for each
         variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
         path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
