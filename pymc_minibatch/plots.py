@@ -139,7 +139,7 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     for name, values in sizes.items():
         share = np.histogram(values, edges)[0] / values.size
         panel.line(name, *outline(edges, share, floor), width=1.8)
-    panel.label("rows for a decision", "share of draws", log="xy")
+    panel.label("rows per decision", "share of draws", log="xy")
     return panel.finish()
 
 

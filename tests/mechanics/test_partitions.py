@@ -174,7 +174,7 @@ def test_the_cheaper_test_is_chosen_in_partitions(tall, expected):
     assert settled.row_sizes is None
     assert "CorrectedBarker about" in settled.reason
     assert "Penalty about" in settled.reason
-    assert "by size, gathered before" in settled.reason
+    assert "by size, drawn before the chain starts" in settled.reason
 
 
 def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):

@@ -225,7 +225,7 @@ def one_density_for_all():
         (softmax_over_rows, ["of y is not", "x is normalised over all rows", DATA]),
         (adstock_by_a_loop, ["x is computed one row after another", "the data of others", "lags"]),
         (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
-        (discounted_sum, ["is cumulated over the rows", "each row reads", "weight[k]"]),
+        (discounted_sum, ["is cumulated over the rows", "each row depends on", "weight[k]"]),
         (own_variable_of_each_row, ["effect has one value per row", "marginalize", "NUTS"]),
         (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
