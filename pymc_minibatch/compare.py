@@ -188,7 +188,7 @@ def compare(
         }
     ).T
     trouble = _trouble(results[baseline], draws[baseline])
-    table.loc[baseline, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
+    table.loc[baseline, "verdict"] = f"baseline, but {trouble}" if trouble else "baseline"
     table.insert(
         table.columns.get_loc("ess_per_million_rows") + 1,
         "speed_up",
