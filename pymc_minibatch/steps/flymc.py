@@ -92,7 +92,7 @@ class FlyMC(FireflyMoves):
         state of a random `fraction` of the rows anew.
     fraction : float, default 0.1
         The share of rows picked by an explicit update, over 0 and at most 1.
-    q : float, optional
+    dark_to_bright_probability : float, optional
         The probability that an implicit update proposes to turn a dark row bright, over 0 and below
         1; if not given it is tuned so that updates of z cost about as much as those of θ.
     theta_updates : int, optional
@@ -185,7 +185,10 @@ class FlyMC(FireflyMoves):
     """
 
     name = "flymc"
-    renamed = {"kernel": "proposal"}  # noqa: RUF012 - of the class, never changed
+    renamed = {  # noqa: RUF012 - of the class, never changed
+        "kernel": "proposal",
+        "q": "dark_to_bright_probability",
+    }
     stats_dtypes_shapes = dtypes_shapes("FlyMC")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -207,7 +210,7 @@ class FlyMC(FireflyMoves):
         proposal: Literal["auto", "hamiltonian", "langevin", "metropolis", "slice"] = "auto",
         z_update: Literal["implicit", "explicit"] = "implicit",
         fraction: float = 0.1,
-        q: float | None = None,
+        dark_to_bright_probability: float | None = None,
         theta_updates: int | None = None,
         steps_per_draw: int | Literal["auto"] = "auto",
         witness: bool = True,
@@ -222,7 +225,10 @@ class FlyMC(FireflyMoves):
         )
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
-        self.fixed_q = None if q is None else checked_share("q", q, 1 - 1e-9)
+        share = dark_to_bright_probability
+        self.fixed_q = (
+            None if share is None else checked_share("dark_to_bright_probability", share, 1 - 1e-9)
+        )
         self.theta_updates = checked_count(
             "theta_updates", 1 if theta_updates is None else theta_updates, 1
         )

@@ -76,12 +76,13 @@ class SGFS(GradientStep):
         for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
         the draws are those of the normal approximation; with a large α they come from the
         posterior, slowly. With a control variate at least 0.5. The default is 1 without a control
-        variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
-        1 for a normal posterior, more if the density is more curved than at the mode.
-    B : array_like of shape (D, D), optional
-        Covariance of the added noise before the factor α², in the units of the gradient; γN times
-        the estimated Fisher information if not given. With a control variate α² B must be at least
-        a quarter of the posterior's precision in every direction.
+        variate, or with `noise_covariance`. With one it is such that no step overshoots at 16
+        points about the mode: 1 for a normal posterior, more if the density is more curved than
+        at the mode.
+    noise_covariance : array_like of shape (D, D), optional
+        Covariance of the added noise before the factor α², in the units of the gradient (B in the
+        paper); γN times the estimated Fisher information if not given. With a control variate α²
+        times it must be at least a quarter of the posterior's precision in every direction.
     reference : Reference, optional
         Point about which the log-likelihood is expanded; found during set-up if needed.
     control_variate : {"auto", 0, 1, 2}, default "auto"
@@ -107,9 +108,9 @@ class SGFS(GradientStep):
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the reference does not
         fit the model, the rows do not inform a variable and there is no control variate, or
-        alpha and B add too little noise for one; if the density is zero on a part of the Gaussian
-        approximation, beyond a hard constraint or the end of a prior; or if another step moves a
-        discrete variable that the rows read.
+        alpha and noise_covariance add too little noise for one; if the density is zero on a part
+        of the Gaussian approximation, beyond a hard constraint or the end of a prior; or if
+        another step moves a discrete variable that the rows read.
     SamplingError
         While sampling, if the steps diverge, often lead to where the density is zero, or the Fisher
         information is still singular after tuning.
@@ -156,6 +157,7 @@ class SGFS(GradientStep):
     """
 
     name = "sgfs"
+    renamed = {"B": "noise_covariance"}  # noqa: RUF012 - of the class, never changed
     stats_dtypes_shapes = dtypes_shapes("SGFS")
     learns = ("tuned",)
     tuned: ScoringState | LowRankState
@@ -168,7 +170,7 @@ class SGFS(GradientStep):
         variant: Literal["full", "diagonal", "low rank"] = "full",
         rank: int = 20,
         alpha: float | None = None,
-        B: Any = None,
+        noise_covariance: Any = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
@@ -183,11 +185,11 @@ class SGFS(GradientStep):
                 "variant='low rank' keeps no Hessian for a control variate. Set control_variate=0, "
                 "or use another variant."
             )
-        if variant == "low rank" and B is not None:
-            raise ValueError("B is for variant='full' or 'diagonal'; leave it out.")
+        if variant == "low rank" and noise_covariance is not None:
+            raise ValueError("noise_covariance is for variant='full' or 'diagonal'; leave it out.")
         if alpha is not None and not (np.isfinite(alpha) and alpha >= 0):
             raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
-        self.variant, self._alpha, self._B = variant, alpha, B
+        self.variant, self._alpha, self._B = variant, alpha, noise_covariance
         super().__init__(
             vars=vars,
             data=data,
@@ -216,9 +218,9 @@ class SGFS(GradientStep):
                 "the mode and the next one back. Set control_variate=0, or leave alpha out."
             )
         if self._B is not None:
-            self._B = checked_covariance("B", self._B, self._active.size)
+            self._B = checked_covariance("noise_covariance", self._B, self._active.size)
             if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
-                raise ValueError("B must be diagonal if variant='diagonal'.")
+                raise ValueError("noise_covariance must be diagonal if variant='diagonal'.")
             if self.control is not None and self.control.order:
                 self._check_noise(self.control)
         self.options = (self.variant, self._rank, self.alpha, self._B)
@@ -228,14 +230,15 @@ class SGFS(GradientStep):
             refuse_near_wall(self.tall, self.control.gaussian, self._active, "SGFS")
 
     def _check_noise(self, control: ControlVariate) -> None:
-        """Refuse a B that adds less noise than the least alpha does."""
+        """Refuse a covariance that adds less noise than the least alpha does."""
         least = least_ratio(self.alpha**2 * self._B, control.precision(self._active))
         if least < LEAST_ALPHA**2:
             raise ValueError(
-                f"alpha² B must be at least {LEAST_ALPHA**2} times the precision of the posterior "
-                f"in every direction with a control variate, and is {least:.3g} times in one. The "
-                "batch has hardly any noise then, and a step would lead to the other side of the "
-                "mode and the next one back. Raise alpha or B, or set control_variate=0."
+                "With a control variate alpha² times noise_covariance must be at least "
+                f"{LEAST_ALPHA**2} times the precision of the posterior in every direction, and is "
+                f"{least:.3g} times in one. The batch has hardly any noise then, and a step would "
+                "lead to the other side of the mode and the next one back. Raise alpha or "
+                "noise_covariance, or set control_variate=0."
             )
 
     def _default_alpha(self) -> float:

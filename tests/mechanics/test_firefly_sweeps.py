@@ -263,7 +263,7 @@ def test_pickled_within_a_chain(model: pm.Model) -> None:
 
 
 def test_a_given_q_is_not_tuned(model: pm.Model) -> None:
-    step = new_step(model, q=0.03)
+    step = new_step(model, dark_to_bright_probability=0.03)
     point = model.initial_point()
     for _ in range(5):
         point, [stat] = step.step(point)
