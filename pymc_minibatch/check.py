@@ -91,16 +91,16 @@ class Check:
     n_rows : int
         N; 0 if there are no rows.
     expected_rows : float
-        Rows that a decision reads, about; NaN if the model is not supported.
+        Estimated rows per decision; NaN if the model is not supported.
     setup_seconds : float
-        Seconds that set-up will take the first time, about, compilation included.
+        Estimated seconds of the first set-up, including compilation.
     memory : int
-        Bytes that set-up and sampling take beyond the data of the model, about, with 2,000 draws
-        of all variables.
+        Estimated bytes of set-up and sampling beyond the data of the model, with 2,000 draws of
+        all variables.
     method : {"minibatch", "nuts"}
         What :func:`sample` chooses.
     reasons : list of str
-        Why.
+        The reasons for this choice.
 
     Examples
     --------
@@ -156,8 +156,8 @@ class Check:
 def check(model: Any = None, *, data: Any = None) -> Check:
     """Say in seconds what sampling a model will be like, without compiling anything.
 
-    The model is split into a prior part and rows by the code that sets a step up, so what is
-    refused here is refused there, with the same message. Rows, seconds and bytes are estimates.
+    The code that sets up a step also splits the model here, so both refuse the same models with
+    the same message. Rows, seconds and bytes are estimates.
 
     Parameters
     ----------

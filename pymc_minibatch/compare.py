@@ -145,7 +145,7 @@ def compare(
     -----
     The limit in Monte Carlo standard errors grows with the number of parameters: equal
     distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
-    for one parameter and 4.8 for a hundred, and more if few effective draws tell the errors.
+    for one parameter and 4.8 for a hundred, and more if there are few effective draws.
     "agrees" means that no difference was seen at this
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.

@@ -292,7 +292,7 @@ MESSAGES = {
     ),
     "PMB608": Message(
         "NotEnoughMemoryError: the work would not fit into memory",
-        "It is raised before the work begins. The limit is the least of what the machine, its "
+        "It is raised before the work begins. The limit is the smallest of what the machine, its "
         "container, `ulimit -v` and the environment variable `PYMC_MINIBATCH_MEMORY` leave.",
         "Do what the message says, or raise the limit.",
     ),

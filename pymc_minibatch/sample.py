@@ -108,7 +108,7 @@ def sample(
         As for ``pm.sample``. The same seed gives the same draws, whatever the number of cores.
     **kwargs
         Further arguments of ``pm.sample``, such as ``cores``, ``initvals``, ``var_names`` and
-        ``progressbar``. With ``trace``, ``callback`` and others that need every draw by itself,
+        ``progressbar``. With ``trace``, ``callback`` and others that need every draw separately,
         ``pm.sample`` makes the draws.
 
     Returns

@@ -69,8 +69,8 @@ class FlyMC(FireflyMoves):
     Parameters
     ----------
     vars : TensorVariable, str, or sequence of these, optional
-        Continuous free variables to sample; all if not given. Others are left to other steps. Where
-        the likelihood depends on one of those, each draw at which it has changed costs a pass over
+        Continuous free variables to sample; all if not given. Others are left to other steps. If
+        the likelihood depends on one of these, each draw at which it has changed costs a pass over
         all rows.
     data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
@@ -160,12 +160,13 @@ class FlyMC(FireflyMoves):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Rows whose bounds are loose where the posterior is, such as those of a category in which all
-    outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
-    of the rows: with bounds, a chain would turn them bright and dark again before it could move on.
+    Bounds are loose for some rows, such as those of a category in which all outcomes are equal. If
+    these are at most a tenth of the rows, they are read at every evaluation and have no brightness
+    variable: otherwise the chain would have to turn them bright and dark again before it could
+    move.
 
-    A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
-    a time.
+    A chain keeps one byte per row, and 24 bytes for each of the largest number of bright rows so
+    far.
 
     References
     ----------

@@ -106,7 +106,8 @@ class MinibatchMH(WitnessedBatches):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
-    grows until the test is sure enough. See :class:`CorrectedBarker` for what is approximate.
+    grows until the error of the test is small enough. :class:`CorrectedBarker` explains what is
+    approximate.
 
     Parameters
     ----------
@@ -156,21 +157,20 @@ class MinibatchMH(WitnessedBatches):
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     rows_in_memory : float, default 2**30
-        Bytes of rows that may be copied to this machine. Of stores with more (Dask, Parquet, zarr)
-        only rows that were drawn by size are, as many as are needed: Exact takes each of them once,
-        and gathers others when they run out; other tests use them again and again, and their
-        ``test_error`` has the error that comes with it. Steps that need all rows copy them: if
-        rows are drawn uniformly or there is no control variate.
+        Bytes of rows that may be copied to this machine. If a store has more (Dask, Parquet, zarr),
+        only rows that were drawn by size are copied, as many as are needed. Exact uses each of
+        them once and fetches others when they run out. Other tests reuse them, and their
+        ``test_error`` includes the error of doing so. If rows are drawn uniformly, or there is no
+        control variate, all rows are copied.
     steps_per_draw : int or "auto", default "auto"
-        Transitions per draw that is kept. Many cost little more than one, since they run in
-        one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
-        one if a transition reads many rows. Of a model with effects a transition moves all of
-        them; "auto" takes one while tuning and two afterwards, or still one if draws of tuning are
-        hardly correlated or a transition is costly, and four if PyMC evaluates all rows, 200,000
-        or more, at each draw for a Deterministic. If draws of tuning are correlated, as on a ridge
-        that only the prior bounds, it takes more, again at most 50: after tuning all that some
-        seconds allow, and more as long as that takes a minute or two; and while tuning, until it is
-        known for how long they are correlated.
+        Transitions per draw. Many cost little more than one, since they run in one compiled call.
+        "auto" makes draws nearly independent, with at most 50 transitions, and with one if a
+        transition reads many rows. In a model with effects, a transition updates all of them.
+        Then "auto" takes one while tuning and two afterwards; one if tuning draws are hardly
+        correlated or a transition is slow; and four if PyMC evaluates 200,000 rows or more at
+        each draw for a Deterministic. If tuning draws are correlated, as on a ridge that only the
+        prior bounds, it takes more, again at most 50, as far as a run then takes no longer than
+        a minute or two.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, at the end of
         set-up and while chains run, for about 3 % of the time of a run. If a comparison at set-up
@@ -188,9 +188,8 @@ class MinibatchMH(WitnessedBatches):
         these are affordable. It needs rows in memory and the defaults of `acceptance`, `proposal`,
         `batch_size` and `temperature`.
     start : DataTree, optional
-        Result of :func:`approximate` for the model. Its set-up is taken over, so that only
-        `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
-        draws.
+        Result of :func:`approximate` for the model. The step reuses its set-up, so only
+        `steps_per_draw` and `rng` may be given as well. Each chain starts from one of its draws.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.

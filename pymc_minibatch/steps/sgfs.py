@@ -56,7 +56,7 @@ class SGFS(GradientStep):
 
     Each step moves by the gradient of a batch, preconditioned so that the noise of the batch and
     the noise that is added make up the covariance of the posterior. That holds for a posterior that
-    is nearly Gaussian; what is drawn is approximate, and no test corrects it.
+    is nearly Gaussian. The draws are approximate; no test corrects them.
 
     Parameters
     ----------
@@ -135,8 +135,8 @@ class SGFS(GradientStep):
     is forgotten.
 
     The formulae take the prior to weigh little against the rows. Without a control variate, the
-    diagonal of the prior's curvature is added to γN times the information, so that directions of
-    which rows say nothing, such as a constant added to all scores of a softmax, have their prior.
+    diagonal of the prior's curvature is added to γN times the information. So directions that the
+    rows do not inform, such as a constant added to all scores of a softmax, follow their prior.
 
     Sample stats of each draw:
 

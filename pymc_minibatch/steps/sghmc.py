@@ -10,9 +10,9 @@ __all__ = ["SGHMC"]
 class SGHMC(MomentumStep):
     """Stochastic gradient Hamiltonian Monte Carlo: noisy gradient steps with momentum and friction.
 
-    The step for neural networks and other models with many modes: it needs no mode, finds its
-    start, scale and step size by itself, and costs one gradient of a batch a step. The draws are
-    approximate; no test corrects it.
+    Use it for neural networks and other models with many modes. It needs no mode, finds its start,
+    scale and step size automatically, and costs one gradient of a batch per step. The draws are
+    approximate; no test corrects them.
 
     Parameters
     ----------
