@@ -50,6 +50,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 napoleon_google_docstring = False
 napoleon_numpy_docstring = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_preprocess_types = True
 napoleon_type_aliases = {
     "DataFrame": "pandas.DataFrame",
