@@ -8,6 +8,7 @@ import xarray as xr
 from models import PlainMH, logistic_model, logistic_rows
 
 import pymc_minibatch as pmb
+from pymc_minibatch.steps.display import mean_rows
 
 SHAPE = (4, 500)
 
@@ -162,6 +163,19 @@ def test_each_of_several_steps():
 )
 def test_decisions_that_read_hardly_a_row(size, words):
     assert words in pmb.report(run(**(GOOD | {"batch_size": size})))
+
+
+@pytest.mark.parametrize(
+    ("mean", "words"),
+    [
+        (0.0, "no row"),
+        (0.234, "fewer than one row"),
+        (16.04, "about 16 rows"),
+        (2996.0, "about 2,996 rows"),
+    ],
+)
+def test_mean_rows_in_words(mean, words):
+    assert mean_rows(mean) == words
 
 
 def test_bright_rows_and_sweeps_of_hardly_a_row():
