@@ -257,7 +257,7 @@ def test_a_violation_in_a_chain_stops_it_and_names_the_row(model, reference):
         ({"proposal": "gibbs"}, "proposal must be one of 'metropolis'"),
         ({"z_update": "both"}, "z_update must be one of 'implicit', 'explicit'"),
         ({"fraction": 0.0}, "fraction must be over 0 and at most 1"),
-        ({"q": 1.0}, "q must be over 0 and below 1"),
+        ({"dark_to_bright_probability": 1.0}, "probability must be over 0 and below 1"),
         ({"steps_per_draw": 0}, "steps_per_draw must be a whole number, at least 1"),
         ({"theta_updates": 1.5}, "theta_updates must be a whole number, at least 1"),
         ({"vars": ["gamma"]}, "gamma is not a free variable"),
