@@ -112,10 +112,10 @@ def _time(summary: Summary, seconds_per_draw: float) -> str:
 def _posterior_header(reference: str) -> list[str]:
     return [
         f"against {reference}",
-        "largest difference of means, sds",
-        "noise of that",
-        "ratio of sds",
-        "noise of that",
+        "largest difference of means, in SDs",
+        "Monte Carlo error of it",
+        "ratio of SDs",
+        "Monte Carlo error of it",
     ]
 
 

@@ -50,6 +50,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 napoleon_google_docstring = False
 napoleon_numpy_docstring = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_preprocess_types = True
 napoleon_type_aliases = {
     "DataFrame": "pandas.DataFrame",
@@ -62,7 +63,7 @@ napoleon_type_aliases = {
 
 # The tables of docs/api.md link to sections of the same page, so no page has to be generated.
 autosummary_generate = False
-autodoc_default_options = {"members": True}
+# Methods are those that docs/api.md names: others are for this package itself.
 # Types are given in the docstrings. A method of PyMC that is overridden here without words of its
 # own is left out.
 autodoc_typehints = "none"
@@ -148,7 +149,7 @@ def readable(parameter):
 
 def show_init_signature(app, what, name, obj, options, signature, returned):
     """Show the arguments of ``__init__``: PyMC's steps have a ``__new__`` that hides them."""
-    if what != "class" or "__init__" not in vars(obj):
+    if what != "class" or obj.__init__ is object.__init__:
         return None
     parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
     return str(inspect.Signature([readable(p) for p in parameters])), None

@@ -61,7 +61,7 @@ def comparison(results: dict[str, DataTree]) -> Table:
     )
     table = Table(title="The same posterior: MinibatchMH (left) beside NUTS", box=SIMPLE_HEAD)
     table.add_column("parameter", no_wrap=True)
-    for header in ("mean", "sd", "R-hat", "ESS", "NUTS mean", "sd", "ESS", "difference in sds"):
+    for header in ("mean", "sd", "R-hat", "ESS", "NUTS mean", "sd", "ESS", "difference in SDs"):
         table.add_column(header, justify="right")
     for name, ours, theirs in zip(
         minibatch.index, minibatch.itertuples(), nuts.itertuples(), strict=True
@@ -85,9 +85,9 @@ def report_rows(stats: DataTree, n_rows: int) -> str:
     rows = stats["batch_size"].mean().item()
     error = stats["test_error"].max().item()
     return (
-        f"MinibatchMH read {rows:,.0f} of {n_rows:,} rows for a decision, on average "
+        f"MinibatchMH read {rows:,.0f} of {n_rows:,} rows per decision on average "
         f"({rows / n_rows:.1%}), and accepted {stats['acceptance_rate'].mean().item():.0%} of its "
-        f"moves. No acceptance probability was off by more than {error:.0e} (estimated bound)."
+        f"moves. The estimated error of an acceptance probability is at most {error:.0e}."
     )
 
 

@@ -109,7 +109,7 @@ def approximate(
         The model; taken from the context if not given.
     draws : int, default 1000
         Draws to return.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, as :class:`MinibatchMH` takes them.
     random_seed : seed or numpy.random.Generator, optional
         Chooses the draws.

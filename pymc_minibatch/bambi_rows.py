@@ -9,7 +9,7 @@ there, formulas are refused by which a row depends on the others.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -88,7 +88,7 @@ class BambiPredictions:
         self.frame, self.observed = _rows(model, new_rows)
         self.effects = [
             EffectsOfFewGroups(component, _some(model.data), random_seed if new_groups else None)
-            for component in model.distributional_components.values()
+            for component in _components(model)
             if component.design.group is not None
         ]
         self._own_designs: list[tuple[Any, Any]] = []
@@ -177,9 +177,15 @@ class BambiPredictions:
         return parameter
 
 
+def _components(model: Any) -> Iterable[Any]:
+    """Give the parts of a model that have a formula, by the name that the version of Bambi has."""
+    found = getattr(model, "conditional_parameters", None)
+    return (model.distributional_components if found is None else found).values()
+
+
 def _designs(model: Any) -> Iterator[tuple[str, Any]]:
     """Give the design matrices of all formulas, of common and of group-specific effects."""
-    for component in model.distributional_components.values():
+    for component in _components(model):
         for kind in ("common", "group"):
             design = getattr(component.design, kind)
             if design is not None:

@@ -31,8 +31,8 @@ def sample_on(
 ) -> xr.DataTree:
     """Sample chains on a Dask cluster, each of them as a task.
 
-    Workers get the step with what it has gathered. If a worker dies, Dask runs its chain again
-    elsewhere, with the same seed.
+    Workers get the step with the rows that it has fetched. If a worker dies, Dask runs its chain
+    again elsewhere, with the same seed.
 
     Parameters
     ----------

@@ -24,6 +24,7 @@ from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
 from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.deciding import settle
+from pymc_minibatch.steps.display import mean_rows
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.other_data import split_for_step
 from pymc_minibatch.tall import NotTallError, TallModel
@@ -90,16 +91,16 @@ class Check:
     n_rows : int
         N; 0 if there are no rows.
     expected_rows : float
-        Rows that a decision reads, about; NaN if the model is not supported.
+        Estimated rows per decision; NaN if the model is not supported.
     setup_seconds : float
-        Seconds that set-up will take the first time, about, compilation included.
+        Estimated seconds of the first set-up, including compilation.
     memory : int
-        Bytes that set-up and sampling take beyond the data of the model, about, with 2,000 draws
-        of all variables.
+        Estimated bytes of set-up and sampling beyond the data of the model, with 2,000 draws of
+        all variables.
     method : {"minibatch", "nuts"}
         What :func:`sample` chooses.
     reasons : list of str
-        Why.
+        The reasons for this choice.
 
     Examples
     --------
@@ -129,7 +130,7 @@ class Check:
             "supported": f"yes, {self.n_rows:,} rows",
             "exact": exact,
             **{f"updates {name}": how for name, how in self.updates.items()},
-            "expected rows": f"about {self.expected_rows:,.3g} per decision",
+            "expected rows": f"{mean_rows(self.expected_rows)} per decision",
             "set-up": f"about {self.setup_seconds:,.0f} s the first time",
             "memory": f"about {self.memory / 1e6:,.0f} MB",
             "method": self.method,
@@ -155,14 +156,14 @@ class Check:
 def check(model: Any = None, *, data: Any = None) -> Check:
     """Say in seconds what sampling a model will be like, without compiling anything.
 
-    The model is split into a prior part and rows by the code that sets a step up, so what is
-    refused here is refused there, with the same message. Rows, seconds and bytes are estimates.
+    The code that sets up a step also splits the model here, so both refuse the same models with
+    the same message. Rows, seconds and bytes are estimates.
 
     Parameters
     ----------
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
 
     Returns
@@ -258,7 +259,7 @@ def _of_split(tall: TallModel, moved: list[str], keeps_rows: bool) -> Check:
     )
 
 
-TOGETHER = "with all others, by moves made for a nearly normal posterior"
+TOGETHER = "jointly with all others, by proposals for a nearly normal posterior"
 
 
 class _Manner(NamedTuple):
@@ -286,16 +287,16 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
         )
         return _Manner(True, 0.0, updates, reason, SUMS_SECONDS + of_factors)
     if tall.n_rows <= ALL_READ:
-        reason = "Updates of effects and scales are decided by all rows, which costs less here."
+        reason = "All rows decide on updates of effects and scales, which takes less time here."
         return _Manner(True, float(tall.n_rows), updates, reason, seconds)
     rows = min(SHARE_READ * tall.n_rows, MOST_READ)
-    reason = "Effects, and scales with their effects, are updated by moves of their own."
+    reason = "Effects are updated group by group, and scales together with their effects."
     return _Manner(None, rows, updates, reason, seconds)
 
 
 def _of_all_at_once(tall: TallModel) -> _Manner:
     """Set up moves of all variables at once on a few rows, each of which stands for many."""
-    reason = "All variables are moved at once."
+    reason = "All variables are updated jointly."
     structure = tall.structure
     is_small = structure is not None and len(structure.predictors) == 1
     if tall.partitions is not None or not is_small or tall.layout.size > MOST_PARAMETERS:
@@ -309,7 +310,7 @@ def _of_all_at_once(tall: TallModel) -> _Manner:
             control = decide_control_variate(part, None, "auto", temperature, one_mode=False)
             settled = settle(part, control, "auto", "auto")
         except SeveralModesError:
-            reason = "The posterior has several modes, about which effects are updated in turn."
+            reason = "The posterior has several modes, and effects are updated about each in turn."
             return _Manner(None, float(tall.n_rows), {}, reason, EFFECTS_SECONDS)
     test = settled.acceptance
     told = settled.reason[:1].upper() + settled.reason[1:]

@@ -145,7 +145,7 @@ def compare(
     -----
     The limit in Monte Carlo standard errors grows with the number of parameters: equal
     distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
-    for one parameter and 4.8 for a hundred, and more if few effective draws tell the errors.
+    for one parameter and 4.8 for a hundred, and more if there are few effective draws.
     "agrees" means that no difference was seen at this
     number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
     rests on.
@@ -188,7 +188,7 @@ def compare(
         }
     ).T
     trouble = _trouble(results[baseline], draws[baseline])
-    table.loc[baseline, "verdict"] = f"reference, but {trouble}" if trouble else "reference"
+    table.loc[baseline, "verdict"] = f"baseline, but {trouble}" if trouble else "baseline"
     table.insert(
         table.columns.get_loc("ess_per_million_rows") + 1,
         "speed_up",
@@ -444,7 +444,7 @@ def _judge(result: Result, draws: list[_Draws], differences: list[_Differences])
 def _verdict(names: list[str], scores: np.ndarray, p: np.ndarray, shifts: np.ndarray) -> str:
     """Put the least probable difference in words; arrays have shape (K, 2 + Q)."""
     if np.isnan(scores).any():
-        return "not compared: too few draws, or a reference that is not finite"
+        return "not compared: too few draws, or a baseline that is not finite"
     if not scores.size or p.min() >= 1 / (FALSE_ALARMS * scores.size):
         return "agrees"
     worst = np.lexsort((-scores.ravel(), p.ravel()))[0]

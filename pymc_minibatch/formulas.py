@@ -27,7 +27,7 @@ def groups_as_codes() -> Iterator[None]:
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If the version of formulae, which reads formulas for Bambi, is not one that this replacement
         was written for, or the design matrices of a small frame are not Bambi's. Then nothing is
         replaced.

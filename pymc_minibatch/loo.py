@@ -66,7 +66,7 @@ def loo(
         are compared should use the same ones, as they do with the same `random_seed`.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     max_draws : int, default 1000
@@ -90,7 +90,7 @@ def loo(
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If importance sampling fails for some of the rows, or if the rows are too few for N.
 
     Notes

@@ -57,7 +57,7 @@ MESSAGES = {
     "PMB105": Message(
         "No control variate, since rows depend on discrete variables",
         "A Taylor expansion is valid for one value of a discrete variable only.",
-        "Marginalise the discrete variables if you can. `control_variate=0` silences the warning.",
+        "Marginalize the discrete variables if you can. `control_variate=0` silences the warning.",
     ),
     "PMB106": Message(
         "The posterior seems to have several modes",
@@ -110,7 +110,7 @@ MESSAGES = {
     "PMB203": Message(
         "No proposal of many draws was accepted",
         "Proposals do not fit the posterior where the chain is, for example near a hard "
-        "constraint, or where kinks of the prior couple many parameters.",
+        "constraint, or if kinks of the prior couple many parameters.",
         "Do not use these draws. Raise tune, so that the chain may continue along trajectories "
         "(`fallback='nuts'`), or, if kinks are the cause, make the prior smooth.",
     ),
@@ -131,8 +131,10 @@ MESSAGES = {
     ),
     "PMB301": Message(
         "A decision needs more rows than are in memory",
-        "The chain is far from the mode, and rows are read from a cluster or from files.",
-        "Set `rows_in_memory` to more bytes, or to `np.inf`, which copies all rows.",
+        "Rows stay on a cluster or in files, and only some of them are in memory. Far from the "
+        "mode a decision may need more of them.",
+        "Set `rows_in_memory` to more bytes, or to `np.inf`, which copies all rows to this "
+        "machine.",
     ),
     "PMB302": Message(
         "A row violates the bound on its third derivative",
@@ -141,8 +143,8 @@ MESSAGES = {
     ),
     "PMB303": Message(
         "A row is impossible at a point of the chain",
-        "The support of the likelihood depends on a parameter, and batches do not see its end.",
-        "Raise `tune`: with 150 draws of tuning to come, chains continue along trajectories with "
+        "The support of the likelihood depends on a parameter, and batches can miss its end.",
+        "Raise `tune`: with 150 tuning draws left, chains continue along trajectories with "
         'all rows. This takes `fallback="nuts"` and the defaults of `acceptance`, `proposal` '
         "and `batch_size`.",
     ),
@@ -223,8 +225,7 @@ MESSAGES = {
     "PMB501": Message(
         "Rows are copied to this machine",
         "The step reads any row at any time, and the data are in partitions.",
-        "Make sure that there is space, or choose the settings in the message, which leave rows "
-        "where they are.",
+        "Make sure that there is space, or choose the settings in the message, which make no copy.",
     ),
     "PMB502": Message(
         "The compile cache cannot be read or written",
@@ -249,8 +250,8 @@ MESSAGES = {
     ),
     "PMB506": Message(
         "groups_as_codes does nothing",
-        "It replaces code of the package formulae, of which this version is unknown.",
-        "Install a version that the message names, or do without: the result is the same, and "
+        "It replaces code of the package formulae, and does not know this version of it.",
+        "Install a version that the message names, or do without: the result is the same, but "
         "needs more memory.",
     ),
     "PMB601": Message(
@@ -291,7 +292,7 @@ MESSAGES = {
     ),
     "PMB608": Message(
         "NotEnoughMemoryError: the work would not fit into memory",
-        "It is raised before the work begins. The limit is the least of what the machine, its "
+        "It is raised before the work begins. The limit is the smallest of what the machine, its "
         "container, `ulimit -v` and the environment variable `PYMC_MINIBATCH_MEMORY` leave.",
         "Do what the message says, or raise the limit.",
     ),
@@ -304,7 +305,7 @@ MESSAGES = {
     "PMB610": Message(
         "A chain, or transitions of an approximation, failed in a process",
         "The process ended, or raised an error that cannot be passed on.",
-        "Run with `cores=1` to see the error where it arises.",
+        "Run with `cores=1` to see the error itself.",
     ),
 }
 """Messages by id."""

@@ -7,7 +7,21 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["Panels", "arviz_plots", "figure_options", "outline", "over_draws", "thinned"]
+__all__ = [
+    "Panels",
+    "arviz_plots",
+    "columns_of",
+    "figure_options",
+    "outline",
+    "over_draws",
+    "thinned",
+]
+
+FEW_PANELS = 6
+"""Up to this many panels stand in two columns, so that their numbers can be read on a page."""
+
+PANEL, LEGEND = (450, 340), 200
+"""Width and height of a panel, and width of the legend, in dots."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito (2008), Color Universal Design."""
@@ -32,7 +46,7 @@ class Panels:
         data = xr.Dataset(
             {title: ("run", np.zeros(len(runs))) for title in titles}, {"run": self.runs}
         )
-        columns = min(len(titles), 3)
+        columns = columns_of(len(titles))
         rows = -(-len(titles) // columns)
         self.collection = plots.PlotCollection.wrap(
             data,
@@ -81,11 +95,17 @@ class Panels:
         return self.collection
 
 
+def columns_of(n_panels: int) -> int:
+    """Return in how many columns panels stand."""
+    return min(n_panels, 2 if n_panels <= FEW_PANELS else 3)
+
+
 def figure_options(columns: int, rows: int, backend: str | None) -> dict[str, Any]:
     """Return the size of a figure; Matplotlib does not make room for the legend by default."""
     backend = import_module("arviz_base").rcParams["plot.backend"] if backend is None else backend
-    size = {"figsize": (450 * columns + 200, 380 * rows), "figsize_units": "dots"}
-    return size | ({"layout": "constrained"} if backend == "matplotlib" else {})
+    width, height = PANEL
+    shown = {"figsize": (width * columns + LEGEND, height * rows), "figsize_units": "dots"}
+    return shown | ({"layout": "constrained"} if backend == "matplotlib" else {})
 
 
 def arviz_plots() -> Any:
@@ -94,8 +114,8 @@ def arviz_plots() -> Any:
         return import_module("arviz_plots")
     except ImportError as error:
         raise ImportError(
-            "The figures need arviz-plots and one of its backends: "
-            "pip install 'pymc-minibatch[plots]'."
+            "Figures need arviz-plots and one of its backends: install this package with its "
+            "extra [plots]."
         ) from error
 
 

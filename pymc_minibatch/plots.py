@@ -15,6 +15,7 @@ from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_va
 from pymc_minibatch.panels import (
     COLORS,
     arviz_plots,
+    columns_of,
     figure_options,
     outline,
     over_draws,
@@ -86,7 +87,7 @@ def marginals(
     aligned = aligned_runs(results, first, names)
     posteriors = {name: drawable(results[name], arrays) for name, arrays in aligned.items()}
     n_panels = sum(len(labels(posteriors[first][name])) for name in names)
-    columns = min(n_panels, 4)
+    columns = columns_of(n_panels)
     collection = plots.plot_dist(
         {name: xr.DataTree.from_dict({"posterior": part}) for name, part in posteriors.items()},
         var_names=names,
@@ -153,7 +154,7 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     for name, values in sizes.items():
         share = np.histogram(values, edges)[0] / values.size
         panel.line(name, *outline(edges, share, floor), width=1.8)
-    panel.label("rows for a decision", "share of draws", log="xy")
+    panel.label("rows per decision", "share of draws", log="xy")
     return panel.finish()
 
 

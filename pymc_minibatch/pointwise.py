@@ -39,7 +39,7 @@ def log_likelihood(
         Row numbers, from 0 to N − 1; all rows if not given.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     max_draws : int, optional

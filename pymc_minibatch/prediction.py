@@ -63,7 +63,7 @@ def predict(
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model, which
         then predicts, a few rows at a time.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     var_name : str, optional

@@ -1,6 +1,6 @@
 """A short text on a run: what it read, whether it worked, and what to change."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ def report(idata: xr.DataTree) -> str:
     Returns
     -------
     str
-        Draws, rows and seconds; rows that were read, against passes over all of them; rows of a
+        Draws, rows and seconds; rows that were read, against passes over all of them; rows per
         decision; acceptance by kind of move; R-hat and effective sample size; then advice.
 
     Raises
@@ -192,9 +192,20 @@ def _cost(run: Result, n_rows: int) -> str:
     assert read is not None
     passes, of_draw = read.sum() / n_rows, read.sum() / max(1, int(run.finished.sum()))
     return (
-        f"Rows: {of_draw:,.0f} evaluations in a draw ({of_draw / n_rows:.2%} of a pass), "
+        f"Rows: {of_draw:,.0f} evaluations per draw ({_share(of_draw / n_rows)} of a pass), "
         f"{passes:,.3g} passes for all draws. A gradient of NUTS takes one pass."
     )
+
+
+def _share(part: float) -> str:
+    return "less than 0.01%" if 0 < part < 5e-5 else f"{part:.2%}"
+
+
+def _few_or_many(mean: float) -> str:
+    """Return a mean number of rows in words; one that rounds to 0 looks like none."""
+    if 0 < mean < 1:
+        return "fewer than one"
+    return f"{mean:.1f}" if 1 <= mean < 9.5 else f"{mean:,.0f}"
 
 
 def _made(run: Result, name: str) -> np.ndarray | None:
@@ -209,10 +220,10 @@ def _known(run: Result, name: str) -> np.ndarray | None:
     return None if values is None or np.isnan(values).all() else values
 
 
-def _by_step(values: np.ndarray, text: str) -> str:
+def _by_step(values: np.ndarray, text: Callable[[float], str]) -> str:
     """Put the mean over draws in words, of each step if there are several."""
     means = np.nanmean(values.astype(np.float64), axis=0)
-    return " and ".join(format(mean, text) for mean in means)
+    return " and ".join(text(mean) for mean in means)
 
 
 def _witnessed(run: Result) -> Iterator[str]:
@@ -233,22 +244,24 @@ def _witnessed(run: Result) -> Iterator[str]:
 def _decisions(run: Result, n_rows: int) -> Iterator[str]:
     size, bright = _made(run, "batch_size"), _made(run, "n_bright")
     if size is not None and size.size:
-        share = _by_step(size / n_rows, ".2%")
-        yield (f"Decisions: {_by_step(size, ',.0f')} rows on average ({share}), {_accuracy(run)}.")
+        rows, share = _by_step(size, _few_or_many), _by_step(size / n_rows, _share)
+        noun = "row" if rows == "fewer than one" else "rows"
+        yield f"Decisions: {rows} {noun} on average ({share}), {_accuracy(run)}."
     if bright is not None and bright.size:
-        share = _by_step(bright / n_rows, ".2%")
-        yield f"Bright rows: {_by_step(bright, ',.0f')} on average ({share})."
+        rows, share = _by_step(bright, _few_or_many), _by_step(bright / n_rows, _share)
+        yield f"Bright rows: {rows} on average ({share})."
     if (accepted := _known(run, "acceptance_rate")) is not None:
         kinds = {text: _known(run, f"acceptance_rate_{kind}") for kind, text in KINDS.items()}
         parts = [f"{np.nanmean(r):.2f} for {text}" for text, r in kinds.items() if r is not None]
         more = f" ({', '.join(parts)})" if parts else ""
-        yield f"Acceptance: {_by_step(accepted, '.2f')}{more}."
+        yield f"Acceptance: {_by_step(accepted, '{:.2f}'.format)}{more}."
     if (swept := _known(run, "rows_per_sweep")) is not None:
         read = float(np.nanmean(swept))
-        yield f"Sweeps over groups: {read:,.0f} rows each ({read / n_rows:.2%})."
+        noun = "row" if 0 < read < 1 else "rows"
+        yield f"Sweeps over groups: {_few_or_many(read)} {noun} each ({_share(read / n_rows)})."
     yield from _witnessed(run)
     if (noise := _known(run, "gradient_noise")) is not None:
-        yield f"Noise: {np.nanmean(noise):.1%} of what drives the chain comes from the batches."
+        yield f"Noise: {np.nanmean(noise):.1%} of the noise of a step comes from the batches."
 
 
 def _accuracy(run: Result) -> str:
@@ -282,8 +295,8 @@ def _faults(run: Result, chains: _Chains) -> Iterator[str]:
     """Say what is wrong with the draws themselves."""
     if text := interrupted(run):
         yield (
-            f"The run was interrupted: {text}. What is said here rests on "
-            f"{chains.text}: take idata.isel(draw=slice({chains.n_draws}))"
+            f"The run was interrupted: {text}. This report covers {chains.text}. Take "
+            f"idata.isel(draw=slice({chains.n_draws}))"
             + (", of the chains that have some," if chains.n_chains < run.n_chains else "")
             + " or sample again."
         )
@@ -291,12 +304,12 @@ def _faults(run: Result, chains: _Chains) -> Iterator[str]:
         yield (
             f"There are draws that are not finite, in {_count(len(chains.not_finite), 'element')} "
             f"({shown(chains.not_finite)}): look for a prior or a likelihood that overflows, and "
-            "do not use means of these."
+            "do not use their means."
         )
     if chains.frozen:
         yield (
-            f"Chains never moved in {shown(chains.frozen)}: they hold other values than the rest. "
-            "Tune for longer, or look at the scale of these in print(step)."
+            f"Chains never moved in {shown(chains.frozen)}: in some chain all draws have the "
+            "same value. Tune for longer, or look at the acceptance rate of that chain."
         )
     if chains.constant:
         yield (
@@ -312,7 +325,7 @@ def _advice(run: Result, n_rows: int, chains: _Chains) -> Iterator[str]:
     yield from _advice_on_length(chains)
     if run.is_stand_in:
         yield (
-            "observed_data and constant_data hold the model's stand-in: for what comes after, use "
+            "observed_data and constant_data hold the model's stand-in: after the fit, use "
             "pmb.loo, pmb.predict and pmb.log_likelihood with data=step.tall."
         )
 
@@ -343,14 +356,14 @@ def _advice_on_moves(run: Result, n_rows: int) -> Iterator[str]:
     if size is not None and np.nanmean(size) > NEAR_ALL * n_rows and not _has_effects(run):
         yield (
             f"Decisions read {np.nanmean(size) / n_rows:.0%} of the rows, which saves little: "
-            "print the step to see how it decides, and try NUTS."
+            "print(step) shows which test decides. Try NUTS."
         )
     if accepted is not None and np.nanmean(accepted) < LOW_ACCEPTANCE:
         yield f"Only {np.nanmean(accepted):.1%} of the moves are accepted: tune for longer."
     if error is not None and np.nanmax(error) > LARGE_ERROR:
         yield (
             f"Acceptance probabilities may be off by {np.nanmax(error):.2g}: use a smaller sigma "
-            "in the test, or acceptance='exact' where it is possible."
+            "in the test, or acceptance='exact' if the model allows it."
         )
     if noise is not None and np.nanmean(noise) > LARGE_NOISE:
         yield "Most of the noise comes from the batches: set a larger batch_size."

@@ -305,7 +305,7 @@ class Result:
             )
 
 
-def named_results(runs: Any, reference: str | None = None) -> dict[str, Result]:
+def named_results(runs: Any, baseline: str | None = None) -> dict[str, Result]:
     """Read several results by name.
 
     Raises
@@ -313,16 +313,16 @@ def named_results(runs: Any, reference: str | None = None) -> dict[str, Result]:
     TypeError
         If they are no mapping of results.
     ValueError
-        If there is none, or the reference is not among them.
+        If there is none, or the baseline is not among them.
     """
     if not isinstance(runs, Mapping):
         raise TypeError(
             "runs must be a dict of results by name, such as {'NUTS': idata}; got an object of "
             f"type {type(runs).__name__}."
         )
-    if reference is not None and reference not in runs:
+    if baseline is not None and baseline not in runs:
         raise ValueError(
-            f"The reference {reference!r} is not among the runs, which are {list(runs)}."
+            f"The baseline {baseline!r} is not among the runs, which are {list(runs)}."
         )
     if not runs:
         raise ValueError("runs is empty. Give at least one result.")

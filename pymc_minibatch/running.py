@@ -25,21 +25,19 @@ __all__ = ["RunningMean"]
 class RunningMean:
     """The mean over draws of a function of the parameters, as a callback of ``pm.sample``.
 
-    :meth:`add` takes the draws of a result, if there is one.
-
-    The prediction of a network for given rows is the mean of its outputs over the draws. This keeps
-    that mean alone, and not the draws or the outputs for each of them: pass ``pm.sample`` the
-    `var_names` of a few small variables as well.
+    The prediction of a network for given rows is the mean of its outputs over the draws. Only this
+    mean is kept, not the draws or the outputs of each draw. So also pass ``pm.sample`` the
+    `var_names` of a few small variables. If you have a result already, use :meth:`add`.
 
     Parameters
     ----------
     f : TensorVariable or str
         The quantity to average: a variable of the model, its name, or an expression of some.
-    data : mapping of str to array, optional
-        For each name of a ``pm.Data`` that f reads, the rows for which f is wanted; those of the
+    data : dict of str to ndarray, optional
+        The rows for which f is computed, for each ``pm.Data`` that f reads, by name; those of the
         model if not given.
     every : int, default 1
-        Of each chain every so many draws after tuning count.
+        Use every n-th draw of each chain after tuning.
     model : pymc.Model, optional
         The model; taken from the context if not given.
 
@@ -48,9 +46,9 @@ class RunningMean:
     mean : ndarray
         The mean so far, over the draws of all chains; of the shape of f.
     n_draws : int
-        Draws in it.
+        The number of draws in the mean.
     n_left_out : int
-        Draws at which f was not finite. The first is told in a warning.
+        The number of draws at which f was not finite. A warning names the first.
 
     Raises
     ------

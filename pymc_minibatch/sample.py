@@ -99,7 +99,7 @@ def sample(
         minibatches.
     step : step of this package, optional
         A step with settings of your own, instead of `method`.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
     store : str or path, optional
         A new folder to which draws are written as they come. A run that ends before its time, for
@@ -108,7 +108,7 @@ def sample(
         As for ``pm.sample``. The same seed gives the same draws, whatever the number of cores.
     **kwargs
         Further arguments of ``pm.sample``, such as ``cores``, ``initvals``, ``var_names`` and
-        ``progressbar``. With ``trace``, ``callback`` and others that need every draw by itself,
+        ``progressbar``. With ``trace``, ``callback`` and others that need every draw separately,
         ``pm.sample`` makes the draws.
 
     Returns
@@ -254,7 +254,7 @@ def resume(
         finished or not.
     step : step of this package, optional
         A step with the settings of the run, if it was begun with one.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         The data of the run, if it was begun with some.
     **kwargs
         As for :func:`sample`: ``cores``, ``progressbar``, ``var_names`` and others.

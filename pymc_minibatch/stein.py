@@ -93,8 +93,8 @@ def ksd(
 ) -> SteinDiscrepancy:
     """Estimate how far draws are from the posterior, by a kernel Stein discrepancy.
 
-    It compares draws of one model, say between step sizes: the smaller is the nearer. Its unit has
-    no meaning by itself. It does not notice a mode that no draw has found.
+    Use it to compare draws of one model, for example between step sizes: smaller is better. Its
+    unit has no meaning of its own. It cannot detect a mode that no draw has found.
 
     Pairs of draws that are near each other in a chain are left out. So the expected square is zero
     for draws from the posterior however slowly they mix, if there are at least a hundred
@@ -106,15 +106,16 @@ def ksd(
         Result of ``pm.sample``; its posterior must hold all free variables of the model.
     model : pymc.Model or bambi.Model, optional
         The model; taken from the context if not given. For a result of Bambi pass its model.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     reference : Reference, optional
         Its covariance is the unit of length, and the control variate is about it; found here if not
-        given. Hand over the same one for draws that are to be compared.
+        given. Pass the same reference for all draws that you compare.
     control_variate : {"auto", 0, 1, 2}, default "auto"
-        Taken off the gradients of the rows. Without one the noise of the batches drowns all but
-        large discrepancies. If there is no reference, the covariance of the draws is the unit.
+        Order of the expansion whose gradient is subtracted from that of each row. Without it, the
+        noise of the batches hides all but large discrepancies. If there is no reference, the
+        covariance of the draws is the unit.
     batch_size : int, optional
         Rows of the batch of each draw; 1000, or N if that is less.
     max_draws : int, default 2000
@@ -136,7 +137,7 @@ def ksd(
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a parameter never moves, and `reference` gives the unit.
 
     Examples

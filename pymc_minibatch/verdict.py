@@ -53,22 +53,22 @@ class Audit:
         ``standard_error``, ``z``, and ``p`` of an error beyond `limit` after Holm's correction for
         the number of moves. Empty if no batch decides.
     by_log_ratio : pandas.DataFrame
-        The same, over all moves, at each log ratio. For the exact test: empty.
+        The errors of all moves together, by log ratio. Empty for the exact test.
     statistics : pandas.DataFrame
         ``mean`` error, ``odd`` (the error times the sign of the log ratio), ``moves`` (the sum of
         squared deviations of moves beyond `limit`, in standard errors) and ``estimate`` (the mean
-        error of log ratios by batches, in nats), each with its p-value for a right test, corrected
-        by Holm's method.
+        error of log ratios by batches, in nats), each with its p-value for a correct test,
+        corrected by Holm's method.
     limit : float
-        The error of acceptance probabilities that was to be seen.
+        The error of acceptance probabilities that the audit should detect.
     resolution : float
-        The error that is seen: half the width of the interval of 95 % of the mean error.
+        The error that it can detect: half the width of the 95 % interval of the mean error.
     right : bool
         Whether no deviation was found.
     resolved : bool
-        Whether no deviation was found, and one of `limit` would have been.
+        Whether no deviation was found, although one of `limit` would have been detected.
     verdict : str
-        In words.
+        The result as a text.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def _of_comparisons(compared: Sequence[Comparison], wrong: Sequence[Comparison])
             "model."
         )
     if not compared:
-        return "No move was compared with the model's own log-density, as rows are elsewhere."
+        return "Rows stay in partitions: no move was compared with the model's own log-density."
     kinds = len({each.move for each in compared})
     error = max(each.error for each in compared)
     return (
@@ -294,7 +294,7 @@ def _of_decisions(
     half, worst = CONFIDENCE * errors["mean"], moves.iloc[int(moves["z"].abs().argmax())]
     found = (
         f"Decisions by batches ({name}): {len(moves)} moves, {repeats[-1].errors.size:,} decisions "
-        f"on each, about {moves['batch_size'].mean():,.0f} rows in a decision. The acceptance "
+        f"on each, about {moves['batch_size'].mean():,.0f} rows per decision. The acceptance "
         f"probability is off by {values['mean']:+.4f} on average (95 % interval "
         f"{values['mean'] - half:+.4f} to {values['mean'] + half:+.4f}), and by "
         f"{values['odd']:+.4f} ± {errors['odd']:.4f} towards the sign of the log ratio. "

@@ -73,7 +73,9 @@ class Austere(Acceptance):
     The error is that of a decision given u, worked out for normal log ratios; ``test_error`` in the
     sample stats is that of the design, at the true mean for "nc", unless all rows are read.
 
-    Source: Korattikara, Chen and Welling (2014), Austerity in MCMC Land, algorithm 1 and section 5.
+    References
+    ----------
+    Korattikara, Chen and Welling (2014), Austerity in MCMC Land, algorithm 1 and section 5.
 
     Examples
     --------

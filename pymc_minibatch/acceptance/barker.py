@@ -58,7 +58,9 @@ class Barker(Acceptance):
     ``test_error`` in the sample stats is at least 0.0095, the distance between the logistic and the
     normal distribution function, and 1 if s² is 1.702² or more.
 
-    Source: Bardenet, Doucet and Holmes (2017), On Markov chain Monte Carlo methods for tall data,
+    References
+    ----------
+    Bardenet, Doucet and Holmes (2017), On Markov chain Monte Carlo methods for tall data,
     section 6.3.
 
     Examples

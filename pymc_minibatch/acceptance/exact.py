@@ -126,7 +126,9 @@ class Exact(Acceptance):
     :class:`MinibatchMH` cannot be set, rows are always drawn by the size of their bounds, and the
     control variate has order 2. ``log_ratio_var`` and ``test_error`` in the sample stats are 0.
 
-    Source: Prado, Nemeth and Sherlock (2024), Metropolis-Hastings with scalable subsampling,
+    References
+    ----------
+    Prado, Nemeth and Sherlock (2024), Metropolis-Hastings with scalable subsampling,
     algorithm 2.
 
     Examples

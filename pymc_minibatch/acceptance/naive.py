@@ -55,7 +55,9 @@ class Naive(Acceptance):
     most 1: since min(1, exp) has no slope above 1, it bounds the error of the acceptance
     probability.
 
-    Source: Micropolis II, the naive test.
+    References
+    ----------
+    Micropolis II, the naive test.
 
     Examples
     --------

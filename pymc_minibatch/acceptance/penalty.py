@@ -68,7 +68,9 @@ class Penalty(Acceptance):
     but without the error of a correction distribution: with normal noise of known variance it is
     exact.
 
-    Source: Ceperley and Dewing (1999), The penalty method for random walks with uncertain energies,
+    References
+    ----------
+    Ceperley and Dewing (1999), The penalty method for random walks with uncertain energies,
     section III.
 
     Examples

@@ -62,7 +62,9 @@ class SubLhd(Acceptance):
     not tuned. Beyond half of the rows all are read and the decision is exact. ``test_error`` in the
     sample stats is `delta`, unless all rows are read.
 
-    Source: Bardenet, Doucet and Holmes (2014), Towards scaling up Markov chain Monte Carlo, section
+    References
+    ----------
+    Bardenet, Doucet and Holmes (2014), Towards scaling up Markov chain Monte Carlo, section
     3 and figure 3.
 
     Examples

@@ -194,13 +194,13 @@ class Check:
     def reason(self) -> str:
         """The verdict in words."""
         far, wide = self.largest, self.widest
-        parts = [f"largest shift {far.size:.2f} ± {far.error:.2f} sd ({far.name})"]
-        parts.append(f"sds off by {wide.scale:+.0%} ± {wide.scale_error:.0%} ({wide.name})")
+        parts = [f"largest shift {far.size:.2f} ± {far.error:.2f} SD ({far.name})"]
+        parts.append(f"SDs off by {wide.scale:+.0%} ± {wide.scale_error:.0%} ({wide.name})")
         if math.isfinite(self.pareto_k):
             parts.append(f"k̂ {self.pareto_k:.1f}")
         slow = max(self.shifts, key=lambda shift: shift.slowness)
         if slow.slowness > SLOW:
-            parts.append(f"scans hardly move {slow.name}, so that its errors are not seen")
+            parts.append(f"scans hardly move {slow.name}, so its errors cannot be seen")
         if self.n_modes > 1:
             parts.append(f"{self.n_modes} modes, whose shares no scan has confirmed")
         return "; ".join(parts)

@@ -31,9 +31,9 @@ class Bohning:
     Untuned bounds touch if all classes are equally likely (ψ = 0), tuned ones at the predictor
     of each row at the posterior mode.
 
-    Notes
-    -----
-    Source: Böhning (1992); its use in Firefly Monte Carlo: Maclaurin and Adams (2014), section 4.2.
+    References
+    ----------
+    Böhning (1992); its use in Firefly Monte Carlo: Maclaurin and Adams (2014), section 4.2.
 
     Examples
     --------

@@ -37,7 +37,9 @@ class Bound:
     ``FlyMC`` verifies on random rows, at random points, that the bounds lie below the likelihood,
     and that they add up to `total`, and a chain that finds a row for which they do not stops.
 
-    Source: Maclaurin and Adams (2014), section 2.
+    References
+    ----------
+    Maclaurin and Adams (2014), section 2.
 
     Examples
     --------

@@ -44,9 +44,9 @@ class JaakkolaJordan:
     ValueError
         If `xi` is negative or not finite.
 
-    Notes
-    -----
-    Source: Jaakkola and Jordan (1997); its use in Firefly Monte Carlo: Maclaurin and Adams (2014),
+    References
+    ----------
+    Jaakkola and Jordan (1997); its use in Firefly Monte Carlo: Maclaurin and Adams (2014),
     section 3.1.
 
     Examples

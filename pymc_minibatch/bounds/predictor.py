@@ -150,7 +150,7 @@ def find_predictor(tall: TallModel) -> Predictor:
         names = sorted({str(v.name) for v in tall.model.value_vars} & _entering(tall))
         raise NoPredictorError(
             f"the rows of {' + '.join(tall.row_names)} depend on {', '.join(names)} in more than "
-            "one place, and not through one predictor alone (an unknown scale or dispersion, say)"
+            "one place, not through one predictor alone (for example an unknown scale)"
         )
     affine: list[Variable] = []
     for eta in candidates:

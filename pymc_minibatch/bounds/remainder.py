@@ -104,7 +104,7 @@ def bound_remainders(
         some_lengths, some_bounds = look(*tall.batch(np.sort(rows)))
         expected = tall.n_rows * float(np.mean(some_bounds * some_lengths**3)) * per_size
         if expected > TOO_MANY * most_rows:
-            raise NoPredictorError(f"Exact would take about {expected:,.3g} rows in a decision")
+            raise NoPredictorError(f"Exact would take about {expected:,.3g} rows per decision")
     sizes: np.ndarray | SizedRows
     if tall.partitions is not None:
         sizes = _sized(tall, partial(_row_sizes, look))

@@ -39,9 +39,9 @@ class StudentT:
     ValueError
         If `xi` is negative or not finite.
 
-    Notes
-    -----
-    Source: Maclaurin and Adams (2014), section 4.3.
+    References
+    ----------
+    Maclaurin and Adams (2014), section 4.3.
 
     Examples
     --------

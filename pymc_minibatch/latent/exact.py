@@ -1,4 +1,4 @@
-"""Moves of a latent field where sums say everything of the rows, so that none is read.
+"""Moves of a latent field if sums over the rows are sufficient statistics, so that none is read.
 
 The surrogate is the posterior then (:mod:`.sums`), and what it accepts is accepted.
 """
@@ -14,7 +14,7 @@ __all__ = ["ExactSampler"]
 class ExactSampler(LatentSampler):
     """Moves that need no row."""
 
-    presumes = "sums say everything of the rows, each of which is quadratic in its predictor"
+    presumes = "sums over the rows are sufficient statistics, each row quadratic in its predictor"
 
     @cached_property
     def decisions(self) -> ExactDecisions:
@@ -23,4 +23,4 @@ class ExactSampler(LatentSampler):
 
     def describe(self) -> str:
         """Say in words what moves how."""
-        return f"sums say everything of the rows, and none is read; {super().describe()}"
+        return f"sums over the rows are sufficient statistics; {super().describe()}"

@@ -253,7 +253,7 @@ class FireflySampler(LatentSampler):
     """
 
     sweeping = SWEEPING
-    presumes = "the bounds of rows and their gaps are the rows"
+    presumes = "bound and gap add up to the log-likelihood of each row"
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ def find_field(
     field = LatentField(inside, hyper, latent, rows, swept, points, scalars)
     variables = [_joined(slices, [name]) for name in latent_names]
     if not all(field.foretells(point, variables) for point in points[PROBES:]):
-        raise NoFieldError("How variables enter changes where that was not seen at other points.")
+        raise NoFieldError("the effects depend on some variables differently at other points.")
     if hyper.size > MOST_HYPER and field.with_effects_held(points[0], points[1][hyper]) is None:
         raise too_many
     return field

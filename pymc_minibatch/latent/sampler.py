@@ -335,16 +335,15 @@ class LatentSampler(ABC):
         named = self.tall.layout.unflatten(self.coordinates.to_model(point))
         return log_density(self.tall, self.reference.temperature, named)
 
-    presumes = "the rows are what their expansion and its remainders make of them"
+    presumes = "expansion and remainder add up to the log-likelihood of each row"
     """What decisions rest on, in words."""
 
     def describe(self) -> str:
         """Say in words what moves how."""
         layout, levels = self.field.latent, self.field.levels
         beside = layout.dense.size - sum(level.latent.size for level in levels[1:])
-        parts = [f"hyperparameters ({self.field.hyper.size}) carry effects along"]
-        if beside:
-            parts.append(f"coefficients ({beside}) move together")
+        joint = f"joint updates of hyperparameters ({self.field.hyper.size}) with effects"
+        parts = [f"{joint} and of coefficients ({beside})" if beside else joint]
         parts += [self._described(k) for k in range(len(levels))]
         return "; ".join(parts)
 

@@ -151,7 +151,7 @@ def search(
                 raise
             surrogate, cholesky = variational.from_afar()
         if parabolic is not None and not expander.agrees(surrogate, cholesky):
-            raise NoFieldError("Sums do not say what the rows say, far out in the posterior.")
+            raise NoFieldError("sums over the rows miss their log-likelihood far from the mode.")
     except np.linalg.LinAlgError as error:
         raise NoFieldError(f"The mode of the effects was not found: {error}.") from error
     if surrogate.kinks is None:

@@ -233,4 +233,4 @@ class WholeSampler(LatentSampler):
 
     def describe(self) -> str:
         """Say in words what moves how."""
-        return f"all rows are read, which costs less than batches here; {super().describe()}"
+        return f"all rows are read, which takes less time than batches here; {super().describe()}"

@@ -11,7 +11,7 @@ __all__ = ["MultilevelResult"]
 
 @dataclass(frozen=True)
 class MultilevelResult:
-    """An expectation under the posterior, how sure it is, and what it cost.
+    """An expectation under the posterior, with its errors and its cost.
 
     Attributes
     ----------
@@ -19,9 +19,9 @@ class MultilevelResult:
         Estimate, in the shape of f; if variables were named, a Dataset with a dimension
         ``moment`` of length 2, mean and variance.
     standard_error : float, ndarray or xarray.Dataset
-        Of the estimate, likewise.
+        Standard error of the estimate, in the same form.
     bias : float, ndarray or xarray.Dataset
-        Estimated bound on what is left of the bias of the step size, likewise.
+        Estimated bound on the remaining bias of the step size, in the same form.
     summary : pandas.DataFrame
         For each element: ``estimate``, ``standard_error``, ``bias``, ``rmse`` (the two combined)
         and ``target``, the RMSE that was asked for.
@@ -36,13 +36,13 @@ class MultilevelResult:
         Gradients of rows evaluated, pilot runs included; with ``taylor`` those at the mode, and
         their changes by the Hessian, count too.
     epochs : float
-        The same, divided by the number of rows.
+        `n_gradient` divided by the number of rows.
     reference_passes : float
-        Passes over all rows that finding the mode took, which `n_gradient` leaves out.
+        Passes over all rows for finding the mode, which `n_gradient` does not count.
     converged : bool
         Whether the estimated RMSE meets the target.
     message : str
-        Why it stopped.
+        The reason for stopping.
 
     Examples
     --------
@@ -103,9 +103,9 @@ class MultilevelResult:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError("Figures need matplotlib: pip install pymc-minibatch[plots].") from (
-                error
-            )
+            raise ImportError(
+                "Figures need Matplotlib: install this package with its extra [plots]."
+            ) from error
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         variance, mean, cost = figure.subplots(1, 3)
         differences = self.levels.iloc[1:]

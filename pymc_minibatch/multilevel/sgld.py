@@ -100,7 +100,7 @@ def multilevel_sgld(
         variables, or these themselves, whose means and variances are estimated.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
     reference : Reference, optional
         The mode; paths start from the Gaussian approximation about it, whose covariance is the
@@ -147,7 +147,7 @@ def multilevel_sgld(
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If it has to stop before the target is met; the result says why. If a function is zero on
         all paths: an event may be too rare to be seen.
 
@@ -157,7 +157,9 @@ def multilevel_sgld(
     as e^(−t/2). h₀ is 1/2, or less if the noise of the batches is large; the time τ, by which
     paths grow from level to level, is what paths with the same noise need to come together.
 
-    Source: Giles, Nagapetyan, Szpruch, Vollmer and Zygalakis (2016), Multilevel Monte Carlo for
+    References
+    ----------
+    Giles, Nagapetyan, Szpruch, Vollmer and Zygalakis (2016), Multilevel Monte Carlo for
     Scalable Bayesian Computations. The preconditioner, the start from the Gaussian approximation,
     the choice of h₀ and τ, and values of f at the same times on all levels are not in the paper.
 

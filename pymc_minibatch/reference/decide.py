@@ -100,17 +100,17 @@ def decide_control_variate(
     if discrete and control_variate == "auto":
         warn(
             "PMB105",
-            f"No control variate, since the rows read {discrete}, which are discrete: an expansion "
-            "about one of their values does not hold at another. Batches will be large, "
-            "up to all rows, and moves short. If you can, sum the discrete variables out "
-            "of the model; control_variate=0 silences this warning.",
+            f"No control variate: the rows depend on the discrete variables {discrete}, and a "
+            "Taylor expansion is valid for one of their values only. Batches will be large, up to "
+            "all rows, and moves short. Marginalize the discrete variables if you can; "
+            "control_variate=0 silences this warning.",
         )
     if control_variate == 0 or (control_variate == "auto" and discrete):
         return None if reference is None else ControlVariate(reference, 0, temperature)
     if discrete:
         raise ValueError(
-            f"A control variate differentiates the rows by all that they read, and {discrete} are "
-            "discrete. Set control_variate=0."
+            "A control variate needs derivatives by everything on which the rows depend, and "
+            f"{discrete} are discrete. Set control_variate=0."
         )
     try:
         reference = reference or _search_one_mode(

@@ -61,7 +61,7 @@ def find_reference(
     ----------
     model : pymc.Model, optional
         The model; taken from the context if not given.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, or the model already split, such as ``step.tall``; see
         :class:`TallModel`.
     temperature : float, default 1.0
@@ -92,7 +92,7 @@ def find_reference(
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If there are other modes about as probable. Modes that none of a few starts leads to are not
         seen.
 
@@ -171,8 +171,8 @@ def search(
     started = time.perf_counter()
     if discrete := discrete_in_rows(tall):
         raise NoReferenceError(
-            f"the rows read {discrete}, which are discrete, and an expansion about one of their "
-            "values does not hold at another"
+            f"the rows depend on the discrete variables {discrete}, and a Taylor expansion is "
+            "valid for one of their values only"
         )
     initial = tall.start.copy() if start is None else start
     fixed = initial.copy()

@@ -99,31 +99,31 @@ class Reference:
     hessian : ndarray, shape (D, D)
         Sum over all rows of the Hessians of their log-likelihood at the reference point.
     curvature : ndarray, shape (D, D)
-        The same, averaged over the scale of the posterior if rows have kinks, which `hessian`
-        does not see (Laplace errors, quantile regression); equal to it elsewhere.
+        `hessian`, but averaged over the scale of the posterior if the log-likelihood has kinks
+        (Laplace errors, quantile regression), which `hessian` misses.
     prior_hessian : ndarray, shape (D, D)
-        Hessian of the prior part there. Discrete variables, which only the prior part may
-        read, are held where the search started, and have a negligible number here.
+        Hessian of the prior part at the reference point. Discrete variables, on which only the
+        prior part may depend, keep their initial values and have a negligible entry.
     compared_rows : ndarray of int64, shape (at most 20,)
-        Numbers of rows at equal distances, by which another likelihood is noticed.
+        Numbers of rows at equal distances, whose log-likelihoods reveal another likelihood.
     row_logps : ndarray, shape (at most 20,)
         Their log-likelihoods at the reference point.
     n_rows : int
         Rows of the data.
     checksum : int
-        Of the values of all rows, by which other data are noticed.
+        Checksum of the values of all rows, which reveals other data.
     parts : ndarray of int64, shape (P, 2)
         Rows and checksum of each partition; P is 0 if the rows are on this machine.
     temperature : float
-        T of the posterior whose mode it is.
+        Temperature T of the posterior.
     several_modes : bool
         Whether another mode was seen; chains stay about this one.
     passes : float
-        How often all rows were read.
+        Number of passes over all rows.
     seconds : float
-        Time that was spent.
+        Seconds that the search took.
     made_of : Fingerprint
-        Of the model: by which another likelihood, constant or prior is noticed.
+        Checksums of the model, which reveal another likelihood, constant or prior.
 
     Examples
     --------

@@ -317,17 +317,17 @@ class BatchMoves(TallStep):
         if self._breaks_a_bound(row, flat):
             return with_id(
                 "PMB302",
-                f"{name} varies more than the bound on its third derivative allows, so that the "
-                "exact test is not exact. Look at Exact(third=...), which must hold at every value "
-                "of the predictor, or use CorrectedBarker().",
+                f"{name} varies more than the bound on its third derivative allows, so the exact "
+                "test is not exact. Correct Exact(third=...), which must hold at every value of "
+                "the predictor, or use CorrectedBarker().",
             )
         return with_id(
             "PMB303",
             f"{name} has a log-likelihood that is not finite at a point that was accepted from "
-            "other rows: the support of rows depends on the parameters, and batches do not see "
-            "where it ends. A chain that finds this out with 150 draws of tuning or more to come "
+            "other rows: the support of the likelihood depends on the parameters, and batches "
+            "can miss its end. Raise tune: with at least 150 tuning draws left, the chain "
             "continues along trajectories with all rows (fallback='nuts', with the defaults of "
-            "acceptance, proposal and batch_size): raise tune.",
+            "acceptance, proposal and batch_size).",
         )
 
     def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:

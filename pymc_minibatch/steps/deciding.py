@@ -19,6 +19,7 @@ from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.reference.pinned import may_be_extreme, read_always, rows_to_pin
 from pymc_minibatch.reference.sizes import Unevenness, row_sizes
 from pymc_minibatch.steps.asked import RowChoice
+from pymc_minibatch.steps.display import mean_rows
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.weighted import SizedRows
 from pymc_minibatch.warn import warn
@@ -187,11 +188,10 @@ def _by_variance(
         test, why = _cheapest(tests, tall, control, variance)
         told += f"; {why}"
     told += "; rows by size" if by_size else "; rows uniformly"
-    told += ", gathered before" if sized is not None else ""
-    told += (
-        f": s² = 1 takes about {unevenness.by_size:,.3g} rows by size and "
-        f"{unevenness.uniform:,.3g} uniformly"
-    )
+    told += ", drawn before the chain starts" if sized is not None else ""
+    if 0.0 < unevenness.uniform < np.inf and np.isfinite(unevenness.by_size):
+        share = unevenness.by_size / unevenness.uniform
+        told += f" (sampling by size needs {share:.0%} as many rows as uniform batches)"
     return TestPlan(
         test,
         "size" if by_size else "uniform",
@@ -261,8 +261,8 @@ def _prepared(
             "acceptance out."
         ) from error
     if prepared is None:
-        return None, "acceptance as asked for"
-    return prepared, f"about {prepared.expected_rows:,.3g} rows in a decision"
+        return None, "as requested"
+    return prepared, f"{mean_rows(prepared.expected_rows)} per decision"
 
 
 def _affordable(
@@ -272,12 +272,13 @@ def _affordable(
     if control is not None and control.reference.has_kinks:
         return None, "the rows have kinks, for which Exact has no bound"
     if control is None or control.order != Exact.needs_order or rows == "uniform":
-        return None, "Exact needs an expansion of order 2, and rows by size"
+        return None, "Exact needs an expansion of order 2, and rows sampled by size"
     try:
         prepared = Exact().prepare(_Survey(tall, control, False, most_rows=FEW_ROWS))
     except NoPredictorError as error:
-        return None, str(error)
-    takes = f"Exact would take about {prepared.expected_rows:,.3g} rows in a decision"
+        told = str(error)
+        return None, told if told.startswith("Exact") else f"Exact cannot be used, since {told}"
+    takes = f"Exact would take {mean_rows(prepared.expected_rows)} per decision"
     if prepared.expected_rows > FEW_ROWS:
         return None, takes
     return prepared, takes.replace("would take", "takes")

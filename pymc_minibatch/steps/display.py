@@ -11,7 +11,7 @@ from rich.table import Column
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["Display", "expansion", "listed"]
+__all__ = ["Display", "expansion", "listed", "mean_rows"]
 
 MOST_NAMES = 8
 """Names in a list that people read."""
@@ -82,6 +82,15 @@ class Display:
             return {stat: step_stats[stat] for stat in cls.shown}
 
         return (update_stats,)
+
+
+def mean_rows(mean: float) -> str:
+    """Return a mean number of rows in words: as a number, one below 1 is hard to read."""
+    if mean == 0:
+        return "no row"
+    if mean < 1:
+        return "fewer than one row"
+    return f"about {mean:.3g} rows" if mean < 100 else f"about {mean:,.0f} rows"
 
 
 def listed(names: Sequence[str]) -> str:

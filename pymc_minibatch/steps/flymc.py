@@ -68,11 +68,11 @@ class FlyMC(FireflyMoves):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
-        Continuous free variables to sample; all if not given. Others are left to other steps. Where
-        the likelihood depends on one of those, each draw at which it has changed costs a pass over
+    vars : TensorVariable, str, or sequence of these, optional
+        Continuous free variables to sample; all if not given. Others are left to other steps. If
+        the likelihood depends on one of these, each draw at which it has changed costs a pass over
         all rows.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     reference : Reference, optional
         Point at which tuned bounds touch; found during set-up if not given. Find it once with
@@ -92,7 +92,7 @@ class FlyMC(FireflyMoves):
         state of a random `fraction` of the rows anew.
     fraction : float, default 0.1
         The share of rows picked by an explicit update, over 0 and at most 1.
-    q : float, optional
+    dark_to_bright_probability : float, optional
         The probability that an implicit update proposes to turn a dark row bright, over 0 and below
         1; if not given it is tuned so that updates of z cost about as much as those of θ.
     theta_updates : int, optional
@@ -138,10 +138,15 @@ class FlyMC(FireflyMoves):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; if the
         likelihood depends on variables that other steps move; and if bounds are so much narrower
         than the posterior that chains mix slowly.
+
+    See Also
+    --------
+    MinibatchMH : Exact for many generalized linear models, approximate for others.
+    Bound : A lower bound of your own.
 
     Notes
     -----
@@ -155,14 +160,17 @@ class FlyMC(FireflyMoves):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Rows whose bounds are loose where the posterior is, such as those of a category in which all
-    outcomes are alike, are read at every evaluation and have no state, if these are at most a tenth
-    of the rows: with bounds, a chain would turn them bright and dark again before it could move on.
+    Bounds are loose for some rows, such as those of a category in which all outcomes are equal. If
+    these are at most a tenth of the rows, they are read at every evaluation and have no brightness
+    variable: otherwise the chain would have to turn them bright and dark again before it could
+    move.
 
-    A chain keeps one byte a row, and 24 bytes for each row that was ever among the bright ones at
-    a time.
+    A chain keeps one byte per row, and 24 bytes for each of the largest number of bright rows so
+    far.
 
-    Source: Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
+    References
+    ----------
+    Maclaurin and Adams (2014), Firefly Monte Carlo: exact MCMC with subsets of data.
 
     Examples
     --------
@@ -183,7 +191,10 @@ class FlyMC(FireflyMoves):
     """
 
     name = "flymc"
-    renamed = {"kernel": "proposal"}  # noqa: RUF012 - of the class, never changed
+    renamed = {  # noqa: RUF012 - of the class, never changed
+        "kernel": "proposal",
+        "q": "dark_to_bright_probability",
+    }
     stats_dtypes_shapes = dtypes_shapes("FlyMC")
     shown: ClassVar[dict[str, tuple[str, str]]] = {
         "scale": ("Scale", "0.2f"),
@@ -192,7 +203,7 @@ class FlyMC(FireflyMoves):
     }
     learns = ("tuning", "moves")
     _state_class = FlyMCState
-    choice = "All variables are moved at once."
+    choice = "All variables are updated jointly."
 
     def __init__(
         self,
@@ -205,7 +216,7 @@ class FlyMC(FireflyMoves):
         proposal: Literal["auto", "hamiltonian", "langevin", "metropolis", "slice"] = "auto",
         z_update: Literal["implicit", "explicit"] = "implicit",
         fraction: float = 0.1,
-        q: float | None = None,
+        dark_to_bright_probability: float | None = None,
         theta_updates: int | None = None,
         steps_per_draw: int | Literal["auto"] = "auto",
         witness: bool = True,
@@ -220,7 +231,10 @@ class FlyMC(FireflyMoves):
         )
         self.z_update = checked_choice("z_update", z_update, ("implicit", "explicit"))
         self.fraction = checked_share("fraction", fraction, 1.0)
-        self.fixed_q = None if q is None else checked_share("q", q, 1 - 1e-9)
+        share = dark_to_bright_probability
+        self.fixed_q = (
+            None if share is None else checked_share("dark_to_bright_probability", share, 1 - 1e-9)
+        )
         self.theta_updates = checked_count(
             "theta_updates", 1 if theta_updates is None else theta_updates, 1
         )
@@ -240,7 +254,7 @@ class FlyMC(FireflyMoves):
         self._get_ready(started, reference)
         surprise = self._look_at_set_up()
         if surprise is not None and self.latent is not None:
-            self.choice = f"All variables are moved at once: {surprise}"
+            self.choice = f"All variables are updated jointly: {surprise}"
             self._set_up(bound, reference, False)
             self._get_ready(started, reference)
             surprise = self._look_at_set_up()
@@ -273,7 +287,7 @@ class FlyMC(FireflyMoves):
         try:
             sampler = make_firefly_sampler(self.tall, bound, self.fixed_q)
         except (NoFieldError, NoBoundError, np.linalg.LinAlgError) as reason:
-            self.choice = f"All variables are moved at once: {reason}"
+            self.choice = f"All variables are updated jointly: {reason}"
             return None
         self.bound, self.kernel = sampler.rows.bound, "sweeps"
         self.choice = f"Bright rows decide: {sampler.describe()}."

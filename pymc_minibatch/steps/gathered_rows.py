@@ -149,9 +149,9 @@ class GatheredRows(BatchMoves):
             raise SamplingError(
                 with_id(
                     "PMB301",
-                    f"A decision needs more than the {self.n_residents:,} rows that are gathered "
-                    "at a time, or all of them, as it does far from the mode. Set rows_in_memory "
-                    "to more bytes, or to np.inf, which copies all rows to this machine.",
+                    "The chain is far from the mode, and a decision needs more rows than the "
+                    f"{self.n_residents:,} in memory. Set rows_in_memory to more bytes, or to "
+                    "np.inf, which copies all rows to this machine.",
                 )
             )
         if numbers is None and self.residents is not None:

@@ -106,27 +106,27 @@ class MinibatchMH(WitnessedBatches):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
-    grows until the test is sure enough. See :class:`CorrectedBarker` for what is approximate.
+    grows until the error of the test is small enough. :class:`CorrectedBarker` explains what is
+    approximate.
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given. Others are left to other steps, and
         their values are read at every draw. With `data`, those on which the rows depend may only be
         left to steps with the same `data`.
-    data : mapping of str to array, or TallModel, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`. Or such a
         split itself, made before with these data, to save doing it again.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
-        takes Penalty for models with effects and scales of their own, with more noise if rows
-        cost more. Two kinds of them are sampled exactly: no row is read if the likelihood has
-        sufficient statistics, as for normal rows with a common scale; and all rows are if batches
-        would be a good part of them. For other models "auto" takes Exact if it has bounds and is
-        expected to read few rows, and of CorrectedBarker and Penalty the cheaper one elsewhere.
-        ``choice`` says which, and why. Asked for, Exact moves effects by themselves if sums
-        suffice, and all variables at once elsewhere. Naive, Barker, Austere and SubLhd are there
-        for comparison.
+        takes Exact if the model has bounds that leave few rows per decision, and otherwise
+        CorrectedBarker or Penalty, whichever needs fewer rows per effective draw. Effects and
+        their scales are updated by Penalty, or exactly: without a row if the likelihood has
+        sufficient statistics, as for normal rows with a common scale, and with all rows if
+        batches would need a good part of them. ``choice`` gives the choice and the reason. With
+        "exact", effects are updated by group if the likelihood has sufficient statistics, and all
+        variables jointly otherwise. Naive, Barker, Austere and SubLhd are there for comparison.
     proposal : Laplace, SurrogateHamiltonian, SurrogateLangevin or RandomWalk, optional
         How moves are proposed, as an instance or by a name such as "laplace". If not given: with a
         control variate, Laplace if prior and Taylor likelihood together are nearly Gaussian,
@@ -157,21 +157,20 @@ class MinibatchMH(WitnessedBatches):
     temperature : float, default 1.0
         T > 0; the target is the prior times the likelihood to the power 1/T.
     rows_in_memory : float, default 2**30
-        Bytes of rows that may be copied to this machine. Of stores with more (Dask, Parquet, zarr)
-        only rows that were drawn by size are, as many as are needed: Exact takes each of them once,
-        and gathers others when they run out; other tests use them again and again, and their
-        ``test_error`` has the error that comes with it. Steps that need all rows copy them: if
-        rows are drawn uniformly or there is no control variate.
+        Bytes of rows that may be copied to this machine. If a store has more (Dask, Parquet, zarr),
+        only rows that were drawn by size are copied, as many as are needed. Exact uses each of
+        them once and fetches others when they run out. Other tests reuse them, and their
+        ``test_error`` includes the error of doing so. If rows are drawn uniformly, or there is no
+        control variate, all rows are copied.
     steps_per_draw : int or "auto", default "auto"
-        Transitions per draw that is kept. Many cost little more than one, since they run in
-        one compiled call. "auto" takes so many that draws are nearly independent, at most 50, and
-        one if a transition reads many rows. Of a model with effects a transition moves all of
-        them; "auto" takes one while tuning and two afterwards, or still one if draws of tuning are
-        hardly correlated or a transition is costly, and four if PyMC evaluates all rows, 200,000
-        or more, at each draw for a Deterministic. If draws of tuning are correlated, as on a ridge
-        that only the prior bounds, it takes more, again at most 50: after tuning all that some
-        seconds allow, and more as long as that takes a minute or two; and while tuning, until it is
-        known for how long they are correlated.
+        Transitions per draw. Many cost little more than one, since they run in one compiled call.
+        "auto" makes draws nearly independent, with at most 50 transitions, and with one if a
+        transition reads many rows. In a model with effects, a transition updates all of them.
+        Then "auto" takes one while tuning and two afterwards; one if tuning draws are hardly
+        correlated or a transition is slow; and four if PyMC evaluates 200,000 rows or more at
+        each draw for a Deterministic. If tuning draws are correlated, as on a ridge that only the
+        prior bounds, it takes more, again at most 50, as far as a run then takes no longer than
+        a minute or two.
     witness : bool, default True
         Whether moves of every kind are compared with the model's own log-density, at the end of
         set-up and while chains run, for about 3 % of the time of a run. If a comparison at set-up
@@ -189,9 +188,8 @@ class MinibatchMH(WitnessedBatches):
         these are affordable. It needs rows in memory and the defaults of `acceptance`, `proposal`,
         `batch_size` and `temperature`.
     start : DataTree, optional
-        Result of :func:`approximate` for the model. Its set-up is taken over, so that only
-        `steps_per_draw` and `rng` may be given beside it, and each chain starts from one of its
-        draws.
+        Result of :func:`approximate` for the model. The step reuses its set-up, so only
+        `steps_per_draw` and `rng` may be given as well. Each chain starts from one of its draws.
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read here, and again by
         ``pm.sample`` if ``pm.set_data`` has set others since.
@@ -200,6 +198,8 @@ class MinibatchMH(WitnessedBatches):
 
     Attributes
     ----------
+    tall : TallModel
+        The model, split into a prior part and rows.
     acceptance
         The acceptance test.
     rows : {"size", "uniform"}
@@ -208,7 +208,7 @@ class MinibatchMH(WitnessedBatches):
         Transitions per draw that are intended; after tuning ``transitions`` has those that are
         made.
     choice : str
-        How it decides, and why.
+        How moves are decided, and why.
 
     Raises
     ------
@@ -223,11 +223,18 @@ class MinibatchMH(WitnessedBatches):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; if a
         temperature is given for some of the variables only; if there is no control variate, or it
         helps little; and if few rows decide, so that batches must be large. While sampling,
         ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
+
+    See Also
+    --------
+    sample : Chooses the step, and samples in blocks of draws.
+    check : What to expect, without compiling.
+    FlyMC : Exact, for likelihoods with a lower bound.
+    report : What a run read, and whether it worked.
 
     Notes
     -----
@@ -238,7 +245,9 @@ class MinibatchMH(WitnessedBatches):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
+    References
+    ----------
+    Seita, Pan, Chen and Canny (2017), An Efficient Minibatch Acceptance Test for
     Metropolis-Hastings, algorithm 1.
 
     Examples
@@ -670,11 +679,11 @@ class MinibatchMH(WitnessedBatches):
             return None
         return with_id(
             "PMB203",
-            f"No proposal of {STILL} draws was accepted: moves do not fit the posterior where this "
-            "chain is, as beside a wall, or if kinks of the prior tie many parameters. Draws "
-            "that repeat are not those of the posterior. A chain that finds this out with 150 "
-            "draws of tuning or more to come continues along trajectories with all rows "
-            "(fallback='nuts'): raise tune. If kinks are the cause, a smooth prior helps.",
+            f"No proposal was accepted in {STILL} draws: proposals do not fit the posterior here, "
+            "for example near a hard constraint, or if kinks of the prior couple many parameters. "
+            "Do not use these draws. Raise tune: with at least 150 tuning draws left, the chain "
+            "continues along trajectories with all rows (fallback='nuts'). If kinks are the "
+            "cause, a smooth prior helps.",
         )
 
     @property

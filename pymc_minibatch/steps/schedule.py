@@ -99,9 +99,9 @@ class Cyclical(Schedule):
     ValueError
         If an argument is out of range.
 
-    Notes
-    -----
-    Source: Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical Stochastic Gradient MCMC for Bayesian
+    References
+    ----------
+    Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical Stochastic Gradient MCMC for Bayesian
     Deep Learning, algorithm 1.
 
     Examples

@@ -56,13 +56,13 @@ class SGFS(GradientStep):
 
     Each step moves by the gradient of a batch, preconditioned so that the noise of the batch and
     the noise that is added make up the covariance of the posterior. That holds for a posterior that
-    is nearly Gaussian; what is drawn is approximate, and no test corrects it.
+    is nearly Gaussian. The draws are approximate; no test corrects them.
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     variant : {"full", "diagonal", "low rank"}, default "full"
         Whether the Fisher information is a matrix (SGFS-f), at a cost of D² per row while
@@ -76,12 +76,13 @@ class SGFS(GradientStep):
         for in the batch. Steps shorten by 1/(1 + α²). At 0 nothing is added, mixing is fastest, and
         the draws are those of the normal approximation; with a large α they come from the
         posterior, slowly. With a control variate at least 0.5. The default is 1 without a control
-        variate, or with B. With one it is such that no step overshoots at 16 points about the mode:
-        1 for a normal posterior, more if the density is more curved than at the mode.
-    B : array_like of shape (D, D), optional
-        Covariance of the added noise before the factor α², in the units of the gradient; γN times
-        the estimated Fisher information if not given. With a control variate α² B must be at least
-        a quarter of the posterior's precision in every direction.
+        variate, or with `noise_covariance`. With one it is such that no step overshoots at 16
+        points about the mode: 1 for a normal posterior, more if the density is more curved than
+        at the mode.
+    noise_covariance : array_like of shape (D, D), optional
+        Covariance of the added noise before the factor α², in the units of the gradient (B in the
+        paper); γN times the estimated Fisher information if not given. With a control variate α²
+        times it must be at least a quarter of the posterior's precision in every direction.
     reference : Reference, optional
         Point about which the log-likelihood is expanded; found during set-up if needed.
     control_variate : {"auto", 0, 1, 2}, default "auto"
@@ -107,18 +108,24 @@ class SGFS(GradientStep):
     ValueError
         If an argument is out of range, a variable is unknown or discrete, the reference does not
         fit the model, the rows do not inform a variable and there is no control variate, or
-        alpha and B add too little noise for one; if the density is zero on a part of the Gaussian
-        approximation, beyond a hard constraint or the end of a prior; or if another step moves a
-        discrete variable that the rows read.
+        alpha and noise_covariance add too little noise for one; if the density is zero on a part
+        of the Gaussian approximation, beyond a hard constraint or the end of a prior; or if
+        another step moves a discrete variable that the rows read.
     SamplingError
         While sampling, if the steps diverge, often lead to where the density is zero, or the Fisher
         information is still singular after tuning.
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; or if the
         default alpha makes steps more than 50 times shorter than for a normal posterior.
+
+    See Also
+    --------
+    SGLD : Langevin steps.
+    SGHMC : Steps with momentum, for networks.
+    ksd : The error of the draws, estimated.
 
     Notes
     -----
@@ -128,14 +135,16 @@ class SGFS(GradientStep):
     is forgotten.
 
     The formulae take the prior to weigh little against the rows. Without a control variate, the
-    diagonal of the prior's curvature is added to γN times the information, so that directions of
-    which rows say nothing, such as a constant added to all scores of a softmax, have their prior.
+    diagonal of the prior's curvature is added to γN times the information. So directions that the
+    rows do not inform, such as a constant added to all scores of a softmax, follow their prior.
 
     Sample stats of each draw:
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
+    References
+    ----------
+    Ahn, Korattikara and Welling (2012), Bayesian Posterior Sampling via Stochastic Gradient
     Fisher Scoring, algorithm 1. The control variate and its curvature are not in the paper.
 
     Examples
@@ -155,6 +164,7 @@ class SGFS(GradientStep):
     """
 
     name = "sgfs"
+    renamed = {"B": "noise_covariance"}  # noqa: RUF012 - of the class, never changed
     stats_dtypes_shapes = dtypes_shapes("SGFS")
     learns = ("tuned",)
     tuned: ScoringState | LowRankState
@@ -167,7 +177,7 @@ class SGFS(GradientStep):
         variant: Literal["full", "diagonal", "low rank"] = "full",
         rank: int = 20,
         alpha: float | None = None,
-        B: Any = None,
+        noise_covariance: Any = None,
         reference: Reference | None = None,
         control_variate: Literal["auto", 0, 1, 2] = "auto",
         batch_size: int | None = None,
@@ -182,11 +192,11 @@ class SGFS(GradientStep):
                 "variant='low rank' keeps no Hessian for a control variate. Set control_variate=0, "
                 "or use another variant."
             )
-        if variant == "low rank" and B is not None:
-            raise ValueError("B is for variant='full' or 'diagonal'; leave it out.")
+        if variant == "low rank" and noise_covariance is not None:
+            raise ValueError("noise_covariance is for variant='full' or 'diagonal'; leave it out.")
         if alpha is not None and not (np.isfinite(alpha) and alpha >= 0):
             raise ValueError(f"alpha must be at least 0 and finite; got {alpha}.")
-        self.variant, self._alpha, self._B = variant, alpha, B
+        self.variant, self._alpha, self._B = variant, alpha, noise_covariance
         super().__init__(
             vars=vars,
             data=data,
@@ -215,9 +225,9 @@ class SGFS(GradientStep):
                 "the mode and the next one back. Set control_variate=0, or leave alpha out."
             )
         if self._B is not None:
-            self._B = checked_covariance("B", self._B, self._active.size)
+            self._B = checked_covariance("noise_covariance", self._B, self._active.size)
             if self.variant == "diagonal" and np.count_nonzero(self._B) > len(self._B):
-                raise ValueError("B must be diagonal if variant='diagonal'.")
+                raise ValueError("noise_covariance must be diagonal if variant='diagonal'.")
             if self.control is not None and self.control.order:
                 self._check_noise(self.control)
         self.options = (self.variant, self._rank, self.alpha, self._B)
@@ -227,14 +237,15 @@ class SGFS(GradientStep):
             refuse_near_wall(self.tall, self.control.gaussian, self._active, "SGFS")
 
     def _check_noise(self, control: ControlVariate) -> None:
-        """Refuse a B that adds less noise than the least alpha does."""
+        """Refuse a covariance that adds less noise than the least alpha does."""
         least = least_ratio(self.alpha**2 * self._B, control.precision(self._active))
         if least < LEAST_ALPHA**2:
             raise ValueError(
-                f"alpha² B must be at least {LEAST_ALPHA**2} times the precision of the posterior "
-                f"in every direction with a control variate, and is {least:.3g} times in one. The "
-                "batch has hardly any noise then, and a step would lead to the other side of the "
-                "mode and the next one back. Raise alpha or B, or set control_variate=0."
+                "With a control variate alpha² times noise_covariance must be at least "
+                f"{LEAST_ALPHA**2} times the precision of the posterior in every direction, and is "
+                f"{least:.3g} times in one. The batch has hardly any noise then, and a step would "
+                "lead to the other side of the mode and the next one back. Raise alpha or "
+                "noise_covariance, or set control_variate=0."
             )
 
     def _default_alpha(self) -> float:
@@ -333,14 +344,14 @@ class SGFS(GradientStep):
         if self.variant == "low rank" and self.prior.others.size:
             raise ValueError(
                 f"The prior of {self.var_names} depends on other variables, of {others}, which "
-                "other steps move, and variant='low rank' learns its curvature once. Use "
-                "variant='full' or 'diagonal', or MinibatchMH, which is told by the density itself."
+                "other steps update, and variant='low rank' learns its curvature only once. Use "
+                "variant='full' or 'diagonal', or MinibatchMH, which evaluates the density itself."
             )
         if discrete := [name for name in discrete_in_rows(self.tall) if name in others]:
             raise ValueError(
-                f"The rows read {discrete}, which are discrete and which another step moves: the "
-                "Fisher information at one of their values says nothing of that at another, and "
-                "SGFS learns it once. Use MinibatchMH, or sum the discrete variables out."
+                f"The rows depend on the discrete variables {discrete}, which another step "
+                "updates. The Fisher information depends on their values, but SGFS learns it once. "
+                "Use MinibatchMH, or marginalize the discrete variables."
             )
 
     def _stored(self, matrix: np.ndarray) -> np.ndarray:

@@ -10,15 +10,15 @@ __all__ = ["SGHMC"]
 class SGHMC(MomentumStep):
     """Stochastic gradient Hamiltonian Monte Carlo: noisy gradient steps with momentum and friction.
 
-    The step for neural networks and other models with many modes: it needs no mode, finds its
-    start, scale and step size by itself, and costs one gradient of a batch a step. The draws are
-    approximate; no test corrects it.
+    Use it for neural networks and other models with many modes. It needs no mode, finds its start,
+    scale and step size automatically, and costs one gradient of a batch per step. The draws are
+    approximate; no test corrects them.
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float, optional
         ε, the square of the time that a step takes; for a friction of 1 that of :class:`SGLD`. By
@@ -63,8 +63,14 @@ class SGHMC(MomentumStep):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N.
+
+    See Also
+    --------
+    SGNHT : Its friction adapts to the noise.
+    RunningMean : Predictions of a network without stored draws.
+    ksd : The error of the draws, estimated.
 
     Notes
     -----
@@ -89,7 +95,9 @@ class SGHMC(MomentumStep):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
+    References
+    ----------
+    Chen, Fox and Guestrin (2014), Stochastic Gradient Hamiltonian Monte Carlo. The order of
     the updates is that of BAOAB, Leimkuhler and Matthews (2013); the start, the scale and the
     default step size are not in the papers.
 

@@ -51,9 +51,9 @@ class SGLD(GradientStep):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float or tuple (a, b, gamma), optional
         ε, a positive number; or one that falls with the number t of steps so far (those of tuning
@@ -99,11 +99,17 @@ class SGLD(GradientStep):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N; if the default
         step size is more than 50 times smaller than for a normal posterior; or if the one that is
         given is unstable or makes variances too large by more than 50 %, by linear theory. Without
         a reference the last is logged at the end of tuning.
+
+    See Also
+    --------
+    SGFS : Preconditions by the Fisher information.
+    SGHMC : Steps with momentum, for networks.
+    ksd : The error of the draws, estimated.
 
     Notes
     -----
@@ -119,7 +125,9 @@ class SGLD(GradientStep):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
+    References
+    ----------
+    Welling and Teh (2011), Bayesian Learning via Stochastic Gradient Langevin Dynamics;
     with a control variate Baker, Fearnhead, Fox and Nemeth (2019), Control variates for stochastic
     gradient MCMC. The default step size is not in the papers.
 

@@ -23,9 +23,9 @@ class SGNHT(MomentumStep):
 
     Parameters
     ----------
-    vars : variable, name, or list of them, optional
+    vars : TensorVariable, str, or sequence of these, optional
         Continuous free variables to sample; all if not given.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own, from wherever they live; see :class:`TallModel`.
     step_size : float, optional
         ε, the square of the time that a step takes. By default, the batch makes up one fifth of
@@ -68,8 +68,13 @@ class SGNHT(MomentumStep):
 
     Warns
     -----
-    UserWarning
+    MinibatchWarning
         If a Deterministic has one value per row, which makes every draw cost N.
+
+    See Also
+    --------
+    SGHMC : Subtracts the noise of the batch, estimated while tuning.
+    ksd : The error of the draws, estimated.
 
     Notes
     -----
@@ -94,7 +99,9 @@ class SGNHT(MomentumStep):
 
     - Listed in :data:`.steps.stats.STATS`.
 
-    Source: Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
+    References
+    ----------
+    Ding, Fang, Babbush, Chen, Skeel and Neven (2014), Bayesian Sampling Using Stochastic
     Gradient Thermostats; the order of the updates is that of Leimkuhler and Shang (2016).
 
     Examples

@@ -144,7 +144,7 @@ STATS = (
         bool,  # as PyMC declares it
         (MH,),
         "whether a trajectory with all rows diverged (``fallback``)",
-        "false; where it is true, the posterior has a funnel or an edge there",
+        "false; if true, the posterior has a funnel or an edge there",
     ),
     Stat("n_bright", np.float64, (FLY,), "mean number of bright rows, with those always read"),
     Stat("q", np.float64, (FLY,), "probability of a proposal to turn a dark row bright"),
@@ -250,8 +250,8 @@ STATS = (
         "setup_seconds",
         np.float64,
         ALL,
-        "seconds that making the step took, with those of a reference that was handed over; the "
-        "same at every draw",
+        "seconds of set-up, including those of the `reference` that was passed; the same at every "
+        "draw",
         kind="all",
     ),
     Stat(
@@ -266,8 +266,8 @@ STATS = (
         "rows_checksum",
         np.int64,
         ALL,
-        "checksum of the rows, by which other rows are told from those of the run; 0 where they "
-        "stay in partitions and are not read for it",
+        "checksum of the rows, which reveals if other rows are passed later; 0 if rows stay in "
+        "partitions and are not read for it",
         kind="all",
     ),
     Stat(

@@ -59,7 +59,7 @@ class WitnessedBatches(GatheredRows):
         if self.ball is not None:
             return "third derivatives of rows are within their bounds, and 0 where these are"
         if self.control_variate:
-            return "rows are what an expansion and its remainders make of them"
+            return "expansion and remainder add up to the log-likelihood of each row"
         return "the rows found in the model are all that depends on data"
 
     def _batches(

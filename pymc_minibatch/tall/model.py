@@ -50,7 +50,7 @@ class TallModel(Splitting):
     model : pymc.Model, optional
         The model; taken from the context if not given. Its data are read once, here: a later
         ``pm.set_data`` is not seen.
-    data : mapping of str to array, optional
+    data : dict, DataFrame, path or Columns, optional
         Data that take the place of those in the model, which are then a small stand-in: for each
         variable that holds rows (pm.Data or observed, by name) a NumPy array or memory map, the
         path of a ``.npy`` file, or a zarr, dask, xarray, pandas or polars object; or a Dataset of
@@ -74,17 +74,17 @@ class TallModel(Splitting):
     row_names, row_potentials : list of str
         The observed variables and potentials that have rows, and which of them are potentials.
     union : Union or None
-        The likelihoods whose rows are one below the other, if they are of different lengths.
+        The likelihoods whose rows are joined, if they have different lengths.
     evaluates_data : bool
         Whether the likelihood depends on statistics of the whole data set, such as a mean.
     layout : PointLayout
         Order of the value variables in a flat vector.
     start : ndarray
-        ``model.initial_point()`` as a flat vector, or a possible point beside one that is not.
+        ``model.initial_point()`` as a flat vector, or a possible point near it if it is impossible.
     is_bound : bool
         Whether rows are those of `data`, so that the data in the model are a stand-in.
     sources : dict of str to str
-        Of rows that lie in files: path, bytes and time of the last change.
+        Path, bytes and time of the last change of files that hold rows.
 
     Raises
     ------

@@ -97,11 +97,11 @@ def dependent_rows(
         has = "has" if len(latent) == 1 else "have"
         cause = f"{', '.join(latent)} {has} one value per row"
         advice = (
-            "A minibatch cannot move as many latent variables as there are rows: marginalise it, "
+            "A minibatch cannot move as many latent variables as there are rows: marginalize it, "
             "or sample this model with NUTS"
         )
     elif culprit and any(how in culprit for how in IN_TURN):
-        cause = f"{culprit}, so that each row reads the data of others"
+        cause = f"{culprit}, so that each row depends on the data of others"
         advice = (
             "If a row depends on the data of some rows before it, as by adstock over dates, write "
             "that as a sum over lags, weight[k] * pt.concatenate([pt.zeros(k), x[:-k]]): shifted "
@@ -112,7 +112,7 @@ def dependent_rows(
         cause = f"{reason} ({culprit})" if culprit else reason
         advice = (
             "Compute what depends on several rows before building the model and pass it as data; "
-            "where it depends on parameters, sample this model with NUTS"
+            "if it depends on parameters, sample this model with NUTS"
         )
     return (
         f"The log-density of {' + '.join(names)} is not a sum over {n_rows} independent rows: "

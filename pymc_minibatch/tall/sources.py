@@ -192,8 +192,8 @@ def _stay(sources: Mapping[str, Any]) -> Mapping[str, PartitionedArray]:
         from dask import array
     except ImportError as error:
         raise ImportError(
-            "Rows that are not copied to this machine are read through Dask: pip install "
-            "'pymc-minibatch[dask]', or let them be copied with rows_in_memory=np.inf."
+            "Rows that are not copied to this machine are read through Dask: install this "
+            "package with its extra [dask], or let them be copied with rows_in_memory=np.inf."
         ) from error
     arrays: dict[str, Any] = {}
     for name, source in sources.items():

@@ -142,7 +142,7 @@ class BoundedDensity(Look):
         yield Comparison(
             move="prior, bounds and gaps",
             names=names,
-            rests_on="the bounds of rows and their gaps are the rows",
+            rests_on="bound and gap add up to the log-likelihood of each row",
             log_ratio=there[0] - here[0],
             expected=after - before,
             rounding=rounding(self.density.tall.n_rows, [before, after, here[0], there[0]]),

@@ -394,7 +394,7 @@ class MovesOfEffects(Look):
             names=layout.names_of(changed),
             rests_on=self.rests_on
             if move.scope != "prior"
-            else "predictors are the same where effects are held, so that the prior alone decides",
+            else "predictors stay the same if effects are fixed, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
             rounding=lost + rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),

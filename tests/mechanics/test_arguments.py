@@ -37,7 +37,11 @@ def model():
         ("FlyMC", {"theta_updates": 10**30}, "theta_updates must .* at most"),
         ("SGLD", {"batch_size": 10**30}, "batch_size must .* at most"),
         ("FlyMC", {"proposal": ["slice"]}, "proposal must be one of"),
-        ("FlyMC", {"q": "small"}, "q must be over 0 and below 1; got 'small'"),
+        (
+            "FlyMC",
+            {"dark_to_bright_probability": "small"},
+            "dark_to_bright_probability must be over 0 and below 1; got 'small'",
+        ),
         ("MinibatchMH", {"vars": ["mu", "mu"]}, "vars names mu twice"),
         ("MinibatchMH", {"vars": ["sigma", "sigma_log__"]}, "vars names sigma_log__ twice"),
         ("MinibatchMH", {"model": "mine"}, "model must be a Model; got 'mine'"),

@@ -123,6 +123,7 @@ def new_people(**columns):
 
 
 @pytest.mark.parametrize("rows", [None, new_people()], ids=["own", "new"])
+@pytest.mark.filterwarnings("error:.*distributional_components:FutureWarning")
 def test_means_are_bambis(monkeypatch, grouped, rows):
     model, idata = grouped
     monkeypatch.setattr("pymc_minibatch.bambi_rows.CHUNK_BYTES", 8 * 200 * 150)  # several chunks

@@ -97,7 +97,7 @@ def test_walks_of_teams_are_sampled_about_a_banded_precision() -> None:
             progressbar=False,
             compute_convergence_checks=False,
         )
-    assert "carry effects along" in step.choice
+    assert "joint updates of hyperparameters" in step.choice
     surrogate = step.latent.reference.surrogate
     assert isinstance(
         surrogate.conditional(step.latent.reference.hyper).factor.schur, BandedCholesky

@@ -106,14 +106,14 @@ def test_discrete_variables_that_rows_read():
         switch = pm.Bernoulli("switch", 0.5)
         mu = pm.Normal("mu")
         pm.Normal("y", mu + 0.1 * switch, 1.0, observed=y)
-    with pytest.warns(UserWarning, match=r"rows read \['switch'\].*control_variate=0"):
+    with pytest.warns(UserWarning, match=r"discrete variables \['switch'\].*control_variate=0"):
         pmb.MinibatchMH(["mu"], model=model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pmb.MinibatchMH(["mu"], model=model, control_variate=0)
     with pytest.raises(ValueError, match=r"\['switch'\] are discrete"):
         pmb.MinibatchMH(["mu"], model=model, control_variate=2)
-    with pytest.raises(pmb.NoReferenceError, match=r"the rows read \['switch'\]"):
+    with pytest.raises(pmb.NoReferenceError, match=r"the discrete variables \['switch'\]"):
         pmb.find_reference(model)
 
 

@@ -89,7 +89,7 @@ def test_a_good_run_passes():
     runs = {str(seed): run(chains(seed, 0.5)) for seed in range(10, 16)}
     table = pmb.compare(runs | {"reference": REFERENCE}, "reference")
     assert (table.verdict.drop("reference") == "agrees").all()
-    assert table.verdict["reference"] == "reference"
+    assert table.verdict["reference"] == "baseline"
 
 
 def biased(what):
@@ -124,7 +124,7 @@ def test_chains_that_disagree():
     assert table.verdict["stuck"].startswith("not converged: R-hat 1.")
     assert table.verdict["stuck"].endswith("of beta[7]")
     table = pmb.compare({"good": FAST, "stuck": stuck}, "stuck")
-    assert table.verdict["stuck"].startswith("reference, but not converged: R-hat 1.")
+    assert table.verdict["stuck"].startswith("baseline, but not converged: R-hat 1.")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -135,7 +135,7 @@ def test_draws_that_are_not_finite(value):
     table = pmb.compare({"broken": broken, "reference": REFERENCE}, "reference")
     assert table.verdict["broken"] == "not finite: beta[7]"
     table = pmb.compare({"good": FAST, "broken": broken}, "broken")
-    assert table.verdict["broken"] == "reference, but not finite: beta[7]"
+    assert table.verdict["broken"] == "baseline, but not finite: beta[7]"
     assert table.verdict["good"].startswith("not compared")
 
 

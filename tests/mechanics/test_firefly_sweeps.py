@@ -138,8 +138,8 @@ def test_rows_that_are_normal_stay_dark() -> None:
 def test_effects_are_swept_and_the_step_says_so(step: pmb.FlyMC) -> None:
     assert isinstance(step.latent, FireflySampler)
     assert step.choice == (
-        "Bright rows decide: hyperparameters (1) carry effects along; coefficients (2) move "
-        "together; a factor of 12 levels."
+        "Bright rows decide: joint updates of hyperparameters (1) with effects and of "
+        "coefficients (2); a factor of 12 levels."
     )
     assert "a factor of 12 levels" in repr(step)
     assert step.steps_per_draw == 2
@@ -170,7 +170,7 @@ def test_options_that_ask_for_moves_of_all_variables_at_once(options: dict[str, 
         options = {"reference": pmb.find_reference(model)}
     step = new_step(model, **options)
     assert step.latent is None
-    assert step.choice == "All variables are moved at once."
+    assert step.choice == "All variables are updated jointly."
     step.step(model.initial_point())
 
 
@@ -192,7 +192,7 @@ def no_effects() -> None:
 def test_models_that_are_moved_at_once_say_why(build: Callable[[], None], reason: str) -> None:
     step = new_step(model_of(build))
     assert step.latent is None
-    assert step.choice.startswith(f"All variables are moved at once: {reason}")
+    assert step.choice.startswith(f"All variables are updated jointly: {reason}")
 
 
 # --- Chains -----------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_pickled_within_a_chain(model: pm.Model) -> None:
 
 
 def test_a_given_q_is_not_tuned(model: pm.Model) -> None:
-    step = new_step(model, q=0.03)
+    step = new_step(model, dark_to_bright_probability=0.03)
     point = model.initial_point()
     for _ in range(5):
         point, [stat] = step.step(point)

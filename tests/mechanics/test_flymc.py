@@ -102,7 +102,7 @@ def test_n_likelihood_counts_rows_at_points(model, reference):
 
 
 def test_a_fixed_q_is_not_tuned(model, reference):
-    step = new_step(model, reference=reference, q=0.03)
+    step = new_step(model, reference=reference, dark_to_bright_probability=0.03)
     _, stats = run(step, model.initial_point(), 0, 10)
     assert {stat["q"] for stat in stats} == {0.03}
 
@@ -228,7 +228,7 @@ def test_a_draw_that_is_interrupted_leaves_no_trace(model, reference, monkeypatc
     [
         ("kernel", {"proposal": "metropolis"}),
         ("z_update", {"z_update": "explicit"}),
-        ("fixed_q", {"q": 0.01}),
+        ("fixed_q", {"dark_to_bright_probability": 0.01}),
         ("tune_bounds", {"tune_bounds": False}),
         ("steps_per_draw", {"steps_per_draw": 2}),
     ],
@@ -257,7 +257,7 @@ def test_a_violation_in_a_chain_stops_it_and_names_the_row(model, reference):
         ({"proposal": "gibbs"}, "proposal must be one of 'metropolis'"),
         ({"z_update": "both"}, "z_update must be one of 'implicit', 'explicit'"),
         ({"fraction": 0.0}, "fraction must be over 0 and at most 1"),
-        ({"q": 1.0}, "q must be over 0 and below 1"),
+        ({"dark_to_bright_probability": 1.0}, "probability must be over 0 and below 1"),
         ({"steps_per_draw": 0}, "steps_per_draw must be a whole number, at least 1"),
         ({"theta_updates": 1.5}, "theta_updates must be a whole number, at least 1"),
         ({"vars": ["gamma"]}, "gamma is not a free variable"),

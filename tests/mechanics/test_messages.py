@@ -6,6 +6,7 @@ import re
 import runpy
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,14 @@ def test_warnings_end_with_their_id() -> None:
 def test_unknown_ids_are_refused() -> None:
     with pytest.raises(AssertionError):
         with_id("PMB999", "Some words.")
+
+
+@pytest.mark.parametrize("library", ["pymc", "bambi"])
+def test_warnings_point_to_the_line_of_the_user(library: str) -> None:
+    """A step that waits is made within ``pm.sample``, whose lines say nothing to the user."""
+    path = Path(str(pytest.importorskip(library).__file__)).parent / "sampling" / "mcmc.py"
+    made: dict[str, Any] = {"warn": warn}
+    exec(compile("def sample():\n    warn('PMB106', 'Something.')", str(path), "exec"), made)
+    with pytest.warns(pmb.MinibatchWarning) as caught:
+        made["sample"]()
+    assert [warning.filename for warning in caught] == [__file__]

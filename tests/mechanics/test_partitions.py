@@ -174,7 +174,7 @@ def test_the_cheaper_test_is_chosen_in_partitions(tall, expected):
     assert settled.row_sizes is None
     assert "CorrectedBarker about" in settled.reason
     assert "Penalty about" in settled.reason
-    assert "by size, gathered before" in settled.reason
+    assert "by size, drawn before the chain starts" in settled.reason
 
 
 def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):
@@ -207,7 +207,7 @@ def test_no_row_of_the_exact_test_serves_twice(model, exact_step, monkeypatch):
 def test_a_decision_that_needs_too_many_rows(model, exact_step, monkeypatch):
     step = exact_step
     monkeypatch.setattr(step, "n_residents", 2)
-    with model, pytest.raises(Exception, match="A decision needs more than the 2 rows"):
+    with model, pytest.raises(Exception, match="a decision needs more rows than the 2 in memory"):
         pm.sample(500, tune=0, step=step, chains=1, cores=1, random_seed=1, **QUIET)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pymc_minibatch import panels, plots
+from pymc_minibatch.panels import columns_of
 
 matplotlib.use("Agg")
 
@@ -182,3 +183,8 @@ def test_noise_of_exact_runs_is_refused():
 @pytest.mark.parametrize("draw", [plots.batch_sizes, plots.noise, plots.bright_rows])
 def test_without_a_backend(draw):
     draw(RUNS, backend="none")
+
+
+@pytest.mark.parametrize(("n_panels", "columns"), [(1, 1), (2, 2), (5, 2), (6, 2), (7, 3), (20, 3)])
+def test_few_panels_stand_in_two_columns(n_panels: int, columns: int) -> None:
+    assert columns_of(n_panels) == columns

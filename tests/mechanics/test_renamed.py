@@ -53,6 +53,15 @@ def test_steps_take_old_names(model: pm.Model) -> None:
     assert step.rows == "uniform"
 
 
+def test_gradient_steps_and_firefly_take_old_names(model: pm.Model) -> None:
+    noise = np.array([[500.0]])
+    with pytest.warns(pmb.MinibatchWarning, match="B= of SGFS is now .* noise_covariance="):
+        step = pmb.SGFS(model=model, B=noise)
+    np.testing.assert_array_equal(step.options[3], noise)
+    with pytest.warns(pmb.MinibatchWarning, match="q= of FlyMC .* dark_to_bright_probability="):
+        assert pmb.FlyMC(model=model, q=0.25).fixed_q == 0.25
+
+
 def test_every_step_takes_automatic_choices(model: pm.Model) -> None:
     for kind, steps in ((pmb.SGLD, 1), (pmb.SGFS, 1), (pmb.SGHMC, 20), (pmb.SGNHT, 20)):
         assert kind(model=model, steps_per_draw="auto").steps_per_draw == steps

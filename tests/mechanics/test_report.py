@@ -8,6 +8,7 @@ import xarray as xr
 from models import PlainMH, logistic_model, logistic_rows
 
 import pymc_minibatch as pmb
+from pymc_minibatch.steps.display import mean_rows
 
 SHAPE = (4, 500)
 
@@ -41,7 +42,7 @@ GOOD = {
 def test_a_good_run():
     text = pmb.report(run(**GOOD))
     assert "4 chains of 500 draws from 100,000 rows: 3.0 s of set-up, 2.5 s of sampling." in text
-    assert "2,000 evaluations in a draw (2.00% of a pass), 40 passes for all draws" in text
+    assert "2,000 evaluations per draw (2.00% of a pass), 40 passes for all draws" in text
     assert "500 rows on average (0.50%), with an estimated error of at most 0.0001" in text
     assert "Acceptance: 0.45." in text
     assert "(mu)" in text
@@ -145,8 +146,42 @@ def test_each_of_several_steps():
     posterior = run().posterior.to_dataset()
     result = xr.DataTree.from_dict({"posterior": posterior, "sample_stats": xr.Dataset(recorded)})
     text = pmb.report(result)
-    assert "4,000 evaluations in a draw" in text
+    assert "4,000 evaluations per draw" in text
     assert "50 and 2,000 rows on average (0.05% and 2.00%), some by an exact test" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0.0, "Decisions: 0 rows on average (0.00%)"),
+        (0.2, "Decisions: fewer than one row on average (less than 0.01%)"),
+        (0.9, "Decisions: fewer than one row on average (less than 0.01%)"),
+        (1.0, "Decisions: 1.0 rows on average (less than 0.01%)"),
+        (2.34, "Decisions: 2.3 rows on average (less than 0.01%)"),
+        (50.4, "Decisions: 50 rows on average (0.05%)"),
+    ],
+)
+def test_decisions_that_read_hardly_a_row(size, words):
+    assert words in pmb.report(run(**(GOOD | {"batch_size": size})))
+
+
+@pytest.mark.parametrize(
+    ("mean", "words"),
+    [
+        (0.0, "no row"),
+        (0.234, "fewer than one row"),
+        (16.04, "about 16 rows"),
+        (2996.0, "about 2,996 rows"),
+    ],
+)
+def test_mean_rows_in_words(mean, words):
+    assert mean_rows(mean) == words
+
+
+def test_bright_rows_and_sweeps_of_hardly_a_row():
+    text = pmb.report(run(**GOOD, n_bright=0.3, rows_per_sweep=0.4))
+    assert "Bright rows: fewer than one on average (less than 0.01%)" in text
+    assert "Sweeps over groups: fewer than one row each (less than 0.01%)" in text
 
 
 def test_kinds_of_moves_and_exact_tests():

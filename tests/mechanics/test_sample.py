@@ -10,7 +10,9 @@ import pytest
 
 import pymc_minibatch as pmb
 from pymc_minibatch import run as running
+from pymc_minibatch.bounds.remainder import bound_remainders
 from pymc_minibatch.recorded import Values
+from pymc_minibatch.steps.display import mean_rows
 from pymc_minibatch.tall.layout import PointLayout
 
 N = 3000
@@ -323,7 +325,8 @@ def test_a_check_expects_the_rows_that_set_up_finds():
         pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, 12_000))
     found, step = pmb.check(model), pmb.MinibatchMH(model=model)
     assert found.exact == (step.ball is not None)
-    set_up = float(step.choice.split("takes about ")[1].split()[0])
+    set_up = bound_remainders(step.tall, step.control).expected_rows
+    assert f"Exact takes {mean_rows(set_up)} per decision" in step.choice
     assert set_up / 3 < found.expected_rows < 3 * set_up
 
 

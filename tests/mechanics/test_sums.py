@@ -213,7 +213,7 @@ def test_no_row_is_read_and_draws_are_the_same_in_processes() -> None:
             )
             for cores in (1, 2)
         ]  # fmt: skip
-    assert "sums say everything of the rows" in step.choice
+    assert "sums over the rows are sufficient statistics" in step.choice
     assert "batches" not in str(step)
     costs = pmb.compare({"one": draws[0], "other": draws[1]}, baseline="one")
     assert np.isinf(costs["ess_per_million_rows"]).all()

@@ -15,5 +15,5 @@ def test_quickstart(tmp_path):
     command = [sys.executable, str(SCRIPT), "--draws", "50", "--figure", str(figure)]
     run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
     assert "beta[lncoins]" in run.stdout
-    assert "of 20,190 rows for a decision" in run.stdout
+    assert "of 20,190 rows per decision" in run.stdout
     assert figure.stat().st_size > 10_000

@@ -35,7 +35,7 @@ def test_full(correlated, alpha, B, thin, n_draws):
     model, mean, precision = correlated
     step = SGFS(
         alpha=alpha,
-        B=B,
+        noise_covariance=B,
         control_variate=0,
         batch_size=BATCH,
         steps_per_draw=thin,
@@ -144,7 +144,13 @@ def test_steps_are_as_long_as_alpha_says(correlated, B):
     """The mean of the next point lies `step_size` of the way to the mode."""
     model, mean, precision = correlated
     step = SGFS(
-        alpha=1.0, B=B, control_variate=0, batch_size=BATCH, model=model, rng=4, steps_per_draw=1
+        alpha=1.0,
+        noise_covariance=B,
+        control_variate=0,
+        batch_size=BATCH,
+        model=model,
+        rng=4,
+        steps_per_draw=1,
     )
     draws, stats = draw(step, 5000, 30_000)
     z = (draws - mean) @ np.linalg.cholesky(precision)
