@@ -66,20 +66,20 @@ def report(idata: xr.DataTree) -> str:
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
     >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu", 0, 10)
-    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma", 2)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=data)
     ...     step = pmb.MinibatchMH()
     ...     idata = pm.sample(
     ...         step=step, draws=500, tune=500, chains=2, random_seed=1, progressbar=False
     ...     )
     >>> print(pmb.report(idata))
     2 chains of 500 draws from 20,000 rows: ... s of set-up, ... s of sampling.
-    Rows: ... evaluations in a draw (0...% of a pass), ... passes for all draws. A gradient of
+    Rows: ... evaluations per draw (...% of a pass), ... passes for all draws. A gradient of
     NUTS takes one pass.
-    Decisions: ... rows on average (0...%), with an estimated error of at most 0.0... per decision.
-    Acceptance: 0.8....
+    Decisions: ... rows on average (...%), with an estimated error of at most 0.0... per decision.
+    Acceptance: 0....
     Witness: ... comparisons agree with the model's own log-density up to rounding.
-    Chains: R-hat at most ..., effective draws at least ... (mu).
+    Chains: R-hat at most ..., effective draws at least ... (...).
     Nothing to change.
     """
     run = Result(idata)
@@ -191,9 +191,11 @@ def _cost(run: Result, n_rows: int) -> str:
     read = run.rows_read(n_rows)
     assert read is not None
     passes, of_draw = read.sum() / n_rows, read.sum() / max(1, int(run.finished.sum()))
+    all_passes = f"{passes:,.0f}" if passes >= 100 else f"{passes:.3g}"
+    share = _share(of_draw / n_rows)
     return (
-        f"Rows: {of_draw:,.0f} evaluations per draw ({_share(of_draw / n_rows)} of a pass), "
-        f"{passes:,.3g} passes for all draws. A gradient of NUTS takes one pass."
+        f"Rows: {_few_or_many(of_draw)} evaluations per draw ({share} of a pass), "
+        f"{all_passes} passes for all draws. A gradient of NUTS takes one pass."
     )
 
 
@@ -284,7 +286,7 @@ def _convergence(chains: _Chains) -> str:
     if np.isnan(chains.ess):
         return "Chains: R-hat and effective draws are not known."
     of_halves = " of its halves" if chains.n_chains == 1 else ""
-    r_hat = "not known" if np.isnan(chains.r_hat) else f"at most {chains.r_hat:.3f}"
+    r_hat = "not known" if np.isnan(chains.r_hat) else f"at most {max(1.0, chains.r_hat):.3f}"
     return (
         f"Chains: R-hat{of_halves} {r_hat}, effective draws at least {chains.ess:,.0f} "
         f"({chains.slowest})."
@@ -341,7 +343,7 @@ def _advice_on_agreement(chains: _Chains) -> Iterator[str]:
             f"The chains disagree (R-hat {chains.r_hat:.2f}): tune for longer. If that does not "
             "help, compare with NUTS on a part of the rows."
         )
-    elif chains.r_hat > R_HAT_WATCHED and chains.n_chains > 1:
+    elif round(chains.r_hat, 3) > R_HAT_WATCHED and chains.n_chains > 1:
         yield (
             f"R-hat of {chains.apart} is {chains.r_hat:.3f}, above {R_HAT_WATCHED}: take more "
             "draws before you rely on its quantiles."

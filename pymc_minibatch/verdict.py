@@ -75,8 +75,8 @@ class Audit:
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
     >>> data = 3 + np.random.default_rng(1).standard_t(4, size=20_000)
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu", 0, 10)
-    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=1.0, observed=data)
+    ...     mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma", 2)
+    ...     y = pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=data)
     ...     step = pmb.MinibatchMH()
     ...     idata = pm.sample(
     ...         step=step, draws=500, tune=500, chains=2, cores=1, random_seed=1,

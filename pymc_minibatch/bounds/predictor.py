@@ -2,12 +2,12 @@
 
 In a generalised linear model row n reads the parameters through a predictor η_n(θ), affine in θ,
 and is a function f_n(η_n) of it. Here η is found as a node of the graph of the rows: one that all
-paths from the parameters to the log-likelihood lead through, with one number for each row, or one
-for all: an intercept alone. A few rows tell whether it may be affine; :mod:`.row_claims` looks at
-all of them.
+paths from the parameters to the log-likelihood lead through, with one number for each row, or with
+one for all of them, such as an intercept alone. A few rows tell whether it may be affine;
+:mod:`.row_claims` looks at all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from pytensor.gradient import DisconnectedInputError, grad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.scalar.basic import Add, Mul, Sub
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.scalar.basic import Add, Sub
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.jit.compiled import compile_python
@@ -30,7 +32,13 @@ from pymc_minibatch.reference.rows import simplified
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.gradients import NO_DERIVATIVE
 
-__all__ = ["NoPredictorError", "Predictor", "find_predictor", "linearised"]
+__all__ = [
+    "NoPredictorError",
+    "Predictor",
+    "find_predictor",
+    "linearised",
+    "predictors_of_all_rows",
+]
 
 TRIAL_ROWS = 64
 TOLERANCE = 1e-8
@@ -43,8 +51,8 @@ class NoPredictorError(IdentifiedError, ValueError):
     --------
     >>> import numpy as np, pymc as pm, pymc_minibatch as pmb
     >>> with pm.Model():
-    ...     mu = pm.Normal("mu")
-    ...     y = pm.Normal("y", mu**2, 1.0, observed=np.linspace(-2, 3, 100))
+    ...     a, b = pm.Normal("a"), pm.Normal("b")
+    ...     y = pm.Normal("y", a * b, 1.0, observed=np.linspace(-2, 3, 100))
     ...     try:
     ...         step = pmb.MinibatchMH(acceptance=pmb.Exact())
     ...     except pmb.NoPredictorError as error:
@@ -145,16 +153,16 @@ def find_predictor(tall: TallModel) -> Predictor:
         If there is none that is affine in the parameters.
     """
     inputs, [term] = tall.batch_graph
-    candidates = _of_rows(tall, _dominators(inputs[0], term))
+    candidates = _per_row(tall, _dominators(inputs[0], term))
     if not candidates:
         names = sorted({str(v.name) for v in tall.model.value_vars} & _entering(tall))
         raise NoPredictorError(
             f"the rows of {' + '.join(tall.row_names)} depend on {', '.join(names)} in more than "
-            "one place, not through one predictor alone (for example an unknown scale)"
+            "one place, and not through one predictor alone (an unknown scale or dispersion, say)"
         )
     affine: list[Variable] = []
     for eta in candidates:
-        if affine and not _continues(eta, affine[-1]):
+        if affine and not _is_offset(eta, affine[-1]):
             continue
         if _is_affine(tall, _predictor(inputs, term, eta)):
             affine.append(eta)
@@ -165,41 +173,56 @@ def find_predictor(tall: TallModel) -> Predictor:
     return _predictor(inputs, term, affine[-1])
 
 
+def predictors_of_all_rows(tall: TallModel) -> Iterator[Predictor]:
+    """Find numbers, affine in the parameters, through which all rows depend on them."""
+    inputs, [term] = tall.batch_graph
+    for eta in _dominators(inputs[0], term):
+        if eta.type.shape in ((), (1,)) and str(eta.type.dtype).startswith("float"):
+            found = _predictor_of_all(inputs, term, eta)
+            if found is not None and _is_affine(tall, found):
+                yield found
+
+
 def _predictor(inputs: Sequence[Variable], term: Variable, eta: Variable) -> Predictor:
     """Put a number for each row in place of a node of the graph."""
     free = pt.dvector("eta")
-    stand_in: dict[Any, Any] = {eta: pt.cast(free, eta.type.dtype)}
-    of_eta: Any
-    if eta.type.ndim:
-        [of_eta] = graph_replace([term], stand_in, strict=False)
-    else:  # rows are evaluated one by one, each with a number of its own
-        stand_in |= {data: pt.expand_dims(data, 1) for data in inputs[1:]}
-        of_eta = vectorize_graph(term, stand_in)
-        of_eta = of_eta[:, 0]
-        eta = pt.broadcast_to(eta, (shape_of(inputs[1])[0],))
+    stand_in: dict[Variable, Variable] = {eta: pt.cast(free, eta.type.dtype)}
+    of_eta: Any = graph_replace([term], stand_in, strict=False)[0]
     unit = float(np.finfo(str(eta.type.dtype)).eps)
     return Predictor(list(inputs), pt.cast(eta, "float64"), of_eta, free, unit)
 
 
-def _continues(eta: Variable, before: Variable) -> bool:
+def _predictor_of_all(
+    inputs: Sequence[Variable], term: Variable, eta: Variable
+) -> Predictor | None:
+    """Let each row have a number of its own where all read one; None if that takes a loop."""
+    if term.owner and isinstance(term.owner.op, Alloc) and term.owner.inputs[0].type.ndim == 1:
+        term = term.owner.inputs[0]  # has as many rows by itself once each reads its own number
+    free = pt.dvector("eta")
+    stand_in: dict[Any, Any] = {data: pt.expand_dims(data, 1) for data in inputs[1:]}
+    number: Any = pt.cast(free, eta.type.dtype)
+    stand_in[eta] = pt.expand_dims(number, 1) if eta.type.ndim else number
+    try:
+        of_eta: Any = vectorize_graph(term, stand_in)
+    except NotImplementedError:
+        return None
+    if any(isinstance(node.op, Blockwise) for node in io_toposort([free], [of_eta])):
+        return None
+    of_rows = pt.broadcast_to(pt.cast(eta, "float64"), (shape_of(inputs[1])[0],))
+    unit = float(np.finfo(str(eta.type.dtype)).eps)
+    return Predictor(list(inputs), of_rows, of_eta[:, 0], free, unit)
+
+
+def _is_offset(eta: Variable, before: Variable) -> bool:
     """Whether a node adds something to another one, such as offsets that come with the rows.
 
     They belong to the predictor: rows are of one family with them, and each has a function of its
-    own without. So do covariates that one coefficient is multiplied with.
+    own without.
     """
     op = eta.owner.op if eta.owner else None
-    if not isinstance(op, Elemwise):
+    if not isinstance(op, Elemwise) or not isinstance(op.scalar_op, Add | Sub):
         return False
-    read = [_without_new_axes(part) for part in eta.owner.inputs]
-    if isinstance(op.scalar_op, Sub):
-        return before is read[0]
-    is_product = isinstance(op.scalar_op, Mul) and before.type.ndim == 0
-    return (is_product or isinstance(op.scalar_op, Add)) and before in read
-
-
-def _without_new_axes(graph: Variable) -> Variable:
-    is_spread = graph.owner is not None and isinstance(graph.owner.op, DimShuffle)
-    return graph.owner.inputs[0] if is_spread else graph
+    return before in (eta.owner.inputs if isinstance(op.scalar_op, Add) else eta.owner.inputs[:1])
 
 
 def _entering(tall: TallModel) -> set[str]:
@@ -224,20 +247,18 @@ def _dominators(point: Variable, term: Variable) -> list[Variable]:
     return found
 
 
-def _of_rows(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
-    """Keep those that have one number for each row of a batch, or one for all rows."""
-    floats = [v for v in variables if str(v.type.dtype).startswith("float")]
-    vectors = [v for v in floats if v.type.ndim == 1]
-    kept = {v for v in floats if v.type.ndim == 0}
-    if vectors and tall.n_rows >= 3:
-        lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in vectors])])
-        start = tall.start.copy()
-        grows = np.ones(len(vectors), bool)
-        first = tall.batch(np.arange(3))
-        for n in (2, 3):
-            grows &= lengths(start, *[values[:n] for values in first]) == n
-        kept |= {v for v, wanted in zip(vectors, grows, strict=True) if wanted}
-    return [v for v in floats if v in kept]
+def _per_row(tall: TallModel, variables: Sequence[Variable]) -> list[Variable]:
+    """Keep those that have one number for each row of a batch."""
+    kept = [v for v in variables if v.type.ndim == 1 and str(v.type.dtype).startswith("float")]
+    if not kept or tall.n_rows < 3:
+        return []
+    lengths = compile_python(tall.batch_graph[0], [pt.stack([shape_of(v)[0] for v in kept])])
+    start = tall.start.copy()
+    grows = np.ones(len(kept), bool)
+    first = tall.batch(np.arange(3))
+    for n in (2, 3):
+        grows &= lengths(start, *[values[:n] for values in first]) == n
+    return [v for v, wanted in zip(kept, grows, strict=True) if wanted]
 
 
 def _is_affine(tall: TallModel, predictor: Predictor) -> bool:

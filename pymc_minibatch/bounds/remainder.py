@@ -4,6 +4,7 @@ See :mod:`pymc_minibatch.acceptance.exact` for the inequality.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from pymc_minibatch.bounds.predictor import (
     Predictor,
     find_predictor,
     linearised,
+    predictors_of_all_rows,
 )
 from pymc_minibatch.bounds.row_claims import RowClaims, far_points
 from pymc_minibatch.bounds.third import find_third
@@ -26,7 +28,7 @@ from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.weighted import SizedRows, size_rows
 
-__all__ = ["RemainderBounds", "bound_remainders"]
+__all__ = ["RemainderBounds", "bound_remainders", "predictor_and_third"]
 
 BEYOND = 6.0
 """Bounds hold up to |z| = √D + 6: a Gaussian chain leaves that ball with probability exp(−18)."""
@@ -86,7 +88,6 @@ def bound_remainders(
         If the user's bound is none.
     """
     reference, temperature = control.reference, control.temperature
-    predictor = find_predictor(tall)
     lower = np.linalg.cholesky(control.gaussian.precision_at(temperature))
     beyond = BEYOND if tall.partitions is None else FAR_BEYOND
     radius = float(np.sqrt(reference.flat.size) + beyond)
@@ -95,7 +96,11 @@ def bound_remainders(
         raise ValueError(
             "Exact(third=...) takes one number if rows are in partitions, not one for each row."
         )
-    known = find_third(tall, predictor, reference.flat) if brought is None else None
+    known: Third | None = None
+    if brought is None:
+        predictor, known = predictor_and_third(tall, reference.flat)
+    else:
+        predictor = find_predictor(tall)
     names = " + ".join(tall.row_names)
     look = make_look(predictor, known, reference.flat, lower, radius, brought, names)
     per_size = _mean_factor(reference.flat.size) / temperature
@@ -130,6 +135,25 @@ def bound_remainders(
     )
     _verify(tall, control, found, brought is not None)
     return found
+
+
+def predictor_and_third(tall: TallModel, at: np.ndarray) -> tuple[Predictor, Third]:
+    """Return what rows read the parameters through, and a bound that is known by it.
+
+    Raises
+    ------
+    NoPredictorError
+        If there is none for the predictor of each row; that one of all rows has none says less.
+    """
+    try:
+        predictor = find_predictor(tall)
+        return predictor, find_third(tall, predictor, at)
+    except NoPredictorError as error:
+        refused = error
+    for predictor in predictors_of_all_rows(tall):
+        with suppress(NoPredictorError):
+            return predictor, find_third(tall, predictor, at)
+    raise refused
 
 
 def _rounded_up(sizes: np.ndarray) -> np.ndarray:

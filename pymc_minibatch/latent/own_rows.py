@@ -114,7 +114,8 @@ class OwnRows:
         self.latent, self.entries = levels.latent[chosen], levels.rows[chosen]
         self.prior = levels.prior
         self.in_groups = np.array_equal(levels.latent, surrogate.field.latent.groups)
-        self.batch = [values[self.numbers] for values in surrogate.tall.data]
+        # Numbers pick rows out of an array of any layout; code called by address takes one.
+        self.batch = [np.ascontiguousarray(v[self.numbers]) for v in surrogate.tall.data]
         self.constants = functions.constants(np.empty(0), self.batch)
 
     def of_rows(self, phi: np.ndarray) -> np.ndarray:
@@ -235,18 +236,20 @@ def make_steps(
     changes, proposed = np.zeros(bars.shape), state.phi.copy()
     n_levels, width = state.levels.shape
     accepted, curved = np.empty(n_levels, np.bool_), np.empty((n_levels, width))
+    after = np.empty(state.values.size)
     for t in range(changes.shape[0]):
         change = changes[t]
         for s in range(n_levels):
             for r in range(maps.entries.shape[1]):
                 for i in range(width):
                     proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * steps[t, s, i]
-        v = call_graph(constants.addresses[0], (proposed, *batch))[0]
-        after = call_graph(constants.addresses[1], (v, *batch))[0][0]
-        for n in range(maps.level.size):
-            value = after[n] / temperature
-            after[n] = value if value < np.inf else -np.inf  # as where digits are lost
-            change[maps.level[n]] += after[n] - state.values[n]
+        if after.size:
+            v = call_graph(constants.addresses[0], (proposed, *batch))[0]
+            found = call_graph(constants.addresses[1], (v, *batch))[0][0]
+            for n in range(after.size):
+                value = found[n] / temperature
+                after[n] = value if value < np.inf else -np.inf  # as where digits are lost
+                change[maps.level[n]] += after[n] - state.values[n]
         for s in range(n_levels):
             for i in range(width):
                 curved[s, i] = 0.0
@@ -262,7 +265,7 @@ def make_steps(
                     state.phi[entry] = proposed[entry]
                 else:
                     proposed[entry] = state.phi[entry]
-        for n in range(maps.level.size):
+        for n in range(after.size):
             if accepted[maps.level[n]]:
                 state.values[n] = after[n]
     return changes

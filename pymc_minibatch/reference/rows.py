@@ -294,7 +294,10 @@ class RowFunctions:
         )
 
     def _addresses_for(self, batch: Sequence[np.ndarray]) -> np.ndarray:
-        kinds = tuple((values.dtype, values.ndim) for values in batch)
+        kinds = tuple(
+            (part.dtype, part.ndim, part.flags.c_contiguous, part.flags.f_contiguous)
+            for part in batch
+        )
         if kinds not in self._addresses:
             phi, v = np.empty(1), np.empty((1, 1))
             functions = (self.predictors_at, phi), (self.row, v), (self.derivatives, v)

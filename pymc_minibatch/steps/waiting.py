@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep
+from pytensor.configdefaults import config
 
 from pymc_minibatch.renamed import with_new_names
 
@@ -57,8 +58,13 @@ class StepKind(ABCMeta):
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a step, from arguments under old names as well."""
-        return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
+        """Make a step, from arguments under old names as well.
+
+        Graphs that are made meanwhile do not note who made each of their nodes, which PyTensor
+        takes a tenth of set-up for.
+        """
+        with config.change_flags(traceback__limit=0):
+            return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
 
     def __iter__(cls) -> Iterator[Any]:
         """Say that the class is to be called."""

@@ -94,6 +94,22 @@ def test_changes_are_those_of_the_model(sampler: LatentSampler) -> None:
             assert not moved[levels.latent[3]].any()
 
 
+def test_rows_of_any_layout() -> None:
+    """Rows picked from an array in the order of Fortran are not in that of C."""
+    rng = np.random.default_rng(6)
+    g, x = rng.integers(0, G, N), np.asfortranarray(rng.normal(size=(N, 4, 3)))
+    y = rng.normal(size=G)[g] + x.sum(axis=(1, 2)) + rng.standard_t(3, N)
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, pm.HalfNormal("sd"), shape=G)
+        of_rows = (pm.Data("x", x) * pm.Normal("slope", 1, 1, shape=3)).sum(axis=(1, 2))
+        pm.StudentT("y", nu=3, mu=level[pm.Data("g", g)] + of_rows, sigma=1.0, observed=y)
+    tall = TallModel(model, data={"x": x, "g": g, "y": y})
+    sampler = WholeSampler(tall, locate(tall, TEMPERATURE), TEMPERATURE)
+    own = sampler.decisions.own_rows(OwnRowMoves("own", 0, np.arange(5), times=1, again=False))
+    here = own.about(sampler.reference.surrogate.center)
+    np.testing.assert_allclose(here.change(np.zeros((5, 1))), 0.0, atol=1e-12)
+
+
 def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler) -> None:
     """Of one level of the last factor, given all else, against its density on a grid."""
     rng, factor = np.random.default_rng(3), len(sampler.field.levels) - 1

@@ -9,7 +9,7 @@ import pymc_minibatch as pmb
 from pymc_minibatch.bounds.families import logistic, probit, student_t
 from pymc_minibatch.bounds.families.family import Trial
 from pymc_minibatch.bounds.predictor import NoPredictorError, find_predictor
-from pymc_minibatch.bounds.remainder import bound_remainders
+from pymc_minibatch.bounds.remainder import bound_remainders, predictor_and_third
 from pymc_minibatch.bounds.third import find_third
 from pymc_minibatch.reference.control_variate import ControlVariate
 
@@ -29,6 +29,9 @@ PREDICTORS = {
     "coefficients": predictor,
     "intercept alone": lambda: pm.Normal("a"),
     "slope alone": lambda: pm.Normal("b") * X[:, 0],
+    "twice an intercept": lambda: 2.0 * pm.Normal("a"),
+    "less twice an intercept": lambda: X[:, 0] - 2.0 * pm.Normal("a"),
+    "intercept over a covariate": lambda: pm.Normal("a") / (1.0 + X[:, 0] ** 2),
 }
 FAMILIES = {
     "logit": lambda eta: pm.Bernoulli("y", logit_p=eta, observed=BITS),
@@ -64,12 +67,11 @@ def test_bounds_on_third_derivatives_are_tight(family, read):
         FAMILIES[family](PREDICTORS[read]())
     tall = pmb.TallModel(model)
     point = np.array([0.1, -0.2, 0.3])[: tall.start.size]
-    found = find_predictor(tall)
+    found, third = predictor_and_third(tall, point)
     eta = found.vector_eta(point, *tall.data)
     np.testing.assert_allclose(
         found.vector_values(eta, *tall.data), tall.vector_row_logp(point, *tall.data), rtol=1e-12
     )
-    third = find_third(tall, found, point)
     for centre, width in ((0.0, 0.1), (1.2, 1.0), (-2.0, 3.0)):
         lowest, highest = np.full(N, centre - width), np.full(N, centre + width)
         bound = third(lowest, highest, tall.data)

@@ -42,7 +42,7 @@ def third(trial: Trial) -> tuple[Third, np.ndarray]:
         size = np.sqrt(np.abs(second) * np.pi / 2)
         near = np.where(np.abs(size - SINGLE) < np.abs(size - 1.0), SINGLE, 1.0)
         size = np.where(rows_agree(size, near), near, size)
-        return np.where(third < 0, -size, size), size > 0
+        return np.where(third < 0, -size, size), np.isfinite(size)
 
     scale, may = scale_of(trial.batch)
 
