@@ -25,11 +25,12 @@ from pytensor.scalar.basic import (
     Expm1,
     Log,
     Log1p,
+    Pow,
     Switch,
     UnaryScalarOp,
     upgrade_to_float,
 )
-from pytensor.scalar.math import Erf, Erfc, Erfcx, GammaLn, Psi, Sigmoid, Softplus
+from pytensor.scalar.math import Erf, Erfc, Erfcx, GammaLn, Log1mexp, Psi, Sigmoid, Softplus
 from pytensor.tensor.basic import cast, switch
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import log
@@ -90,6 +91,22 @@ class BranchlessErfcx(Erfcx):
     """e^x² times the same."""
 
 
+class BranchlessLog1mexp(Log1mexp):
+    """log(1 − e^x) of doubles."""
+
+
+class BranchlessPow(Pow):
+    """x^y of doubles."""
+
+
+POWER = BranchlessPow(upgrade_to_float)
+
+
+def _log1mexp(x: np.ndarray) -> np.ndarray:
+    """Return log(1 − e^x) in NumPy."""
+    return np.where(x > -np.log(2.0), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))
+
+
 BRANCHLESS: dict[type, UnaryScalarOp] = {
     Exp: BranchlessExp(upgrade_to_float),
     Expm1: BranchlessExpm1(upgrade_to_float),
@@ -97,6 +114,7 @@ BRANCHLESS: dict[type, UnaryScalarOp] = {
     Softplus: BranchlessSoftplus(upgrade_to_float),
     Log: BranchlessLog(upgrade_to_float),
     Log1p: BranchlessLog1p(upgrade_to_float),
+    Log1mexp: BranchlessLog1mexp(upgrade_to_float),
     GammaLn: BranchlessGammaLn(upgrade_to_float),
     Psi: BranchlessPsi(upgrade_to_float),
     Erf: BranchlessErf(upgrade_to_float),
@@ -110,6 +128,8 @@ FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessSoftplus: (functions.softplus, partial(np.logaddexp, 0.0)),
     BranchlessLog: (functions.logarithm, np.log),
     BranchlessLog1p: (functions.logarithm_of_next, np.log1p),
+    BranchlessLog1mexp: (functions.logarithm_of_one_less_exponential, _log1mexp),
+    BranchlessPow: (functions.power, np.power),
     BranchlessGammaLn: (functions.log_gamma, special.gammaln),
     BranchlessPsi: (functions.digamma, special.psi),
     BranchlessErf: (functions.erf, special.erf),
@@ -142,11 +162,16 @@ def local_branchless(fgraph: Any, node: Apply) -> list[Variable] | None:
     """Replace functions of arrays whose results are doubles."""
     op: Any = node.op
     found: Any = node.outputs[0]
+    if found.type.dtype != "float64" or found.type.ndim == 0:
+        return None
+    is_one_loop = all(found.type.broadcastable[:-1])
+    if type(op.scalar_op) is Pow and is_one_loop:
+        power: Any = Elemwise(POWER)
+        return [power(*(cast(part, "float64") for part in node.inputs))]
     scalar_op = BRANCHLESS.get(type(op.scalar_op))
-    if scalar_op is None or found.type.dtype != "float64" or found.type.ndim == 0:
+    if scalar_op is None:
         return None
     values: Any = cast(node.inputs[0], "float64")
-    is_one_loop = all(values.type.broadcastable[:-1])
     replacement: Any = Elemwise(scalar_op) if is_one_loop else Entrywise(scalar_op)
     return [replacement(values)]
 

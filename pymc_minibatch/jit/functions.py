@@ -1,4 +1,4 @@
-"""e^x, logarithms, log Γ, ψ and error functions of one number, without branches or calls.
+"""e^x, logarithms, powers, log Γ, ψ and error functions, without branches or calls.
 
 A processor computes several numbers at once where code takes no branches and calls nothing; the
 C library's functions do both. Where PyTensor's are replaced by these: :mod:`.branchless`.
@@ -20,6 +20,8 @@ __all__ = [
     "log_gamma",
     "logarithm",
     "logarithm_of_next",
+    "logarithm_of_one_less_exponential",
+    "power",
     "scaled_erfc",
     "sigmoid",
     "softplus",
@@ -121,6 +123,23 @@ def logarithm_of_next(x: float) -> float:
     left = x - (y - 1.0) if x < 1.0 else 1.0 - (y - x)
     inside = x > -1.0 and x < np.inf
     return logarithm(y) + (left / y if inside else 0.0)
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def logarithm_of_one_less_exponential(x: float) -> float:
+    """log(1 − e^x), to the last digits."""
+    near = logarithm(-exponential_less_one(x))
+    return near if x > -0.6931471805599453 else logarithm_of_next(-exponential(x))
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def power(x: float, y: float) -> float:
+    """x^y, as e^(y log x): to as many digits less as y log x has before the point."""
+    size = exponential(y * logarithm(abs(x)))
+    is_whole, is_even = np.floor(y) == y, np.floor(0.5 * y) == 0.5 * y
+    of_negative = (size if is_even else -size) if is_whole else np.nan
+    found = of_negative if x < 0.0 else size
+    return 1.0 if y == 0.0 or x == 1.0 else found
 
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath={"contract"})

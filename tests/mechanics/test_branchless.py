@@ -22,6 +22,11 @@ from pymc_minibatch.jit.branchless import (
 )
 from pymc_minibatch.jit.compiled import NUMBA_MODE, compile_numba
 
+
+def log1mexp(x):
+    return np.where(x > -np.log(2), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))
+
+
 FUNCTIONS = {
     "exp": (pt.exp, np.exp),
     "expm1": (pt.expm1, np.expm1),
@@ -30,6 +35,7 @@ FUNCTIONS = {
     "softplus": (pt.softplus, partial(np.logaddexp, 0.0)),
     "log": (pt.log, np.log),
     "log1p": (pt.log1p, np.log1p),
+    "log1mexp": (pt.log1mexp, log1mexp),
 }
 
 
@@ -46,6 +52,30 @@ def test_vectors(name, dtype):
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = numeric(values.astype(found.dtype))
     np.testing.assert_allclose(found, expected, rtol=4 * epsilon)
+
+
+def test_log1mexp_of_all_sizes():
+    x, values = pt.vector("x"), -(2.0 ** np.random.default_rng(3).uniform(-1070, 11, 10_000))
+    found = compile_numba([x], [pt.log1mexp(x)])(values)
+    np.testing.assert_allclose(found, log1mexp(values), rtol=1e-15)
+
+
+def test_powers():
+    """As close as the logarithm of the result allows; of negative numbers if y is whole."""
+    x, y = pt.vectors("x", "y")
+    rng = np.random.default_rng(3)
+    bases = np.concatenate([rng.normal(size=5000), 2.0 ** rng.uniform(-300, 300, 5000)])
+    powers = np.concatenate([rng.integers(-9, 10, 2500), 3 * rng.normal(size=7500)])
+    special = np.array([0.0, 1.0, -1.0, np.inf, np.nan, -2.0, 0.5])
+    bases = np.concatenate([bases, np.repeat(special, special.size)])
+    powers = np.concatenate([powers, np.tile(np.array([0.0, 1.0, -1.0, 2.0, 0.5, -3, 1e3]), 7)])
+    found = compile_numba([x, y], [x**y])(bases, powers)
+    with np.errstate(all="ignore"):
+        expected = bases**powers
+        digits = 1 + np.abs(powers * np.log(np.abs(bases)))
+        error = np.abs(found / expected - 1) / digits
+    apart = ~((found == expected) | (np.isnan(found) & np.isnan(expected)) | (error < 1e-15))
+    assert not apart.any(), (bases[apart], powers[apart], found[apart], expected[apart])
 
 
 @pytest.mark.parametrize("name", ["log", "log1p"])
