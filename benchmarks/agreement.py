@@ -7,11 +7,12 @@ included: z is the difference of two means, or of two standard deviations, in it
 Where both samplers are right, the root mean square of z is about 1, and the largest z of P
 parameters about √(2 log P).
 
-Models of :mod:`benchmarks.effects` can be named too. Of these NUTS gets another form of the same
-posterior that is easier for it: rows alike summed up where there are few kinds of them, and effects
-in coordinates that rows see.
+Models of :mod:`benchmarks.effects` and :mod:`benchmarks.priors` can be named too. Of some of the
+former NUTS gets another form of the same posterior that is easier for it: rows alike summed up
+where there are few kinds of them, and effects in coordinates that rows see.
 
     python -m benchmarks.agreement --model nested crossed
+    python -m benchmarks.agreement --priors --rows 5000
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy as np
 import pymc as pm
 from scipy.special import expit
 
-from benchmarks import effects
+from benchmarks import effects, priors
 from benchmarks.effects import (
     NUTS_ACCEPTS,
     Run,
@@ -158,6 +159,7 @@ MODELS: dict[str, Callable[[int], pm.Model]] = {
     f.__name__: f for f in (nested, crossed, slopes, lkj, empty, single, half, plain)
 }
 
+NAMED = {**MODELS, **effects.MODELS, **priors.MODELS}
 FOR_NUTS = {
     f.__name__: f
     for f in (effects.poststratification, effects.smooth, effects.walk, effects.few_groups)
@@ -196,7 +198,7 @@ def compare(first: np.ndarray, second: np.ndarray) -> dict[str, str]:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, str]:
     """Sample a model by both."""
-    model = {**MODELS, **effects.MODELS}[name](options.rows)
+    model = NAMED[name](options.rows)
     others = options.chains, options.cores, free_only(model)
     idata, *ours = by_minibatch(model, Run(options.draws, MINIBATCH_TUNE, *others))
     of_nuts = FOR_NUTS[name](options.rows, for_nuts=True) if name in FOR_NUTS else model
@@ -212,7 +214,8 @@ def main() -> None:
     """Print a table, a line as soon as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", choices=[*MODELS, *effects.MODELS], nargs="+", default=[*MODELS])
+    parser.add_argument("--model", choices=[*NAMED], nargs="+", default=[*MODELS])
+    parser.add_argument("--priors", action="store_true", help="all models of benchmarks.priors")
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--cores", type=int, default=1)
@@ -222,7 +225,7 @@ def main() -> None:
     parser.add_argument("--nuts-accepts", type=float, default=NUTS_ACCEPTS)
     options = parser.parse_args()
     print(f"{machine()} {versions()}\n\nMinibatchMH / NUTS:\n")
-    for i, name in enumerate(options.model):
+    for i, name in enumerate(priors.MODELS if options.priors else options.model):
         found = measure(name, options)
         lines = table([*found], [[*found.values()]]).splitlines()
         print("\n".join(lines[2 if i else 0 :]), flush=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytensor
 import pytest
 
-from benchmarks import agreement, decision_error, effects
+from benchmarks import agreement, decision_error, effects, priors
 from benchmarks.data import MODELS, simulate
 from benchmarks.effects import differences, worst
 from benchmarks.figure import Point, draw, read_points
@@ -94,6 +94,14 @@ def test_models_that_are_compared_have_as_many_rows_as_asked_for(name):
     assert model.rvs_to_values[y].data.shape == (3000,)
     largest = max(v.size for v in model.initial_point().values())
     assert largest in ((10,) if name == "plain" else (200, 400))
+
+
+@pytest.mark.parametrize("name", priors.MODELS)
+def test_models_of_priors_start_where_their_density_is_finite(name):
+    model = priors.MODELS[name](300)
+    start = model.initial_point()
+    assert max(value.size for value in start.values()) in (priors.N_GROUPS - 1, priors.N_GROUPS)
+    assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(start))
 
 
 def log_volume(name, values):
