@@ -166,7 +166,7 @@ def test_trust(run_example, tmp_path):
     """Both steps agree with NUTS, and every figure is drawn."""
     lines = run_example("trust", "--quick", "--figures", tmp_path)
     [verdicts] = [line.split()[1:] for line in lines if line.startswith("verdict")]
-    assert verdicts == ["agrees", "agrees", "reference"]
+    assert verdicts == ["agrees", "agrees", "baseline"]
     figures = sorted(path.name for path in tmp_path.glob("trust_*.png"))
     assert len(figures) == 7
     assert all((tmp_path / name).stat().st_size > 8_000 for name in figures)
