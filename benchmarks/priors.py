@@ -59,7 +59,6 @@ REAL: dict[str, Callable[..., Any]] = {
 SHARES: dict[str, Callable[..., Any]] = {
     "beta": lambda **of: pm.Beta("level", half("a", 5), half("b", 5), **of),
     "kumaraswamy": lambda **of: pm.Kumaraswamy("level", half("a", 5), half("b", 5), **of),
-    "logit-normal": lambda **of: pm.LogitNormal("level", pm.Normal("mu", 0, 2), half("s"), **of),
 }
 
 
