@@ -414,21 +414,23 @@ BIG: dict[str, Callable[[], pm.Model]] = {
 }
 
 
-def accuracy(first: int = 0, last: int = 100) -> Iterator[str]:
-    """Give the rows of the first table."""
+def accuracy(
+    first: int = 0, last: int = 100, draws: int = 1000, of_chains: int = DRAWS
+) -> Iterator[str]:
+    """Give the rows of the first table, with so many draws and so many of each chain."""
     errors = "mean, few | mean | noise | sd, few | sd | noise"
     yield f"| model | s | verdict | largest shift | k̂ | {errors} |"
     yield f"| {' | '.join(['---'] * 11)} |"
     for name, build in list((MODELS | BAD | OTHERS).items())[first:last]:
         model = build()
         try:
-            idata = pmb.approximate(model, random_seed=1)
+            idata = pmb.approximate(model, draws=draws, random_seed=1)
         except pmb.NoReferenceError:
             yield f"| {name} | | refused | | | | | | | | |"
             continue
         with model:
             chains = pm.sample(
-                DRAWS,
+                of_chains,
                 tune=TUNE,
                 chains=CHAINS,
                 cores=1,
@@ -524,11 +526,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=["accuracy", "speed", "both"], nargs="?", default="both")
     parser.add_argument("--only", type=int, nargs=2, default=(0, 100), metavar=("FIRST", "LAST"))
+    parser.add_argument("--draws", type=int, default=1000, help="of the approximation")
+    parser.add_argument("--of-chains", type=int, default=DRAWS, help="of each of the chains")
     options = parser.parse_args()
     packages = [f"{each} {version(each)}" for each in ("pymc", "pytensor", "pymc-minibatch")]
     print(f"{', '.join(packages)}; {platform.processor() or platform.machine()}", flush=True)
     if options.table != "speed":
-        for line in accuracy(*options.only):
+        for line in accuracy(*options.only, options.draws, options.of_chains):
             print(line, flush=True)
     if options.table != "accuracy":
         for line in speed():
