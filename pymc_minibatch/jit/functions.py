@@ -129,7 +129,7 @@ def logarithm_of_next(x: float) -> float:
 def logarithm_of_one_less_exponential(x: float) -> float:
     """log(1 − e^x), to the last digits."""
     near = logarithm(-exponential_less_one(x))
-    return near if x > -0.6931471805599453 else logarithm_of_next(-exponential(x))
+    return near if x > -(LN2_HIGH + LN2_LOW) else logarithm_of_next(-exponential(x))
 
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath=False)
