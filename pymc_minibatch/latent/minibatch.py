@@ -20,13 +20,14 @@ from pymc_minibatch.kernels.sweep import Grouping, make_sweep
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.blocks import choose_blocks, choose_walks
 from pymc_minibatch.latent.deciding import FIRST_BATCH, DecisionState, DecisionTests
+from pymc_minibatch.latent.elsewhere import look_elsewhere
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.gathering import Gathering
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import LevelWalks
 from pymc_minibatch.latent.moves.scan import moves_of
-from pymc_minibatch.latent.own_rows import LevelRows
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows
 from pymc_minibatch.latent.row_sizes import Sizes, sizes_of_rows
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.weight_check import Contradiction, WeightCheck
@@ -122,7 +123,8 @@ class MinibatchSampler(LatentSampler):
         self.acceptance = acceptance
         self.blocks: list[Grouping] = []
         self.level_walks: list[LevelWalks] = []
-        self.far, varying = list[np.ndarray](), list[np.ndarray]()
+        varying = list[np.ndarray]()
+        self.elsewhere: Sequence[Elsewhere] = ()
         for levels in self.field.levels:
             factor, sizes, table = looked_at[id(levels.rows)]
             self.blocks.append(
@@ -133,12 +135,14 @@ class MinibatchSampler(LatentSampler):
             )
             varying.append((sizes.rows - sizes.rows.min()) / temperature)
         every_level = range(len(self.blocks))
-        self.far = [self._level_rows.look_elsewhere(hyper, k, varying[k]) for k in every_level]
+        rows_now = self._level_rows
+        self.elsewhere = [look_elsewhere(rows_now, hyper, k, varying[k]) for k in every_level]
 
     @property
     def _level_rows(self) -> LevelRows:
         tables = [(grouping.table.rows, grouping.table.starts) for grouping in self.blocks]
-        return LevelRows(self.reference.surrogate, self.rows, self.temperature, tables, self.far)
+        surrogate = self.reference.surrogate
+        return LevelRows(surrogate, self.rows, self.temperature, tables, self.elsewhere)
 
     def rows_to_pin(self) -> np.ndarray:
         """Return the numbers of rows that no expansion describes, if they are few."""

@@ -3,10 +3,11 @@
 Given all else the levels of a factor are independent. So the density of a level is that of its
 variables under the prior times what its rows say, and neither a surrogate nor a batch has a part in
 it. Steps are symmetric, and as long as the next mode may be away: an outlying row is taken for one
-or not, and a level of few rows has a mode for each.
+or not, and a level of few rows has a mode for each. Half of them are differences of where levels
+have been while tuning (differential evolution; ter Braak and Vrugt 2008): those of a level itself
+follow its ridges, those of two levels are as long as their prior is wide.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,19 +24,22 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.remainders import RowConstants
 from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["AboutPoint", "LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
+__all__ = ["AboutPoint", "Elsewhere", "LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
 
 TYPICAL_LENGTH, LENGTH_SPREAD = 2.0, 1.0
 """Median length of a step in standard deviations of the Gaussian of a level, and the standard
 deviation of its logarithm: one step in six is longer than 5."""
 
-NEAREST, FARTHEST, APART = 3.5, 10.5, 1.0
-"""Standard deviations from the center of a level at which another mode is looked for, and between
-two looks."""
+DIFFERENCES, OF_ITS_OWN, WHOLE, SCALE_SPREAD = 0.5, 0.5, 0.5, 0.5
+"""Shares of the steps that are differences of what was seen, of these that are between values of
+the level itself, and of these that are taken whole; and the standard deviation of the logarithm of
+what others are multiplied by."""
 
-VARIES = 0.5
-"""Nats by which the remainder of a row varies over the posterior of a level that may have mass
-elsewhere."""
+JUMPS = 0.25
+"""Share of the steps of a level with another mode that lead there, or as far the other way."""
+
+LEAST_SEEN = 4
+"""Values of each level from which differences are taken."""
 
 
 class OwnRowMoves(NamedTuple):
@@ -55,6 +59,10 @@ class OwnRowMoves(NamedTuple):
         Whether the next scan moves the same levels.
     learns : bool
         Whether a tuner learns from them.
+    seen : ndarray or None, shape (A, G, q)
+        Values of all levels of the factor while tuning.
+    jumps : ndarray or None, shape (M, S, q)
+        From one mode of each of these levels to others, or zero.
     """
 
     name: str
@@ -63,6 +71,8 @@ class OwnRowMoves(NamedTuple):
     times: int
     again: bool
     learns: bool = False
+    seen: np.ndarray | None = None
+    jumps: np.ndarray | None = None
 
 
 def rows_of_levels(
@@ -81,6 +91,33 @@ def rows_of_levels(
     level = np.repeat(np.arange(chosen.size), lengths)
     within = np.arange(level.size) - (np.cumsum(lengths) - lengths)[level]
     return rows[starts[chosen][level] + within], level
+
+
+def some_rows_of_levels(
+    rows: np.ndarray, starts: np.ndarray, chosen: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what :func:`rows_of_levels` does, of at most so many rows of each, evenly spaced."""
+    lengths = np.diff(starts)[chosen]
+    few = np.minimum(lengths, most)
+    level = np.repeat(np.arange(chosen.size), few)
+    within = np.arange(level.size) - (np.cumsum(few) - few)[level]
+    return rows[starts[chosen][level] + within * lengths[level] // few[level]], level
+
+
+class Elsewhere(NamedTuple):
+    """What was found of the levels of a factor far from their centers.
+
+    Attributes
+    ----------
+    highest : ndarray, shape (G,)
+        The highest log-density of each there, less that at its center; −∞ if nobody looked, since
+        it is nearly normal.
+    jumps : ndarray, shape (M, G, q)
+        From the center to other modes; zero if fewer were found.
+    """
+
+    highest: np.ndarray
+    jumps: np.ndarray
 
 
 class OwnRows:
@@ -144,27 +181,75 @@ class OwnRows:
         return AboutPoint(self, point)
 
     def walk(
-        self, rng: np.random.Generator, point: np.ndarray, given: Conditional, times: int
+        self, rng: np.random.Generator, point: np.ndarray, given: Conditional, moves: OwnRowMoves
     ) -> tuple[np.ndarray, np.ndarray]:
         """Make steps of all levels; return the point after them, and which levels have moved."""
-        here, cholesky = self.about(point), self.factor(given)
-        bars = -rng.standard_exponential((times, self.chosen.size))
-        steps = [
-            solve_blocks_transposed(cholesky, whitened)
-            for whitened in self.whitened_steps(rng, times)
-        ]
-        changes = here.step(np.array(steps), bars)
+        here, steps = self.about(point), self.steps(rng, given, moves)
+        bars = -rng.standard_exponential(steps.shape[:2])
+        changes = here.step(steps, bars)
         return here.point, np.any(bars < changes, axis=0)
 
-    def whitened_steps(self, rng: np.random.Generator, times: int) -> np.ndarray:
-        """Draw steps along one axis, or along any direction, shape (times, S, q)."""
+    def steps(self, rng: np.random.Generator, given: Conditional, moves: OwnRowMoves) -> np.ndarray:
+        """Draw steps, shape (times, S, q); how likely they are does not depend on the levels.
+
+        Raises
+        ------
+        LinAlgError
+            If the precision of a level given all else is not positive definite.
+        """
+        cholesky, along = self.factor(given), self.some_axes(rng, moves.times)
+        lengths = TYPICAL_LENGTH * np.exp(
+            LENGTH_SPREAD * rng.standard_normal((*along.shape[:2], 1))
+        )
+        steps = lengths * self.directions(rng, along, cholesky)
+        shape = (*along.shape[:2], 1)
+        if moves.seen is not None and len(moves.seen) >= LEAST_SEEN:
+            is_difference = rng.random(shape) < DIFFERENCES
+            steps = np.where(is_difference, along * self._differences(rng, moves), steps)
+        if moves.jumps is not None:
+            is_jump = (rng.random(shape) < JUMPS) & moves.jumps[0].any(axis=1, keepdims=True)
+            steps = np.where(is_jump, self._jumps(rng, moves), steps)
+        return steps
+
+    def some_axes(self, rng: np.random.Generator, times: int) -> np.ndarray:
+        """Choose one axis of a level, or all of them, for each step, shape (times, S, q)."""
         n_levels, n_effects = self.latent.shape
-        lengths = TYPICAL_LENGTH * np.exp(LENGTH_SPREAD * rng.standard_normal((times, n_levels, 1)))
-        directions = rng.standard_normal((times, n_levels, n_effects))
         axis = rng.integers(n_effects, size=(times, n_levels, 1))
-        is_along = (rng.random((times, n_levels, 1)) >= 0.5) | (np.arange(n_effects) == axis)
-        directions *= is_along
-        return lengths * directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+        is_along: np.ndarray = np.arange(n_effects) == axis
+        return is_along | (rng.random((times, n_levels, 1)) >= 0.5)
+
+    def directions(
+        self, rng: np.random.Generator, along: np.ndarray, cholesky: np.ndarray
+    ) -> np.ndarray:
+        """Draw steps one standard deviation long, along some axes of whitened coordinates."""
+        whitened = along * rng.standard_normal(along.shape)
+        whitened /= np.linalg.norm(whitened, axis=-1, keepdims=True)
+        return np.array([solve_blocks_transposed(cholesky, step) for step in whitened])
+
+    def _jumps(self, rng: np.random.Generator, moves: OwnRowMoves) -> np.ndarray:
+        """Draw jumps from one mode to another, or as far the other way."""
+        assert moves.jumps is not None
+        shape = (moves.times, self.chosen.size)
+        n_jumps = moves.jumps.any(axis=2).sum(axis=0)  # the first ones
+        which = (rng.random(shape) * n_jumps).astype(np.int64)
+        signs = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+        return signs[..., None] * moves.jumps[which, np.arange(self.chosen.size)]
+
+    def _differences(self, rng: np.random.Generator, moves: OwnRowMoves) -> np.ndarray:
+        """Draw differences of two values that a level, or two levels, had while tuning."""
+        assert moves.seen is not None
+        n_seen, n_levels, _ = moves.seen.shape
+        shape = (moves.times, self.chosen.size)
+        is_own, is_whole = rng.random(shape) < OF_ITS_OWN, rng.random(shape) < WHOLE
+        ends = [
+            moves.seen[
+                rng.integers(n_seen, size=shape),
+                np.where(is_own, self.chosen, rng.integers(n_levels, size=shape)),
+            ]
+            for _ in range(2)
+        ]
+        scale = np.where(is_whole, 1.0, np.exp(SCALE_SPREAD * rng.standard_normal(shape)))
+        return scale[..., None] * (ends[1] - ends[0])
 
 
 class LevelState(NamedTuple):
@@ -359,8 +444,8 @@ class LevelRows:
         What rows read, and T.
     tables
         For each factor row numbers sorted by level, and where each level starts.
-    far : sequence of ndarray, shape (G,)
-        For each what :meth:`look_elsewhere` has found.
+    elsewhere : sequence of Elsewhere
+        For each what was found far from its levels' centers.
     """
 
     def __init__(
@@ -369,10 +454,10 @@ class LevelRows:
         functions: RowFunctions,
         temperature: float,
         tables: Sequence[tuple[np.ndarray, np.ndarray]],
-        far: Sequence[np.ndarray] = (),
+        elsewhere: Sequence[Elsewhere] = (),
     ) -> None:
         self.surrogate, self.functions, self.temperature = surrogate, functions, temperature
-        self.tables, self.far = tables, far
+        self.tables, self.elsewhere = tables, elsewhere
         self._kept: dict[str, OwnRows] = {}
 
     def counted(self, factor: int) -> np.ndarray:
@@ -383,60 +468,17 @@ class LevelRows:
         """Return the densities of some levels; kept if they are of interest again."""
         kept = self._kept.get(moves.name)
         if kept is None or not np.array_equal(kept.chosen, moves.chosen):
-            kept = self._of(moves.factor, moves.chosen)
+            kept = self.of_chosen(moves.factor, moves.chosen)
             if moves.again:
                 self._kept[moves.name] = kept
         return kept
 
-    def _of(self, factor: int, chosen: np.ndarray) -> OwnRows:
-        return OwnRows(
-            self.surrogate,
-            self.functions,
-            self.temperature,
-            self.surrogate.field.levels[factor],
-            chosen,
-            rows_of_levels(*self.tables[factor], chosen),
-        )
-
-    def look_elsewhere(self, hyper: np.ndarray, factor: int, ranges: np.ndarray) -> np.ndarray:
-        """Return the highest log-density of each level far from its center, less that there, (G,).
-
-        It is looked at along its axes, both ways, with all levels at their centers. Levels none of
-        whose rows has a remainder that varies are nearly normal: they are not looked at, and −∞.
-
-        Parameters
-        ----------
-        hyper
-            The hyperparameters.
-        factor
-            Which one.
-        ranges : ndarray, shape (N,)
-            By how many nats the remainder of each row varies.
-        """
-        (rows, starts), levels = self.tables[factor], self.surrogate.field.levels[factor]
-        found = np.full(len(levels.latent), -math.inf)
-        varying = np.concatenate([[0], np.cumsum(ranges[rows] > VARIES)])[starts]
-        chosen = np.flatnonzero(np.diff(varying))
-        if not chosen.size:
-            return found
-        given = self.surrogate.conditional(hyper)
-        point = given.frame.origin.copy()
-        before = self.surrogate.read(point)
-        point[levels.latent], _ = self.surrogate.given_others(given, point, before, levels)
-        with np.errstate(all="ignore"):
-            found[chosen] = _highest(self._of(factor, chosen), point, given)
-        return found
-
-
-def _highest(own: OwnRows, point: np.ndarray, given: Conditional) -> np.ndarray:
-    """Return the highest log-density of each level far from a point, less that there, (S,)."""
-    here, cholesky = own.about(point), own.factor(given)
-    highest = np.full(own.chosen.size, -math.inf)
-    for slot in range(own.latent.shape[1]):
-        for distance in np.arange(NEAREST, FARTHEST, APART):
-            for sign in (-1.0, 1.0):
-                steps = np.zeros(own.latent.shape)
-                steps[:, slot] = sign * distance
-                change = here.change(solve_blocks_transposed(cholesky, steps))
-                highest = np.fmax(highest, change)
-    return highest
+    def of_chosen(self, factor: int, chosen: np.ndarray, most: int | None = None) -> OwnRows:
+        """Return the densities of some levels, by at most so many rows of each."""
+        rows, starts = self.tables[factor]
+        if most is None:
+            own = rows_of_levels(rows, starts, chosen)
+        else:
+            own = some_rows_of_levels(rows, starts, chosen, most)
+        levels = self.surrogate.field.levels[factor]
+        return OwnRows(self.surrogate, self.functions, self.temperature, levels, chosen, own)

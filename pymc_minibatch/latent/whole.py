@@ -10,10 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
+from pymc_minibatch.latent.elsewhere import look_elsewhere
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, OwnRowMoves
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions
@@ -210,14 +211,14 @@ class WholeSampler(LatentSampler):
         by_entries = {id(factor.entries): factor for factor in factors}
         self.tables = [by_entries[id(levels.rows)].by_level() for levels in self.field.levels]
         every_row, every_level = np.full(tall.n_rows, np.inf), range(len(self.tables))
-        self.far: list[np.ndarray] = []
-        look = self._level_rows.look_elsewhere
-        self.far = [look(reference.hyper, k, every_row) for k in every_level]
+        self.elsewhere: Sequence[Elsewhere] = ()
+        rows_now, hyper = self._level_rows, reference.hyper
+        self.elsewhere = [look_elsewhere(rows_now, hyper, k, every_row) for k in every_level]
 
     @property
     def _level_rows(self) -> LevelRows:
         surrogate = self.reference.surrogate
-        return LevelRows(surrogate, self.rows, self.temperature, self.tables, self.far)
+        return LevelRows(surrogate, self.rows, self.temperature, self.tables, self.elsewhere)
 
     @cached_property
     def decisions(self) -> WholeDecisions:

@@ -23,6 +23,7 @@ from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.tall.angles import values_of_angles
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import SplitCheck, compare_orders, difference
@@ -256,6 +257,14 @@ class TallModel(Splitting):
         self.watch.check_all()
         if self.partitions is not None:
             self.partitions.check_files()
+
+    @cached_property
+    def is_angle(self) -> np.ndarray:
+        """Which entries of a flat point are angles, of which a whole turn changes nothing."""
+        is_angle = np.zeros(self.layout.size, dtype=np.bool_)
+        for value in values_of_angles(self.model):
+            is_angle[self.layout.slices[get_var_name(value)]] = True
+        return is_angle
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

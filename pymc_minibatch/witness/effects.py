@@ -22,7 +22,7 @@ import numpy as np
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.kernels.rows import clear
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
-from pymc_minibatch.latent.batched import multiply_blocks, solve_blocks_transposed
+from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
@@ -347,12 +347,11 @@ class MovesOfEffects(Look):
         """Compare one step of some levels by their own density."""
         own = self.moves.decisions.own_rows(moves)
         try:
-            factor = own.factor(state.conditional)
+            steps = own.steps(rng, state.conditional, moves._replace(times=1))
         except np.linalg.LinAlgError:  # there these levels do not step
             raise NotComparedError from None
         here = own.about(state.point)
-        steps = solve_blocks_transposed(factor, own.whitened_steps(rng, times=1)[0])
-        change = here.step(steps[None], np.full((1, len(steps)), -np.inf))[0]
+        change = here.step(steps, np.full(steps.shape[:2], -np.inf))[0]
         found = float(change[np.isfinite(change)].sum())
         return self._comparison(moves.name, (state.point, here.point), found, 0.0, own.latent)
 

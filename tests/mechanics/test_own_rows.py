@@ -13,7 +13,7 @@ from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.moves.slow_levels import SlowLevels
-from pymc_minibatch.latent.own_rows import OwnRowMoves, rows_of_levels
+from pymc_minibatch.latent.own_rows import Elsewhere, OwnRowMoves, rows_of_levels
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
@@ -120,7 +120,7 @@ def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler) -> Non
     own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
     draws = []
     for _ in range(1500):
-        point, _ = own.walk(rng, point, given, moves.times)
+        point, _ = own.walk(rng, point, given, moves)
         draws.append(point[entry])
     here = own.about(point)
     grid = np.linspace(min(draws) - 0.3, max(draws) + 0.3, 400)
@@ -149,7 +149,7 @@ def test_two_modes_of_a_level_have_their_shares() -> None:
     moves = OwnRowMoves("own", 0, np.arange(60), times=1, again=True)
     surrogate, [levels] = sampler.reference.surrogate, sampler.field.levels
     assert sampler.decisions.level_rows is not None
-    assert np.all(sampler.decisions.level_rows.far[0] > -5.0)
+    assert np.all(sampler.decisions.level_rows.elsewhere[0].highest > -5.0)
     here = sampler.decisions.own_rows(moves).about(surrogate.center)
     grid = np.linspace(-3, 3, 3000)
     at = [here.change(x - surrogate.center[levels.latent]) for x in grid]
@@ -175,14 +175,16 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     field = SimpleNamespace(levels=[SimpleNamespace(latent=np.arange(n_levels)[:, None])])
     shares = np.where(np.arange(n_levels) < 40, 0.1, 0.9)
     level_rows = SimpleNamespace(
-        counted=lambda factor: np.full(n_levels, n_rows), far=[np.full(n_levels, -np.inf)]
+        counted=lambda factor: np.full(n_levels, n_rows),
+        elsewhere=[Elsewhere(np.full(n_levels, -np.inf), np.zeros((n_levels, 1)))],
     )
     chosen, times = {}, {}
     for all_rows in (0, n_levels * n_rows):
         move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows), 0)
         of_all = SimpleNamespace(n_moves=np.array([100.0]), one_minus_correlation=shares)
         setting = SimpleNamespace(tuners={move.name: move.initial(), move.of_all: of_all})
-        chosen[all_rows] = move.choose(np.random.default_rng(1), level_rows, setting)
+        state = SimpleNamespace(point=np.zeros(n_levels))
+        chosen[all_rows] = move.choose(np.random.default_rng(1), state, level_rows, setting)
         times[all_rows] = move.times(np.full(chosen[all_rows].size, n_rows))
     few, many = chosen.values()
     assert 3 <= few.size <= 15

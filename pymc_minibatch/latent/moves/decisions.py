@@ -204,7 +204,7 @@ class Decisions(ABC):
         """Let levels step by their own density; return the point then, and which have moved."""
         own = self.own_rows(moves)
         try:
-            point, moved = own.walk(rng, state.point, state.conditional, moves.times)
+            point, moved = own.walk(rng, state.point, state.conditional, moves)
         except np.linalg.LinAlgError:
             return state.point, np.zeros(moves.chosen.size, dtype=np.bool_)
         counts.n_evaluated += (moves.times + 1) * own.numbers.size

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_minibatch.latent.elsewhere import ELSEWHERE
 from pymc_minibatch.latent.moves.costs import OVERHEAD
 from pymc_minibatch.latent.moves.levels import LevelsOfFactor, LevelTuner
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
@@ -43,13 +44,13 @@ LEAST_MOVES = 50
 LOOK_EVERY = 25
 """Moves of all levels after which it is looked again which are slow."""
 
+SEE_EVERY, MOST_SEEN, MOST_NUMBERS = 10, 40, 2_000_000
+"""Moves of all levels after which their values are kept again; how often at most; and numbers that
+are kept of a factor, at most."""
+
 SLOW, SLOWER = 0.5, 0.5
 """One less the correlation from a move to the next, below which a level is slow, if that is also
 below so much of the median: draws whose correlation falls as a power of ½ are worth a third."""
-
-ELSEWHERE = -5.0
-"""Log-density far out, less that at the center, above which a level has mass there: a Gaussian has
-−6 at its nearest look."""
 
 MOST_SHARE = 0.02
 """Share of the levels that are moved more often for either reason, at most, beside one; unless
@@ -65,10 +66,21 @@ class SlowTuner(NamedTuple):
         Moves of all levels that tuning had seen when it was looked.
     is_slow : ndarray of bool, shape (G,)
         Which are.
+    n_seen : ndarray, shape (2,)
+        How often their values were kept, and moves of all levels then.
+    seen : ndarray, shape (A, G, q)
+        The last of these values.
     """
 
     n_moves: np.ndarray
     is_slow: np.ndarray
+    n_seen: np.ndarray
+    seen: np.ndarray
+
+    @property
+    def values_seen(self) -> np.ndarray:
+        """Those values that were kept so far."""
+        return self.seen[: int(self.n_seen[0])]
 
 
 class StepsOfLevels(Move):
@@ -93,15 +105,19 @@ class StepsOfLevels(Move):
         level_rows = setting.decisions.level_rows
         if level_rows is None:
             return None
-        chosen = self.choose(rng, level_rows, setting)
+        chosen = self.choose(rng, state, level_rows, setting)
         if not chosen.size:
             return None
         times = self.times(level_rows.counted(self.factor)[chosen])
-        return OwnRowMoves(self.name, self.factor, chosen, times, self.again)
+        seen = setting.tuners[SlowLevels.name_of(self.factor)].values_seen
+        jumps = level_rows.elsewhere[self.factor].jumps[:, chosen]
+        return OwnRowMoves(
+            self.name, self.factor, chosen, times, self.again, seen=seen, jumps=jumps
+        )
 
     @abstractmethod
     def choose(
-        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+        self, rng: np.random.Generator, state: ChainState, level_rows: LevelRows, setting: Setting
     ) -> np.ndarray:
         """Choose levels, by their numbers in increasing order."""
 
@@ -116,28 +132,49 @@ class SlowLevels(StepsOfLevels):
     words, again = "levels that seldom move", True
 
     def __init__(self, model: EffectsModel, factor: int) -> None:
-        self.name, self.factor = f"slow levels of factor {factor}", factor
+        self.name, self.factor = self.name_of(factor), factor
         self.of_all = LevelsOfFactor.name_of(factor)
-        self.n_levels = len(model.field.levels[factor].latent)
+        self.latent = model.field.levels[factor].latent
+        self.n_levels = len(self.latent)
         self.budget = MOVES * (OVERHEAD + self.n_levels) + PASSES * ROW * model.all_rows
 
+    @staticmethod
+    def name_of(factor: int) -> str:
+        """Return the name of the steps of a factor."""
+        return f"slow levels of factor {factor}"
+
     def initial(self) -> SlowTuner:
-        """Return no slow level."""
-        return SlowTuner(np.zeros(1), np.zeros(self.n_levels, dtype=np.bool_))
+        """Return no slow level, of which nothing was seen."""
+        n_kept = min(MOST_SEEN, MOST_NUMBERS // self.latent.size)
+        return SlowTuner(
+            np.zeros(1),
+            np.zeros(self.n_levels, dtype=np.bool_),
+            np.zeros(2),
+            np.zeros((n_kept, *self.latent.shape)),
+        )
 
     def choose(
-        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+        self, rng: np.random.Generator, state: ChainState, level_rows: LevelRows, setting: Setting
     ) -> np.ndarray:
         """Choose the slow ones, and those with the most mass elsewhere."""
         tuner = setting.tuners[self.name]
-        n_rows = level_rows.counted(self.factor)
-        self._look(tuner, setting.tuners[self.of_all], n_rows)
-        return np.flatnonzero(tuner.is_slow | self._highest(level_rows.far[self.factor]))
+        n_rows, of_all = level_rows.counted(self.factor), setting.tuners[self.of_all]
+        self._keep(tuner, of_all, state.point)
+        self._look(tuner, of_all, n_rows)
+        return np.flatnonzero(tuner.is_slow | self._elsewhere(level_rows, n_rows))
 
     def times(self, n_rows: np.ndarray) -> int:
         """Return as many as the budget has rows for."""
         cost = STEP + ROW * float(n_rows.sum())
         return int(np.clip(self.budget / cost, LEAST_STEPS, MOST_STEPS))
+
+    def _keep(self, tuner: SlowTuner, of_all: LevelTuner, point: np.ndarray) -> None:
+        """Keep the values of the levels, in place of the oldest, while tuning goes on."""
+        n_kept = len(tuner.seen)
+        if not n_kept or of_all.n_moves[0] < tuner.n_seen[1] + SEE_EVERY:
+            return
+        tuner.seen[int(tuner.n_seen[0]) % n_kept] = point[self.latent]
+        tuner.n_seen[:] = tuner.n_seen[0] + 1, of_all.n_moves[0]
 
     def _look(self, tuner: SlowTuner, of_all: LevelTuner, n_rows: np.ndarray) -> None:
         """Find the slow levels, the slowest if these are many, while tuning goes on."""
@@ -147,17 +184,24 @@ class SlowLevels(StepsOfLevels):
         slow = np.flatnonzero(shares < min(SLOW, SLOWER * float(np.median(shares))))
         tuner.n_moves[:] = of_all.n_moves[0]
         slow = slow[np.argsort(shares[slow])]
-        cost = LEAST_STEPS * (STEP + ROW * np.cumsum(n_rows[slow]))
-        most = max(self._most, int(np.searchsorted(cost, self.budget)))
         tuner.is_slow[:] = False
-        tuner.is_slow[slow[:most]] = True
+        tuner.is_slow[slow[: self._affordable(n_rows[slow])]] = True
 
-    def _highest(self, elsewhere: np.ndarray) -> np.ndarray:
-        """Say which levels have the most mass elsewhere."""
+    def _elsewhere(self, level_rows: LevelRows, n_rows: np.ndarray) -> np.ndarray:
+        """Say which levels have the most mass elsewhere; those with other modes if time allows."""
+        highest, jumps = level_rows.elsewhere[self.factor]
         found = np.zeros(self.n_levels, dtype=np.bool_)
-        some = np.flatnonzero(elsewhere > ELSEWHERE)
-        found[some[np.argsort(-elsewhere[some])[: self._most]]] = True
+        some = np.flatnonzero(highest > ELSEWHERE)
+        some = some[np.argsort(-highest[some])]
+        found[some[: self._most]] = True
+        modal = some[jumps[0, some].any(axis=1)]
+        found[modal[: self._affordable(n_rows[modal])]] = True
         return found
+
+    def _affordable(self, n_rows: np.ndarray) -> int:
+        """Return how many levels may take the least number of steps, of some with such rows."""
+        cost = LEAST_STEPS * (STEP + ROW * np.cumsum(n_rows))
+        return max(self._most, int(np.searchsorted(cost, self.budget)))
 
     @property
     def _most(self) -> int:
@@ -177,10 +221,12 @@ class AnyLevels(StepsOfLevels):
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
 
     def choose(
-        self, rng: np.random.Generator, level_rows: LevelRows, setting: Setting
+        self, rng: np.random.Generator, state: ChainState, level_rows: LevelRows, setting: Setting
     ) -> np.ndarray:
         """Draw as many as there is time for, one at least; none if all are normal."""
-        levels = rng.permutation(np.flatnonzero(level_rows.far[self.factor] > -np.inf))
+        levels = rng.permutation(
+            np.flatnonzero(level_rows.elsewhere[self.factor].highest > -np.inf)
+        )
         read = np.cumsum(level_rows.counted(self.factor)[levels])
         return np.sort(levels[: max(1, np.searchsorted(read, self.most_rows))])
 

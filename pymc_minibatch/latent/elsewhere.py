@@ -1,0 +1,214 @@
+"""Whether levels have mass far from where they were found.
+
+Near by it is looked for along the axes of a level whose rows vary. Farther away, up to where other
+levels are, modes are climbed to by a few rows of each level; those that are as high as the center
+are climbed once more by all rows.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pymc_minibatch.latent.batched import multiply_transposed, solve_blocks_transposed
+from pymc_minibatch.latent.conditional import Conditional
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, OwnRows
+
+__all__ = ["ELSEWHERE", "look_elsewhere"]
+
+NEAREST = 3.5
+"""Standard deviations between two modes, at least."""
+
+DISTANCES = 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 10.5, 12.0, 14.0, 17.0, 20.0
+"""Standard deviations from the center of a level at which another mode is looked for near by."""
+
+VARIES = 0.5
+"""Nats by which the remainder of a row varies over the posterior of a level that may have mass
+near by."""
+
+ELSEWHERE = -5.0
+"""Log-density far out, less that at the center, above which a level has mass there: a Gaussian has
+−6 at its nearest look."""
+
+SOME_ROWS, MOST_LEVELS = 100, 20_000
+"""Rows of a level by which modes are looked for at first, at most; and levels of which this is
+done, unless another mode was found for one of them."""
+
+STARTS, CLIMBS, MOST_MODES = 12, 50, 3
+"""Places where climbs begin, steps of each, and modes that are kept of a level beside its
+center's."""
+
+FIRST_LENGTH, LAST_LENGTH = 2.0, 0.3
+"""Lengths of the first and the last step, in standard deviations of a level: too short to leave a
+mode for one that is apart."""
+
+NEARLY = -10.0
+"""Log-density of a mode, less that of the center's, above which it is one; by a few rows, above
+which all are asked."""
+
+
+def look_elsewhere(
+    rows: LevelRows, hyper: np.ndarray, factor: int, ranges: np.ndarray
+) -> Elsewhere:
+    """Look at the levels of a factor far from their centers.
+
+    Parameters
+    ----------
+    rows
+        Of all levels.
+    hyper
+        The hyperparameters.
+    factor
+        Which one.
+    ranges : ndarray, shape (N,)
+        By how many nats the remainder of each row varies.
+    """
+    surrogate, (numbers, starts) = rows.surrogate, rows.tables[factor]
+    levels = surrogate.field.levels[factor]
+    jumps = np.zeros((MOST_MODES, *levels.latent.shape))
+    found = Elsewhere(np.full(len(levels.latent), -math.inf), jumps)
+    given = surrogate.conditional(hyper)
+    point = given.frame.origin.copy()
+    before = surrogate.read(point)
+    point[levels.latent], _ = surrogate.given_others(given, point, before, levels)
+    varying = np.concatenate([[0], np.cumsum(ranges[numbers] > VARIES)])[starts]
+    chosen = np.flatnonzero(np.diff(varying))
+    with np.errstate(all="ignore"):
+        if chosen.size:
+            own = rows.of_chosen(factor, chosen)
+            found.highest[chosen], found.jumps[0, chosen] = _highest(own, point, given)
+        _look_far(rows, factor, point, given, found)
+    return found
+
+
+def _highest(own: OwnRows, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
+    """Return the highest log-density of each level near a point, less that there, and the step."""
+    here, cholesky = own.about(point), own.factor(given)
+    highest, best = np.full(own.chosen.size, -math.inf), np.zeros(own.latent.shape)
+    for slot, distance, sign in product(range(own.latent.shape[1]), DISTANCES, (-1.0, 1.0)):
+        whitened = np.zeros(own.latent.shape)
+        whitened[:, slot] = sign * distance
+        steps = solve_blocks_transposed(cholesky, whitened)
+        change = here.change(steps)
+        is_higher = change > highest
+        highest[is_higher], best[is_higher] = change[is_higher], steps[is_higher]
+    return highest, best
+
+
+def _look_far(
+    rows: LevelRows, factor: int, point: np.ndarray, given: Conditional, found: Elsewhere
+) -> None:
+    """Find other modes of each level: of some levels first, and of all if one has another."""
+    rng, counted = np.random.default_rng(0), rows.counted(factor)
+    centers = point[rows.surrogate.field.levels[factor].latent]
+    near = np.where((found.highest > ELSEWHERE)[:, None], found.jumps[0], 0.0)
+    found.jumps[0] = 0.0
+    order = rng.permutation(len(near))
+    for some in (order[:MOST_LEVELS], order[MOST_LEVELS:]):
+        chosen = np.sort(some)
+        wider = np.sqrt(counted[chosen] / SOME_ROWS).clip(1.0)[:, None]
+        by_few = _Climbs(rows.of_chosen(factor, chosen, SOME_ROWS), point, given, wider)
+        _, far = by_few.other_modes(rng, _differences(rng, centers, chosen))
+        starts = np.concatenate([near[None, chosen], far])
+        has_start = starts.any(axis=(0, 2))
+        if not has_start.any():
+            return
+        chosen, starts, wider = chosen[has_start], starts[:, has_start], wider[has_start]
+        by_all = _Climbs(rows.of_chosen(factor, chosen), point, given)
+        highest, jumps = by_all.other_modes(
+            rng, starts, [np.ones(wider.shape), *len(far) * [wider]]
+        )
+        found.jumps[:, chosen] = jumps
+        found.highest[chosen] = np.fmax(found.highest[chosen], highest)
+
+
+def _differences(rng: np.random.Generator, centers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return differences of the centers of two levels, or twice these, some along one axis."""
+    shape, differences = (chosen.size, centers.shape[1]), []
+    for k in range(STARTS):
+        one, other = rng.integers(len(centers), size=(2, chosen.size))
+        axis = rng.integers(shape[1], size=(chosen.size, 1))
+        is_along = (np.arange(shape[1]) == axis) | (k % 2 == 0)
+        differences.append((1 + k // 2 % 2) * is_along * (centers[one] - centers[other]))
+    return np.array(differences)
+
+
+class _Climbs:
+    """Levels take the steps that lead up.
+
+    Parameters
+    ----------
+    own
+        Their densities.
+    point, given
+        Where they begin, and the curvature there.
+    unit : ndarray, shape (S, 1), or float
+        A standard deviation by the rows that are read, in one by all rows.
+    """
+
+    def __init__(
+        self, own: OwnRows, point: np.ndarray, given: Conditional, unit: np.ndarray | float = 1.0
+    ) -> None:
+        self.own, self.point, self.unit = own, point, unit
+        self.cholesky = own.factor(given)
+
+    def other_modes(
+        self, rng: np.random.Generator, starts: np.ndarray, wider: Sequence[Any] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Climb from each start; return the highest places apart from the center's mode.
+
+        Parameters
+        ----------
+        rng
+            Random numbers.
+        starts : ndarray, shape (K, S, q)
+            Steps from the center.
+        wider : sequence of K ndarrays, shape (S, 1), optional
+            How many times as long the first steps from each are.
+
+        Returns
+        -------
+        highest : ndarray, shape (S,)
+            The log-density there, less that of the center's mode; −∞ if there is no such place.
+        jumps : ndarray, shape (M, S, q)
+            From this mode to there; zero if there are fewer.
+        """
+        mode, at_mode = self._climb(rng, np.zeros(self.own.latent.shape))
+        lengths = [1.0] * len(starts) if wider is None else wider
+        climbed = [self._climb(rng, *start) for start in zip(starts, lengths, strict=True)]
+        ends = self._within_half_a_turn(np.array([end - mode for end, _ in climbed]))
+        values = np.array([value - at_mode for _, value in climbed])
+        jumps, every = np.zeros((MOST_MODES, *mode.shape)), np.arange(len(mode))
+        is_open = (values > NEARLY) & self._are_apart(ends)
+        highest = np.max(values, axis=0, where=is_open, initial=-math.inf)
+        for jump in jumps:
+            best = np.argmax(np.where(is_open, values, -math.inf), axis=0)
+            is_mode = is_open[best, every]
+            jump[is_mode] = ends[best, every][is_mode]
+            is_open &= self._are_apart(ends - jump)
+        return highest, jumps
+
+    def _within_half_a_turn(self, steps: np.ndarray) -> np.ndarray:
+        """Return steps that lead to the same angles, without a whole turn."""
+        is_angle = self.own.surrogate.tall.is_angle[self.own.latent]
+        return steps - 2.0 * math.pi * np.rint(steps / (2.0 * math.pi)) * is_angle
+
+    def _are_apart(self, steps: np.ndarray) -> np.ndarray:
+        """Say which steps lead away from a mode, shape (K, S)."""
+        whitened = [multiply_transposed(self.cholesky, step) / self.unit for step in steps]
+        return np.linalg.norm(whitened, axis=2) > NEAREST
+
+    def _climb(
+        self, rng: np.random.Generator, start: np.ndarray, wider: np.ndarray | float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Climb from a step; return where levels are then, and the change of the log-density."""
+        own, here = self.own, self.own.about(self.point)
+        first = here.step(start[None], np.full((1, len(start)), -np.inf))
+        shrink = np.linspace(1.0, 0.0, CLIMBS)[:, None, None]
+        lengths = self.unit * LAST_LENGTH * (wider * FIRST_LENGTH / LAST_LENGTH) ** shrink
+        steps = lengths * own.directions(rng, own.some_axes(rng, CLIMBS), self.cholesky)
+        changes = here.step(steps, np.zeros(steps.shape[:2]))
+        gained = np.where(np.isfinite(first[0]), first[0], 0.0) + np.fmax(changes, 0.0).sum(axis=0)
+        return here.point[own.latent], gained
