@@ -6,9 +6,7 @@ are climbed once more by all rows.
 """
 
 import math
-from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -40,9 +38,10 @@ STARTS, CLIMBS, MOST_MODES = 12, 50, 3
 """Places where climbs begin, steps of each, and modes that are kept of a level beside its
 center's."""
 
-FIRST_LENGTH, LAST_LENGTH = 2.0, 0.3
-"""Lengths of the first and the last step, in standard deviations of a level: too short to leave a
-mode for one that is apart."""
+LONGER, SHORTER = 2.0, 2.0**-0.25
+"""By what the next step is longer after one that leads up, and shorter after another: the rule of
+one fifth of evolution strategies (Rechenberg 1973). The first is one standard deviation long, too
+short to leave a mode for one that is apart."""
 
 NEARLY = -10.0
 """Log-density of a mode, less that of the center's, above which it is one; by a few rows, above
@@ -115,23 +114,21 @@ def _look_far(
         has_start = starts.any(axis=(0, 2))
         if not has_start.any():
             return
-        chosen, starts, wider = chosen[has_start], starts[:, has_start], wider[has_start]
+        chosen, starts = chosen[has_start], starts[:, has_start]
         by_all = _Climbs(rows.of_chosen(factor, chosen), point, given)
-        highest, jumps = by_all.other_modes(
-            rng, starts, [np.ones(wider.shape), *len(far) * [wider]]
-        )
+        highest, jumps = by_all.other_modes(rng, starts)
         found.jumps[:, chosen] = jumps
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
 
 
 def _differences(rng: np.random.Generator, centers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return differences of the centers of two levels, or twice these, some along one axis."""
+    """Return differences of the centers of two levels, or longer ones, some along one axis."""
     shape, differences = (chosen.size, centers.shape[1]), []
     for k in range(STARTS):
         one, other = rng.integers(len(centers), size=(2, chosen.size))
         axis = rng.integers(shape[1], size=(chosen.size, 1))
         is_along = (np.arange(shape[1]) == axis) | (k % 2 == 0)
-        differences.append((1 + k // 2 % 2) * is_along * (centers[one] - centers[other]))
+        differences.append(2.0 ** (k // 2 % 3) * is_along * (centers[one] - centers[other]))
     return np.array(differences)
 
 
@@ -155,7 +152,7 @@ class _Climbs:
         self.cholesky = own.factor(given)
 
     def other_modes(
-        self, rng: np.random.Generator, starts: np.ndarray, wider: Sequence[Any] | None = None
+        self, rng: np.random.Generator, starts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Climb from each start; return the highest places apart from the center's mode.
 
@@ -165,8 +162,6 @@ class _Climbs:
             Random numbers.
         starts : ndarray, shape (K, S, q)
             Steps from the center.
-        wider : sequence of K ndarrays, shape (S, 1), optional
-            How many times as long the first steps from each are.
 
         Returns
         -------
@@ -176,8 +171,7 @@ class _Climbs:
             From this mode to there; zero if there are fewer.
         """
         mode, at_mode = self._climb(rng, np.zeros(self.own.latent.shape))
-        lengths = [1.0] * len(starts) if wider is None else wider
-        climbed = [self._climb(rng, *start) for start in zip(starts, lengths, strict=True)]
+        climbed = [self._climb(rng, start) for start in starts]
         ends = self._within_half_a_turn(np.array([end - mode for end, _ in climbed]))
         values = np.array([value - at_mode for _, value in climbed])
         jumps, every = np.zeros((MOST_MODES, *mode.shape)), np.arange(len(mode))
@@ -200,15 +194,15 @@ class _Climbs:
         whitened = [multiply_transposed(self.cholesky, step) / self.unit for step in steps]
         return np.linalg.norm(whitened, axis=2) > NEAREST
 
-    def _climb(
-        self, rng: np.random.Generator, start: np.ndarray, wider: np.ndarray | float = 1.0
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _climb(self, rng: np.random.Generator, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Climb from a step; return where levels are then, and the change of the log-density."""
         own, here = self.own, self.own.about(self.point)
-        first = here.step(start[None], np.full((1, len(start)), -np.inf))
-        shrink = np.linspace(1.0, 0.0, CLIMBS)[:, None, None]
-        lengths = self.unit * LAST_LENGTH * (wider * FIRST_LENGTH / LAST_LENGTH) ** shrink
-        steps = lengths * own.directions(rng, own.some_axes(rng, CLIMBS), self.cholesky)
-        changes = here.step(steps, np.zeros(steps.shape[:2]))
-        gained = np.where(np.isfinite(first[0]), first[0], 0.0) + np.fmax(changes, 0.0).sum(axis=0)
+        [first] = here.step(start[None], np.full((1, len(start)), -np.inf))
+        gained = np.where(np.isfinite(first), first, 0.0)
+        lengths: np.ndarray = np.ones((len(start), 1)) * self.unit
+        for direction in own.directions(rng, own.some_axes(rng, CLIMBS), self.cholesky):
+            [change] = here.step(lengths * direction[None], np.zeros((1, len(start))))
+            leads_up = change > 0.0
+            gained[leads_up] += change[leads_up]
+            lengths *= np.where(leads_up, LONGER, SHORTER)[:, None]
         return here.point[own.latent], gained

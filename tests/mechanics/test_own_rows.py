@@ -110,13 +110,17 @@ def test_rows_of_any_layout() -> None:
     np.testing.assert_allclose(here.change(np.zeros((5, 1))), 0.0, atol=1e-12)
 
 
-def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler) -> None:
+@pytest.mark.parametrize("seen", [False, True])
+def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler, seen: bool) -> None:
     """Of one level of the last factor, given all else, against its density on a grid."""
     rng, factor = np.random.default_rng(3), len(sampler.field.levels) - 1
     levels = sampler.field.levels[factor]
     surrogate = sampler.reference.surrogate
     point, given = surrogate.center.copy(), surrogate.conditional(sampler.reference.hyper)
     moves = OwnRowMoves("own", factor, np.array([1]), times=20, again=True)
+    if seen:
+        values = rng.normal(size=(5, *levels.latent.shape))
+        moves = moves._replace(seen=values, jumps=np.array([[[0.7]], [[0.0]]]))
     own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
     draws = []
     for _ in range(1500):
@@ -176,7 +180,7 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     shares = np.where(np.arange(n_levels) < 40, 0.1, 0.9)
     level_rows = SimpleNamespace(
         counted=lambda factor: np.full(n_levels, n_rows),
-        elsewhere=[Elsewhere(np.full(n_levels, -np.inf), np.zeros((n_levels, 1)))],
+        elsewhere=[Elsewhere(np.full(n_levels, -np.inf), np.zeros((1, n_levels, 1)))],
     )
     chosen, times = {}, {}
     for all_rows in (0, n_levels * n_rows):
