@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc_minibatch.latent.batched import multiply_transposed, solve_blocks_transposed
 from pymc_minibatch.latent.conditional import Conditional
-from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, OwnRows
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, LevelSteps, OwnRows
 
 __all__ = ["ELSEWHERE", "look_elsewhere"]
 
@@ -197,11 +197,12 @@ class _Climbs:
     def _climb(self, rng: np.random.Generator, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Climb from a step; return where levels are then, and the change of the log-density."""
         own, here = self.own, self.own.about(self.point)
-        [first] = here.step(start[None], np.full((1, len(start)), -np.inf))
+        [first] = here.step(LevelSteps.symmetric(start[None]), np.full((1, len(start)), -np.inf))
         gained = np.where(np.isfinite(first), first, 0.0)
         lengths: np.ndarray = np.ones((len(start), 1)) * self.unit
         for direction in own.directions(rng, own.some_axes(rng, CLIMBS), self.cholesky):
-            [change] = here.step(lengths * direction[None], np.zeros((1, len(start))))
+            step = LevelSteps.symmetric(lengths * direction[None])
+            [change] = here.step(step, np.zeros((1, len(start))))
             leads_up = change > 0.0
             gained[leads_up] += change[leads_up]
             lengths *= np.where(leads_up, LONGER, SHORTER)[:, None]

@@ -2,12 +2,15 @@
 
 Given all else the levels of a factor are independent. So the density of a level is that of its
 variables under the prior times what its rows say, and neither a surrogate nor a batch has a part in
-it. Steps are symmetric, and as long as the next mode may be away: an outlying row is taken for one
-or not, and a level of few rows has a mode for each. Half of them are differences of where levels
-have been while tuning (differential evolution; ter Braak and Vrugt 2008): those of a level itself
-follow its ridges, those of two levels are as long as their prior is wide.
+it. Some steps are symmetric, and as long as the next mode may be away: an outlying row is taken for
+one or not, and a level of few rows has a mode for each. Others rest on where levels have been while
+tuning. Differences of two such values (differential evolution; ter Braak and Vrugt 2008) follow the
+ridge of a level, or are as long as levels differ. And half of all steps draw a level anew, from a
+Student t with the mean and covariance that it had (an independence sampler with the moments of
+adaptive Metropolis; Haario, Saksman and Tamminen 2001).
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,16 +27,31 @@ from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.remainders import RowConstants
 from pymc_minibatch.reference.rows import RowFunctions
 
-__all__ = ["AboutPoint", "Elsewhere", "LevelRows", "OwnRowMoves", "OwnRows", "rows_of_levels"]
+__all__ = [
+    "AboutPoint",
+    "Elsewhere",
+    "LevelRows",
+    "LevelSteps",
+    "OwnRowMoves",
+    "OwnRows",
+    "rows_of_levels",
+]
 
 TYPICAL_LENGTH, LENGTH_SPREAD = 2.0, 1.0
 """Median length of a step in standard deviations of the Gaussian of a level, and the standard
 deviation of its logarithm: one step in six is longer than 5."""
 
-DIFFERENCES, OF_ITS_OWN, WHOLE, SCALE_SPREAD = 0.5, 0.5, 0.5, 0.5
-"""Shares of the steps that are differences of what was seen, of these that are between values of
-the level itself, and of these that are taken whole; and the standard deviation of the logarithm of
-what others are multiplied by."""
+DEGREES, LEAST_DRAWN_FROM, PSEUDO_VALUES = 3.0, 10, 2.0
+"""Degrees of freedom of the t from which values are drawn; values seen that it needs; and with how
+many values more than a level has variables its correlations are shrunk."""
+
+LEAST_VARIANCE = 0.01
+"""Of the values of a level, relative to the median of other levels."""
+
+ANEW, DIFFERENCES, OF_ITS_OWN, WHOLE, SCALE_SPREAD = 0.5, 0.5, 0.5, 0.5, 0.5
+"""Shares of the steps that draw a level anew, of the others that are differences of what was seen,
+of these that are between values of the level itself, and of these that are taken whole; and the
+standard deviation of the logarithm of what others are multiplied by."""
 
 JUMPS = 0.25
 """Share of the steps of a level with another mode that lead there, or as far the other way."""
@@ -185,7 +203,7 @@ class OwnRows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Make steps of all levels; return the point after them, and which levels have moved."""
         here, steps = self.about(point), self.steps(rng, given, moves)
-        bars = -rng.standard_exponential(steps.shape[:2])
+        bars = -rng.standard_exponential(steps.is_anew.shape)
         changes = here.step(steps, bars)
         return here.point, np.any(bars < changes, axis=0)
 
@@ -198,18 +216,32 @@ class OwnRows:
             If the precision of a level given all else is not positive definite.
         """
         cholesky, along = self.factor(given), self.some_axes(rng, moves.times)
-        lengths = TYPICAL_LENGTH * np.exp(
-            LENGTH_SPREAD * rng.standard_normal((*along.shape[:2], 1))
-        )
-        steps = lengths * self.directions(rng, along, cholesky)
         shape = (*along.shape[:2], 1)
+        lengths = TYPICAL_LENGTH * np.exp(LENGTH_SPREAD * rng.standard_normal(shape))
+        by = lengths * self.directions(rng, along, cholesky)
         if moves.seen is not None and len(moves.seen) >= LEAST_SEEN:
             is_difference = rng.random(shape) < DIFFERENCES
-            steps = np.where(is_difference, along * self._differences(rng, moves), steps)
+            by = np.where(is_difference, along * self._differences(rng, moves), by)
         if moves.jumps is not None:
             is_jump = (rng.random(shape) < JUMPS) & moves.jumps[0].any(axis=1, keepdims=True)
-            steps = np.where(is_jump, self._jumps(rng, moves), steps)
+            by = np.where(is_jump, self._jumps(rng, moves), by)
+        steps = LevelSteps.symmetric(by)
+        if moves.seen is not None and len(moves.seen) >= LEAST_DRAWN_FROM:
+            steps = self._drawn_anew(rng, steps, moves.seen[:, self.chosen])
         return steps
+
+    def _drawn_anew(
+        self, rng: np.random.Generator, steps: "LevelSteps", seen: np.ndarray
+    ) -> "LevelSteps":
+        """Let some steps draw levels from what was seen of them, shape (A, S, q)."""
+        mean, covariance = moments(seen)
+        shape = steps.by.shape
+        chi = np.sqrt(rng.chisquare(DEGREES, shape[:2]) / DEGREES)
+        normal = rng.standard_normal(shape) / chi[..., None]
+        drawn = np.einsum("sij,tsj->tsi", np.linalg.cholesky(covariance), normal)
+        is_anew = rng.random(shape[:2]) < ANEW
+        by = np.where(is_anew[..., None], drawn, steps.by)
+        return LevelSteps(by, is_anew, mean, np.linalg.inv(covariance))
 
     def some_axes(self, rng: np.random.Generator, times: int) -> np.ndarray:
         """Choose one axis of a level, or all of them, for each step, shape (times, S, q)."""
@@ -250,6 +282,62 @@ class OwnRows:
         ]
         scale = np.where(is_whole, 1.0, np.exp(SCALE_SPREAD * rng.standard_normal(shape)))
         return scale[..., None] * (ends[1] - ends[0])
+
+
+def moments(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return means (S, q) and covariances (S, q, q) of what was seen of levels, (A, S, q).
+
+    Correlations are shrunk, and no variance is much smaller than that of other levels.
+    """
+    n_seen, _, width = seen.shape
+    mean = seen.mean(axis=0)
+    products = np.einsum("asi,asj->sij", seen - mean, seen - mean)
+    variances = np.einsum("sii->si", products) / n_seen
+    least = LEAST_VARIANCE * np.median(variances, axis=0) + np.finfo(np.float64).tiny
+    n_pseudo = width + PSEUDO_VALUES
+    added = n_pseudo * np.maximum(variances, least)[..., None] * np.eye(width)
+    return mean, (products + added) / (n_seen + n_pseudo)
+
+
+class LevelSteps(NamedTuple):
+    """Steps of levels, one after another.
+
+    Attributes
+    ----------
+    by : ndarray, shape (times, S, q)
+        By how much they go; from the mean, if a level is drawn anew.
+    is_anew : ndarray of bool, shape (times, S)
+        Which draw a level from a t, wherever it is.
+    mean, precision : ndarray, shapes (S, q) and (S, q, q)
+        Of these.
+    """
+
+    by: np.ndarray
+    is_anew: np.ndarray
+    mean: np.ndarray
+    precision: np.ndarray
+
+    @classmethod
+    def symmetric(cls, by: np.ndarray) -> "LevelSteps":
+        """Take steps that are as likely as their opposites."""
+        _, n_levels, width = by.shape
+        mean, precision = np.zeros((n_levels, width)), np.zeros((n_levels, width, width))
+        return cls(by, np.zeros(by.shape[:2], dtype=np.bool_), mean, precision)
+
+    def at(self, t: int) -> "LevelSteps":
+        """Return one of the steps."""
+        return self._replace(by=self.by[t : t + 1], is_anew=self.is_anew[t : t + 1])
+
+    def from_levels(self, levels: np.ndarray) -> np.ndarray:
+        """Return by how much the first step goes from where levels are, shape (S, q)."""
+        return self.by[0] + self.is_anew[0][:, None] * (self.mean - levels)
+
+    def log_q(self, levels: np.ndarray) -> np.ndarray:
+        """Return the log-density from which the first step draws levels; 0 if it draws none."""
+        away = levels - self.mean
+        squares = np.einsum("si,sij,sj->s", away, self.precision, away)
+        power = -0.5 * (DEGREES + levels.shape[1])
+        return np.asarray(self.is_anew[0] * power * np.log1p(squares / DEGREES))
 
 
 class LevelState(NamedTuple):
@@ -294,9 +382,19 @@ class LevelMaps(NamedTuple):
     curvature: np.ndarray
 
 
+@jit_kept
+def log_t(level: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
+    """Return the log-density of the t from which a level is drawn anew, but for a constant."""
+    square = 0.0
+    for i in range(level.size):
+        for j in range(level.size):
+            square += (level[i] - mean[i]) * precision[i, j] * (level[j] - mean[j])
+    return -0.5 * (DEGREES + level.size) * math.log1p(square / DEGREES)
+
+
 @partial(jit_kept, nogil=True)
 def make_steps(
-    steps: np.ndarray,
+    steps: LevelSteps,
     bars: np.ndarray,
     state: LevelState,
     maps: LevelMaps,
@@ -304,46 +402,55 @@ def make_steps(
     constants: RowConstants,
     batch: Any,
 ) -> np.ndarray:
-    """Make steps one after another, of those levels whose log-density changes by more than a bar.
+    """Make steps one after another, of those levels whose log ratio is above a bar.
 
     Parameters
     ----------
-    steps, bars : ndarray, shapes (times, S, q) and (times, S)
+    steps : LevelSteps
         Of all levels.
+    bars : ndarray, shape (times, S)
+        Their bars.
     state, maps, temperature, constants, batch
         Where they are, what they are read by, T, and their rows.
 
     Returns
     -------
     ndarray, shape (times, S)
-        How the log-density of each level changes.
+        The log ratio of each step of each level.
     """
-    changes, proposed = np.zeros(bars.shape), state.phi.copy()
+    log_ratios, proposed = np.zeros(bars.shape), state.phi.copy()
     n_levels, width = state.levels.shape
     accepted, curved = np.empty(n_levels, np.bool_), np.empty((n_levels, width))
-    after = np.empty(state.values.size)
-    for t in range(changes.shape[0]):
-        change = changes[t]
+    step, after = np.empty((n_levels, width)), np.empty(state.values.size)
+    for t in range(log_ratios.shape[0]):
+        log_ratio = log_ratios[t]
         for s in range(n_levels):
+            for i in range(width):
+                step[s, i] = steps.by[t, s, i]
+            if steps.is_anew[t, s]:
+                mean, precision = steps.mean[s], steps.precision[s]
+                log_ratio[s] += log_t(state.levels[s], mean, precision)
+                log_ratio[s] -= log_t(mean + step[s], mean, precision)
+                step[s] += mean - state.levels[s]
             for r in range(maps.entries.shape[1]):
                 for i in range(width):
-                    proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * steps[t, s, i]
+                    proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * step[s, i]
         if after.size:
             v = call_graph(constants.addresses[0], (proposed, *batch))[0]
             found = call_graph(constants.addresses[1], (v, *batch))[0][0]
             for n in range(after.size):
                 value = found[n] / temperature
                 after[n] = value if value < np.inf else -np.inf  # as where digits are lost
-                change[maps.level[n]] += after[n] - state.values[n]
+                log_ratio[maps.level[n]] += after[n] - state.values[n]
         for s in range(n_levels):
             for i in range(width):
                 curved[s, i] = 0.0
                 for j in range(width):
-                    curved[s, i] += maps.curvature[s, i, j] * steps[t, s, j]
-                change[s] += (state.slope[s, i] + 0.5 * curved[s, i]) * steps[t, s, i]
-            accepted[s] = bars[t, s] < change[s]
+                    curved[s, i] += maps.curvature[s, i, j] * step[s, j]
+                log_ratio[s] += (state.slope[s, i] + 0.5 * curved[s, i]) * step[s, i]
+            accepted[s] = bars[t, s] < log_ratio[s]
             if accepted[s]:
-                state.levels[s] += steps[t, s]
+                state.levels[s] += step[s]
                 state.slope[s] += curved[s]
             for entry in maps.entries[s]:
                 if accepted[s]:
@@ -353,7 +460,7 @@ def make_steps(
         for n in range(after.size):
             if accepted[maps.level[n]]:
                 state.values[n] = after[n]
-    return changes
+    return log_ratios
 
 
 class AboutPoint:
@@ -387,42 +494,46 @@ class AboutPoint:
         found[self.own.latent] = self.state.levels
         return found
 
-    def change(self, steps: np.ndarray) -> np.ndarray:
-        """Return how the log-density of each level would change, shape (S,)."""
-        return self.step(steps[None], np.full((1, len(steps)), np.inf))[0]
+    def change(self, by: np.ndarray) -> np.ndarray:
+        """Return how the log-density of each level would change by a step, shape (S,)."""
+        return self.step(LevelSteps.symmetric(by[None]), np.full((1, len(by)), np.inf))[0]
 
-    def step(self, steps: np.ndarray, bars: np.ndarray) -> np.ndarray:
-        """Make steps of those levels whose log-density changes by more than a bar.
+    def step(self, steps: LevelSteps, bars: np.ndarray) -> np.ndarray:
+        """Make steps, one after another, of those levels whose log ratio is above a bar.
 
         Parameters
         ----------
-        steps, bars : ndarray, shapes (times, S, q) and (times, S)
-            One after another.
+        steps : LevelSteps
+            Of all levels.
+        bars : ndarray, shape (times, S)
+            Their bars.
 
         Returns
         -------
         ndarray, shape (times, S)
-            How the log-density of each level changes.
+            The log ratio of each step of each level: by how much its log-density changes, and, if
+            it is drawn anew, the log ratio of the densities of both proposals.
         """
         if self.own.prior is None:
             return self._by_rows(steps, bars)
-        changes, prior = np.empty(bars.shape), self._prior(self.state.levels)
-        for t in range(len(steps)):
-            proposed = self._prior(self.state.levels + steps[t])
+        log_ratios, prior = np.empty(bars.shape), self._prior(self.state.levels)
+        for t in range(len(bars)):
+            one = steps.at(t)
+            proposed = self._prior(self.state.levels + one.from_levels(self.state.levels))
             bar = bars[t] - (proposed - prior)
-            of_rows = self._by_rows(steps[t : t + 1], bar[None])[0]
+            of_rows = self._by_rows(one, bar[None])[0]
             with np.errstate(invalid="ignore"):
-                changes[t] = proposed - prior + of_rows
+                log_ratios[t] = proposed - prior + of_rows
             prior = np.where(bar < of_rows, proposed, prior)
-        return changes
+        return log_ratios
 
-    def _by_rows(self, steps: np.ndarray, bars: np.ndarray) -> np.ndarray:
+    def _by_rows(self, steps: LevelSteps, bars: np.ndarray) -> np.ndarray:
         """Step with what rows, and a Gaussian prior, say."""
         own = self.own
-        changes: np.ndarray = make_steps(
+        log_ratios: np.ndarray = make_steps(
             steps, bars, self.state, self.maps, own.temperature, own.constants, tuple(own.batch)
         )
-        return changes
+        return log_ratios
 
     def _prior(self, levels: np.ndarray) -> np.ndarray:
         """Return the log-density of each level under a prior that is not Gaussian, shape (S,)."""

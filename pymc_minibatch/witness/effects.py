@@ -351,9 +351,14 @@ class MovesOfEffects(Look):
         except np.linalg.LinAlgError:  # there these levels do not step
             raise NotComparedError from None
         here = own.about(state.point)
-        change = here.step(steps, np.full(steps.shape[:2], -np.inf))[0]
-        found = float(change[np.isfinite(change)].sum())
-        return self._comparison(moves.name, (state.point, here.point), found, 0.0, own.latent)
+        before = here.state.levels.copy()
+        [log_ratios] = here.step(steps, np.full(steps.is_anew.shape, -np.inf))
+        made = np.isfinite(log_ratios)
+        log_q = (steps.log_q(before) - steps.log_q(here.state.levels))[made].sum()
+        found = float(log_ratios[made].sum())
+        return self._comparison(
+            moves.name, (state.point, here.point), found, float(log_q), own.latent
+        )
 
     def _of_levels(self, moves: LevelMoves, here: np.ndarray, there: np.ndarray) -> np.ndarray:
         """Return the log ratio of proposal densities of each level."""

@@ -13,7 +13,7 @@ from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.moves.slow_levels import SlowLevels
-from pymc_minibatch.latent.own_rows import Elsewhere, OwnRowMoves, rows_of_levels
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelSteps, OwnRowMoves, rows_of_levels
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
@@ -82,7 +82,9 @@ def test_changes_are_those_of_the_model(sampler: LatentSampler) -> None:
             steps = rng.normal(size=(chosen.size, levels.latent.shape[1]))
             before, bars = here.point.copy(), np.array([[-np.inf, np.inf, -np.inf]])
             np.testing.assert_allclose(
-                here.change(steps), change := here.step(steps[None], bars)[0], rtol=1e-12
+                here.change(steps),
+                change := here.step(LevelSteps.symmetric(steps[None]), bars)[0],
+                rtol=1e-12,
             )
             for k, level in enumerate(levels.latent[chosen]):
                 there = before.copy()
@@ -119,7 +121,7 @@ def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler, seen: 
     point, given = surrogate.center.copy(), surrogate.conditional(sampler.reference.hyper)
     moves = OwnRowMoves("own", factor, np.array([1]), times=20, again=True)
     if seen:
-        values = rng.normal(size=(5, *levels.latent.shape))
+        values = rng.normal(size=(20, *levels.latent.shape))
         moves = moves._replace(seen=values, jumps=np.array([[[0.7]], [[0.0]]]))
     own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
     draws = []
