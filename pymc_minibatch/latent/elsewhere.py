@@ -12,14 +12,15 @@ import numpy as np
 
 from pymc_minibatch.latent.batched import multiply_transposed, solve_blocks_transposed
 from pymc_minibatch.latent.conditional import Conditional
-from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, LevelSteps, OwnRows
+from pymc_minibatch.latent.level_steps import LevelSteps, directions, some_axes
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, OwnRows
 
 __all__ = ["ELSEWHERE", "look_elsewhere"]
 
 NEAREST = 3.5
 """Standard deviations between two modes, at least."""
 
-DISTANCES = 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 10.5, 12.0, 14.0, 17.0, 20.0
+DISTANCES = 3.5, 4.5, 5.5, 6.5, 8.0, 10.0, 12.5, 16.0, 20.0
 """Standard deviations from the center of a level at which another mode is looked for near by."""
 
 VARIES = 0.5
@@ -30,9 +31,15 @@ ELSEWHERE = -5.0
 """Log-density far out, less that at the center, above which a level has mass there: a Gaussian has
 −6 at its nearest look."""
 
-SOME_ROWS, MOST_LEVELS = 100, 20_000
-"""Rows of a level by which modes are looked for at first, at most; and levels of which this is
-done, unless another mode was found for one of them."""
+FEW_ROWS, SOME_ROWS, SOME_LEVELS = 5, 100, 200
+"""Rows of a level by which modes are looked for at first, at least and at most; and levels of which
+this is done, unless another mode was found for one of them."""
+
+MOST_LEVELS = 10_000
+"""That are looked at together, for the sake of memory."""
+
+MOST_EVALUATIONS = 4e6
+"""Of rows, in each look: a fraction of a second."""
 
 STARTS, CLIMBS, MOST_MODES = 12, 50, 3
 """Places where climbs begin, steps of each, and modes that are kept of a level beside its
@@ -102,18 +109,25 @@ def _look_far(
     """Find other modes of each level: of some levels first, and of all if one has another."""
     rng, counted = np.random.default_rng(0), rows.counted(factor)
     centers = point[rows.surrogate.field.levels[factor].latent]
+    if len(centers) < 2:
+        return
     near = np.where((found.highest > ELSEWHERE)[:, None], found.jumps[0], 0.0)
     found.jumps[0] = 0.0
     order = rng.permutation(len(near))
-    for some in (order[:MOST_LEVELS], order[MOST_LEVELS:]):
+    first, others = order[:SOME_LEVELS], order[SOME_LEVELS:]
+    for some in (first, *np.array_split(others, math.ceil(others.size / MOST_LEVELS) or 1)):
         chosen = np.sort(some)
-        wider = np.sqrt(counted[chosen] / SOME_ROWS).clip(1.0)[:, None]
-        by_few = _Climbs(rows.of_chosen(factor, chosen, SOME_ROWS), point, given, wider)
-        _, far = by_few.other_modes(rng, _differences(rng, centers, chosen))
+        most = MOST_EVALUATIONS / (STARTS * CLIMBS * max(1, chosen.size))
+        few = int(np.clip(most, FEW_ROWS, SOME_ROWS))
+        wider = np.sqrt(counted[chosen] / few).clip(1.0)[:, None]
+        by_few = _Climbs(rows.of_chosen(factor, chosen, few), point, given, wider)
+        _, far = by_few.other_modes(rng, _from_others(rng, centers, chosen))
         starts = np.concatenate([near[None, chosen], far])
         has_start = starts.any(axis=(0, 2))
-        if not has_start.any():
+        if some is first and not has_start.any():
             return
+        read = np.cumsum(np.where(has_start, counted[chosen], 0)) * len(starts) * CLIMBS
+        has_start &= read < MOST_EVALUATIONS
         chosen, starts = chosen[has_start], starts[:, has_start]
         by_all = _Climbs(rows.of_chosen(factor, chosen), point, given)
         highest, jumps = by_all.other_modes(rng, starts)
@@ -121,7 +135,7 @@ def _look_far(
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
 
 
-def _differences(rng: np.random.Generator, centers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def _from_others(rng: np.random.Generator, centers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Return differences of the centers of two levels, or longer ones, some along one axis."""
     shape, differences = (chosen.size, centers.shape[1]), []
     for k in range(STARTS):
@@ -200,8 +214,9 @@ class _Climbs:
         [first] = here.step(LevelSteps.symmetric(start[None]), np.full((1, len(start)), -np.inf))
         gained = np.where(np.isfinite(first), first, 0.0)
         lengths: np.ndarray = np.ones((len(start), 1)) * self.unit
-        for direction in own.directions(rng, own.some_axes(rng, CLIMBS), self.cholesky):
-            step = LevelSteps.symmetric(lengths * direction[None])
+        for _ in range(CLIMBS):
+            along = some_axes(rng, (1, *start.shape))
+            step = LevelSteps.symmetric(lengths * directions(rng, along, self.cholesky))
             [change] = here.step(step, np.zeros((1, len(start))))
             leads_up = change > 0.0
             gained[leads_up] += change[leads_up]

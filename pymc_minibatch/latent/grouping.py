@@ -21,7 +21,6 @@ from pymc_minibatch.latent.claims import ROUNDING, Probes, add_up, are_gaussian,
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.angles import log_share_of_copy, values_of_angles
 from pymc_minibatch.tall.potentials import parts_of_total
 from pymc_minibatch.tall.verify import compare
 
@@ -89,11 +88,9 @@ class LevelPrior:
         variables = {get_var_name(value): value for value in model.value_vars}
         shapes = dict(zip(self.tall.layout.names, self.tall.layout.shapes, strict=True))
         total: Any = 0.0
-        angles = values_of_angles(model)
         for name, entries in self.entries.items():
             value = variables[name]
             [term] = model.logp(vars=[model.values_to_rvs[value]], sum=False)
-            term = term + log_share_of_copy(value) if value in angles else term
             total = total + _by_levels(name, term, shapes[name], entries)
         for term, levels in zip(self._potentials(), self.of_terms, strict=True):
             own = np.flatnonzero(levels >= 0)

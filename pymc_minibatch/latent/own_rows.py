@@ -2,15 +2,9 @@
 
 Given all else the levels of a factor are independent. So the density of a level is that of its
 variables under the prior times what its rows say, and neither a surrogate nor a batch has a part in
-it. Some steps are symmetric, and as long as the next mode may be away: an outlying row is taken for
-one or not, and a level of few rows has a mode for each. Others rest on where levels have been while
-tuning. Differences of two such values (differential evolution; ter Braak and Vrugt 2008) follow the
-ridge of a level, or are as long as levels differ. And half of all steps draw a level anew, from a
-Student t with the mean and covariance that it had (an independence sampler with the moments of
-adaptive Metropolis; Haario, Saksman and Tamminen 2001).
+it. Its steps are those of :mod:`.level_steps`.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,9 +14,10 @@ import numpy as np
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph
 from pymc_minibatch.latent.arrowhead import blocks_of_dense
-from pymc_minibatch.latent.batched import factored_blocks, solve_blocks_transposed
+from pymc_minibatch.latent.batched import factored_blocks
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.level_steps import LevelSteps, OwnRowMoves, draw_steps, log_t
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.reference.remainders import RowConstants
 from pymc_minibatch.reference.rows import RowFunctions
@@ -31,66 +26,9 @@ __all__ = [
     "AboutPoint",
     "Elsewhere",
     "LevelRows",
-    "LevelSteps",
-    "OwnRowMoves",
     "OwnRows",
     "rows_of_levels",
 ]
-
-TYPICAL_LENGTH, LENGTH_SPREAD = 2.0, 1.0
-"""Median length of a step in standard deviations of the Gaussian of a level, and the standard
-deviation of its logarithm: one step in six is longer than 5."""
-
-DEGREES, LEAST_DRAWN_FROM, PSEUDO_VALUES = 3.0, 10, 2.0
-"""Degrees of freedom of the t from which values are drawn; values seen that it needs; and with how
-many values more than a level has variables its correlations are shrunk."""
-
-LEAST_VARIANCE = 0.01
-"""Of the values of a level, relative to the median of other levels."""
-
-ANEW, DIFFERENCES, OF_ITS_OWN, WHOLE, SCALE_SPREAD = 0.5, 0.5, 0.5, 0.5, 0.5
-"""Shares of the steps that draw a level anew, of the others that are differences of what was seen,
-of these that are between values of the level itself, and of these that are taken whole; and the
-standard deviation of the logarithm of what others are multiplied by."""
-
-JUMPS = 0.25
-"""Share of the steps of a level with another mode that lead there, or as far the other way."""
-
-LEAST_SEEN = 4
-"""Values of each level from which differences are taken."""
-
-
-class OwnRowMoves(NamedTuple):
-    """Steps of a few levels.
-
-    Attributes
-    ----------
-    name : str
-        That of the move.
-    factor : int
-        Their factor.
-    chosen : ndarray of int64, shape (S,)
-        Which levels.
-    times : int
-        Steps of each.
-    again : bool
-        Whether the next scan moves the same levels.
-    learns : bool
-        Whether a tuner learns from them.
-    seen : ndarray or None, shape (A, G, q)
-        Values of all levels of the factor while tuning.
-    jumps : ndarray or None, shape (M, S, q)
-        From one mode of each of these levels to others, or zero.
-    """
-
-    name: str
-    factor: int
-    chosen: np.ndarray
-    times: int
-    again: bool
-    learns: bool = False
-    seen: np.ndarray | None = None
-    jumps: np.ndarray | None = None
 
 
 def rows_of_levels(
@@ -202,142 +140,10 @@ class OwnRows:
         self, rng: np.random.Generator, point: np.ndarray, given: Conditional, moves: OwnRowMoves
     ) -> tuple[np.ndarray, np.ndarray]:
         """Make steps of all levels; return the point after them, and which levels have moved."""
-        here, steps = self.about(point), self.steps(rng, given, moves)
+        here, steps = self.about(point), draw_steps(rng, self.factor(given), moves)
         bars = -rng.standard_exponential(steps.is_anew.shape)
         changes = here.step(steps, bars)
         return here.point, np.any(bars < changes, axis=0)
-
-    def steps(self, rng: np.random.Generator, given: Conditional, moves: OwnRowMoves) -> np.ndarray:
-        """Draw steps, shape (times, S, q); how likely they are does not depend on the levels.
-
-        Raises
-        ------
-        LinAlgError
-            If the precision of a level given all else is not positive definite.
-        """
-        cholesky, along = self.factor(given), self.some_axes(rng, moves.times)
-        shape = (*along.shape[:2], 1)
-        lengths = TYPICAL_LENGTH * np.exp(LENGTH_SPREAD * rng.standard_normal(shape))
-        by = lengths * self.directions(rng, along, cholesky)
-        if moves.seen is not None and len(moves.seen) >= LEAST_SEEN:
-            is_difference = rng.random(shape) < DIFFERENCES
-            by = np.where(is_difference, along * self._differences(rng, moves), by)
-        if moves.jumps is not None:
-            is_jump = (rng.random(shape) < JUMPS) & moves.jumps[0].any(axis=1, keepdims=True)
-            by = np.where(is_jump, self._jumps(rng, moves), by)
-        steps = LevelSteps.symmetric(by)
-        if moves.seen is not None and len(moves.seen) >= LEAST_DRAWN_FROM:
-            steps = self._drawn_anew(rng, steps, moves.seen[:, self.chosen])
-        return steps
-
-    def _drawn_anew(
-        self, rng: np.random.Generator, steps: "LevelSteps", seen: np.ndarray
-    ) -> "LevelSteps":
-        """Let some steps draw levels from what was seen of them, shape (A, S, q)."""
-        mean, covariance = moments(seen)
-        shape = steps.by.shape
-        chi = np.sqrt(rng.chisquare(DEGREES, shape[:2]) / DEGREES)
-        normal = rng.standard_normal(shape) / chi[..., None]
-        drawn = np.einsum("sij,tsj->tsi", np.linalg.cholesky(covariance), normal)
-        is_anew = rng.random(shape[:2]) < ANEW
-        by = np.where(is_anew[..., None], drawn, steps.by)
-        return LevelSteps(by, is_anew, mean, np.linalg.inv(covariance))
-
-    def some_axes(self, rng: np.random.Generator, times: int) -> np.ndarray:
-        """Choose one axis of a level, or all of them, for each step, shape (times, S, q)."""
-        n_levels, n_effects = self.latent.shape
-        axis = rng.integers(n_effects, size=(times, n_levels, 1))
-        is_along: np.ndarray = np.arange(n_effects) == axis
-        return is_along | (rng.random((times, n_levels, 1)) >= 0.5)
-
-    def directions(
-        self, rng: np.random.Generator, along: np.ndarray, cholesky: np.ndarray
-    ) -> np.ndarray:
-        """Draw steps one standard deviation long, along some axes of whitened coordinates."""
-        whitened = along * rng.standard_normal(along.shape)
-        whitened /= np.linalg.norm(whitened, axis=-1, keepdims=True)
-        return np.array([solve_blocks_transposed(cholesky, step) for step in whitened])
-
-    def _jumps(self, rng: np.random.Generator, moves: OwnRowMoves) -> np.ndarray:
-        """Draw jumps from one mode to another, or as far the other way."""
-        assert moves.jumps is not None
-        shape = (moves.times, self.chosen.size)
-        n_jumps = moves.jumps.any(axis=2).sum(axis=0)  # the first ones
-        which = (rng.random(shape) * n_jumps).astype(np.int64)
-        signs = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
-        return signs[..., None] * moves.jumps[which, np.arange(self.chosen.size)]
-
-    def _differences(self, rng: np.random.Generator, moves: OwnRowMoves) -> np.ndarray:
-        """Draw differences of two values that a level, or two levels, had while tuning."""
-        assert moves.seen is not None
-        n_seen, n_levels, _ = moves.seen.shape
-        shape = (moves.times, self.chosen.size)
-        is_own, is_whole = rng.random(shape) < OF_ITS_OWN, rng.random(shape) < WHOLE
-        ends = [
-            moves.seen[
-                rng.integers(n_seen, size=shape),
-                np.where(is_own, self.chosen, rng.integers(n_levels, size=shape)),
-            ]
-            for _ in range(2)
-        ]
-        scale = np.where(is_whole, 1.0, np.exp(SCALE_SPREAD * rng.standard_normal(shape)))
-        return scale[..., None] * (ends[1] - ends[0])
-
-
-def moments(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return means (S, q) and covariances (S, q, q) of what was seen of levels, (A, S, q).
-
-    Correlations are shrunk, and no variance is much smaller than that of other levels.
-    """
-    n_seen, _, width = seen.shape
-    mean = seen.mean(axis=0)
-    products = np.einsum("asi,asj->sij", seen - mean, seen - mean)
-    variances = np.einsum("sii->si", products) / n_seen
-    least = LEAST_VARIANCE * np.median(variances, axis=0) + np.finfo(np.float64).tiny
-    n_pseudo = width + PSEUDO_VALUES
-    added = n_pseudo * np.maximum(variances, least)[..., None] * np.eye(width)
-    return mean, (products + added) / (n_seen + n_pseudo)
-
-
-class LevelSteps(NamedTuple):
-    """Steps of levels, one after another.
-
-    Attributes
-    ----------
-    by : ndarray, shape (times, S, q)
-        By how much they go; from the mean, if a level is drawn anew.
-    is_anew : ndarray of bool, shape (times, S)
-        Which draw a level from a t, wherever it is.
-    mean, precision : ndarray, shapes (S, q) and (S, q, q)
-        Of these.
-    """
-
-    by: np.ndarray
-    is_anew: np.ndarray
-    mean: np.ndarray
-    precision: np.ndarray
-
-    @classmethod
-    def symmetric(cls, by: np.ndarray) -> "LevelSteps":
-        """Take steps that are as likely as their opposites."""
-        _, n_levels, width = by.shape
-        mean, precision = np.zeros((n_levels, width)), np.zeros((n_levels, width, width))
-        return cls(by, np.zeros(by.shape[:2], dtype=np.bool_), mean, precision)
-
-    def at(self, t: int) -> "LevelSteps":
-        """Return one of the steps."""
-        return self._replace(by=self.by[t : t + 1], is_anew=self.is_anew[t : t + 1])
-
-    def from_levels(self, levels: np.ndarray) -> np.ndarray:
-        """Return by how much the first step goes from where levels are, shape (S, q)."""
-        return self.by[0] + self.is_anew[0][:, None] * (self.mean - levels)
-
-    def log_q(self, levels: np.ndarray) -> np.ndarray:
-        """Return the log-density from which the first step draws levels; 0 if it draws none."""
-        away = levels - self.mean
-        squares = np.einsum("si,sij,sj->s", away, self.precision, away)
-        power = -0.5 * (DEGREES + levels.shape[1])
-        return np.asarray(self.is_anew[0] * power * np.log1p(squares / DEGREES))
 
 
 class LevelState(NamedTuple):
@@ -380,16 +186,6 @@ class LevelMaps(NamedTuple):
     entries: np.ndarray
     jacobian: np.ndarray
     curvature: np.ndarray
-
-
-@jit_kept
-def log_t(level: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
-    """Return the log-density of the t from which a level is drawn anew, but for a constant."""
-    square = 0.0
-    for i in range(level.size):
-        for j in range(level.size):
-            square += (level[i] - mean[i]) * precision[i, j] * (level[j] - mean[j])
-    return -0.5 * (DEGREES + level.size) * math.log1p(square / DEGREES)
 
 
 @partial(jit_kept, nogil=True)

@@ -11,10 +11,11 @@ from functools import cached_property
 import numpy as np
 
 from pymc_minibatch.latent.elsewhere import look_elsewhere
+from pymc_minibatch.latent.level_steps import OwnRowMoves
 from pymc_minibatch.latent.locate import LatentModel
 from pymc_minibatch.latent.moves.decisions import Candidate, Decisions, LevelMoves, MoveCounts
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows, OwnRowMoves
+from pymc_minibatch.latent.own_rows import Elsewhere, LevelRows
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 from pymc_minibatch.reference.rows import RowFunctions

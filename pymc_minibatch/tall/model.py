@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.transforms import CircularTransform
 from pymc.model import Model
 from pymc.util import get_var_name
 
@@ -23,7 +24,6 @@ from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
-from pymc_minibatch.tall.angles import values_of_angles
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
 from pymc_minibatch.tall.binding import bind_sources
 from pymc_minibatch.tall.check import SplitCheck, compare_orders, difference
@@ -262,8 +262,10 @@ class TallModel(Splitting):
     def is_angle(self) -> np.ndarray:
         """Which entries of a flat point are angles, of which a whole turn changes nothing."""
         is_angle = np.zeros(self.layout.size, dtype=np.bool_)
-        for value in values_of_angles(self.model):
-            is_angle[self.layout.slices[get_var_name(value)]] = True
+        for rv, transform in self.model.rvs_to_transforms.items():
+            if isinstance(transform, CircularTransform):
+                name = get_var_name(self.model.rvs_to_values[rv])
+                is_angle[self.layout.slices[name]] = True
         return is_angle
 
     @cached_property

@@ -1,11 +1,10 @@
 """The model's own log-density of all rows, of which nothing else in the package is presumed.
 
-It is ``model.logp()``, with all priors, Jacobians, potentials and rows, and what copies of angles
-share (:mod:`.angles`), made stable by PyTensor's own rewrites and evaluated operation by operation
-on tiles of rows (:mod:`.tiled`). No rule by which rows are split, structured, summed or expanded
-takes part in it, so that it can bear witness to all of them. Only if other data are bound to the
-model, whose graph holds a stand-in for them, is it prior and rows of the split; that was compared
-with the model's own on the stand-in.
+It is ``model.logp()``, with all priors, Jacobians, potentials and rows, made stable by PyTensor's
+own rewrites and evaluated operation by operation on tiles of rows (:mod:`.tiled`). No rule by which
+rows are split, structured, summed or expanded takes part in it, so that it can bear witness to all
+of them. Only if other data are bound to the model, whose graph holds a stand-in for them, is it
+prior and rows of the split; that was compared with the model's own on the stand-in.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from pytensor.gradient import grad
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.jit.interpreted import stable_outputs
-from pymc_minibatch.tall.angles import log_share_of_copy, values_of_angles
 from pymc_minibatch.tall.check import only_axis
 from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.model import TallModel
@@ -127,20 +125,15 @@ class ModelDensity:
     @cached_property
     def _total(self) -> Variable:
         model, tall = self.tall.model, self.tall
-        of_angles = [pt.sum(log_share_of_copy(value)) for value in values_of_angles(model)]
         if self.temperature == 1.0:
-            total = pt.add(model.logp(), *of_angles) if of_angles else model.logp()
-            return pt.cast(readable([total], model)[0], "float64")
+            return pt.cast(readable([model.logp()], model)[0], "float64")
         prior = [rv for rv in model.basic_RVs if rv.name not in tall.row_names]
         prior += [each for each in model.potentials if each.name not in tall.row_potentials]
         rows = [rv for rv in model.basic_RVs if rv.name in tall.row_names]
         rows += [each for each in model.potentials if each.name in tall.row_potentials]
         of_prior = [pt.sum(term) for term in model.logp(vars=prior, sum=False)] if prior else []
         of_rows = [pt.sum(term) for term in model.logp(vars=rows, sum=False)]
-        total = (
-            pt.add(pt.constant(0.0), *of_prior, *of_angles)
-            + pt.add(*of_rows, 0.0) / self.temperature
-        )
+        total = pt.add(pt.constant(0.0), *of_prior) + pt.add(*of_rows, 0.0) / self.temperature
         return pt.cast(readable([total], model)[0], "float64")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.memory import NotEnoughMemoryError
-from pymc_minibatch.tall.angles import log_share_of_copy, values_of_angles
 from pymc_minibatch.tall.by_entry import entries_of
 from pymc_minibatch.tall.check import (
     FAILURES,
@@ -129,7 +128,6 @@ class Splitting(ABC):
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
         terms = self.model.logp(vars=factors + self._prior_potentials, sum=False)
         terms += [rest for _, rest in self._rests]
-        terms += [log_share_of_copy(value) for value in values_of_angles(self.model)]
         if not self.is_bound:
             terms = taken_first(terms)
         total = pt.add(pt.constant(0.0), *[pt.sum(term) for term in terms])

@@ -26,6 +26,7 @@ from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.level_steps import OwnRowMoves, draw_steps
 from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, Step
 from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
 from pymc_minibatch.latent.moves.decisions import (
@@ -42,7 +43,6 @@ from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.moves.trajectory import Trajectory, TrajectoryOfField
-from pymc_minibatch.latent.own_rows import OwnRowMoves
 from pymc_minibatch.latent.surrogate import PredictorState
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.batches import (
@@ -347,7 +347,8 @@ class MovesOfEffects(Look):
         """Compare one step of some levels by their own density."""
         own = self.moves.decisions.own_rows(moves)
         try:
-            steps = own.steps(rng, state.conditional, moves._replace(times=1))
+            factor = own.factor(state.conditional)
+            steps = draw_steps(rng, factor, moves._replace(times=1))
         except np.linalg.LinAlgError:  # there these levels do not step
             raise NotComparedError from None
         here = own.about(state.point)

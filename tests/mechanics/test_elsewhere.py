@@ -1,17 +1,15 @@
-"""Other modes of levels, far from where they were found, and angles of several turns."""
+"""Other modes of levels, far from where they were found."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
 import pytest
-from scipy.special import logsumexp
 
 from pymc_minibatch import MinibatchMH
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.tall import TallModel
-from pymc_minibatch.tall.model_density import ModelDensity
 
 G, ROWS = 40, 60
 RNG = np.random.default_rng(3)
@@ -88,29 +86,3 @@ def test_shares_of_modes() -> None:
     z = errors.mean(axis=0) / (errors.std(axis=0, ddof=1) / np.sqrt(40))
     assert np.abs(z).max() < 5.0
     assert np.abs(surplus.mean(axis=(0, 1))).max() < 0.15
-
-
-def test_copies_of_an_angle_share_its_density() -> None:
-    """Summed over turns the density is that of the model, and nearly all of it is on a few."""
-    model = waves()
-    tall = TallModel(model)
-    density, own = ModelDensity(tall), model.compile_logp()
-    point = model.initial_point()
-    for angle in (0.3, 1.8, 3.1, -3.1):
-        totals = []
-        for turns in range(-4, 5):
-            point["angle_circular__"][7] = angle + 2 * np.pi * turns
-            flat = tall.layout.flatten(point)
-            assert density(flat) == pytest.approx(tall.logp(point), rel=1e-9)
-            totals.append(density(flat))
-        assert logsumexp(totals) == pytest.approx(own(point), rel=1e-9)
-
-
-def test_angles_stay() -> None:
-    """They wandered by thousands of turns."""
-    sampler = sampler_of(waves())
-    rng, state = np.random.default_rng(5), sampler.initial_state()
-    flat = sampler.tall.layout.flatten(sampler.tall.model.initial_point())
-    for draw in range(400):
-        sampler.draw(rng, flat, 1, draw < 200, state)
-        assert np.abs(flat[sampler.tall.is_angle]).max() < 4 * np.pi

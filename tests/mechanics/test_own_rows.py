@@ -10,10 +10,11 @@ from scipy.stats import kstest
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent.choose import make_latent_sampler
+from pymc_minibatch.latent.level_steps import LevelSteps, OwnRowMoves
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.moves.slow_levels import SlowLevels
-from pymc_minibatch.latent.own_rows import Elsewhere, LevelSteps, OwnRowMoves, rows_of_levels
+from pymc_minibatch.latent.own_rows import Elsewhere, rows_of_levels
 from pymc_minibatch.latent.sampler import LatentSampler
 from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.tall import TallModel
@@ -179,6 +180,8 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     """Of 100 levels of 300 rows 40 are slow; if all rows decide, there is time for all of these."""
     n_levels, n_rows = 100, 300
     field = SimpleNamespace(levels=[SimpleNamespace(latent=np.arange(n_levels)[:, None])])
+    no_angles = SimpleNamespace(is_angle=np.zeros(n_levels, dtype=np.bool_))
+    surrogate = SimpleNamespace(tall=no_angles)
     shares = np.where(np.arange(n_levels) < 40, 0.1, 0.9)
     level_rows = SimpleNamespace(
         counted=lambda factor: np.full(n_levels, n_rows),
@@ -186,7 +189,7 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     )
     chosen, times = {}, {}
     for all_rows in (0, n_levels * n_rows):
-        move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows), 0)
+        move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows, surrogate=surrogate), 0)
         of_all = SimpleNamespace(n_moves=np.array([100.0]), one_minus_correlation=shares)
         setting = SimpleNamespace(tuners={move.name: move.initial(), move.of_all: of_all})
         state = SimpleNamespace(point=np.zeros(n_levels))

@@ -8,7 +8,8 @@ import numpy as np
 
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves, OwnRows
+from pymc_minibatch.latent.level_steps import OwnRowMoves
+from pymc_minibatch.latent.own_rows import LevelRows, OwnRows
 from pymc_minibatch.latent.surrogate import PredictorState
 
 __all__ = ["Candidate", "Decisions", "ExactDecisions", "LevelMoves", "LevelWalks", "MoveCounts"]

@@ -160,7 +160,7 @@ class Move(ABC):
         """Return a :class:`Proposal`; None if there is nothing to propose from here.
 
         A move of scope "levels" returns a :class:`.levels.ProposedLevels`, one of scope "own rows"
-        :class:`~pymc_minibatch.latent.own_rows.OwnRowMoves`.
+        :class:`~pymc_minibatch.latent.level_steps.OwnRowMoves`.
         """
 
     def learn(  # noqa: B027

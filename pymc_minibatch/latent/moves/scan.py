@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_minibatch.latent.deciding import DecisionState
+from pymc_minibatch.latent.level_steps import OwnRowMoves
 from pymc_minibatch.latent.moves import (
     border,
     by_surrogate,
@@ -38,7 +39,6 @@ from pymc_minibatch.latent.moves.protocol import (
 )
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.tuners import HyperScale
-from pymc_minibatch.latent.own_rows import OwnRowMoves
 
 __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "step"]
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_minibatch.latent.elsewhere import ELSEWHERE
+from pymc_minibatch.latent.level_steps import LEAST_DRAWN_FROM, OwnRowMoves
 from pymc_minibatch.latent.moves.costs import OVERHEAD
 from pymc_minibatch.latent.moves.levels import LevelsOfFactor, LevelTuner
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Move, Planned, Setting
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.own_rows import LevelRows, OwnRowMoves
+from pymc_minibatch.latent.own_rows import LevelRows
 
 __all__ = ["AnyLevels", "SlowLevels", "SlowTuner", "StepsOfLevels", "plan"]
 
@@ -44,7 +45,7 @@ LEAST_MOVES = 50
 LOOK_EVERY = 25
 """Moves of all levels after which it is looked again which are slow."""
 
-SEE_EVERY, MOST_SEEN, MOST_NUMBERS = 10, 80, 2_000_000
+SEE_EVERY, MOST_SEEN, MOST_NUMBERS = 10, 80, 200_000
 """Moves of all levels after which their values are kept again; how often at most; and numbers that
 are kept of a factor, at most."""
 
@@ -79,8 +80,9 @@ class SlowTuner(NamedTuple):
 
     @property
     def values_seen(self) -> np.ndarray:
-        """Those values that were kept so far."""
-        return self.seen[: int(self.n_seen[0])]
+        """Those values that were kept so far, but for the first half."""
+        n_seen = int(self.n_seen[0])
+        return self.seen[n_seen // 2 : n_seen] if n_seen <= len(self.seen) else self.seen
 
 
 class StepsOfLevels(Move):
@@ -136,6 +138,7 @@ class SlowLevels(StepsOfLevels):
         self.of_all = LevelsOfFactor.name_of(factor)
         self.latent = model.field.levels[factor].latent
         self.n_levels = len(self.latent)
+        self.of_angles = bool(model.surrogate.tall.is_angle[self.latent].any())
         self.budget = MOVES * (OVERHEAD + self.n_levels) + PASSES * ROW * model.all_rows
 
     @staticmethod
@@ -146,6 +149,8 @@ class SlowLevels(StepsOfLevels):
     def initial(self) -> SlowTuner:
         """Return no slow level, of which nothing was seen."""
         n_kept = min(MOST_SEEN, MOST_NUMBERS // self.latent.size)
+        if n_kept < LEAST_DRAWN_FROM or self.of_angles:  # a turn more is the same angle
+            n_kept = 0
         return SlowTuner(
             np.zeros(1),
             np.zeros(self.n_levels, dtype=np.bool_),
@@ -216,8 +221,8 @@ class AnyLevels(StepsOfLevels):
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
         n_levels = len(model.field.levels[factor].latent)
-        read = model.expected_rows or model.all_rows
-        budget = SHARE * (OVERHEAD + n_levels + DECISIONS * read)
+        read = DECISIONS * model.expected_rows + SHARE * model.all_rows
+        budget = SHARE * (OVERHEAD + n_levels + read)
         self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
 
