@@ -45,7 +45,7 @@ LEAST_MOVES = 50
 LOOK_EVERY = 25
 """Moves of all levels after which it is looked again which are slow."""
 
-SEE_EVERY, MOST_SEEN, MOST_NUMBERS = 10, 80, 200_000
+SEE_EVERY, MOST_SEEN, MOST_NUMBERS = 5, 160, 400_000
 """Moves of all levels after which their values are kept again; how often at most; and numbers that
 are kept of a factor, at most."""
 
@@ -221,7 +221,7 @@ class AnyLevels(StepsOfLevels):
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
         n_levels = len(model.field.levels[factor].latent)
-        read = DECISIONS * model.expected_rows + SHARE * model.all_rows
+        read = DECISIONS * model.expected_rows + model.all_rows / 2
         budget = SHARE * (OVERHEAD + n_levels + read)
         self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))
