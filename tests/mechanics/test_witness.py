@@ -17,10 +17,12 @@ from pymc_minibatch.latent import batch_decisions, exact, gathering, linear, sur
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
+from pymc_minibatch.latent.level_steps import LevelSteps
 from pymc_minibatch.latent.moves import by_surrogate, collapsed, kernels, scan, trajectory
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, GivenOthers
 from pymc_minibatch.latent.moves.shifted import Shifted
+from pymc_minibatch.latent.moves.slow_levels import SlowTuner
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
 from pymc_minibatch.latent.own_rows import AboutPoint, OwnRows
 from pymc_minibatch.latent.shifts import Shift
@@ -381,6 +383,24 @@ def property_of(function: Callable[..., Any]) -> Callable[[Any], Any]:
 S, K, W, L = surrogate.Surrogate, kernels, whole.WholeDecisions, linear.LinearMoves
 B, F = batch_decisions.MinibatchDecisions, latent_firefly.FireflyDecisions
 
+
+def draws_anew_without_their_density(step: Any, patch: pytest.MonkeyPatch) -> None:
+    """Levels are drawn from what was seen of them, and how likely that is does not count."""
+    make = AboutPoint.step
+    rng = np.random.default_rng(1)
+    for tuner in step.proposal_state.tuners.values():
+        if isinstance(tuner, SlowTuner):
+            tuner.seen[:] = rng.normal(size=tuner.seen.shape)
+            tuner.n_seen[0] = len(tuner.seen) + 1
+
+    def mutant(self: Any, steps: LevelSteps, bars: np.ndarray) -> Any:
+        before = self.state.levels.copy()
+        found = make(self, steps, bars)
+        return found - steps.log_q(before) + steps.log_q(before + steps.from_levels(before))
+
+    patch.setattr(AboutPoint, "step", mutant)
+
+
 MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     # plain moves
     ("gradient of an expansion off by 10 %", "laplace", change_constants(1)),
@@ -490,6 +510,7 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     # levels by their own density
     ("rows off by 10 %", "all rows", replaced(OwnRows, "of_rows", lambda f: scaled(f, 0.9))),
     ("prior left out", "all rows", flat_prior_of_own_levels),
+    ("density of new values left out", "all rows", draws_anew_without_their_density),
     # rows of models with effects
     ("rows left out", "all rows", no_row),
     ("rows left out", "batches", no_row),
