@@ -17,6 +17,7 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.batched import solve_blocks_transposed
 
 __all__ = [
+    "DEGREES",
     "LEAST_DRAWN_FROM",
     "LevelSteps",
     "OwnRowMoves",

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pymc as pm
 import pytest
-from scipy.stats import kstest
+from scipy.stats import kstest, multivariate_t
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent.choose import make_latent_sampler
-from pymc_minibatch.latent.level_steps import LevelSteps, OwnRowMoves
+from pymc_minibatch.latent.level_steps import DEGREES, LevelSteps, OwnRowMoves, draw_steps, log_t
 from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.moves.slow_levels import SlowLevels
@@ -122,7 +122,7 @@ def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler, seen: 
     point, given = surrogate.center.copy(), surrogate.conditional(sampler.reference.hyper)
     moves = OwnRowMoves("own", factor, np.array([1]), times=20, again=True)
     if seen:
-        values = rng.normal(size=(20, *levels.latent.shape))
+        values = point[levels.latent] + rng.normal(0, 0.2, size=(20, *levels.latent.shape))
         moves = moves._replace(seen=values, jumps=np.array([[[0.7]], [[0.0]]]))
     own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
     draws = []
@@ -199,3 +199,23 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     assert 3 <= few.size <= 15
     assert np.array_equal(many, np.arange(40))
     assert times[n_levels * n_rows] * 40 <= 4.5 * n_levels
+
+
+def test_values_are_drawn_from_the_density_that_counts() -> None:
+    """Of levels that are drawn anew: distances from the mean, and the log-density."""
+    rng, chosen = np.random.default_rng(8), np.array([0, 2, 4])
+    seen = rng.normal(size=(30, 5, 2)) @ np.array([[1.0, 0.8], [0.0, 0.3]])
+    moves = OwnRowMoves("own", 0, chosen, times=12_000, again=True, seen=seen)
+    steps = draw_steps(rng, np.tile(np.eye(2), (3, 1, 1)), moves)
+    assert 0.4 < steps.is_anew.mean() < 0.6
+    for s in range(3):
+        mean, precision = steps.mean[s], steps.precision[s]
+        drawn = steps.by[steps.is_anew[:, s], s]
+        squares = np.einsum("ni,ij,nj->n", drawn, precision, drawn)
+        assert kstest(squares / 2, "f", args=(2, DEGREES)).pvalue > 1e-4
+        law = multivariate_t(mean, np.linalg.inv(precision), df=DEGREES, seed=1)
+        expected = law.logpdf(drawn[:9] + mean)
+        found = [log_t(value + mean, mean, precision) for value in drawn[:9]]
+        np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-9)
+        at = steps.at(int(np.flatnonzero(steps.is_anew[:, s])[0]))
+        assert at.log_q(at.from_levels(np.zeros((3, 2))))[s] == pytest.approx(found[0])
