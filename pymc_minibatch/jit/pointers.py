@@ -16,19 +16,25 @@ from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
 __all__ = [
+    "OF_NUMBER_GRAPH",
+    "OF_VECTOR_GRAPH",
     "address_of",
     "address_of_graph",
     "array_loader",
     "batch_of_one",
     "call_array",
     "call_graph",
+    "call_graph_for_number",
+    "call_graph_for_vector",
     "call_matrix",
     "call_scalar",
     "stored_arrays",
 ]
 
 OF_GRAPH = types.Tuple([types.float64[:, ::1]])
-"""What a compiled graph with one matrix as its result returns."""
+OF_VECTOR_GRAPH = types.Tuple([types.float64[::1]])
+OF_NUMBER_GRAPH = types.Tuple([types.Array(types.float64, 0, "A")])
+"""What a compiled graph with one matrix, vector or number as its result returns."""
 
 
 def address_of(function: Any, *arguments: Any) -> int:
@@ -39,8 +45,10 @@ def address_of(function: Any, *arguments: Any) -> int:
     return _address(function, tuple(map(typing.typeof.typeof, arguments)))
 
 
-def address_of_graph(function: Any, *arguments: Any) -> tuple[int, Any]:
-    """Do the same for a compiled graph, whose one result is a matrix.
+def address_of_graph(
+    function: Any, *arguments: Any, returns: types.Type = OF_GRAPH
+) -> tuple[int, Any]:
+    """Do the same for a compiled graph, whose one result is a matrix, unless said otherwise.
 
     PyTensor has it take all of its arguments as one tuple. Some rewritten graphs end in a view that
     is not contiguous; such results are copied.
@@ -61,9 +69,9 @@ def address_of_graph(function: Any, *arguments: Any) -> tuple[int, Any]:
     for candidate in (function, _contiguous(function)):
         address = _address(candidate, signature)
         result = candidate.overloads[signature].signature.return_type
-        if result == OF_GRAPH:
+        if result == returns:
             return address, candidate
-    raise TypeError(f"The graph returns {result}, not {OF_GRAPH}.")
+    raise TypeError(f"The graph returns {result}, not {returns}.")
 
 
 def _contiguous(graph: Any) -> Any:
@@ -152,3 +160,9 @@ call_matrix = _caller(types.float64[:, ::1])
 
 call_graph = _caller(OF_GRAPH, of_graph=True)
 """For compiled graphs with one result, a contiguous matrix."""
+
+call_graph_for_vector = _caller(OF_VECTOR_GRAPH, of_graph=True)
+"""The same with a contiguous vector."""
+
+call_graph_for_number = _caller(OF_NUMBER_GRAPH, of_graph=True)
+"""The same with a number, as an array without axes."""

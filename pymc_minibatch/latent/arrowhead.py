@@ -245,7 +245,12 @@ def _is_mostly_zero(matrix: Matrix) -> bool:
 
 
 def congruent(matrix: Matrix, a: Matrix) -> Matrix:
-    """Return ``Aᵀ M A``, fast where both are sparse and each row of A has one entry."""
+    """Return ``Aᵀ M A``, fast if rows of A have one entry and both are sparse, or both arrays."""
+    if not (sparse.issparse(matrix) or sparse.issparse(a)) and _permutes(a):
+        rows, columns = np.nonzero(a)
+        permuted, scale = np.empty_like(matrix), a[rows, columns]
+        permuted[columns[:, None], columns] = matrix * scale[:, None] * scale
+        return permuted
     if not _picks(matrix, a):
         return a.T @ matrix @ a
     rows = np.repeat(np.arange(a.shape[0]), np.diff(matrix.indptr))
@@ -271,6 +276,13 @@ def _picks(matrix: Matrix, a: Matrix) -> bool:
     """Whether both are sparse and each row of A has one entry."""
     both = sparse.issparse(matrix) and sparse.issparse(a)
     return bool(both and np.all(np.diff(a.indptr) == 1))
+
+
+def _permutes(a: np.ndarray) -> bool:
+    """Whether each row and each column of an array has one entry."""
+    if a.shape[0] != a.shape[1] or np.count_nonzero(a) != a.shape[0]:
+        return False
+    return all(bool(np.all(a.any(axis=axis))) for axis in (0, 1))
 
 
 def _is_diagonal(a: Matrix) -> bool:

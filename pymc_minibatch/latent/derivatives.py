@@ -9,6 +9,7 @@ from pytensor.gradient import grad, pushforward
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.jit.pointers import OF_NUMBER_GRAPH, OF_VECTOR_GRAPH, address_of_graph
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.smoothed_prior import without_kinks
 from pymc_minibatch.tall import TallModel
@@ -103,6 +104,25 @@ class Derivatives:
                 self.prior_product(point, every),
             )
         return all(bool(np.all(np.isfinite(each))) for each in seen)
+
+    def addresses(self) -> tuple[np.ndarray, Any]:
+        """Return those of φ, its push, the prior, its gradient and its product, all of the model.
+
+        The second result has to stay alive as long as the addresses are used.
+        """
+        point = np.empty(self.tall.layout.size)
+        functions = (
+            (self._phi, OF_VECTOR_GRAPH, point),
+            (self._push, OF_VECTOR_GRAPH, point, point),
+            (self.tall.compiled_prior_logp, OF_NUMBER_GRAPH, point),
+            (self._prior_gradient, OF_VECTOR_GRAPH, point),
+            (self._prior_product, OF_VECTOR_GRAPH, point, point),
+        )
+        found = [
+            address_of_graph(function.jitted, *arguments, returns=kind)
+            for function, kind, *arguments in functions
+        ]
+        return np.array([address for address, _ in found]), [kept for _, kept in found]
 
     @made_once
     def _phi(self) -> CompiledFunction:

@@ -6,6 +6,8 @@ are climbed once more by all rows.
 """
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -38,8 +40,9 @@ this is done, unless another mode was found for one of them."""
 MOST_LEVELS = 10_000
 """That are looked at together, for the sake of memory."""
 
-MOST_EVALUATIONS = 4e6
-"""Of rows, in each look: a fraction of a second."""
+MOST_EVALUATIONS, MOST_PASSES = 4e6, 50.0
+"""Of rows, in each look: a fraction of a second; and, once modes were found by a few rows, passes
+over all rows, if these are more: what a search for the mode of all variables takes."""
 
 STARTS, CLIMBS, MOST_MODES = 12, 50, 3
 """Places where climbs begin, steps of each, and modes that are kept of a level beside its
@@ -56,9 +59,9 @@ which all are asked."""
 
 
 def look_elsewhere(
-    rows: LevelRows, hyper: np.ndarray, factor: int, ranges: np.ndarray
-) -> Elsewhere:
-    """Look at the levels of a factor far from their centers.
+    rows: LevelRows, hyper: np.ndarray, ranges: Sequence[np.ndarray]
+) -> list[Elsewhere]:
+    """Look at the levels of each factor far from their centers.
 
     Parameters
     ----------
@@ -66,27 +69,38 @@ def look_elsewhere(
         Of all levels.
     hyper
         The hyperparameters.
-    factor
-        Which one.
-    ranges : ndarray, shape (N,)
-        By how many nats the remainder of each row varies.
+    ranges : sequence of ndarray, shape (N,)
+        By how many nats the remainder of each row varies, for each factor.
     """
-    surrogate, (numbers, starts) = rows.surrogate, rows.tables[factor]
-    levels = surrogate.field.levels[factor]
-    jumps = np.zeros((MOST_MODES, *levels.latent.shape))
-    found = Elsewhere(np.full(len(levels.latent), -math.inf), jumps)
+    surrogate = rows.surrogate
     given = surrogate.conditional(hyper)
-    point = given.frame.origin.copy()
-    before = surrogate.read(point)
-    point[levels.latent], _ = surrogate.given_others(given, point, before, levels)
+    found, before = list[Elsewhere](), surrogate.read(given.frame.origin)
+    for factor, of_rows in enumerate(ranges):
+        levels = surrogate.field.levels[factor]
+        jumps = np.zeros((MOST_MODES, *levels.latent.shape))
+        found.append(Elsewhere(np.full(len(levels.latent), -math.inf), jumps))
+        point = given.frame.origin.copy()
+        with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # not positive definite
+            point[levels.latent], _ = surrogate.given_others(given, point, before, levels)
+            _look_near(rows, factor, (point, given), found[-1], of_rows)
+            _look_far(rows, factor, point, given, found[-1])
+    return found
+
+
+def _look_near(
+    rows: LevelRows,
+    factor: int,
+    about: tuple[np.ndarray, Conditional],
+    found: Elsewhere,
+    ranges: np.ndarray,
+) -> None:
+    """Look along the axes of the levels of which a row varies."""
+    numbers, starts = rows.tables[factor]
     varying = np.concatenate([[0], np.cumsum(ranges[numbers] > VARIES)])[starts]
     chosen = np.flatnonzero(np.diff(varying))
-    with np.errstate(all="ignore"):
-        if chosen.size:
-            own = rows.of_chosen(factor, chosen)
-            found.highest[chosen], found.jumps[0, chosen] = _highest(own, point, given)
-        _look_far(rows, factor, point, given, found)
-    return found
+    if chosen.size:
+        own = rows.of_chosen(factor, chosen)
+        found.highest[chosen], found.jumps[0, chosen] = _highest(own, *about)
 
 
 def _highest(own: OwnRows, point: np.ndarray, given: Conditional) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +141,7 @@ def _look_far(
         if some is first and not has_start.any():
             return
         read = np.cumsum(np.where(has_start, counted[chosen], 0)) * len(starts) * CLIMBS
-        has_start &= read < MOST_EVALUATIONS
+        has_start &= read < max(MOST_EVALUATIONS, MOST_PASSES * counted.sum())
         chosen, starts = chosen[has_start], starts[:, has_start]
         by_all = _Climbs(rows.of_chosen(factor, chosen), point, given)
         highest, jumps = by_all.other_modes(rng, starts)

@@ -134,9 +134,7 @@ class MinibatchSampler(LatentSampler):
                 choose_walks(surrogate, hyper, factor, levels, rows, temperature)
             )
             varying.append((sizes.rows - sizes.rows.min()) / temperature)
-        every_level = range(len(self.blocks))
-        rows_now = self._level_rows
-        self.elsewhere = [look_elsewhere(rows_now, hyper, k, varying[k]) for k in every_level]
+        self.elsewhere = look_elsewhere(self._level_rows, hyper, varying)
 
     @property
     def _level_rows(self) -> LevelRows:

@@ -211,10 +211,9 @@ class WholeSampler(LatentSampler):
         self.row_levels = self.levels_of_rows(factors)
         by_entries = {id(factor.entries): factor for factor in factors}
         self.tables = [by_entries[id(levels.rows)].by_level() for levels in self.field.levels]
-        every_row, every_level = np.full(tall.n_rows, np.inf), range(len(self.tables))
         self.elsewhere: Sequence[Elsewhere] = ()
-        rows_now, hyper = self._level_rows, reference.hyper
-        self.elsewhere = [look_elsewhere(rows_now, hyper, k, every_row) for k in every_level]
+        varying = [np.full(tall.n_rows, np.inf)] * len(self.tables)
+        self.elsewhere = look_elsewhere(self._level_rows, reference.hyper, varying)
 
     @property
     def _level_rows(self) -> LevelRows:

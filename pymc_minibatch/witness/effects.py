@@ -27,7 +27,7 @@ from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.level_steps import OwnRowMoves, draw_steps
-from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, Step
+from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, Step, log_density_of
 from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
 from pymc_minibatch.latent.moves.decisions import (
     Candidate,
@@ -286,50 +286,46 @@ class MovesOfEffects(Look):
         """Return that of many steps: the ratio of the surrogate's densities, if each keeps them."""
         of_kind = self.moves.by_name[move.name]
         assert isinstance(of_kind, BySurrogate)
-        wrong = 0.0
+        are_few, wrong = of_kind.few.are_few, 0.0
         for has_few in (False, True):
             steps = [
                 step
-                for step in move.proposal.data
-                if (of_kind.followers[step.axis] is not None) is has_few
-                and math.isfinite(step.log_ratio)
+                for step in move.proposal.data.watched
+                if are_few[step.axis] == has_few and math.isfinite(step.log_ratio)
             ]
             if steps:
                 likeliest = max(steps, key=lambda step: step.log_ratio)
                 wrong += self._wrong_by_surrogate(of_kind, likeliest)
-        return self._surrogate(here) - self._surrogate(there) + wrong
+        return self._second_order(here) - self._second_order(there) + wrong
 
     def _wrong_by_surrogate(self, of_kind: BySurrogate, step: Step) -> float:
         """Return by how much the log ratio of a step is wrong; −∞ if there is no way back."""
         surrogate, scale = self.moves.model.surrogate, self.settings.scale
-        start, end = step.states
-        assert end is not None
-        here, there = start.point, end.point
+        here, there = step.points
 
         def moved(point: np.ndarray, length: float) -> np.ndarray:
-            state = of_kind.moved(ChainState(surrogate, point), step.axis, length, scale)[0]
-            if state is None:
+            found = of_kind.moved(ChainState(surrogate, point), step.axis, length, scale)
+            if found is None:
                 raise NotComparedError
-            return state.point
+            return found
 
         away = np.abs(moved(there, -step.length) - here)
         if not np.all(away <= RETRACED * (1.0 + np.abs(here))):
             return -math.inf
-        followers = of_kind.followers[step.axis]
 
         def follow(point: np.ndarray) -> np.ndarray:
             return moved(point, step.length)
 
-        if followers is None:
-            log_jacobian = self._volume(follow, here)
+        if of_kind.few.are_few[step.axis]:
+            log_jacobian = log_determinant_of_few(follow, here, of_kind.few.effects[step.axis])
         else:
-            log_jacobian = log_determinant_of_few(follow, here, followers)
-        change = self._surrogate(there) - self._surrogate(here)
+            log_jacobian = self._volume(follow, here)
+        change = self._second_order(there) - self._second_order(here)
         return step.log_ratio - change - log_jacobian
 
-    def _surrogate(self, point: np.ndarray) -> float:
-        """Return the log density of the surrogate, anew."""
-        return ChainState(self.moves.model.surrogate, point).log_density
+    def _second_order(self, point: np.ndarray) -> float:
+        """Return the log density of the surrogate to second order, anew."""
+        return log_density_of(ChainState(self.moves.model.surrogate, point))
 
     # --- Levels -------------------------------------------------------------------------------
 

@@ -18,9 +18,17 @@ from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
 from pymc_minibatch.latent.level_steps import LevelSteps
-from pymc_minibatch.latent.moves import by_surrogate, collapsed, kernels, scan, trajectory
+from pymc_minibatch.latent.moves import (
+    by_surrogate,
+    collapsed,
+    few_followers,
+    kernels,
+    scan,
+    trajectory,
+)
 from pymc_minibatch.latent.moves import levels as moves_of_levels
-from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, GivenOthers
+from pymc_minibatch.latent.moves.by_surrogate import BySurrogate
+from pymc_minibatch.latent.moves.few_followers import FewFollowers
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.moves.slow_levels import SlowTuner
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
@@ -329,6 +337,31 @@ def along_at_random(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda scale, axis: function(scale, axis) * rng.uniform(0.5, 1.5)
 
 
+def without_determinants(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The Jacobian of followers is left out of each log ratio."""
+
+    def steps(*args: Any) -> Any:
+        made = function(*args)
+        finite = np.where(np.isfinite(made.log_ratios), made.log_jacobians, 0.0)
+        return made._replace(log_ratios=made.log_ratios - finite)
+
+    return steps
+
+
+def with_other_curvature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The curvature by what followers change is off by 10 %."""
+    return lambda steps, tables, *rest: function(
+        steps, tables._replace(columns=1.1 * tables.columns), *rest
+    )
+
+
+def with_old_predictors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What K makes of predictors is that at the center."""
+    return lambda steps, tables, place, *rest: function(
+        steps, tables, (*place[:2], 0.0 * place[2]), *rest
+    )
+
+
 def flat_prior_of_own_levels(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Levels step as if their prior were flat."""
     find = AboutPoint.__init__
@@ -451,7 +484,17 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     (
         "determinant of followers left out",
         "own scales",
-        replaced(GivenOthers, "log_determinant", property_of(lambda self: 0.0)),
+        replaced(FewFollowers, "steps", without_determinants),
+    ),
+    (
+        "curvature by followers off by 10 %",
+        "own scales",
+        replaced(few_followers, "follow_steps", with_other_curvature),
+    ),
+    (
+        "what rows read not kept",
+        "own scales",
+        replaced(few_followers, "follow_steps", with_old_predictors),
     ),
     (
         "determinant of all effects left out",

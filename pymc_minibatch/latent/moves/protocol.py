@@ -16,12 +16,12 @@ from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
+from pymc_minibatch.latent.moves.few_followers import MOST_FOLLOWERS
 from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
 
 __all__ = [
-    "MOST_FOLLOWERS",
     "EffectsModel",
     "Move",
     "Outcome",
@@ -31,11 +31,7 @@ __all__ = [
     "TurningMove",
 ]
 
-
 NO_STEP = np.empty(0)
-
-MOST_FOLLOWERS = 8
-"""Effects that are a few: those of one coefficient, or of one level."""
 
 
 class Setting(NamedTuple):

@@ -33,8 +33,9 @@ PASSES = 4.0
 """Over all rows, that they may take beside that where all rows decide: a scan takes some twenty, or
 a hundred with trajectories."""
 
-SHARE, DECISIONS = 0.25, 4.0
-"""What steps of other levels cost, relative to a move and to so many decisions of a scan."""
+SHARE, DECISIONS, PASS = 0.25, 4.0, 0.125
+"""What steps of other levels cost, relative to a move, to so many decisions of a scan and, where
+all rows decide, to a part of these."""
 
 LEAST_ROWS = 1000.0
 """Rows that one move of others reads at least; with fewer, seldom."""
@@ -221,7 +222,7 @@ class AnyLevels(StepsOfLevels):
     def __init__(self, model: EffectsModel, factor: int) -> None:
         self.name, self.factor = f"any levels of factor {factor}", factor
         n_levels = len(model.field.levels[factor].latent)
-        read = DECISIONS * model.expected_rows + model.all_rows / 2
+        read = DECISIONS * model.expected_rows + PASS * model.all_rows
         budget = SHARE * (OVERHEAD + n_levels + read)
         self.most_rows = max(budget / STEPS / ROW, LEAST_ROWS)
         self.share = min(1.0, budget / (STEPS * (STEP + ROW * self.most_rows)))

@@ -1,0 +1,358 @@
+"""A few effects follow a hyperparameter, by the surrogate alone: many steps in one kernel.
+
+The effects keep their place in the Gaussian that all else leaves them, as with a coefficient and
+the scale that is its own. The surrogate is taken to second order here: what is known of higher
+orders is left to the decision that follows. A step changes what rows read in a few entries of φ
+only, so that its density costs the prior and a few products; the graphs of the prior and of φ are
+called by their addresses.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from pymc_minibatch.jit.compiled import jit_kept
+from pymc_minibatch.jit.pointers import call_graph_for_number, call_graph_for_vector
+from pymc_minibatch.latent.batched import factor_blocks, solve_blocks, solve_blocks_transposed
+from pymc_minibatch.latent.moves.state import ChainState
+from pymc_minibatch.latent.surrogate import Surrogate
+
+__all__ = ["MOST_FOLLOWERS", "FewFollowers", "Followed", "FollowerSteps", "follow_steps"]
+
+MOST_FOLLOWERS = 8
+"""Effects that are a few: those of one coefficient, or of one level."""
+
+MOST_ENTRIES, MOST_NUMBERS = 64, 10_000_000
+"""Entries of φ that a few effects may change, and numbers that are kept of the curvature by all of
+them (80 MB): where more are needed, effects follow as many do."""
+
+POINTS, RADIUS = 2, 0.5
+"""Points about the center at which it is looked which entries those are, and how far away."""
+
+
+class Followers(NamedTuple):
+    """Who follows each hyperparameter, and what the surrogate says of them.
+
+    Attributes
+    ----------
+    hyper : ndarray of int64, shape (H,)
+        Positions of the hyperparameters.
+    effects, effect_starts : ndarray of int64
+        Positions of the effects that follow each, one hyperparameter after another.
+    entries, entry_starts : ndarray of int64
+        The entries of φ that they change.
+    column : ndarray of int64, shape (P,)
+        Where the column of K of an entry is in `columns`; −1 if nobody follows there.
+    columns : ndarray, shape (e, P)
+        Columns of K.
+    slope, slope_of_mean : ndarray, shape (P,)
+        Of the log-likelihood at φ̂, for its value and for the mean of effects.
+    at : ndarray, shape (P,)
+        φ̂.
+    addresses : ndarray of int64, shape (5,)
+        Of φ, its derivative along a vector, the prior, its gradient, and its Hessian times a
+        vector.
+    """
+
+    hyper: np.ndarray
+    effects: np.ndarray
+    effect_starts: np.ndarray
+    entries: np.ndarray
+    entry_starts: np.ndarray
+    column: np.ndarray
+    columns: np.ndarray
+    slope: np.ndarray
+    slope_of_mean: np.ndarray
+    at: np.ndarray
+    addresses: np.ndarray
+
+
+class FollowerSteps(NamedTuple):
+    """Steps along hyperparameters, one after another.
+
+    Attributes
+    ----------
+    axes : ndarray of int64, shape (T,)
+        Along which.
+    lengths : ndarray, shape (T,)
+        By how much.
+    bars : ndarray, shape (T,)
+        A step is made if its log ratio is above.
+    watched : int
+        The step of which the points before and after are kept.
+    """
+
+    axes: np.ndarray
+    lengths: np.ndarray
+    bars: np.ndarray
+    watched: int = 0
+
+
+class Followed(NamedTuple):
+    """What became of steps.
+
+    Attributes
+    ----------
+    state : ChainState
+        After all of them.
+    log_ratios, log_jacobians : ndarray, shape (T,)
+        Of each.
+    watched : ndarray, shape (2, D)
+        The points before the watched step, and where it leads; not a number if nowhere.
+    """
+
+    state: ChainState
+    log_ratios: np.ndarray
+    log_jacobians: np.ndarray
+    watched: np.ndarray
+
+
+class FewFollowers:
+    """How a few effects follow a hyperparameter under the surrogate.
+
+    Parameters
+    ----------
+    surrogate
+        The density.
+    followers : sequence of ndarray of int64
+        Positions of the effects that follow each hyperparameter.
+
+    Attributes
+    ----------
+    are_few : ndarray of bool, shape (H,)
+        The hyperparameters that these steps can move.
+    effects : sequence of ndarray of int64
+        Their effects.
+    """
+
+    def __init__(self, surrogate: Surrogate, followers: Sequence[np.ndarray]) -> None:
+        self.surrogate, self.effects = surrogate, followers
+        field, derivatives = surrogate.field, surrogate.field.derivatives
+        self.is_replaced = np.zeros(surrogate.center.size, dtype=np.bool_)
+        self.is_replaced[derivatives.coordinates.positions] = True
+        entries = [self._entries(k) for k in range(field.hyper.size)]
+        n_columns = np.unique(np.concatenate([np.empty(0, np.int64), *entries])).size
+        if n_columns * surrogate.expansion.at.size > MOST_NUMBERS:
+            entries = [own[:0] for own in entries]
+        self.are_few = np.array([own.size > 0 for own in entries])
+        self.tables, self._kept_alive = self._tables(entries)
+
+    def steps(self, state: ChainState, steps: FollowerSteps) -> Followed:
+        """Make steps from a state."""
+        surrogate, start = self.surrogate, state.predictors
+        to_model = surrogate.field.derivatives.coordinates.to_model
+        of_scalars = surrogate.expansion.shared(start.phi)[1]
+        point, phi, curved = to_model(state.point).copy(), start.phi.copy(), start.curved.copy()
+        log_ratios, log_jacobians = np.full((2, steps.axes.size), -np.inf)
+        watched = np.full((2, point.size), np.nan)
+        follow_steps(
+            steps,
+            self.tables,
+            (point, phi, curved),
+            (state.log_prior, of_scalars),
+            (log_ratios, log_jacobians, watched),
+        )
+        after, *seen = (np.where(self.is_replaced, state.point, each) for each in (point, *watched))
+        return Followed(ChainState(surrogate, after), log_ratios, log_jacobians, np.array(seen))
+
+    def moved(self, state: ChainState, axis: int, length: float) -> np.ndarray | None:
+        """Return where one step leads; None if nowhere."""
+        one = FollowerSteps(np.array([axis]), np.array([length]), np.array([np.inf]))
+        point = self.steps(state, one).watched[1]
+        return None if np.isnan(point).any() else point
+
+    def _entries(self, axis: int) -> np.ndarray:
+        """Return the entries of φ that a step may change; none if it is not one of these."""
+        field, effects, none = self.surrogate.field, self.effects[axis], np.empty(0, np.int64)
+        own = np.append(effects, field.hyper[axis])
+        if not 0 < effects.size <= MOST_FOLLOWERS or self.is_replaced[own].any():
+            return none
+        rng, reads = np.random.default_rng(axis), np.zeros(self.surrogate.expansion.at.size)
+        for _ in range(POINTS):
+            point = self.surrogate.center + RADIUS * rng.standard_normal(self.is_replaced.size)
+            for position in own:
+                seed = np.zeros(point.size)
+                seed[position] = 1.0
+                reads += np.abs(field.derivatives.push(point, seed))
+        found = np.flatnonzero(reads)
+        is_scalar = np.isin(found, field.scalars).any()
+        return none if is_scalar or found.size > MOST_ENTRIES else found
+
+    def _tables(self, entries: Sequence[np.ndarray]) -> tuple[Followers, Any]:
+        """Return what the kernel reads, and what has to stay alive meanwhile."""
+        surrogate, expansion = self.surrogate, self.surrogate.expansion
+        followers = zip(self.effects, self.are_few, strict=True)
+        effects = [own if few else own[:0] for own, few in followers]
+        (of_effects, effect_starts), (of_entries, entry_starts) = _joined(effects), _joined(entries)
+        every = np.unique(of_entries)
+        column, unit = np.full(expansion.at.size, -1), np.zeros(expansion.at.size)
+        column[every] = np.arange(every.size)
+        columns = np.empty((every.size, unit.size))
+        for k, entry in enumerate(every):
+            unit[entry] = 1.0
+            columns[k] = surrogate.curvature_product(unit)
+            unit[entry] = 0.0
+        addresses, kept_alive = surrogate.field.derivatives.addresses()
+        return Followers(
+            surrogate.field.hyper,
+            of_effects,
+            effect_starts,
+            of_entries,
+            entry_starts,
+            column,
+            columns,
+            slope=expansion.slope + expansion.smoothing_correction,
+            slope_of_mean=expansion.slope + expansion.mean_correction,
+            at=expansion.at,
+            addresses=addresses,
+        ), kept_alive
+
+
+def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return arrays one after another, and where each starts."""
+    starts = np.cumsum([0, *map(len, parts)])
+    return np.concatenate([np.empty(0, np.int64), *parts]), starts
+
+
+@partial(jit_kept, nogil=True)
+def follow_steps(
+    steps: FollowerSteps,
+    tables: Followers,
+    place: tuple[np.ndarray, np.ndarray, np.ndarray],
+    known: tuple[float, float],
+    found: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    """Make steps one after another.
+
+    Parameters
+    ----------
+    steps, tables
+        Which steps, and who follows.
+    place : (ndarray, ndarray, ndarray), shapes (D,), (P,) and (P,)
+        The point in the coordinates of the model, φ and K (φ − φ̂); changed in place.
+    known : (float, float)
+        The log prior there, and by what scalars multiply the second order.
+    found : (ndarray, ndarray, ndarray), shapes (T,), (T,) and (2, D)
+        Written to: log ratios, log |∂z'/∂z|, and the points of the watched step.
+    """
+    (point, phi, curved), (log_prior, of_scalars) = place, known
+    log_ratios, log_jacobians, watched = found
+    base, proposed = np.empty((2, point.size))
+    is_read = np.zeros(phi.size, np.bool_)
+    for t in range(steps.axes.size):
+        axis, length = steps.axes[t], steps.lengths[t]
+        own = tables.effects[tables.effect_starts[axis] : tables.effect_starts[axis + 1]]
+        read = tables.entries[tables.entry_starts[axis] : tables.entry_starts[axis + 1]]
+        position = tables.hyper[axis]
+        z = point[own]
+        base[:] = point
+        base[own] = 0.0
+        mean, cholesky, is_proper = given_others(base, own, read, tables, (phi, curved), of_scalars)
+        base[position] += length
+        mean_then, cholesky_then, is_proper_then = given_others(
+            base, own, read, tables, (phi, curved), of_scalars
+        )
+        if not (is_proper and is_proper_then):
+            continue
+        eta, log_jacobian = np.zeros(z.size), 0.0
+        for i in range(z.size):
+            for j in range(i, z.size):
+                eta[i] += cholesky[j, i] * (z[j] - mean[j])
+            log_jacobian += math.log(cholesky[i, i]) - math.log(cholesky_then[i, i])
+        for i in range(z.size - 1, -1, -1):
+            for j in range(i + 1, z.size):
+                eta[i] -= cholesky_then[j, i] * eta[j]
+            eta[i] /= cholesky_then[i, i]
+        proposed[:] = base
+        proposed[own] = mean_then + eta
+        phi_then = call_graph_for_vector(tables.addresses[0], (proposed,))[0]
+        prior_then = call_graph_for_number(tables.addresses[2], (proposed,))[0][()]
+        is_read[read] = True
+        is_elsewhere = False
+        for p in range(phi.size):
+            is_elsewhere |= phi_then[p] != phi[p] and not is_read[p]
+        is_read[read] = False
+        change = 0.0
+        for k in read:
+            delta = phi_then[k] - phi[k]
+            change += delta * (tables.slope[k] - curved[k])
+            for other in read:
+                moved = phi_then[other] - phi[other]
+                change -= 0.5 * delta * moved * tables.columns[tables.column[k], other]
+        log_jacobians[t] = log_jacobian
+        if not is_elsewhere:
+            log_ratios[t] = prior_then - log_prior + of_scalars * change + log_jacobian
+        if t == steps.watched:
+            watched[0], watched[1] = point, proposed
+        if steps.bars[t] < log_ratios[t]:
+            for k in read:
+                curved += (phi_then[k] - phi[k]) * tables.columns[tables.column[k]]
+            for k in read:
+                phi[k] = phi_then[k]
+            point[position] = proposed[position]
+            point[own] = proposed[own]
+            log_prior = prior_then
+
+
+@register_jitable
+def given_others(
+    base: np.ndarray,
+    own: np.ndarray,
+    read: np.ndarray,
+    tables: Followers,
+    here: tuple[np.ndarray, np.ndarray],
+    of_scalars: float,
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return mean (q,) and Cholesky factor (q, q) of a few effects given all else.
+
+    The prior is taken to second order about where they are zero, and so the Gaussian does not
+    depend on where they are. The last result is whether it is one.
+
+    Parameters
+    ----------
+    base
+        A point with some h, and no such effects.
+    own
+        Their positions.
+    read
+        The entries of φ that they change.
+    tables
+        What the surrogate says.
+    here : (ndarray, ndarray), shapes (P,)
+        φ and K (φ − φ̂) of a point with the same other effects.
+    of_scalars
+        By what scalars multiply the second order.
+    """
+    phi, curved = here
+    width, seed = own.size, np.zeros(base.size)
+    precision, pull = np.empty((1, width, width)), np.empty((1, width, 1))
+    reads, away = np.empty((width, read.size)), np.empty(read.size)
+    at_base = call_graph_for_vector(tables.addresses[0], (base,))[0]
+    for r in range(read.size):
+        away[r] = at_base[read[r]] - phi[read[r]]
+    gradient = call_graph_for_vector(tables.addresses[3], (base,))[0]
+    for i in range(width):
+        seed[own[i]] = 1.0
+        reads[i] = call_graph_for_vector(tables.addresses[1], (base, seed))[0][read]
+        of_prior = call_graph_for_vector(tables.addresses[4], (base, seed))[0]
+        precision[0, i] = -of_prior[own]
+        seed[own[i]] = 0.0
+        pull[0, i, 0] = gradient[own[i]]
+    for i in range(width):
+        for r in range(read.size):
+            k, column = read[r], tables.columns[tables.column[read[r]]]
+            slope, along = tables.slope_of_mean[k] - curved[k], reads[i, r] * of_scalars
+            for other in range(read.size):
+                slope -= column[read[other]] * away[other]
+                for j in range(width):
+                    precision[0, i, j] += along * column[read[other]] * reads[j, other]
+            pull[0, i, 0] += along * slope
+    cholesky = np.empty_like(precision)
+    if not factor_blocks(precision, cholesky):
+        return pull[0, :, 0], precision[0], False
+    halfway = solve_blocks(cholesky, pull)[:, :, 0]
+    return solve_blocks_transposed(cholesky, halfway)[0], cholesky[0], True
