@@ -27,6 +27,7 @@ __all__ = [
     "Elsewhere",
     "LevelRows",
     "OwnRows",
+    "Walked",
     "rows_of_levels",
 ]
 
@@ -132,18 +133,41 @@ class OwnRows:
             return factored_blocks(given.blocks[self.chosen])
         return factored_blocks(blocks_of_dense(given.dense, layout, self.latent))
 
-    def about(self, point: np.ndarray) -> "AboutPoint":
-        """Return what the levels are moved from."""
-        return AboutPoint(self, point)
+    def about(self, point: np.ndarray, values: np.ndarray | None = None) -> "AboutPoint":
+        """Return what the levels are moved from, given what their rows say there, if known."""
+        return AboutPoint(self, point, values)
 
     def walk(
-        self, rng: np.random.Generator, point: np.ndarray, given: Conditional, moves: OwnRowMoves
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Make steps of all levels; return the point after them, and which levels have moved."""
-        here, steps = self.about(point), draw_steps(rng, self.factor(given), moves)
+        self,
+        rng: np.random.Generator,
+        point: np.ndarray,
+        given: Conditional,
+        moves: OwnRowMoves,
+        values: np.ndarray | None = None,
+    ) -> "Walked":
+        """Make steps of all levels, given what their rows say at the point, if known."""
+        here, steps = self.about(point, values), draw_steps(rng, self.factor(given), moves)
         bars = -rng.standard_exponential(steps.is_anew.shape)
         changes = here.step(steps, bars)
-        return here.point, np.any(bars < changes, axis=0)
+        return Walked(here.point, np.any(bars < changes, axis=0), here.state.values)
+
+
+class Walked(NamedTuple):
+    """Where levels are after some steps.
+
+    Attributes
+    ----------
+    point : ndarray, shape (D,)
+        The point.
+    moved : ndarray of bool, shape (S,)
+        Which of the levels have moved.
+    values : ndarray, shape (R,)
+        The log-likelihoods of their rows there, divided by T.
+    """
+
+    point: np.ndarray
+    moved: np.ndarray
+    values: np.ndarray
 
 
 class LevelState(NamedTuple):
@@ -266,7 +290,7 @@ class AboutPoint:
     field.
     """
 
-    def __init__(self, own: OwnRows, point: np.ndarray) -> None:
+    def __init__(self, own: OwnRows, point: np.ndarray, values: np.ndarray | None = None) -> None:
         self.own, self.start = own, point
         derivatives, latent = own.surrogate.field.derivatives, own.latent
         phi, slope = own.surrogate.phi(point), np.zeros(latent.shape)
@@ -280,7 +304,9 @@ class AboutPoint:
                 curvature[:, :, slot] = derivatives.prior_product(point, seed)[latent]
         if own.prior is None:
             slope = derivatives.prior_gradient(point)[latent]
-        self.state = LevelState(point[latent], phi, own.of_rows(phi), slope)
+        if values is None:
+            values = own.of_rows(phi)
+        self.state = LevelState(point[latent], phi, values, slope)
         self.maps = LevelMaps(own.level, own.entries, jacobian, curvature)
 
     @property

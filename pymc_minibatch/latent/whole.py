@@ -87,13 +87,15 @@ class WholeDecisions(Decisions):
     def on_own_rows(
         self, rng: np.random.Generator, moves: OwnRowMoves, state: ChainState, counts: MoveCounts
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Let levels step by their own density; of the rows at the new point most are known."""
-        before = self._at(state.predictors.phi, counts)
-        point, moved = super().on_own_rows(rng, moves, state, counts)
-        own, phi, values = self.own_rows(moves), self.surrogate.phi(point), before.copy()
-        values[own.numbers] = own.of_rows(phi)
-        self._remember(phi, values)
-        return point, moved
+        """Let levels step by their own density; what rows say is known before and after."""
+        before, own = self._at(state.predictors.phi, counts), self.own_rows(moves)
+        walked = self.walked(rng, (own, moves), state, counts, before[own.numbers])
+        if walked is None:
+            return state.point, np.zeros(moves.chosen.size, dtype=np.bool_)
+        values = before.copy()
+        values[own.numbers] = walked.values
+        self._remember(self.surrogate.phi(walked.point), values)
+        return walked.point, walked.moved
 
     def slope(self, phi: np.ndarray) -> np.ndarray:
         """Return the slope of the log-likelihood of all rows by φ, divided by T, shape (P,)."""

@@ -127,7 +127,7 @@ def test_steps_leave_the_density_of_a_level_alone(sampler: LatentSampler, seen: 
     own, [[entry]] = sampler.decisions.own_rows(moves), levels.latent[1:2]
     draws = []
     for _ in range(1500):
-        point, _ = own.walk(rng, point, given, moves)
+        point = own.walk(rng, point, given, moves).point
         draws.append(point[entry])
     here = own.about(point)
     grid = np.linspace(min(draws) - 0.3, max(draws) + 0.3, 400)

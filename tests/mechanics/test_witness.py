@@ -366,8 +366,8 @@ def flat_prior_of_own_levels(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Levels step as if their prior were flat."""
     find = AboutPoint.__init__
 
-    def mutant(self: Any, own: Any, point: np.ndarray) -> None:
-        find(self, own, point)
+    def mutant(self: Any, own: Any, point: np.ndarray, *values: Any) -> None:
+        find(self, own, point, *values)
         self.state.slope[:] = self.maps.curvature[:] = 0.0
 
     patch.setattr(AboutPoint, "__init__", mutant)

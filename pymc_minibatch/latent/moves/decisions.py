@@ -9,7 +9,7 @@ import numpy as np
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.level_steps import OwnRowMoves
-from pymc_minibatch.latent.own_rows import LevelRows, OwnRows
+from pymc_minibatch.latent.own_rows import LevelRows, OwnRows, Walked
 from pymc_minibatch.latent.surrogate import PredictorState
 
 __all__ = ["Candidate", "Decisions", "ExactDecisions", "LevelMoves", "LevelWalks", "MoveCounts"]
@@ -203,13 +203,28 @@ class Decisions(ABC):
         self, rng: np.random.Generator, moves: OwnRowMoves, state: Any, counts: MoveCounts
     ) -> tuple[np.ndarray, np.ndarray]:
         """Let levels step by their own density; return the point then, and which have moved."""
-        own = self.own_rows(moves)
-        try:
-            point, moved = own.walk(rng, state.point, state.conditional, moves)
-        except np.linalg.LinAlgError:
+        walked = self.walked(rng, (self.own_rows(moves), moves), state, counts)
+        if walked is None:
             return state.point, np.zeros(moves.chosen.size, dtype=np.bool_)
-        counts.n_evaluated += (moves.times + 1) * own.numbers.size
-        return point, moved
+        return walked.point, walked.moved
+
+    def walked(
+        self,
+        rng: np.random.Generator,
+        steps: tuple[OwnRows, OwnRowMoves],
+        state: Any,
+        counts: MoveCounts,
+        values: np.ndarray | None = None,
+    ) -> Walked | None:
+        """Make steps of levels, given what their rows say, if known; None if none can be made."""
+        own, moves = steps
+        n_times = moves.times + (values is None)
+        try:
+            walked = own.walk(rng, state.point, state.conditional, moves, values)
+        except np.linalg.LinAlgError:
+            return None
+        counts.n_evaluated += n_times * own.numbers.size
+        return walked
 
     def on_prior(self, level: float, move: Candidate) -> bool:
         """Decide on a proposal that rows do not see, given the log of a uniform number."""
