@@ -36,6 +36,9 @@ OF_VECTOR_GRAPH = types.Tuple([types.float64[::1]])
 OF_NUMBER_GRAPH = types.Tuple([types.Array(types.float64, 0, "A")])
 """What a compiled graph with one matrix, vector or number as its result returns."""
 
+LAID_OUT_ALIKE = {types.Tuple([types.Array(types.float64, 0, "C")]): OF_NUMBER_GRAPH}
+"""Types that are the same to machine code: without axes there are no strides."""
+
 
 def address_of(function: Any, *arguments: Any) -> int:
     """Compile a jitted function for arguments of these types; return its address.
@@ -69,7 +72,7 @@ def address_of_graph(
     for candidate in (function, _contiguous(function)):
         address = _address(candidate, signature)
         result = candidate.overloads[signature].signature.return_type
-        if result == returns:
+        if LAID_OUT_ALIKE.get(result, result) == returns:
             return address, candidate
     raise TypeError(f"The graph returns {result}, not {returns}.")
 

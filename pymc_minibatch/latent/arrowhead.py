@@ -245,7 +245,11 @@ def _is_mostly_zero(matrix: Matrix) -> bool:
 
 
 def congruent(matrix: Matrix, a: Matrix) -> Matrix:
-    """Return ``Aᵀ M A``, fast if rows of A have one entry and both are sparse, or both arrays."""
+    """Return ``Aᵀ M A``.
+
+    It is fast if both are sparse and each row of A has one entry, or both are arrays and A permutes
+    and scales.
+    """
     if not (sparse.issparse(matrix) or sparse.issparse(a)) and _permutes(a):
         rows, columns = np.nonzero(a)
         permuted, scale = np.empty_like(matrix), a[rows, columns]

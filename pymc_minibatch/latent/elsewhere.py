@@ -2,7 +2,7 @@
 
 Near by it is looked for along the axes of a level whose rows vary. Farther away, up to where other
 levels are, modes are climbed to by a few rows of each level; those that are as high as the center
-are climbed once more by all rows.
+are climbed once more by all rows, or as many as there is time for.
 """
 
 import math
@@ -40,9 +40,8 @@ this is done, unless another mode was found for one of them."""
 MOST_LEVELS = 10_000
 """That are looked at together, for the sake of memory."""
 
-MOST_EVALUATIONS, MOST_PASSES = 4e6, 50.0
-"""Of rows, in each look: a fraction of a second; and, once modes were found by a few rows, passes
-over all rows, if these are more: what a search for the mode of all variables takes."""
+MOST_EVALUATIONS = 4e6
+"""Of rows, in each look: a fraction of a second."""
 
 STARTS, CLIMBS, MOST_MODES = 12, 50, 3
 """Places where climbs begin, steps of each, and modes that are kept of a level beside its
@@ -73,6 +72,8 @@ def look_elsewhere(
         By how many nats the remainder of each row varies, for each factor.
     """
     surrogate = rows.surrogate
+    if not ranges:
+        return []
     given = surrogate.conditional(hyper)
     found, before = list[Elsewhere](), surrogate.read(given.frame.origin)
     for factor, of_rows in enumerate(ranges):
@@ -140,11 +141,14 @@ def _look_far(
         has_start = starts.any(axis=(0, 2))
         if some is first and not has_start.any():
             return
-        read = np.cumsum(np.where(has_start, counted[chosen], 0)) * len(starts) * CLIMBS
-        has_start &= read < max(MOST_EVALUATIONS, MOST_PASSES * counted.sum())
+        n_climbs = (1 + len(starts)) * CLIMBS
+        most = max(SOME_ROWS, int(MOST_EVALUATIONS / n_climbs / has_start.sum().clip(1)))
+        n_rows = np.minimum(counted[chosen], most)
+        has_start &= np.cumsum(np.where(has_start, n_rows, 0)) * n_climbs <= MOST_EVALUATIONS
         chosen, starts = chosen[has_start], starts[:, has_start]
-        by_all = _Climbs(rows.of_chosen(factor, chosen), point, given)
-        highest, jumps = by_all.other_modes(rng, starts)
+        wider = np.sqrt(counted[chosen] / most).clip(1.0)[:, None]
+        by_more = _Climbs(rows.of_chosen(factor, chosen, most), point, given, wider)
+        highest, jumps = by_more.other_modes(rng, starts)
         found.jumps[:, chosen] = jumps
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
 

@@ -317,7 +317,7 @@ class MovesOfEffects(Look):
             return moved(point, step.length)
 
         if of_kind.few.are_few[step.axis]:
-            log_jacobian = log_determinant_of_few(follow, here, of_kind.few.effects[step.axis])
+            log_jacobian = log_determinant_of_few(follow, here, of_kind.few.followers[step.axis])
         else:
             log_jacobian = self._volume(follow, here)
         change = self._second_order(there) - self._second_order(here)

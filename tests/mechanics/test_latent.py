@@ -155,6 +155,7 @@ def test_sparse_congruences(kind: str) -> None:
     }[kind]
     found = congruent(sparse.csr_array(matrix), sparse.csr_array(a))
     np.testing.assert_allclose(found.toarray(), a.T @ matrix @ a, atol=1e-12)
+    np.testing.assert_allclose(congruent(matrix, a), a.T @ matrix @ a, atol=1e-12)
 
 
 def slopes_model() -> pm.Model:

@@ -351,7 +351,7 @@ def without_determinants(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_other_curvature(function: Callable[..., Any]) -> Callable[..., Any]:
     """The curvature by what followers change is off by 10 %."""
     return lambda steps, tables, *rest: function(
-        steps, tables._replace(columns=1.1 * tables.columns), *rest
+        steps, tables._replace(curvature=1.1 * tables.curvature), *rest
     )
 
 

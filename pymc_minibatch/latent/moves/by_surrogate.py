@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_minibatch.latent.moves.border import RandomBlocks
-from pymc_minibatch.latent.moves.few_followers import FewFollowers, FollowerSteps
+from pymc_minibatch.latent.moves.few_followers import MOST_FOLLOWERS, FollowerSteps
 from pymc_minibatch.latent.moves.kernels import WALK_SPREAD
 from pymc_minibatch.latent.moves.protocol import (
     EffectsModel,
@@ -114,8 +114,10 @@ class BySurrogate(Move):
 
     def __init__(self, model: EffectsModel) -> None:
         self.log_lengths, self.hyper = model.log_lengths, model.field.hyper
-        self.few = FewFollowers(model.surrogate, model.followers)
-        self.axes = np.repeat(np.arange(self.hyper.size), np.where(self.few.are_few, 1, COMMON))
+        self.few = model.few_followers
+        sizes = np.array([own.size for own in model.followers])
+        times = np.where(sizes > MOST_FOLLOWERS, COMMON, 1)
+        self.axes = np.repeat(np.arange(self.hyper.size), times)
 
     def initial(self) -> Tuner:
         """Return a walk for each hyperparameter, and one block."""
@@ -123,8 +125,9 @@ class BySurrogate(Move):
         return Tuner(walks, RandomBlocks(np.zeros(1), np.zeros(1)))
 
     def targets(self, rng: np.random.Generator, tuner: Tuner) -> Sequence[np.ndarray]:
-        """Return the hyperparameters of each block, in random order."""
-        return [self.axes[block] for block in tuner.blocks.split(rng, self.axes.size)]
+        """Return the hyperparameters of each block in random order, few followers first."""
+        blocks = [self.axes[block] for block in tuner.blocks.split(rng, self.axes.size)]
+        return [block[np.argsort(~self.few.are_few[block], kind="stable")] for block in blocks]
 
     def propose(
         self, rng: np.random.Generator, state: ChainState, target: np.ndarray, setting: Setting
@@ -169,25 +172,31 @@ class BySurrogate(Move):
     def _many_follow(
         self, state: ChainState, steps: FollowerSteps, made: Steps, scale: HyperScale
     ) -> ChainState:
-        """Make steps that many effects follow."""
-        for axis, length, bar in zip(*steps[:3], strict=True):
+        """Make steps that many effects follow, or none."""
+        made.axes.append(steps.axes)
+        made.log_ratios.append(np.full(steps.axes.size, -np.inf))
+        for t, (axis, length) in enumerate(zip(steps.axes, steps.lengths, strict=True)):
             proposed, log_jacobian = self._moved_with_many(state, axis, length, scale)
-            log_ratio = -np.inf
-            if proposed is not None:
-                log_ratio = log_density_of(proposed) - log_density_of(state) + log_jacobian
+            if proposed is None:
+                continue
+            with np.errstate(invalid="ignore", over="ignore"):
+                change = log_density_of(proposed) - log_density_of(state)
+            log_ratio = made.log_ratios[-1][t] = change + log_jacobian
+            if t == steps.watched:
                 points = np.array([state.point, proposed.point])
                 made.watched.append(Step(axis, length, points, log_ratio))
-            made.axes.append(np.array([axis]))
-            made.log_ratios.append(np.array([log_ratio]))
-            if proposed is not None and bar < log_ratio:
+            if steps.bars[t] < log_ratio:
                 state = proposed
         return state
 
-    @staticmethod
     def _moved_with_many(
-        state: ChainState, axis: int, length: float, scale: HyperScale
+        self, state: ChainState, axis: int, length: float, scale: HyperScale
     ) -> tuple[ChainState | None, float]:
         """Return where a hyperparameter leads, and log |∂z'/∂z| of the effects that follow it."""
+        if not self.few.followers[axis].size:
+            point = state.point.copy()
+            point[self.hyper[axis]] += length
+            return ChainState(state.surrogate, point), 0.0
         with np.errstate(invalid="ignore", over="ignore"):
             hyper = state.hyper + length * along(scale, axis)
             given, then = state.conditional, state.surrogate.factored_later(hyper)
@@ -218,6 +227,8 @@ class BySurrogate(Move):
 
 def log_density_of(state: ChainState) -> float:
     """Return log π̃, to second order."""
+    if not math.isfinite(state.log_prior):
+        return -math.inf
     log_likelihood = state.surrogate.log_likelihood(state.predictors)
     return float(state.log_prior + log_likelihood)
 

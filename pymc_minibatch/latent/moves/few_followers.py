@@ -1,10 +1,9 @@
 """A few effects follow a hyperparameter, by the surrogate alone: many steps in one kernel.
 
-The effects keep their place in the Gaussian that all else leaves them, as with a coefficient and
-the scale that is its own. The surrogate is taken to second order here: what is known of higher
-orders is left to the decision that follows. A step changes what rows read in a few entries of φ
-only, so that its density costs the prior and a few products; the graphs of the prior and of φ are
-called by their addresses.
+A coefficient with a scale of its own keeps its place in the Gaussian that all else leaves it. The
+surrogate is taken to second order here: what is known of higher orders is left to the decision that
+follows. A step changes what rows read in some entries of φ only, so that its density costs the
+prior and a few products; the graphs of the prior and of φ are called by their addresses.
 """
 
 import math
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
+from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph_for_number, call_graph_for_vector
@@ -26,9 +26,8 @@ __all__ = ["MOST_FOLLOWERS", "FewFollowers", "Followed", "FollowerSteps", "follo
 MOST_FOLLOWERS = 8
 """Effects that are a few: those of one coefficient, or of one level."""
 
-MOST_ENTRIES, MOST_NUMBERS = 64, 10_000_000
-"""Entries of φ that a few effects may change, and numbers that are kept of the curvature by all of
-them (80 MB): where more are needed, effects follow as many do."""
+MOST_NUMBERS = 4_000_000
+"""Numbers that are kept of the curvature between entries of φ that followers change (60 MB)."""
 
 POINTS, RADIUS = 2, 0.5
 """Points about the center at which it is looked which entries those are, and how far away."""
@@ -45,14 +44,12 @@ class Followers(NamedTuple):
         Positions of the effects that follow each, one hyperparameter after another.
     entries, entry_starts : ndarray of int64
         The entries of φ that they change.
-    column : ndarray of int64, shape (P,)
-        Where the column of K of an entry is in `columns`; −1 if nobody follows there.
-    columns : ndarray, shape (e, P)
-        Columns of K.
+    row : ndarray of int64, shape (P,)
+        The row of an entry in K between these entries; −1 if nobody follows there.
+    row_starts, neighbours, curvature : ndarray
+        K between them: where each row starts, the entries of φ in it, and its numbers.
     slope, slope_of_mean : ndarray, shape (P,)
         Of the log-likelihood at φ̂, for its value and for the mean of effects.
-    at : ndarray, shape (P,)
-        φ̂.
     addresses : ndarray of int64, shape (5,)
         Of φ, its derivative along a vector, the prior, its gradient, and its Hessian times a
         vector.
@@ -63,11 +60,12 @@ class Followers(NamedTuple):
     effect_starts: np.ndarray
     entries: np.ndarray
     entry_starts: np.ndarray
-    column: np.ndarray
-    columns: np.ndarray
+    row: np.ndarray
+    row_starts: np.ndarray
+    neighbours: np.ndarray
+    curvature: np.ndarray
     slope: np.ndarray
     slope_of_mean: np.ndarray
-    at: np.ndarray
     addresses: np.ndarray
 
 
@@ -100,7 +98,7 @@ class Followed(NamedTuple):
     state : ChainState
         After all of them.
     log_ratios, log_jacobians : ndarray, shape (T,)
-        Of each.
+        Of each; the former may also be not a number, where a step is impossible.
     watched : ndarray, shape (2, D)
         The points before the watched step, and where it leads; not a number if nowhere.
     """
@@ -124,22 +122,27 @@ class FewFollowers:
     Attributes
     ----------
     are_few : ndarray of bool, shape (H,)
-        The hyperparameters that these steps can move.
-    effects : sequence of ndarray of int64
-        Their effects.
+        The hyperparameters that these steps can move: few effects follow them, they and these are
+        themselves coordinates of the field, and they do not change a scalar of all rows whose
+        effect is no expansion.
     """
 
     def __init__(self, surrogate: Surrogate, followers: Sequence[np.ndarray]) -> None:
-        self.surrogate, self.effects = surrogate, followers
-        field, derivatives = surrogate.field, surrogate.field.derivatives
-        self.is_replaced = np.zeros(surrogate.center.size, dtype=np.bool_)
-        self.is_replaced[derivatives.coordinates.positions] = True
-        entries = [self._entries(k) for k in range(field.hyper.size)]
-        n_columns = np.unique(np.concatenate([np.empty(0, np.int64), *entries])).size
-        if n_columns * surrogate.expansion.at.size > MOST_NUMBERS:
-            entries = [own[:0] for own in entries]
-        self.are_few = np.array([own.size > 0 for own in entries])
-        self.tables, self._kept_alive = self._tables(entries)
+        self.surrogate, self.followers = surrogate, followers
+        self._is_replaced = np.zeros(surrogate.center.size, dtype=np.bool_)
+        self._is_replaced[surrogate.field.derivatives.coordinates.positions] = True
+        entries = [self._entries(k) for k in range(len(followers))]
+        every = np.unique(_joined([own for own in entries if own is not None])[0])
+        curvature = self._curvature_among(every)
+        if curvature is None:
+            entries = [None for _ in entries]
+        self.are_few = np.array([own is not None for own in entries], dtype=np.bool_)
+        if curvature is not None and self.are_few.any():
+            self._tables, self._kept_alive = self._made_tables(entries, every, curvature)
+
+    def __reduce__(self) -> Any:
+        """Make addresses anew in another process."""
+        return FewFollowers, (self.surrogate, self.followers)
 
     def steps(self, state: ChainState, steps: FollowerSteps) -> Followed:
         """Make steps from a state."""
@@ -151,12 +154,14 @@ class FewFollowers:
         watched = np.full((2, point.size), np.nan)
         follow_steps(
             steps,
-            self.tables,
+            self._tables,
             (point, phi, curved),
             (state.log_prior, of_scalars),
             (log_ratios, log_jacobians, watched),
         )
-        after, *seen = (np.where(self.is_replaced, state.point, each) for each in (point, *watched))
+        after, *seen = (
+            np.where(self._is_replaced, state.point, each) for each in (point, *watched)
+        )
         return Followed(ChainState(surrogate, after), log_ratios, log_jacobians, np.array(seen))
 
     def moved(self, state: ChainState, axis: int, length: float) -> np.ndarray | None:
@@ -165,49 +170,67 @@ class FewFollowers:
         point = self.steps(state, one).watched[1]
         return None if np.isnan(point).any() else point
 
-    def _entries(self, axis: int) -> np.ndarray:
-        """Return the entries of φ that a step may change; none if it is not one of these."""
-        field, effects, none = self.surrogate.field, self.effects[axis], np.empty(0, np.int64)
+    def _entries(self, axis: int) -> np.ndarray | None:
+        """Return the entries of φ that a step may change; None if it is not one of these."""
+        field, effects = self.surrogate.field, self.followers[axis]
         own = np.append(effects, field.hyper[axis])
-        if not 0 < effects.size <= MOST_FOLLOWERS or self.is_replaced[own].any():
-            return none
+        if effects.size > MOST_FOLLOWERS or self._is_replaced[own].any():
+            return None
         rng, reads = np.random.default_rng(axis), np.zeros(self.surrogate.expansion.at.size)
         for _ in range(POINTS):
-            point = self.surrogate.center + RADIUS * rng.standard_normal(self.is_replaced.size)
+            point = self.surrogate.center + RADIUS * rng.standard_normal(self._is_replaced.size)
             for position in own:
                 seed = np.zeros(point.size)
                 seed[position] = 1.0
                 reads += np.abs(field.derivatives.push(point, seed))
         found = np.flatnonzero(reads)
-        is_scalar = np.isin(found, field.scalars).any()
-        return none if is_scalar or found.size > MOST_ENTRIES else found
+        is_common = self.surrogate.expansion.common is not None
+        return None if is_common and np.isin(found, field.scalars).any() else found
 
-    def _tables(self, entries: Sequence[np.ndarray]) -> tuple[Followers, Any]:
+    def _curvature_among(self, every: np.ndarray) -> sparse.csr_array | None:
+        """Return K between entries of φ; None if it has too many numbers."""
+        rows, curvature = self.surrogate.field.rows, self.surrogate.expansion.curvature
+        is_one = np.zeros(self.surrogate.expansion.at.size, dtype=np.bool_)
+        is_one[every] = True
+        dense, groups = (np.flatnonzero(is_one[part]) for part in (rows.dense, rows.groups.ravel()))
+        if dense.size * every.size > MOST_NUMBERS:
+            return None
+        n_groups, width, _ = curvature.blocks.shape
+        blocks = sparse.bsr_array(
+            (curvature.blocks, np.arange(n_groups), np.arange(n_groups + 1)),
+            shape=(n_groups * width, n_groups * width),
+        )
+        cross = sparse.csr_array(curvature.cross[groups][:, dense])
+        parts = [
+            [sparse.csr_array(curvature.dense[dense][:, dense]), cross.T],
+            [cross, blocks.tocsr()[groups][:, groups]],
+        ]
+        order = np.argsort(np.concatenate([rows.dense[dense], rows.groups.ravel()[groups]]))
+        return sparse.csr_array(sparse.block_array(parts).tocsr()[order][:, order])
+
+    def _made_tables(
+        self, entries: Sequence[np.ndarray | None], every: np.ndarray, curvature: sparse.csr_array
+    ) -> tuple[Followers, Any]:
         """Return what the kernel reads, and what has to stay alive meanwhile."""
-        surrogate, expansion = self.surrogate, self.surrogate.expansion
-        followers = zip(self.effects, self.are_few, strict=True)
-        effects = [own if few else own[:0] for own, few in followers]
-        (of_effects, effect_starts), (of_entries, entry_starts) = _joined(effects), _joined(entries)
-        every = np.unique(of_entries)
-        column, unit = np.full(expansion.at.size, -1), np.zeros(expansion.at.size)
-        column[every] = np.arange(every.size)
-        columns = np.empty((every.size, unit.size))
-        for k, entry in enumerate(every):
-            unit[entry] = 1.0
-            columns[k] = surrogate.curvature_product(unit)
-            unit[entry] = 0.0
+        surrogate, expansion, none = self.surrogate, self.surrogate.expansion, np.empty(0, np.int64)
+        followers = zip(self.followers, self.are_few, strict=True)
+        effects, starts = _joined([own if few else none for own, few in followers])
+        read, read_starts = _joined([none if own is None else own for own in entries])
+        row = np.full(expansion.at.size, -1)
+        row[every] = np.arange(every.size)
         addresses, kept_alive = surrogate.field.derivatives.addresses()
         return Followers(
-            surrogate.field.hyper,
-            of_effects,
-            effect_starts,
-            of_entries,
-            entry_starts,
-            column,
-            columns,
+            hyper=surrogate.field.hyper,
+            effects=effects,
+            effect_starts=starts,
+            entries=read,
+            entry_starts=read_starts,
+            row=row,
+            row_starts=curvature.indptr.astype(np.int64),
+            neighbours=every[curvature.indices],
+            curvature=curvature.data,
             slope=expansion.slope + expansion.smoothing_correction,
             slope_of_mean=expansion.slope + expansion.mean_correction,
-            at=expansion.at,
             addresses=addresses,
         ), kept_alive
 
@@ -233,7 +256,8 @@ def follow_steps(
     steps, tables
         Which steps, and who follows.
     place : (ndarray, ndarray, ndarray), shapes (D,), (P,) and (P,)
-        The point in the coordinates of the model, φ and K (φ − φ̂); changed in place.
+        The point in the coordinates of the model, φ and K (φ − φ̂), which is kept up where somebody
+        follows; changed in place.
     known : (float, float)
         The log prior there, and by what scalars multiply the second order.
     found : (ndarray, ndarray, ndarray), shapes (T,), (T,) and (2, D)
@@ -241,8 +265,8 @@ def follow_steps(
     """
     (point, phi, curved), (log_prior, of_scalars) = place, known
     log_ratios, log_jacobians, watched = found
-    base, proposed = np.empty((2, point.size))
-    is_read = np.zeros(phi.size, np.bool_)
+    (base, proposed), here = np.empty((2, point.size)), (phi, curved, np.zeros(phi.size))
+    is_read, delta = np.zeros(phi.size, np.bool_), np.zeros(phi.size)
     for t in range(steps.axes.size):
         axis, length = steps.axes[t], steps.lengths[t]
         own = tables.effects[tables.effect_starts[axis] : tables.effect_starts[axis + 1]]
@@ -251,10 +275,10 @@ def follow_steps(
         z = point[own]
         base[:] = point
         base[own] = 0.0
-        mean, cholesky, is_proper = given_others(base, own, read, tables, (phi, curved), of_scalars)
+        mean, cholesky, is_proper = given_others(base, own, read, tables, here, of_scalars)
         base[position] += length
         mean_then, cholesky_then, is_proper_then = given_others(
-            base, own, read, tables, (phi, curved), of_scalars
+            base, own, read, tables, here, of_scalars
         )
         if not (is_proper and is_proper_then):
             continue
@@ -276,13 +300,12 @@ def follow_steps(
         for p in range(phi.size):
             is_elsewhere |= phi_then[p] != phi[p] and not is_read[p]
         is_read[read] = False
+        for k in read:
+            delta[k] = phi_then[k] - phi[k]
         change = 0.0
         for k in read:
-            delta = phi_then[k] - phi[k]
-            change += delta * (tables.slope[k] - curved[k])
-            for other in read:
-                moved = phi_then[other] - phi[other]
-                change -= 0.5 * delta * moved * tables.columns[tables.column[k], other]
+            bent = times_curvature(tables, k, delta)
+            change += delta[k] * (tables.slope[k] - curved[k] - 0.5 * bent)
         log_jacobians[t] = log_jacobian
         if not is_elsewhere:
             log_ratios[t] = prior_then - log_prior + of_scalars * change + log_jacobian
@@ -290,12 +313,23 @@ def follow_steps(
             watched[0], watched[1] = point, proposed
         if steps.bars[t] < log_ratios[t]:
             for k in read:
-                curved += (phi_then[k] - phi[k]) * tables.columns[tables.column[k]]
-            for k in read:
                 phi[k] = phi_then[k]
+                row = tables.row[k]
+                for n in range(tables.row_starts[row], tables.row_starts[row + 1]):
+                    curved[tables.neighbours[n]] += delta[k] * tables.curvature[n]
             point[position] = proposed[position]
             point[own] = proposed[own]
             log_prior = prior_then
+        delta[read] = 0.0
+
+
+@register_jitable
+def times_curvature(tables: Followers, k: int, vector: np.ndarray) -> float:
+    """Return one entry of K times a vector that is zero where nobody follows."""
+    total, row = 0.0, tables.row[k]
+    for n in range(tables.row_starts[row], tables.row_starts[row + 1]):
+        total += tables.curvature[n] * vector[tables.neighbours[n]]
+    return total
 
 
 @register_jitable
@@ -304,7 +338,7 @@ def given_others(
     own: np.ndarray,
     read: np.ndarray,
     tables: Followers,
-    here: tuple[np.ndarray, np.ndarray],
+    here: tuple[np.ndarray, np.ndarray, np.ndarray],
     of_scalars: float,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return mean (q,) and Cholesky factor (q, q) of a few effects given all else.
@@ -322,35 +356,37 @@ def given_others(
         The entries of φ that they change.
     tables
         What the surrogate says.
-    here : (ndarray, ndarray), shapes (P,)
-        φ and K (φ − φ̂) of a point with the same other effects.
+    here : (ndarray, ndarray, ndarray), shapes (P,)
+        φ and K (φ − φ̂) of a point with the same other effects, and zeros to calculate with.
     of_scalars
         By what scalars multiply the second order.
     """
-    phi, curved = here
+    phi, curved, zeros = here
     width, seed = own.size, np.zeros(base.size)
     precision, pull = np.empty((1, width, width)), np.empty((1, width, 1))
-    reads, away = np.empty((width, read.size)), np.empty(read.size)
+    reads, slope = np.empty((width, read.size)), np.empty(read.size)
     at_base = call_graph_for_vector(tables.addresses[0], (base,))[0]
+    for k in read:
+        zeros[k] = at_base[k] - phi[k]
     for r in range(read.size):
-        away[r] = at_base[read[r]] - phi[read[r]]
+        k = read[r]
+        slope[r] = tables.slope_of_mean[k] - curved[k] - times_curvature(tables, k, zeros)
     gradient = call_graph_for_vector(tables.addresses[3], (base,))[0]
     for i in range(width):
         seed[own[i]] = 1.0
         reads[i] = call_graph_for_vector(tables.addresses[1], (base, seed))[0][read]
         of_prior = call_graph_for_vector(tables.addresses[4], (base, seed))[0]
-        precision[0, i] = -of_prior[own]
         seed[own[i]] = 0.0
+        precision[0, i] = -of_prior[own]
         pull[0, i, 0] = gradient[own[i]]
     for i in range(width):
+        zeros[read] = reads[i]
         for r in range(read.size):
-            k, column = read[r], tables.columns[tables.column[read[r]]]
-            slope, along = tables.slope_of_mean[k] - curved[k], reads[i, r] * of_scalars
-            for other in range(read.size):
-                slope -= column[read[other]] * away[other]
-                for j in range(width):
-                    precision[0, i, j] += along * column[read[other]] * reads[j, other]
-            pull[0, i, 0] += along * slope
+            bent = times_curvature(tables, read[r], zeros)
+            pull[0, i, 0] += of_scalars * reads[i, r] * slope[r]
+            for j in range(width):
+                precision[0, i, j] += of_scalars * bent * reads[j, r]
+    zeros[read] = 0.0
     cholesky = np.empty_like(precision)
     if not factor_blocks(precision, cholesky):
         return pull[0, :, 0], precision[0], False

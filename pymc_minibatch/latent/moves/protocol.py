@@ -7,6 +7,7 @@ A move proposes; :func:`.scan.step` decides, counts and lets it tune. So a new o
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves.bank import FactorBank
 from pymc_minibatch.latent.moves.costs import factoring_share, overhead
 from pymc_minibatch.latent.moves.decisions import Decisions, MoveCounts
-from pymc_minibatch.latent.moves.few_followers import MOST_FOLLOWERS
+from pymc_minibatch.latent.moves.few_followers import MOST_FOLLOWERS, FewFollowers
 from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
 from pymc_minibatch.latent.skew_transform import SkewTransform
 from pymc_minibatch.latent.surrogate import Surrogate
@@ -290,7 +291,12 @@ class EffectsModel:
     def has_own_scales(self) -> bool:
         """Whether most of many hyperparameters have a few effects of their own."""
         own = [0 < each.size <= MOST_FOLLOWERS for each in self.followers]
-        return 2 * sum(own) > len(own)
+        return 2 * sum(own) > len(own) and bool(self.few_followers.are_few[own].any())
+
+    @cached_property
+    def few_followers(self) -> FewFollowers:
+        """Steps along hyperparameters that few effects follow."""
+        return FewFollowers(self.surrogate, self.followers)
 
     @property
     def factoring_share(self) -> float:

@@ -30,8 +30,8 @@ STEP, ROW, MOVES = 100.0, 0.25, 1.0
 other moves the steps of slow levels in a scan may cost as much as."""
 
 PASSES = 4.0
-"""Over all rows, that they may take beside that where all rows decide: a scan takes some twenty, or
-a hundred with trajectories."""
+"""Over all rows, that those of all factors may take beside that where all rows decide: a scan takes
+some twenty, or a hundred with trajectories."""
 
 SHARE, DECISIONS, PASS = 0.25, 4.0, 0.125
 """What steps of other levels cost, relative to a move, to so many decisions of a scan and, where
@@ -140,7 +140,8 @@ class SlowLevels(StepsOfLevels):
         self.latent = model.field.levels[factor].latent
         self.n_levels = len(self.latent)
         self.of_angles = bool(model.surrogate.tall.is_angle[self.latent].any())
-        self.budget = MOVES * (OVERHEAD + self.n_levels) + PASSES * ROW * model.all_rows
+        passes = PASSES / len(model.field.levels)
+        self.budget = MOVES * (OVERHEAD + self.n_levels) + passes * ROW * model.all_rows
 
     @staticmethod
     def name_of(factor: int) -> str:
