@@ -304,8 +304,8 @@ def follow_steps(
             delta[k] = phi_then[k] - phi[k]
         change = 0.0
         for k in read:
-            bent = times_curvature(tables, k, delta)
-            change += delta[k] * (tables.slope[k] - curved[k] - 0.5 * bent)
+            product = times_curvature(tables, k, delta)
+            change += delta[k] * (tables.slope[k] - curved[k] - 0.5 * product)
         log_jacobians[t] = log_jacobian
         if not is_elsewhere:
             log_ratios[t] = prior_then - log_prior + of_scalars * change + log_jacobian
@@ -382,10 +382,10 @@ def given_others(
     for i in range(width):
         zeros[read] = reads[i]
         for r in range(read.size):
-            bent = times_curvature(tables, read[r], zeros)
+            product = times_curvature(tables, read[r], zeros)
             pull[0, i, 0] += of_scalars * reads[i, r] * slope[r]
             for j in range(width):
-                precision[0, i, j] += of_scalars * bent * reads[j, r]
+                precision[0, i, j] += of_scalars * product * reads[j, r]
     zeros[read] = 0.0
     cholesky = np.empty_like(precision)
     if not factor_blocks(precision, cholesky):
