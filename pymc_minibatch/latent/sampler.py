@@ -27,7 +27,12 @@ from pymc_minibatch.latent.moves.kernels import MOST_AT_ONCE
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned
 from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning, moves_of, plan_scan
 from pymc_minibatch.latent.moves.trajectory import Angle, Trajectory
-from pymc_minibatch.latent.moves.tuners import HyperScale, StepSizes, Sweeping
+from pymc_minibatch.latent.moves.tuners import (
+    HyperFrequency,
+    HyperScale,
+    StepSizes,
+    Sweeping,
+)
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
@@ -55,6 +60,8 @@ class LatentState(NamedTuple):
     ----------
     scale : HyperScale
         Where the hyperparameters are thought to be.
+    frequency : HyperFrequency
+        How often all of them move.
     tuners : dict
         The tuner of each move, by its name.
     tests : dict of DecisionState
@@ -62,6 +69,7 @@ class LatentState(NamedTuple):
     """
 
     scale: HyperScale
+    frequency: HyperFrequency
     tuners: dict[str, Any]
     tests: dict[str, DecisionState]
 
@@ -197,7 +205,7 @@ class LatentSampler(ABC):
         """Return the state before tuning."""
         scale = HyperScale.of(self.reference.hyper, self.reference.hyper_cholesky)
         tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
-        return LatentState(scale, tuners, {})
+        return LatentState(scale, HyperFrequency.of(self.field.hyper.size), tuners, {})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""
@@ -224,7 +232,9 @@ class LatentSampler(ABC):
                 if counts.impossible_row >= 0:
                     break
                 if tuning:
-                    state.scale.observe(self.tails.from_hyper(inside[self.field.hyper]))
+                    w = self.tails.from_hyper(inside[self.field.hyper])
+                    state.scale.observe(w)
+                    state.frequency.observe(w)
         point[:] = self.coordinates.to_model(inside)
         return counts
 
@@ -241,7 +251,7 @@ class LatentSampler(ABC):
 
     def settings(self, state: LatentState, tuning: bool) -> Tuning:
         """Return what moves are made with."""
-        return Tuning(tuning, state.scale, state.tuners, state.tests)
+        return Tuning(tuning, *state)
 
     def compile(self) -> None:
         """Compile all moves, by one scan that is thrown away."""

@@ -25,6 +25,10 @@ APART = 0.25
 by ¼ they are worth (1 − ¼) / (1 + ¼) = 0.6 of an effective draw, and by 0.4, which the doubt about
 a thousand parameters lets pass, 0.43. A second transition doubles the work, and adds less."""
 
+RESOLVED = 0.3
+"""The largest correlation that chance may make if draws are to be known as hardly correlated, which
+takes some 200 draws of 10⁴ parameters. With more doubt, more draws are asked for."""
+
 LATER, LATER_LAGS = 0.1, range(2, 10)
 """So much those of these lags may be correlated on average: a part of the variance that moves
 slowly hardly shows at once."""
@@ -275,12 +279,12 @@ class Successive:
     def are_apart(self) -> bool:
         """Whether no parameter's successive draws are surely correlated by more than ¼.
 
-        So much is known if the largest correlation that chance makes is no larger than that.
+        So much is known if the largest correlation that chance makes is small.
         """
         if self.n < LEAST_DRAWS // 2:
             return False
         of_next, doubt = self._of_next()
-        is_known = of_next.size > 0 and self._noise <= APART
+        is_known = of_next.size > 0 and self._noise <= RESOLVED
         return bool(is_known and np.all(of_next - doubt <= APART))
 
     def _of_next(self) -> tuple[np.ndarray, np.ndarray]:

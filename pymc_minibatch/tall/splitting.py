@@ -284,8 +284,11 @@ class Splitting(ABC):
 
     def _union(self, terms: Sequence[ObservedTerm]) -> Union | None:
         """Join likelihoods of different lengths, or many in a loop; None if one set is best."""
+        kinds = apart(terms)
+        if len(kinds) == 1:
+            return None
         sets, potentials, rests = [], [], []
-        for some in apart(terms):
+        for some in kinds:
             try:
                 self._split_some(some)
             except (NotTallError, ValueError):
@@ -299,7 +302,7 @@ class Splitting(ABC):
             names = tuple(each.name for each in some)
             sets.append(RowSet(names, self.full_term, n_rows, axes, seen))
         self.row_potentials, self._rests = potentials, rests
-        return union_of(sets) if len(sets) > 1 else None
+        return union_of(sets)
 
     def _split_union(self, union: Union) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the rows of several likelihoods."""

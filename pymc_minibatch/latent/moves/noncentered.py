@@ -32,7 +32,7 @@ TIMES = 2
 
 MOST_TIMES, PASSES = 4, 5.0
 """The same beside trajectories: as often as takes half of their time, which is that of so many
-evaluations of all rows."""
+evaluations of all rows. Tuning may make fewer."""
 
 
 class Noncentered(TurningMove):
@@ -74,6 +74,7 @@ def plan(model: EffectsModel) -> list[Planned]:
     if model.has_slopes and not model.has_own_scales:
         n_rows = model.surrogate.tall.n_rows
         times = int(PASSES * n_rows / (n_rows + model.overhead))
-        return [Planned(Noncentered(model), in_a_row=min(max(times, 1), MOST_TIMES))]
+        times = min(max(times, 1), MOST_TIMES)
+        return [Planned(Noncentered(model), in_a_row=times, may_be_rarer=True)]
     once = model.costly or model.has_own_scales
     return [Planned(Noncentered(model), in_a_row=1 if once else TIMES)]

@@ -38,7 +38,7 @@ from pymc_minibatch.latent.moves.protocol import (
     Setting,
 )
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.tuners import HyperScale
+from pymc_minibatch.latent.moves.tuners import HyperFrequency, HyperScale
 
 __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "step"]
 
@@ -67,6 +67,8 @@ class Tuning(NamedTuple):
         Whether they do.
     scale : HyperScale
         Where the hyperparameters are thought to be.
+    frequency : HyperFrequency
+        How often all of them move.
     tuners : dict
         The tuner of each move, by its name.
     tests : dict of DecisionState
@@ -75,6 +77,7 @@ class Tuning(NamedTuple):
 
     is_on: bool
     scale: HyperScale
+    frequency: HyperFrequency
     tuners: Mapping[str, Any]
     tests: Mapping[str, DecisionState]
 
@@ -300,8 +303,10 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one scan."""
         state, run = self.start(rng, point), self.run(tuning, counts)
-        for move, share, at_most, in_a_row in self.plan:
+        for move, share, at_most, in_a_row, may_be_rarer in self.plan:
             if share < 1.0 and rng.random() >= share:
+                continue
+            if may_be_rarer and not (in_a_row := tuning.frequency.times(rng, in_a_row)):
                 continue
             for target in move.targets(rng, tuning.tuners[move.name])[:at_most]:
                 state = move.begin(state, target, run.setting)

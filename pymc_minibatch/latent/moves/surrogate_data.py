@@ -39,7 +39,7 @@ from pymc_minibatch.latent.surrogate import Surrogate
 __all__ = ["Data", "WithSurrogateData", "plan"]
 
 TIMES = 2
-"""How often in a scan."""
+"""How often in a scan, at most."""
 
 PRECISION = 16.0
 """ε⁻², in units of what the rows say."""
@@ -156,5 +156,5 @@ def plan(model: EffectsModel) -> list[Planned]:
     return (
         []
         if model.fixed_factor or model.has_own_scales
-        else [Planned(WithSurrogateData(model), in_a_row=TIMES)]
+        else [Planned(WithSurrogateData(model), in_a_row=TIMES, may_be_rarer=True)]
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["PCN_ANGLES", "SHORTER", "HyperScale", "StepSizes", "Walks"]
+__all__ = ["PCN_ANGLES", "SHORTER", "HyperFrequency", "HyperScale", "StepSizes", "Walks"]
 
 PCN_ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
@@ -28,6 +28,21 @@ ONE_AT_A_TIME = 0.44
 
 WINDOW = 100
 """Draws after which the moves of h are first made to fit what was seen; windows then double."""
+
+LOOK_EVERY, REMEMBERED = 100, 400
+"""Scans after each of which it is settled how often h moves, by so many of the last ones."""
+
+HARDLY, MUCH = 0.4, 0.6
+"""Correlations of h at successive scans, of each up to which h moves half as often, and of one from
+which it moves twice as often. Two scans of correlation 0.4 each make draws that are worth
+(1 - 0.4²) / (1 + 0.4²) = 0.7 of an effective draw."""
+
+HARDLY_LATER, MUCH_LATER, LATER_LAGS = 0.1, 0.15, range(2, 10)
+"""The same, on average over these lags: a part of the variance that moves slowly hardly shows at
+once."""
+
+SELDOM = 0.125
+"""The smallest share of the planned moves of h that are made."""
 
 
 class StepSizes(NamedTuple):
@@ -160,6 +175,62 @@ class HyperScale(NamedTuple):
         self.mean[:] = weight * mean + (1 - weight) * self.mean
         self.cholesky[:] = np.linalg.cholesky(weight * covariance + (1 - weight) * prior)
         seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
+
+
+class HyperFrequency(NamedTuple):
+    """How many of the planned moves of all hyperparameters are made.
+
+    Each of them evaluates all rows, and trajectories move h as well. So h moves only as often as
+    keeps its values at successive scans hardly correlated.
+
+    Attributes
+    ----------
+    share : ndarray, shape (1,)
+        Of the moves that are planned.
+    n_seen : ndarray of int64, shape (1,)
+        Scans so far.
+    seen : ndarray, shape (REMEMBERED, H)
+        The last h, in coordinates w; that of scan k in row k modulo `REMEMBERED`.
+    """
+
+    share: np.ndarray
+    n_seen: np.ndarray
+    seen: np.ndarray
+
+    @classmethod
+    def of(cls, n_hyper: int) -> "HyperFrequency":
+        """Return that of all planned moves."""
+        return cls(np.ones(1), np.zeros(1, dtype=np.int64), np.zeros((REMEMBERED, n_hyper)))
+
+    def observe(self, w: np.ndarray) -> None:
+        """Take note of a scan; now and then change the share."""
+        self.seen[self.n_seen[0] % REMEMBERED] = w
+        self.n_seen[0] += 1
+        if self.n_seen[0] % LOOK_EVERY:
+            return
+        following, later = self._correlations()
+        if following > MUCH or later > MUCH_LATER:
+            self.share[:] = min(2.0 * self.share[0], 1.0)
+        elif following <= HARDLY and later <= HARDLY_LATER:
+            self.share[:] = max(self.share[0] / 2.0, SELDOM)
+
+    def _correlations(self) -> tuple[float, float]:
+        """Return the largest correlation at lag 1, and the largest average of the later ones."""
+        n = int(self.n_seen[0])
+        last = self.seen[:n] if n < REMEMBERED else np.roll(self.seen, -n, axis=0)
+        away = last - last.mean(axis=0)
+        away = away[:, away.any(axis=0)]
+        total = np.sum(away**2, axis=0)
+        by_lag = [np.sum(away[lag:] * away[:-lag], axis=0) / total for lag in (1, *LATER_LAGS)]
+        following, later = by_lag[0], np.mean(by_lag[1:], axis=0)
+        return float(following.max(initial=0.0)), float(later.max(initial=0.0))
+
+    def times(self, rng: np.random.Generator, planned: int) -> int:
+        """Return how often a move is made of which so many are planned."""
+        wanted = self.share[0] * planned
+        if wanted == planned:
+            return planned
+        return int(wanted) + int(rng.random() < wanted % 1.0)
 
 
 class Sweeping(NamedTuple):
