@@ -10,6 +10,7 @@ from pytensor.gradient import grad, pushforward
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.jit.pointers import OF_NUMBER_GRAPH, OF_VECTOR_GRAPH, address_of_graph
+from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.smoothed_prior import without_kinks
 from pymc_minibatch.tall import TallModel
@@ -29,6 +30,8 @@ class Derivatives:
         Which variables have others in their place.
     smooths
         Whether slope and curvature of the prior are those of one without kinks.
+    angles
+        Those whose weights are part of the prior.
     """
 
     def __init__(
@@ -38,20 +41,30 @@ class Derivatives:
         coordinates: Coordinates | None = None,
         *,
         smooths: bool = True,
+        angles: Angles | None = None,
     ) -> None:
         self.tall, self.structure, self.smooths = tall, structure, smooths
         self.coordinates = coordinates or Coordinates.none()
+        self.angles = angles or Angles.none()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled functions out."""
-        names = ("tall", "structure", "coordinates", "smooths")
+        names = ("tall", "structure", "coordinates", "smooths", "angles")
         return {name: getattr(self, name) for name in names}
 
     def with_kinks(self) -> "Derivatives":
         """Return the same functions, with the prior's own slope and curvature."""
-        if self._smooth_prior is self.tall.prior_graph:
+        if self._smooth_prior is self._prior_graph:
             return self
-        return Derivatives(self.tall, self.structure, self.coordinates, smooths=False)
+        return Derivatives(
+            self.tall, self.structure, self.coordinates, smooths=False, angles=self.angles
+        )
+
+    def with_weights(self, angles: Angles) -> "Derivatives":
+        """Return the same functions, with the weights of angles in the prior."""
+        return Derivatives(
+            self.tall, self.structure, self.coordinates, smooths=self.smooths, angles=angles
+        )
 
     def within(self, coordinates: Coordinates) -> "Derivatives":
         """Return the same functions in other coordinates."""
@@ -74,11 +87,11 @@ class Derivatives:
 
     def prior(self, point: np.ndarray) -> float:
         """Return the log prior."""
-        return float(self.tall.compiled_prior_logp(self.coordinates.to_model(point)))
+        return float(self._prior(self.coordinates.to_model(point)))
 
     def smooth_prior(self, point: np.ndarray) -> float:
         """Return the log prior without kinks, whose slope and curvature the others are."""
-        if self._smooth_prior is self.tall.prior_graph:
+        if self._smooth_prior is self._prior_graph:
             return self.prior(point)
         return float(self._smooth_prior_value(self.coordinates.to_model(point)))
 
@@ -114,7 +127,7 @@ class Derivatives:
         functions = (
             (self._phi, OF_VECTOR_GRAPH, point),
             (self._push, OF_VECTOR_GRAPH, point, point),
-            (self.tall.compiled_prior_logp, OF_NUMBER_GRAPH, point),
+            (self._prior, OF_NUMBER_GRAPH, point),
             (self._prior_gradient, OF_VECTOR_GRAPH, point),
             (self._prior_product, OF_VECTOR_GRAPH, point, point),
         )
@@ -143,8 +156,18 @@ class Derivatives:
         return compile_numba([flat, slope], [pulled])
 
     @made_once
+    def _prior_graph(self) -> Any:
+        return self.angles.weighted(self.tall.prior_graph, self.tall.flat)
+
+    @made_once
+    def _prior(self) -> CompiledFunction:
+        if self._prior_graph is self.tall.prior_graph:
+            return self.tall.compiled_prior_logp
+        return compile_numba([self.tall.flat], [self._prior_graph])
+
+    @made_once
     def _smooth_prior(self) -> Any:
-        prior, flat = self.tall.prior_graph, self.tall.flat
+        prior, flat = self._prior_graph, self.tall.flat
         return without_kinks(prior, flat) if self.smooths else prior
 
     @made_once

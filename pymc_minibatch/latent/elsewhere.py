@@ -123,7 +123,8 @@ def _look_far(
 ) -> None:
     """Find other modes of each level: of some levels first, and of all if one has another."""
     rng, counted = np.random.default_rng(0), rows.counted(factor)
-    centers = point[rows.surrogate.field.levels[factor].latent]
+    latent = rows.surrogate.field.levels[factor].latent
+    centers, is_angle = point[latent], rows.surrogate.tall.is_angle[latent]
     if len(centers) < 2:
         return
     near = np.where((found.highest > ELSEWHERE)[:, None], found.jumps[0], 0.0)
@@ -136,7 +137,7 @@ def _look_far(
         few = int(np.clip(most, FEW_ROWS, SOME_ROWS))
         wider = np.sqrt(counted[chosen] / few).clip(1.0)[:, None]
         by_few = _Climbs(rows.of_chosen(factor, chosen, few), point, given, wider)
-        _, far = by_few.other_modes(rng, _from_others(rng, centers, chosen))
+        _, far = by_few.other_modes(rng, _from_others(rng, centers, is_angle, chosen))
         starts = np.concatenate([near[None, chosen], far])
         has_start = starts.any(axis=(0, 2))
         if some is first and not has_start.any():
@@ -153,14 +154,23 @@ def _look_far(
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
 
 
-def _from_others(rng: np.random.Generator, centers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return differences of the centers of two levels, or longer ones, some along one axis."""
+def _from_others(
+    rng: np.random.Generator, centers: np.ndarray, is_angle: np.ndarray, chosen: np.ndarray
+) -> np.ndarray:
+    """Return differences of the centers of two levels, or longer ones, some along one axis.
+
+    An angle can be anywhere, and of all its copies the nearest counts: within half a turn.
+    """
     shape, differences = (chosen.size, centers.shape[1]), []
     for k in range(STARTS):
         one, other = rng.integers(len(centers), size=(2, chosen.size))
         axis = rng.integers(shape[1], size=(chosen.size, 1))
         is_along = (np.arange(shape[1]) == axis) | (k % 2 == 0)
-        differences.append(2.0 ** (k // 2 % 3) * is_along * (centers[one] - centers[other]))
+        difference = 2.0 ** (k // 2 % 3) * (centers[one] - centers[other])
+        if is_angle.any():
+            turned = rng.uniform(-math.pi, math.pi, shape)
+            difference = np.where(is_angle[chosen], turned, difference)
+        differences.append(is_along * difference)
     return np.array(differences)
 
 
@@ -204,7 +214,7 @@ class _Climbs:
         """
         mode, at_mode = self._climb(rng, np.zeros(self.own.latent.shape))
         climbed = [self._climb(rng, start) for start in starts]
-        ends = self._within_half_a_turn(np.array([end - mode for end, _ in climbed]))
+        ends = np.array([end - mode for end, _ in climbed])
         values = np.array([value - at_mode for _, value in climbed])
         jumps, every = np.zeros((MOST_MODES, *mode.shape)), np.arange(len(mode))
         is_open = (values > NEARLY) & self._are_apart(ends)
@@ -215,11 +225,6 @@ class _Climbs:
             jump[is_mode] = ends[best, every][is_mode]
             is_open &= self._are_apart(ends - jump)
         return highest, jumps
-
-    def _within_half_a_turn(self, steps: np.ndarray) -> np.ndarray:
-        """Return steps that lead to the same angles, without a whole turn."""
-        is_angle = self.own.surrogate.tall.is_angle[self.own.latent]
-        return steps - 2.0 * math.pi * np.rint(steps / (2.0 * math.pi)) * is_angle
 
     def _are_apart(self, steps: np.ndarray) -> np.ndarray:
         """Say which steps lead away from a mode, shape (K, S)."""

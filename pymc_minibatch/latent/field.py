@@ -14,12 +14,14 @@ Rue, Martino and Chopin (2009), Approximate Bayesian inference for latent Gaussi
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
+from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact, is_empty
 from pymc_minibatch.latent.batched import multiply_blocks, solve_square
 from pymc_minibatch.latent.claims import ROUNDING, spread_of
@@ -159,6 +161,21 @@ class LatentField:
             self._same_precision(points[0], with_values(points[0], hyper, point[hyper]))
             for point in points[1:]
         )
+
+    def weigh(self, angles: Angles) -> None:
+        """Take the weights of angles into the prior, once it is known where they are.
+
+        Each depends on one angle alone, so that what is claimed of all others stays true.
+        """
+        if not angles.positions.size:
+            return
+        self.derivatives = self.derivatives.with_weights(angles)
+        self.levels = [
+            levels
+            if levels.prior is None
+            else replace(levels, prior=levels.prior.with_weights(angles))
+            for levels in self.levels
+        ]
 
     def _group_blocks(
         self, derivative: Callable[..., np.ndarray], point: np.ndarray, rows: np.ndarray

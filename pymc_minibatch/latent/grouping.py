@@ -17,6 +17,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.made_once import made_once
+from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.claims import ROUNDING, Probes, add_up, are_gaussian, spread_of
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.no_field import NoFieldError
@@ -70,10 +71,17 @@ class LevelPrior:
     def __init__(self, tall: TallModel, entries: Mapping[str, np.ndarray], probes: Probes) -> None:
         self.tall, self.entries = tall, entries
         self.of_terms = [self._levels_of(term, probes) for term in self._potentials()]
+        self.angles = Angles.none()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the compiled function out."""
-        return {"tall": self.tall, "entries": self.entries, "of_terms": self.of_terms}
+        return {name: value for name, value in self.__dict__.items() if name != "logp"}
+
+    def with_weights(self, angles: Angles) -> "LevelPrior":
+        """Return the same priors with the weights of angles."""
+        other = LevelPrior.__new__(LevelPrior)
+        other.__dict__ |= self.__getstate__() | {"angles": angles}
+        return other
 
     @made_once
     def logp(self) -> CompiledFunction:
@@ -92,6 +100,10 @@ class LevelPrior:
             value = variables[name]
             [term] = model.logp(vars=[model.values_to_rvs[value]], sum=False)
             total = total + _by_levels(name, term, shapes[name], entries)
+            where = self.tall.layout.slices[name].start + entries
+            if np.isin(where, self.angles.positions).any():
+                weights = self.angles.log_weight_graph(self.tall.flat, where)
+                total = total + weights.sum(axis=1)
         for term, levels in zip(self._potentials(), self.of_terms, strict=True):
             own = np.flatnonzero(levels >= 0)
             if own.size:
@@ -242,9 +254,13 @@ def prior_of_levels(
     entries: Mapping[str, np.ndarray],
     levels: np.ndarray,
 ) -> Any:
-    """Return the priors of the levels, None if they are Gaussian, NotImplemented if not known."""
+    """Return the priors of the levels, None if they are Gaussian, NotImplemented if not known.
+
+    Those of angles are not, as they will have weights.
+    """
     value, product = derivatives.prior, derivatives.prior_product
-    if are_gaussian(value, derivatives.prior_gradient, product, probes, levels):
+    is_angle = bool(tall.is_angle[levels].any())
+    if not is_angle and are_gaussian(value, derivatives.prior_gradient, product, probes, levels):
         return None
     prior = LevelPrior(tall, entries, probes)
     try:

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.factors import Factor, find_factors
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
@@ -123,11 +124,13 @@ def _located_by_derivatives(
         if rows_have_kinks(structure, start, tall.data):
             rows.smoothing = find_smoothing(rows, start, tall.data, np.zeros(start.size))
         reference = search(tall, field, rows, factors, temperature, parabolic=parabolic)
+        mode = field.derivatives.coordinates.to_model(reference.surrogate.center)
+        field.weigh(Angles.about(tall, mode))
         claim = reference.surrogate.violation(reference.hyper, reference.hyper_cholesky)
         if claim is not None:
             raise NoFieldError(f"{claim}, out in the posterior.")
         field.shifts = find_shifts(field, rows, tall.data, reference.surrogate.center)
-        tall.verify_at(field.derivatives.coordinates.to_model(reference.surrogate.center))
+        tall.verify_at(mode)
     return LatentModel(rows, factors, reference, parabolic)
 
 

@@ -42,7 +42,6 @@ from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler, LatentState
 from pymc_minibatch.latent.search import FewRows, LatentReference, search
 from pymc_minibatch.latent.weight_check import Contradiction
-from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["ModeSampler", "find_modes"]
@@ -136,12 +135,10 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
 
 def _log_share(mode: LatentReference) -> float:
     """Return the log of a mode's share of the posterior, to second order, up to a constant."""
-    surrogate, field = mode.surrogate, mode.surrogate.field
-    given = surrogate.factored_later(mode.hyper)
+    given = mode.surrogate.factored_later(mode.hyper)
     if not given.is_proper:
         return -math.inf
-    named = field.derivatives.coordinates.to_model(surrogate.center)
-    value = log_density(surrogate.tall, mode.temperature, surrogate.tall.layout.unflatten(named))
+    value = mode.log_density(mode.surrogate.center)
     return value - given.log_determinant + mode.log_volume
 
 

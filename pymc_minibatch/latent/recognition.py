@@ -232,12 +232,12 @@ def _keep_curvature(
 
 
 def has_effects(tall: TallModel, structure: RowStructure) -> bool:
-    """Whether variables depend on others, or enter with them, or effects are many.
+    """Whether variables depend on others, or enter with them, or are angles, or effects are many.
 
     If it is not so, all variables are best moved alike, and nothing is compiled to see that.
     """
     free = set(tall.model.free_RVs)
-    if any(free.intersection(ancestors(rv.owner.inputs)) for rv in free):
+    if tall.is_angle.any() or any(free.intersection(ancestors(rv.owner.inputs)) for rv in free):
         return True
     gathered = [term.block for term in structure.terms if term.index is not None]
     if any(block.stop - block.start >= LEAST_LEVELS for block in gathered):

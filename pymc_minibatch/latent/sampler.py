@@ -37,7 +37,6 @@ from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.search import LatentReference
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.weight_check import Contradiction
-from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.tall import TallModel
 
 __all__ = ["LatentSampler", "LatentState"]
@@ -225,6 +224,7 @@ class LatentSampler(ABC):
     ) -> MoveCounts:
         """Move a point of the model in place by scans of all moves; tune."""
         counts = MoveCounts()
+        self.field.derivatives.angles.redraw_copies(rng, point)
         inside = self.coordinates.from_model(point)
         with one_blas_thread():
             for _ in range(n_scans):
@@ -342,8 +342,7 @@ class LatentSampler(ABC):
 
     def _log_density(self, point: np.ndarray) -> float:
         """Return that of the posterior, from all rows; -inf where it is not a number."""
-        named = self.tall.layout.unflatten(self.coordinates.to_model(point))
-        return log_density(self.tall, self.reference.temperature, named)
+        return self.reference.log_density(point)
 
     presumes = "expansion and remainder add up to the log-likelihood of each row"
     """What decisions rest on, in words."""

@@ -25,6 +25,7 @@ from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sums import ParabolicRows
 from pymc_minibatch.latent.surrogate import Surrogate
 from pymc_minibatch.latent.variational import STILL, VariationalSearch
+from pymc_minibatch.reference.decide import log_density
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
@@ -79,6 +80,13 @@ class LatentReference:
     def log_volume(self) -> float:
         """The log-determinant of the factor of the covariance of h."""
         return float(np.log(np.diagonal(self.hyper_cholesky)).sum())
+
+    def log_density(self, point: np.ndarray) -> float:
+        """Return that of the posterior, from all rows; −∞ if it is not a number."""
+        tall, derivatives = self.surrogate.tall, self.surrogate.field.derivatives
+        flat = derivatives.coordinates.to_model(point)
+        of_model = log_density(tall, self.temperature, tall.layout.unflatten(flat))
+        return of_model + derivatives.angles.log_weight(flat)
 
     def whiten(self, point: np.ndarray) -> tuple[np.ndarray, ...] | None:
         """Return coordinates of h, border and groups, standard normal to second order.

@@ -10,10 +10,13 @@ Ordered thresholds of many items are what a transform makes of unconstrained val
 from its own. Written as ``T(z)[item]`` rows read what is not affine in z, though each item is but a
 few numbers: ``T(z[item])`` says the same, and the rows read z. Probabilities that sum to one are
 left alone, since the softmax that makes them is taken apart elsewhere.
+
+Angles are arctan2(sin v, cos v) of values v on a line. They jump where v passes half a turn, and so
+would an expansion about them. Rows read v, however few angles there are.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +25,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
@@ -32,7 +35,13 @@ from pymc_minibatch.jit.compiled import compile_all
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["FEWEST_GATHERED", "STRAIGHT", "gathered_first", "gathers_levels"]
+__all__ = [
+    "FEWEST_GATHERED",
+    "STRAIGHT",
+    "gathered_first",
+    "gathers_levels",
+    "linear_in_angles",
+]
 
 RTOL, N_POINTS = 1e-12, 2
 
@@ -101,7 +110,9 @@ class FunctionsOfEntries:
 
     def __init__(self, array: Any, flat: Variable) -> None:
         self.array, self._reads_flat, self._curved = array, {flat}, set[Variable]()
-        for node in io_toposort([flat], [array]):
+        nodes = io_toposort([flat], [array])
+        self._of_angles = linear_in_angles(nodes)
+        for node in nodes:
             if not self._reads_flat.isdisjoint(node.inputs):
                 self._reads_flat.update(node.outputs)
             if self._is_curved(node):
@@ -125,7 +136,9 @@ class FunctionsOfEntries:
         left as they are: given the scales they are affine.
         """
         n_levels = self.array.type.shape[0] if self.array.type.ndim else 1
-        if self.array not in self._curved or (n_levels or FEWEST_GATHERED) < FEWEST_GATHERED:
+        if self.array not in self._curved:
+            return False
+        if (n_levels or FEWEST_GATHERED) < FEWEST_GATHERED and self.array not in self._of_angles:
             return False
         n_read, is_chain = 0.0, True
         pending, seen = [self.array], set()
@@ -161,6 +174,37 @@ class FunctionsOfEntries:
             return made[variable]
 
         return at_index(self.array)
+
+
+def linear_in_angles(nodes: Sequence[Apply]) -> set[Variable]:
+    """Return what is linear in arctan2(sin v, cos v), by which PyMC gives angles.
+
+    It has a jump where the angle is half a turn. Rows that apply it themselves read v, of which
+    they are smooth functions, as a rule. Sine and cosine of an angle have no jump.
+    """
+    found = set[Variable]()
+    for node in nodes:
+        is_moved = isinstance(node.op, DimShuffle | Reshape | SpecifyShape | Subtensor)
+        if _is_angle(node):
+            found.update(node.inputs, node.outputs)
+        elif (is_moved or _applies(node, *STRAIGHT)) and not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _is_angle(node: Apply) -> bool:
+    """Whether it is arctan2(sin v, cos v)."""
+    if not _applies(node, ps.ArcTan2):
+        return False
+    sin, cos = (each.owner for each in node.inputs)
+    both = _applies(sin, ps.Sin) and _applies(cos, ps.Cos)
+    return both and sin.inputs[0] is cos.inputs[0]
+
+
+def _applies(node: Any, *functions: type) -> bool:
+    """Whether an operation applies one of some functions to each entry."""
+    is_elementwise = node is not None and isinstance(node.op, Elemwise)
+    return is_elementwise and isinstance(node.op.scalar_op, functions)
 
 
 def _has_levels(variable: Any) -> bool:

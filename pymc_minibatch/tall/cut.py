@@ -34,6 +34,7 @@ from pymc_minibatch.tall.by_level import (
     STRAIGHT,
     gathered_first,
     gathers_levels,
+    linear_in_angles,
 )
 from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
 from pymc_minibatch.tall.slicing import data_leaves
@@ -223,8 +224,14 @@ class RowGraph:
         return (
             affine is not None
             and isinstance(array.owner.op, Elemwise | DimShuffle)
-            and any(map(self._gathers_function, affine.summands))
+            and any(map(self._applies_function, affine.summands))
         )
+
+    def _applies_function(self, summand: Summand) -> bool:
+        return self._is_of_angle(summand.base) or self._gathers_function(summand)
+
+    def _is_of_angle(self, variable: Variable) -> bool:
+        return variable in linear_in_angles(io_toposort([self.flat], [variable]))
 
     def _gathers_function(self, summand: Summand) -> bool:
         """Whether rows gather a function of one array of many effects."""
@@ -270,6 +277,9 @@ class RowGraph:
             if variable in seen or variable not in self.reads_parameters:
                 continue
             seen.add(variable)
+            if self.is_free(variable) and self._is_of_angle(variable):
+                stack.extend(reversed(variable.owner.inputs))
+                continue
             if self.is_free(variable):
                 free[variable] = None
                 continue

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.linear import LinearMoves
 from pymc_minibatch.latent.modes import ModeSampler
 from pymc_minibatch.latent.sampler import LatentSampler
@@ -21,7 +24,25 @@ def moves_of(density: ModelDensity, sampler: LatentSampler, state: Any) -> Look:
     if isinstance(sampler, ModeSampler):
         k = max(int(state[0][0]), 0)
         return moves_of(density, sampler.samplers[k], sampler.state_of(state, k))
-    settings = sampler.settings(state, False)
+    settings, angles = sampler.settings(state, False), sampler.field.derivatives.angles
+    if angles.positions.size:
+        density = _WithWeights(density, angles)
     if isinstance(sampler.moves, LinearMoves):
         return MovesOfLinearModels(density, sampler.moves, settings)
     return MovesOfEffects(density, sampler.moves, settings, sampler.presumes)
+
+
+class _WithWeights(ModelDensity):
+    """The model's own log-density with the weights of angles, by which one copy of each counts."""
+
+    def __init__(self, density: ModelDensity, angles: Angles) -> None:
+        super().__init__(density.tall, density.temperature)
+        self.of_model, self.angles = density, angles
+
+    def __call__(self, point: np.ndarray) -> float:
+        """Return it at a flat point."""
+        return self.of_model(point) + self.angles.log_weight(point)
+
+    def noise(self) -> float:
+        """Return how far rounding may put off the model's own."""
+        return self.of_model.noise()

@@ -180,8 +180,6 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     """Of 100 levels of 300 rows 40 are slow; if all rows decide, there is time for all of these."""
     n_levels, n_rows = 100, 300
     field = SimpleNamespace(levels=[SimpleNamespace(latent=np.arange(n_levels)[:, None])])
-    no_angles = SimpleNamespace(is_angle=np.zeros(n_levels, dtype=np.bool_))
-    surrogate = SimpleNamespace(tall=no_angles)
     shares = np.where(np.arange(n_levels) < 40, 0.1, 0.9)
     level_rows = SimpleNamespace(
         counted=lambda factor: np.full(n_levels, n_rows),
@@ -189,7 +187,7 @@ def test_more_slow_levels_move_if_all_rows_decide_anyway() -> None:
     )
     chosen, times = {}, {}
     for all_rows in (0, n_levels * n_rows):
-        move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows, surrogate=surrogate), 0)
+        move = SlowLevels(SimpleNamespace(field=field, all_rows=all_rows), 0)
         of_all = SimpleNamespace(n_moves=np.array([100.0]), one_minus_correlation=shares)
         setting = SimpleNamespace(tuners={move.name: move.initial(), move.of_all: of_all})
         state = SimpleNamespace(point=np.zeros(n_levels))

@@ -139,7 +139,6 @@ class SlowLevels(StepsOfLevels):
         self.of_all = LevelsOfFactor.name_of(factor)
         self.latent = model.field.levels[factor].latent
         self.n_levels = len(self.latent)
-        self.of_angles = bool(model.surrogate.tall.is_angle[self.latent].any())
         passes = PASSES / len(model.field.levels)
         self.budget = MOVES * (OVERHEAD + self.n_levels) + passes * ROW * model.all_rows
 
@@ -151,7 +150,7 @@ class SlowLevels(StepsOfLevels):
     def initial(self) -> SlowTuner:
         """Return no slow level, of which nothing was seen."""
         n_kept = min(MOST_SEEN, MOST_NUMBERS // self.latent.size)
-        if n_kept < LEAST_DRAWN_FROM or self.of_angles:  # a turn more is the same angle
+        if n_kept < LEAST_DRAWN_FROM:
             n_kept = 0
         return SlowTuner(
             np.zeros(1),
