@@ -130,6 +130,8 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
         return found
     shares = np.array([_log_share(mode) for mode in found])
     largest = shares[np.isfinite(shares)].max(initial=-np.inf)
+    if not math.isfinite(largest):
+        return [known]
     return [m for m, share in zip(found, shares, strict=True) if share > largest - LEAST_DENSITY]
 
 

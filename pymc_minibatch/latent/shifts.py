@@ -21,7 +21,7 @@ from scipy import sparse
 from pymc_minibatch.latent.batched import solve_square
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
-from pymc_minibatch.reference.rows import RowFunctions
+from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 
 __all__ = ["Shift", "find_shifts"]
 
@@ -128,15 +128,60 @@ def find_shifts(
 
 
 class _Source:
-    """What rows read beside an entry of their level, as long as it is a multiple of that."""
+    """An entry of φ that rows read beside one of their level, as long as it is a multiple of that.
 
-    def __init__(self, n_levels: int) -> None:
+    Parameters
+    ----------
+    n_levels
+        G.
+    columns : sequence of int
+        Columns that the entry is read by, if it is the same in all rows.
+    gathered : sequence of int
+        Places of what rows gather, if each reads its own.
+    """
+
+    def __init__(
+        self, n_levels: int, *, columns: Sequence[int] = (), gathered: Sequence[int] = ()
+    ) -> None:
+        self.columns, self.gathered = columns, gathered
         self.entry = np.full(n_levels, -1, dtype=np.int64)
         self.ratio = np.full(n_levels, np.nan)
 
-    def agrees(self, level: np.ndarray, entry: np.ndarray, ratio: np.ndarray) -> bool:
-        """Take rows in; say whether all rows of a level read the same entry by the same ratio."""
+    def agrees(
+        self, level: np.ndarray, weight: np.ndarray, batch: Sequence[np.ndarray], reads: DesignTerms
+    ) -> bool:
+        """Take rows in; say whether all rows of a level read the same entry by the same ratio.
+
+        Parameters
+        ----------
+        level : ndarray, shape (n,)
+            Their levels.
+        weight : ndarray, shape (n, M)
+            By which each predictor reads them.
+        batch
+            Columns, gathered entries and weights.
+        reads
+            What rows read.
+        """
+        columns, entries, weights = batch
+        by = np.zeros_like(weight)
+        for i in self.columns:
+            by[:, reads.dense_predictor[i]] += columns[:, i]
+            entry = np.full(len(by), reads.dense[i])
+        for i in self.gathered:
+            by[:, reads.predictor[i]] += weights[:, i]
+            entry = entries[:, i]
+        if any(not np.array_equal(entry, entries[:, i]) for i in self.gathered):
+            return False
+        largest = np.abs(weight).argmax(axis=1)[:, None]
+        of_largest = (np.take_along_axis(each, largest, axis=1)[:, 0] for each in (by, weight))
+        with np.errstate(all="ignore"):
+            ratio = np.divide(*of_largest)
+        ratio[~by.any(axis=1)] = 0.0
         if not np.isfinite(ratio).all():
+            return False
+        size = np.abs(by) + np.abs(ratio[:, None] * weight)
+        if np.any(np.abs(by - ratio[:, None] * weight) > RTOL * size):
             return False
         new = np.isnan(self.ratio[level])
         self.entry[level[new]], self.ratio[level[new]] = entry[new], ratio[new]
@@ -159,40 +204,55 @@ def _multiples(
     Returns
     -------
     entries, ratios : list of ndarray, shape (G,)
-        One for each column or gathered effect that all rows read as a multiple of it.
+        One for each entry, or gathered effect, that all rows read as a multiple of it.
     """
-    reads = rows.reads
     level_of = np.full(n_phi, -1, dtype=np.int64)
     level_of[levels.rows[:, slot]] = np.arange(len(levels.rows))
-    alive: dict[tuple[str, int], _Source] | None = None
-    own = -1
-    for batch in _chunks(data):
-        columns, entries, weights = rows.arrays.jitted(*batch)
+    alive: list[_Source] | None = None
+    for values in _chunks(data):
+        batch = rows.arrays.jitted(*values)
+        _, entries, weights = batch
         if alive is None:
-            mine = np.flatnonzero(np.all(level_of[entries] >= 0, axis=0))
-            if mine.size != 1:
+            own = np.flatnonzero(np.all(level_of[entries] >= 0, axis=0))
+            of_predictor = rows.reads.predictor[own]
+            if not own.size or np.unique(of_predictor).size < own.size:
                 return [], []
-            own = int(mine[0])
-            predictor = reads.predictor[own]
-            dense = np.flatnonzero(reads.dense_predictor == predictor)
-            gathered = np.flatnonzero(reads.predictor == predictor)
-            alive = {("dense", int(i)): _Source(len(levels.rows)) for i in dense}
-            alive |= {("gathered", int(i)): _Source(len(levels.rows)) for i in gathered if i != own}
-        level, weight = level_of[entries[:, own]], weights[:, own]
-        if np.any(level < 0):
+            alive = list(_sources(rows.reads, entries, own, len(levels.rows)))
+        level = level_of[entries[:, own[0]]]
+        if np.any(level < 0) or np.any(level_of[entries[:, own]] != level[:, None]):
             return [], []
-        for (kind, i), source in list(alive.items()):
-            is_dense = kind == "dense"
-            by = columns[:, i] if is_dense else weights[:, i]
-            entry = np.full(len(by), reads.dense[i]) if is_dense else entries[:, i]
-            with np.errstate(all="ignore"):
-                ratio = np.where(by == 0.0, 0.0, by / weight)
-            if not source.agrees(level, entry, ratio):
-                del alive[kind, i]
+        weight = np.zeros((len(level), rows.reads.n_predictors))
+        weight[:, of_predictor] = weights[:, own]
+        alive = [source for source in alive if source.agrees(level, weight, batch, rows.reads)]
         if not alive:
             return [], []
-    sources = list((alive or {}).values())
+    sources = alive or []
     return [s.entry for s in sources], [np.nan_to_num(s.ratio) for s in sources]
+
+
+def _sources(
+    reads: DesignTerms, entries: np.ndarray, own: np.ndarray, n_levels: int
+) -> Iterator[_Source]:
+    """List what rows read beside their levels; what all predictors of a row gather is one source.
+
+    Parameters
+    ----------
+    reads
+        What rows read.
+    entries : ndarray, shape (n, L)
+        What some rows gather.
+    own : ndarray of int
+        Places of the levels' entries among these.
+    n_levels
+        G.
+    """
+    for number in np.unique(reads.dense):
+        yield _Source(n_levels, columns=np.flatnonzero(reads.dense == number).tolist())
+    left = [i for i in range(entries.shape[1]) if i not in own]
+    while left:
+        same = [i for i in left if np.array_equal(entries[:, i], entries[:, left[0]])]
+        yield _Source(n_levels, gathered=same)
+        left = [i for i in left if i not in same]
 
 
 def _chunks(data: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:

@@ -68,7 +68,9 @@ class AffineArrays:
         if shape is None:
             return None
         if variable not in self.reads_parameters:
-            return Affine(shape, _with_shape(variable, shape))
+            is_number = all(length == 1 for length in shape)  # of the smallest type that holds it
+            weight = pt.cast(variable, "float64") if is_number else variable
+            return Affine(shape, _with_shape(weight, shape))
         if not variable.type.dtype.startswith("float"):
             return None
         if variable not in self.reads_rows:
@@ -124,17 +126,18 @@ def _product_of(
     free = any(part.summands and part.is_free for part in parts)
     if free and any(variable in arrays.reads_observed for variable in inputs):
         return None
-    total: Affine | None = parts[0]
-    for part in parts[1:]:
-        total = total and total.times(part, shape)
-    return total
+    total, *others = sorted(parts, key=lambda part: not part.summands)  # numbers come last
+    product: Affine | None = total
+    for part in others:
+        product = product and product.times(part, shape)
+    return product
 
 
 def _divide(arrays: AffineArrays, node: Any, shape: Lengths) -> Affine | None:
     over, under = node.inputs
     if under in arrays.reads_rows and under in arrays.reads_parameters:
         return None
-    inverse: Any = 1.0 / pt.as_tensor_variable(under)
+    inverse: Any = pt.reciprocal(pt.cast(under, "float64"))
     lengths = arrays.shapes[under]
     if under in arrays.reads_parameters:
         inverse = Affine(lengths, None, (Summand(_with_shape(inverse, lengths)[..., None]),))

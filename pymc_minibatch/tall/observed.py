@@ -85,9 +85,9 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
     observed = model.observed_RVs
     if not observed:
         return []
-    free = {rv.name for rv in model.free_RVs}
+    refuse_missing_values(model)
     for rv in observed:
-        _refuse_what_is_no_row(rv, free)
+        _refuse_what_is_no_row(rv)
     leaves = [data_leaves([model.rvs_to_values[rv]])[-1] for rv in observed]
     try:
         terms = model.logp(vars=observed, sum=False)
@@ -158,7 +158,7 @@ def row_counts(terms: Sequence[ObservedTerm]) -> list[int]:
             "Give the likelihood its data with observed=."
         )
     main = max(terms, key=lambda t: t.longest / (LARGER if t.leaf is None else 1))
-    if 0 in main.shape:
+    if main.leaf is not None and 0 in main.shape:
         raise ValueError(f"{main.name} has no rows. Look at the data that were passed as observed.")
     if main.longest < 2:
         raise NotTallError(f"{main.name} has a single row; minibatches need at least two.")
@@ -177,7 +177,7 @@ def sum_rows(terms: Sequence[ObservedTerm], n_rows: int) -> TensorVariable:
     return pt.add(*rows) if len(rows) > 1 else rows[0]
 
 
-def _refuse_what_is_no_row(rv: TensorVariable, free: set[str]) -> None:
+def _refuse_what_is_no_row(rv: TensorVariable) -> None:
     if isinstance(rv.owner.op, MinibatchRandomVariable):
         raise NotTallError(
             f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
@@ -188,28 +188,27 @@ def _refuse_what_is_no_row(rv: TensorVariable, free: set[str]) -> None:
             f"{rv.name} is a pm.Simulator, whose rows have no log-density. Sample this model with "
             "pm.sample_smc."
         )
-    name = get_var_name(rv)
-    if name.endswith("_observed") and name.replace("_observed", "_unobserved") in free:
-        raise NotTallError(
-            f"{name.removesuffix('_observed')} has missing values, which PyMC imputes as "
-            "free variables. Remove those rows, or impute their values, before you build the model."
-        )
 
 
 def refuse_missing_values(model: Model) -> None:
-    """Refuse observed variables with missing values, which PyMC makes variables of.
+    """Refuse rows with missing values, which PyMC makes variables of.
+
+    Those of a variable that is shorter than others, such as a property of groups, are like any
+    other variables.
 
     Raises
     ------
     NotTallError
         Saying which, and how many.
     """
-    observed = {rv.name for rv in model.observed_RVs}
+    sizes = {rv.name: model.rvs_to_values[rv].size.eval() for rv in model.observed_RVs}
     for rv in model.free_RVs:
         name = get_var_name(rv).removesuffix("_unobserved")
-        if rv.name == name or f"{name}_observed" not in observed:
+        if rv.name == name or f"{name}_observed" not in sizes:
             continue
         n = int(np.prod(model.eval_rv_shapes()[rv.name]))
+        if n + sizes[f"{name}_observed"] < max(sizes.values()):
+            continue
         raise NotTallError(
             f"{name} has {n:,} missing value{'s' * (n > 1)}, which PyMC imputes as free variables. "
             "Remove those rows, or impute their values, before you build the model."

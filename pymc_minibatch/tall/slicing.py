@@ -146,10 +146,11 @@ def _rebuild_loop(
     op: Scan, inputs: list[Variable], n_rows: int, n_batch: TensorVariable
 ) -> Sequence[Variable]:
     """Rebuild a loop, whose inner graph has the static shapes of all rows; it gets their number."""
-    inner = [_of_any_length(variable, n_rows) for variable in op.inner_inputs]
+    whole = op.fgraph.unfreeze()
+    inner = [_of_any_length(variable, n_rows) for variable in whole.inputs]
     number = n_batch.type()
-    bound = dict(zip(op.inner_inputs, inner, strict=True))
-    outputs = rebuild_graph(op.inner_outputs, bound, n_rows, number)
+    bound = dict(zip(whole.inputs, inner, strict=True))
+    outputs = rebuild_graph(whole.outputs, bound, n_rows, number)
     loop = Scan(
         [*inner, number],
         outputs,

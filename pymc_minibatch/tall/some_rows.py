@@ -133,9 +133,17 @@ class _Taking:
         codes = [each for each in indices if not isinstance(each, slice)]
         if any(isinstance(each, slice) for each in indices[: len(codes)]):
             return None
-        if any(c.type.ndim != 1 or not reads_data_only(c) for c in codes):
+        if any(c.type.ndim > 1 or not reads_data_only(c) for c in codes):
             return None
-        own = tuple(_as_numbers(_values(each))[positions[0]] for each in codes)
+        values = [np.asarray(_values(each)) for each in codes]
+        if all(each.ndim == 0 for each in values):
+            return None
+        own = tuple(
+            _as_numbers(each)[positions[0]]
+            if each.ndim
+            else np.full(len(positions[0]), int(each), dtype=np.int64)
+            for each in values
+        )
         if len(indices) == len(codes) and _has_rows(array) and (own[0] >= 0).all():
             return self._taken(array, own)  # a selection of a selection
         return array[(*map(self._number, own), *indices[len(codes) :])]

@@ -2,9 +2,9 @@
 
 These are the product of the entries of an array, the distribution functions of gamma and beta
 variables by their shapes, which censored and truncated rows read, the Bessel functions of von
-Mises's and Rice's distributions, and the logarithm of a sum of two exponentials: its derivatives
-have the square of the sum as denominator, which is 0 where the sum is below 10⁻¹⁶². NUTS needs no
-more than one derivative; an expansion of the log-likelihood does.
+Mises's and Rice's distributions, powers of data that may be 0, and the logarithm of a sum of two
+exponentials: its derivatives have the square of the sum as denominator, which is 0 where the sum is
+below 10⁻¹⁶². NUTS needs no more than one derivative; an expansion of the log-likelihood does.
 """
 
 import math
@@ -22,6 +22,8 @@ from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Prod
+
+from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 
 __all__ = ["twice_differentiable"]
 
@@ -43,7 +45,7 @@ def twice_differentiable(term: Any) -> Any:
     Derivatives by shapes become differences of fourth order, to about 1e-10 relative.
     """
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
-    for rewriter in (local_product, local_special_function, local_log_of_sum):
+    for rewriter in (local_product, local_special_function, local_log_of_sum, local_power_of_zero):
         in2out(rewriter).rewrite(graph)
     return graph.outputs[0]
 
@@ -77,6 +79,30 @@ def local_log_of_sum(fgraph: Any, node: Apply) -> list[Variable] | None:
     if first is None or second is None or not any(_is(i.owner, ps.Exp) for i in of_sum.inputs):
         return None
     return [pt.cast(first + pt.softplus(second - first), node.outputs[0].type.dtype)]
+
+
+@node_rewriter([Elemwise])
+def local_power_of_zero(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Take powers of data that are 0 as constants, as those of intervals that begin at 0.
+
+    Their second derivative by the exponent would be ``0 * log(0) ** 2``.
+    """
+    op: Any = node.op
+    if not isinstance(op.scalar_op, ps.Pow):
+        return None
+    base, exponent = node.inputs
+    if _is(base.owner, ps.Switch) or reads_data_only(exponent) or not _reads_zeros(base):
+        return None
+    is_zero = pt.eq(base, 0.0)
+    of_others = pt.switch(is_zero, 1.0, base) ** exponent
+    of_zero = pt.switch(pt.gt(exponent, 0.0), 0.0, pt.switch(pt.eq(exponent, 0.0), 1.0, np.inf))
+    return [pt.cast(pt.switch(is_zero, of_zero, of_others), node.outputs[0].type.dtype)]
+
+
+def _reads_zeros(array: Any) -> bool:
+    """Whether data that an array is made of, other than whole numbers, have zeros."""
+    leaves = (leaf for leaf in data_leaves([array]) if leaf.type.dtype.startswith("float"))
+    return any(not np.all(leaf_value(leaf)) for leaf in leaves)
 
 
 def _is(node: Any, kind: type) -> bool:

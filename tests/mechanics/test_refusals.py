@@ -227,7 +227,7 @@ def one_density_for_all():
         (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
         (discounted_sum, ["is cumulated over the rows", "each row depends on", "weight[k]"]),
         (own_variable_of_each_row, ["effect has one value per row", "marginalize", "NUTS"]),
-        (missing_values, ["y has missing values", "imputes", "Remove those rows"]),
+        (missing_values, ["y has", "missing value", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
         (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
         (simulator, ["y is a pm.Simulator", "pm.sample_smc"]),

@@ -104,3 +104,25 @@ def test_kernels_of_shifts(field: LatentField) -> None:
                 expected -= sign * 0.5 * (np.log(precision) - precision * away**2)
         assert found == pytest.approx(expected, abs=1e-3)
         assert abs(found - prior(here) + prior(there)) > 1e-6  # not normal
+
+
+@pytest.mark.parametrize("one_row_differs", [False, True])
+def test_rows_with_several_predictors(one_row_differs: bool) -> None:
+    """Each threshold reads the level and the properties of its group."""
+    rng = np.random.default_rng(13)
+    person = np.repeat(np.arange(PERSONS), EACH)
+    old = (np.arange(PERSONS)[person] % 4 == 0).astype(float)
+    size = rng.normal(size=PERSONS)[person]
+    if one_row_differs:
+        old[7] = 1.0 - old[7]
+    with pm.Model() as model:
+        of_old, of_size, of_x = pm.Normal("of_old"), pm.Normal("of_size"), pm.Normal("of_x")
+        z = pm.Normal("z", shape=PERSONS)
+        eta = of_old * old + of_size * size + of_x * rng.normal(size=person.size)
+        eta += pm.HalfNormal("sd") * z[person]
+        ordered, begin = pm.distributions.transforms.ordered, np.array([-1.0, 0.0, 1.0])
+        cuts = pm.Normal("cuts", 0, 2, shape=3, transform=ordered, initval=begin)
+        y = rng.integers(0, 4, person.size)
+        pm.OrderedLogistic("y", eta=eta, cutpoints=cuts, observed=y, compute_p=False)
+    found = locate(TallModel(model), 1.0).reference.surrogate.field
+    assert names_of(found) == (["of_size"] if one_row_differs else ["of_old", "of_size"])

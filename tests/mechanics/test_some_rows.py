@@ -43,6 +43,8 @@ TAKEN = {
     "column": lambda: (MATRIX * BETA)[:, 1][NUMBERS],
     "cells": lambda: (TABLE[GROUP, OTHER] * X)[SEEN],
     "values of rows": lambda: (OWN * X)[NUMBERS],
+    "cells of one column": lambda: (TABLE[GROUP, 1] * X)[SEEN],
+    "cells of one row": lambda: (TABLE[2, GROUP] * X)[NUMBERS],
     "twice": lambda: (EFFECT[GROUP] * X)[NUMBERS][:70],
     "of a mask": lambda: (EFFECT[GROUP] * X)[SEEN][np.arange(40)],
     "entries": lambda: (OWN[:, None] * pt.exp(EFFECT) - X[:, None])[BOTH],

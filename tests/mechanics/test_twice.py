@@ -92,6 +92,30 @@ def test_rows_on_a_circle() -> None:
     assert step.control_variate == 2
 
 
+def test_powers_of_data_that_may_be_zero() -> None:
+    """All derivatives by scale and exponent are 0 where data are, and those of powers elsewhere."""
+    begins = np.array([0.0, 0.0, 1.5, 4.0])
+    x: Any = pt.dvector("x", shape=(2,))
+    power = (pt.constant(begins) / x[0]) ** x[1]
+    plain = (pt.constant(begins[2:]) / x[0]) ** x[1]
+    for at in ([2.0, 1.4], [0.3, 0.6]):
+        found, expected = (
+            compile_numba([x], [pt.concatenate([rows, *_two_derivatives(rows, x)])])(np.array(at))
+            for rows in (twice_differentiable(power), plain)
+        )
+        np.testing.assert_array_equal(found[:2], 0.0)
+        np.testing.assert_allclose(found[2:], expected, rtol=1e-12)
+    assert equal_computations([twice_differentiable(plain)], [plain])
+    at_zero = compile_numba([x], [twice_differentiable(power)])
+    assert at_zero(np.array([2.0, 0.0])).tolist() == [1.0] * 4
+    assert np.isinf(at_zero(np.array([2.0, -1.0]))).tolist() == [True, True, False, False]
+
+
+def _two_derivatives(rows: Any, x: Any) -> list[Any]:
+    slope: Any = grad(pt.sum(rows), x)
+    return [slope, *(grad(slope[i], x) for i in range(2))]
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1, (0, 1)])
 def test_products(axis: int | tuple[int, ...] | None) -> None:
     at = np.array([[1.5, -0.5, 2.0], [0.3, 1.1, -0.7]])

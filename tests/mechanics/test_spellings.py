@@ -1,0 +1,110 @@
+"""Models that say the same in other words are sampled in the same way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import pymc_minibatch as pmb
+from pymc_minibatch.latent.locate import locate
+from pymc_minibatch.tall import NotTallError, TallModel
+
+N, G = 1500, 40
+RNG = np.random.default_rng(21)
+GROUP, X, Y = RNG.integers(0, G, N), RNG.normal(size=N), RNG.integers(0, 2, N)
+SEEN = RNG.random(N) < 0.6
+
+SPELLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "product": lambda sd, z, b: sd * z[GROUP] + b * X,
+    "divided at the end": lambda sd, z, b: sd * z[GROUP] / 3 + b * X / 10,
+    "scale divided": lambda sd, z, b: (sd / 3) * z[GROUP] + b * (X / 10),
+    "number first": lambda sd, z, b: 2 * sd * z[GROUP] + 100 * (3 * b) * X,
+    "number last": lambda sd, z, b: sd * z[GROUP] * 0.3 + b * X * 7,
+    "function of the scale": lambda sd, z, b: pt.sqrt(sd) * z[GROUP] * 0.5 + b * X,
+    "all divided": lambda sd, z, b: (sd * z[GROUP] + b * X) / 7,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("as_potential", [False, True])
+def test_products_with_numbers(spelling: Callable[..., Any], as_potential: bool) -> None:
+    """Rows read one effect of a factor and a coefficient, wherever numbers stand."""
+    with pm.Model() as model:
+        sd, z, b = pm.HalfNormal("sd"), pm.Normal("z", shape=G), pm.Normal("b")
+        eta = spelling(sd, z, b)
+        if as_potential:
+            pm.Potential("y", pm.logp(pm.Bernoulli.dist(logit_p=eta), Y).sum())
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=Y)
+    structure = TallModel(model).structure
+    assert structure is not None
+    assert len(structure.terms) == 2
+    [effect] = [term for term in structure.terms if term.index is not None]
+    assert effect.block.stop - effect.block.start == G
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_taken_from_one_of_two_effects(axis: int) -> None:
+    """``u[0, group][seen]`` has effects of groups, not of rows."""
+    with pm.Model() as model:
+        u = pm.Normal("u", shape=(2, G) if axis else (G, 2))
+        one, other = (u[k, GROUP] if axis else u[GROUP, k] for k in range(2))
+        amount = (pm.Normal("a") + one + other * X)[SEEN]
+        pm.Normal("y", amount, pm.HalfNormal("sigma"), observed=RNG.normal(size=SEEN.sum()))
+    tall = TallModel(model)
+    assert tall.n_rows == SEEN.sum()
+    [levels] = locate(tall, 1.0).reference.surrogate.field.levels
+    assert levels.latent.shape == (G, 2)
+
+
+def test_loops_over_what_a_row_has() -> None:
+    """Rows add the terms of a loop up, as likelihoods of histories do."""
+    seen = RNG.integers(0, 2, (5, N)).astype(float)
+    with pm.Model() as model:
+        p = pm.Beta("p", 1, 1)
+        effect = pm.Normal("z", shape=G)[GROUP]
+
+        def one(seen: Any, total: Any, effect: Any, p: Any) -> Any:
+            chance = pm.math.sigmoid(pm.math.logit(p) + effect)
+            return total + seen * pt.log(chance) + (1.0 - seen) * pt.log1p(-chance)
+
+        total = pytensor.scan(
+            one,
+            sequences=[pt.constant(seen)],
+            outputs_info=[pt.zeros(N)],
+            non_sequences=[effect, p],
+            return_updates=False,
+        )
+        pm.Potential("histories", total[-1].sum())
+    tall, rng = TallModel(model), np.random.default_rng(22)
+    assert tall.n_rows == N
+    point = tall.layout.unflatten(tall.start + 0.1 * rng.normal(size=tall.start.size))
+    of_model = model.compile_logp(vars=model.potentials)(point)
+    assert tall.row_logp(point, np.arange(N)).sum() == pytest.approx(float(of_model), rel=1e-10)
+
+
+def test_missing_values_of_groups_are_variables_like_others() -> None:
+    """Those of rows are refused."""
+    of_group, of_row = RNG.normal(size=G), RNG.normal(size=N)
+    of_group[[1, 5]] = of_row[[2, 7, 8]] = np.nan
+
+    def build(name: str, values: np.ndarray) -> pm.Model:
+        with pm.Model() as model:
+            mu, sd = pm.Normal("mu"), pm.HalfNormal("sd_x")
+            with pytest.warns(Warning, match="missing values"):
+                x = pm.Normal(name, mu, sd, observed=values)
+            b, z = pm.Normal("b"), pm.Normal("z", shape=G)
+            eta = b * (x[GROUP] if values.size == G else x) + pm.HalfNormal("sd") * z[GROUP]
+            pm.Bernoulli("y", logit_p=eta, observed=Y)
+        return model
+
+    with build("of_group", of_group):
+        step = pmb.MinibatchMH()
+    assert step.n_rows == N
+    assert "of_group_unobserved" in {value.name for value in step.vars}
+    with build("of_row", of_row), pytest.raises(NotTallError, match="of_row has 3 missing values"):
+        pmb.MinibatchMH()
