@@ -22,10 +22,11 @@ def check_chunks(name: str, source: Any) -> None:
         missing = array.nchunks - array.nchunks_initialized
         if missing <= 0:
             continue
+        of_array = (array.name or "").strip("/") or name
         where = getattr(array, "store_path", None) or getattr(array.store, "path", array.store)
         raise ValueError(
-            f"data[{name!r}]: {missing:,} of {array.nchunks:,} chunks of {array.name or name} in "
-            f"{where} are missing, and zarr would give {array.fill_value!r} for their rows. Copy "
+            f"data[{name!r}]: {missing:,} of {array.nchunks:,} chunks of {of_array} in {where} "
+            f"are missing, and zarr would give {array.fill_value!r} for their rows. Copy "
             "the store again. If that is what these rows hold, write it with "
             "write_empty_chunks=True, or pass the values as an array."
         )
