@@ -13,6 +13,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.gathered import readable
@@ -182,6 +183,11 @@ def _refuse_what_is_no_row(rv: TensorVariable) -> None:
         raise NotTallError(
             f"{rv.name} has total_size, so its data are a minibatch already. Give the whole "
             "data and leave total_size out."
+        )
+    if not isinstance(rv.type, TensorType):
+        raise NotTallError(
+            f"{rv.name} is a variable of pymc.dims, whose arrays have names for axes. Write it "
+            "with the distribution of pymc that has the same name, and dims=."
         )
     if isinstance(rv.owner.op, SimulatorRV):
         raise NotTallError(

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pymc as pm
+import pymc.dims as pmd
 import pytensor.tensor as pt
 import pytest
+import xarray as xr
 from gallery import SLOPE, N, X, Y
 from pytensor import scan
 from pytensor.tensor.signal import convolve1d
@@ -149,6 +151,12 @@ def missing_values():
         pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.where(np.arange(N) == 4, np.nan, Y))
 
 
+def labelled_axes():
+    pm.modelcontext(None).add_coord("row", np.arange(N))
+    mu = pmd.Normal("mu", mu=0, sigma=1)
+    pmd.Normal("y", mu=mu, sigma=1, observed=xr.DataArray(Y, dims="row"), dims="row")
+
+
 def nothing_observed():
     pm.Normal("mu")
 
@@ -227,6 +235,7 @@ def one_density_for_all():
         (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
         (discounted_sum, ["is cumulated over the rows", "each row depends on", "weight[k]"]),
         (own_variable_of_each_row, ["effect has one value per row", "marginalize", "NUTS"]),
+        (labelled_axes, ["y", "pymc.dims", "has the same name"]),
         (missing_values, ["y has", "missing value", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
         (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
