@@ -21,7 +21,7 @@ from pymc_minibatch.steps.common import Block, TallStep
 
 __all__ = ["Begun", "Keeper", "Saved", "begin_store", "identity_of", "read_store", "restore"]
 
-VERSION = 3
+VERSION = 4
 """Of the files."""
 
 RUN, START, JSON = "run.json", "start.npz", "json"

@@ -14,6 +14,7 @@ computation.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -127,6 +128,41 @@ def find_shifts(
 # --- What rows read -----------------------------------------------------------------------------
 
 
+class _OwnLevels(NamedTuple):
+    """How some rows read the entries of their levels.
+
+    Attributes
+    ----------
+    level : ndarray, shape (n,)
+        Which.
+    weight : ndarray, shape (n, M)
+        By how much each predictor reads it.
+    largest : ndarray of int64, shape (n, 1)
+        The predictor that reads most of it.
+    """
+
+    level: np.ndarray
+    weight: np.ndarray
+    largest: np.ndarray
+
+    def ratio(self, by: np.ndarray) -> np.ndarray | None:
+        """Return how many times as much of something else is read; None if that is no multiple.
+
+        Parameters
+        ----------
+        by : ndarray, shape (n, M)
+            By how much each predictor reads it.
+        """
+        with np.errstate(all="ignore"):
+            ratio = np.take_along_axis(by / self.weight, self.largest, axis=1)[:, 0]
+        ratio[~by.any(axis=1)] = 0.0
+        if not np.isfinite(ratio).all():
+            return None
+        multiple = ratio[:, None] * self.weight
+        differs = np.abs(by - multiple) > RTOL * (np.abs(by) + np.abs(multiple))
+        return None if differs.any() else ratio
+
+
 class _Source:
     """An entry of φ that rows read beside one of their level, as long as it is a multiple of that.
 
@@ -134,61 +170,73 @@ class _Source:
     ----------
     n_levels
         G.
+    reads
+        What rows read.
     columns : sequence of int
         Columns that the entry is read by, if it is the same in all rows.
     gathered : sequence of int
         Places of what rows gather, if each reads its own.
+
+    Attributes
+    ----------
+    is_multiple : bool
+        Whether it still is one.
     """
 
     def __init__(
-        self, n_levels: int, *, columns: Sequence[int] = (), gathered: Sequence[int] = ()
+        self,
+        n_levels: int,
+        reads: DesignTerms,
+        *,
+        columns: Sequence[int] = (),
+        gathered: Sequence[int] = (),
     ) -> None:
-        self.columns, self.gathered = columns, gathered
+        self.reads, self.columns, self.gathered, self.is_multiple = reads, columns, gathered, True
         self.entry = np.full(n_levels, -1, dtype=np.int64)
         self.ratio = np.full(n_levels, np.nan)
 
-    def agrees(
-        self, level: np.ndarray, weight: np.ndarray, batch: Sequence[np.ndarray], reads: DesignTerms
-    ) -> bool:
-        """Take rows in; say whether all rows of a level read the same entry by the same ratio.
+    def take(self, own: _OwnLevels, batch: Sequence[np.ndarray], read: np.ndarray) -> None:
+        """Take rows in: whether all rows of a level read the same entry by the same ratio.
 
         Parameters
         ----------
-        level : ndarray, shape (n,)
-            Their levels.
-        weight : ndarray, shape (n, M)
-            By which each predictor reads them.
+        own
+            How they read their levels.
         batch
             Columns, gathered entries and weights.
-        reads
-            What rows read.
+        read : ndarray of bool, shape (P + 1,)
+            Which entries are read by what is no multiple; these are added. The last is none.
         """
         columns, entries, weights = batch
-        by = np.zeros_like(weight)
+        if self.is_multiple and not self._agrees(own, batch):
+            self.is_multiple = False
+            read[self.entry[self.ratio != 0.0]] = True
+        if not self.is_multiple:
+            for i in self.columns:
+                read[self.reads.dense[i]] |= columns[:, i].any()
+            for i in self.gathered:
+                read[entries[weights[:, i] != 0.0, i]] = True
+
+    def _agrees(self, own: _OwnLevels, batch: Sequence[np.ndarray]) -> bool:
+        columns, entries, weights = batch
+        by = np.zeros_like(own.weight)
         for i in self.columns:
-            by[:, reads.dense_predictor[i]] += columns[:, i]
-            entry = np.full(len(by), reads.dense[i])
+            by[:, self.reads.dense_predictor[i]] += columns[:, i]
+            entry = np.full(len(by), self.reads.dense[i])
         for i in self.gathered:
-            by[:, reads.predictor[i]] += weights[:, i]
+            by[:, self.reads.predictor[i]] += weights[:, i]
             entry = entries[:, i]
         if any(not np.array_equal(entry, entries[:, i]) for i in self.gathered):
             return False
-        largest = np.abs(weight).argmax(axis=1)[:, None]
-        of_largest = (np.take_along_axis(each, largest, axis=1)[:, 0] for each in (by, weight))
-        with np.errstate(all="ignore"):
-            ratio = np.divide(*of_largest)
-        ratio[~by.any(axis=1)] = 0.0
-        if not np.isfinite(ratio).all():
-            return False
-        size = np.abs(by) + np.abs(ratio[:, None] * weight)
-        if np.any(np.abs(by - ratio[:, None] * weight) > RTOL * size):
+        level, ratio = own.level, own.ratio(by)
+        if ratio is None:
             return False
         new = np.isnan(self.ratio[level])
         self.entry[level[new]], self.ratio[level[new]] = entry[new], ratio[new]
-        own = self.ratio[level]
+        known = self.ratio[level]
         return bool(
-            np.all(np.abs(ratio - own) <= RTOL * np.abs(own))
-            and np.all((self.entry[level] == entry) | (own == 0.0))
+            np.all(np.abs(ratio - known) <= RTOL * np.abs(known))
+            and np.all((self.entry[level] == entry) | (known == 0.0))
         )
 
 
@@ -201,33 +249,39 @@ def _multiples(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Find what an entry of each level can make up for: entries of φ, and by which ratio.
 
+    An entry that some row reads in another way as well, by however little, is left out.
+
     Returns
     -------
     entries, ratios : list of ndarray, shape (G,)
         One for each entry, or gathered effect, that all rows read as a multiple of it.
     """
-    level_of = np.full(n_phi, -1, dtype=np.int64)
+    level_of, read = np.full(n_phi, -1, dtype=np.int64), np.zeros(n_phi + 1, dtype=np.bool_)
     level_of[levels.rows[:, slot]] = np.arange(len(levels.rows))
-    alive: list[_Source] | None = None
+    sources: list[_Source] | None = None
     for values in _chunks(data):
         batch = rows.arrays.jitted(*values)
         _, entries, weights = batch
-        if alive is None:
+        if sources is None:
             own = np.flatnonzero(np.all(level_of[entries] >= 0, axis=0))
             of_predictor = rows.reads.predictor[own]
             if not own.size or np.unique(of_predictor).size < own.size:
                 return [], []
-            alive = list(_sources(rows.reads, entries, own, len(levels.rows)))
+            sources = list(_sources(rows.reads, entries, own, len(levels.rows)))
         level = level_of[entries[:, own[0]]]
         if np.any(level < 0) or np.any(level_of[entries[:, own]] != level[:, None]):
             return [], []
         weight = np.zeros((len(level), rows.reads.n_predictors))
         weight[:, of_predictor] = weights[:, own]
-        alive = [source for source in alive if source.agrees(level, weight, batch, rows.reads)]
-        if not alive:
+        own_levels = _OwnLevels(level, weight, np.abs(weight).argmax(axis=1)[:, None])
+        for source in sources:
+            source.take(own_levels, batch, read)
+        if not any(source.is_multiple for source in sources):
             return [], []
-    sources = alive or []
-    return [s.entry for s in sources], [np.nan_to_num(s.ratio) for s in sources]
+    found = [source for source in sources or [] if source.is_multiple]
+    read[-1] = False  # levels without an entry
+    ratios = [np.where(read[source.entry], 0.0, np.nan_to_num(source.ratio)) for source in found]
+    return [source.entry for source in found], ratios
 
 
 def _sources(
@@ -247,11 +301,11 @@ def _sources(
         G.
     """
     for number in np.unique(reads.dense):
-        yield _Source(n_levels, columns=np.flatnonzero(reads.dense == number).tolist())
+        yield _Source(n_levels, reads, columns=np.flatnonzero(reads.dense == number).tolist())
     left = [i for i in range(entries.shape[1]) if i not in own]
     while left:
         same = [i for i in left if np.array_equal(entries[:, i], entries[:, left[0]])]
-        yield _Source(n_levels, gathered=same)
+        yield _Source(n_levels, reads, gathered=same)
         left = [i for i in left if i not in same]
 
 

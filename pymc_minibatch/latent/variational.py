@@ -87,7 +87,7 @@ class VariationalSearch:
         if away > FAR and not has_hyper:
             with suppress(np.linalg.LinAlgError):
                 averaged, cholesky = self.with_levels_averaged(mode)
-                _ = averaged.conditional(averaged.center[self.field.hyper]).factor
+                _ = averaged.conditional(averaged.center[self.field.hyper]).factor  # or raises
                 return self.mean.higher_orders(averaged), cholesky
             surrogate, cholesky = self._averaged(mode)
             corrected, away = self.mean.with_higher_orders(surrogate)

@@ -126,8 +126,9 @@ def _product_of(
     free = any(part.summands and part.is_free for part in parts)
     if free and any(variable in arrays.reads_observed for variable in inputs):
         return None
-    total, *others = sorted(parts, key=lambda part: not part.summands)  # numbers come last
-    product: Affine | None = total
+    of_parameters = [part for part in parts if part.summands]
+    first, *others = [*of_parameters, *(part for part in parts if not part.summands)]
+    product: Affine | None = first
     for part in others:
         product = product and product.times(part, shape)
     return product

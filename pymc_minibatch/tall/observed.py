@@ -1,5 +1,6 @@
 """What a model observes: log-density terms, and along which axes their rows may lie."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,26 +200,35 @@ def _refuse_what_is_no_row(rv: TensorVariable) -> None:
 def refuse_missing_values(model: Model) -> None:
     """Refuse rows with missing values, which PyMC makes variables of.
 
-    Those of a variable that is shorter than others, such as a property of groups, are like any
-    other variables.
+    Those of a variable that is shorter than others and has no axis of their lengths, such as a
+    property of groups, are like any other variables.
 
     Raises
     ------
     NotTallError
         Saying which, and how many.
     """
-    sizes = {rv.name: model.rvs_to_values[rv].size.eval() for rv in model.observed_RVs}
-    for rv in model.free_RVs:
+    imputed = [rv for rv in model.free_RVs if get_var_name(rv).endswith("_unobserved")]
+    shapes = _observed_shapes(model) if imputed else {}
+    for rv in imputed:
         name = get_var_name(rv).removesuffix("_unobserved")
-        if rv.name == name or f"{name}_observed" not in sizes:
+        if f"{name}_observed" not in shapes:
             continue
         n = int(np.prod(model.eval_rv_shapes()[rv.name]))
-        if n + sizes[f"{name}_observed"] < max(sizes.values()):
+        size = n + math.prod(shapes[f"{name}_observed"])
+        others = [shape for other, shape in shapes.items() if other != f"{name}_observed"]
+        lengths = {length for shape in others for length in shape}
+        if size < max(lengths, default=0) and size not in lengths:
             continue
         raise NotTallError(
             f"{name} has {n:,} missing value{'s' * (n > 1)}, which PyMC imputes as free variables. "
             "Remove those rows, or impute their values, before you build the model."
         )
+
+
+def _observed_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    leaves = {rv.name: data_leaves([model.rvs_to_values[rv]]) for rv in model.observed_RVs}
+    return {name: np.shape(leaf_value(found[-1])) for name, found in leaves.items() if found}
 
 
 def _distribution(rv: TensorVariable) -> str:

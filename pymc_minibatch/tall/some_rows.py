@@ -136,12 +136,14 @@ class _Taking:
         if any(c.type.ndim > 1 or not reads_data_only(c) for c in codes):
             return None
         values = [np.asarray(_values(each)) for each in codes]
-        if all(each.ndim == 0 for each in values):
+        if all(each.size == 1 or each.ndim == 0 for each in values):
+            return None
+        if any(each.ndim == 0 and each.dtype == np.bool_ for each in values):
             return None
         own = tuple(
-            _as_numbers(each)[positions[0]]
-            if each.ndim
-            else np.full(len(positions[0]), int(each), dtype=np.int64)
+            np.full(len(positions[0]), each.item(), dtype=np.int64)
+            if each.size == 1 and each.dtype != np.bool_
+            else _as_numbers(each)[positions[0]]
             for each in values
         )
         if len(indices) == len(codes) and _has_rows(array) and (own[0] >= 0).all():

@@ -91,18 +91,27 @@ def local_power_of_zero(fgraph: Any, node: Apply) -> list[Variable] | None:
     if not isinstance(op.scalar_op, ps.Pow):
         return None
     base, exponent = node.inputs
-    if _is(base.owner, ps.Switch) or reads_data_only(exponent) or not _reads_zeros(base):
+    zeros = None if reads_data_only(exponent) else _factor_with_zeros(base)
+    if zeros is None:
         return None
-    is_zero = pt.eq(base, 0.0)
+    is_zero = pt.eq(zeros, 0)
     of_others = pt.switch(is_zero, 1.0, base) ** exponent
     of_zero = pt.switch(pt.gt(exponent, 0.0), 0.0, pt.switch(pt.eq(exponent, 0.0), 1.0, np.inf))
     return [pt.cast(pt.switch(is_zero, of_zero, of_others), node.outputs[0].type.dtype)]
 
 
-def _reads_zeros(array: Any) -> bool:
-    """Whether data that an array is made of, other than whole numbers, have zeros."""
-    leaves = (leaf for leaf in data_leaves([array]) if leaf.type.dtype.startswith("float"))
-    return any(not np.all(leaf_value(leaf)) for leaf in leaves)
+def _factor_with_zeros(base: Any) -> Any:
+    """Return data that a base is a multiple of, if some of them may be 0; None otherwise."""
+    node = base.owner
+    if reads_data_only(base):
+        is_replaced = _is(node, ps.Switch)
+        has_zeros = any(not np.all(leaf_value(leaf)) for leaf in data_leaves([base]))
+        return base if has_zeros and not is_replaced else None
+    if _is(node, ps.Mul) or _is(node, ps.TrueDiv):
+        factors = node.inputs if _is(node, ps.Mul) else node.inputs[:1]
+        found = (_factor_with_zeros(factor) for factor in factors)
+        return next((factor for factor in found if factor is not None), None)
+    return None
 
 
 def _is(node: Any, kind: type) -> bool:

@@ -106,6 +106,29 @@ def test_kernels_of_shifts(field: LatentField) -> None:
         assert abs(found - prior(here) + prior(there)) > 1e-6  # not normal
 
 
+@pytest.mark.parametrize("where", ["mean", "scale", "column"])
+def test_one_row_that_reads_an_effect_twice_is_enough(where: str) -> None:
+    """Few rows of very many would not be among those on which a shift is compared."""
+    rng, n = np.random.default_rng(14), 40 * PERSONS * EACH
+    person, other = rng.integers(0, PERSONS, n), rng.integers(0, REGIONS, n)
+    region, few = np.arange(PERSONS)[person] % REGIONS, np.zeros(n)
+    few[-7] = 2.0
+    with pm.Model() as model:
+        z, u = pm.Normal("z", shape=PERSONS), pm.Normal("u", shape=REGIONS)
+        eta = pm.Normal("a") + pm.HalfNormal("sd_z") * z[person] + u[region]
+        log_scale = pm.Normal("log_sigma")
+        if where == "scale":
+            log_scale += few * u[other]
+        else:
+            eta += few * (u[other] if where == "mean" else u[3])
+        pm.Normal("y", eta, pm.math.exp(log_scale), observed=rng.normal(size=n))
+    found = locate(TallModel(model), 1.0).reference.surrogate.field
+    start = found.derivatives.tall.layout.slices["u"].start
+    shifted = {k - start for shift in found.shifts for k in shift.variables.tolist()}
+    twice = 3 if where == "column" else int(other[-7])
+    assert shifted & set(range(REGIONS)) == set(range(REGIONS)) - {twice}
+
+
 @pytest.mark.parametrize("one_row_differs", [False, True])
 def test_rows_with_several_predictors(one_row_differs: bool) -> None:
     """Each threshold reads the level and the properties of its group."""

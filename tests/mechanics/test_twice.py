@@ -92,9 +92,9 @@ def test_rows_on_a_circle() -> None:
     assert step.control_variate == 2
 
 
-def test_powers_of_data_that_may_be_zero() -> None:
+@pytest.mark.parametrize("begins", [np.array([0.0, 0.0, 1.5, 4.0]), np.array([0, 0, 1, 4])])
+def test_powers_of_data_that_may_be_zero(begins: np.ndarray) -> None:
     """All derivatives by scale and exponent are 0 where data are, and those of powers elsewhere."""
-    begins = np.array([0.0, 0.0, 1.5, 4.0])
     x: Any = pt.dvector("x", shape=(2,))
     power = (pt.constant(begins) / x[0]) ** x[1]
     plain = (pt.constant(begins[2:]) / x[0]) ** x[1]
@@ -109,6 +109,8 @@ def test_powers_of_data_that_may_be_zero() -> None:
     at_zero = compile_numba([x], [twice_differentiable(power)])
     assert at_zero(np.array([2.0, 0.0])).tolist() == [1.0] * 4
     assert np.isinf(at_zero(np.array([2.0, -1.0]))).tolist() == [True, True, False, False]
+    of_sum = (pt.constant(begins) + x[0]) ** x[1]  # no multiple of the data: kept as it is
+    assert equal_computations([twice_differentiable(of_sum)], [of_sum])
 
 
 def _two_derivatives(rows: Any, x: Any) -> list[Any]:

@@ -215,11 +215,15 @@ class HyperFrequency(NamedTuple):
             self.share[:] = max(self.share[0] / 2.0, SELDOM)
 
     def _correlations(self) -> tuple[float, float]:
-        """Return the largest correlation at lag 1, and the largest average of the later ones."""
+        """Return the largest correlation at lag 1, and the largest average of the later ones.
+
+        Those of a hyperparameter that stands still are 1.
+        """
         n = int(self.n_seen[0])
         last = self.seen[:n] if n < REMEMBERED else np.roll(self.seen, -n, axis=0)
+        if np.any(np.ptp(last, axis=0) == 0.0):
+            return 1.0, 1.0
         away = last - last.mean(axis=0)
-        away = away[:, away.any(axis=0)]
         total = np.sum(away**2, axis=0)
         by_lag = [np.sum(away[lag:] * away[:-lag], axis=0) / total for lag in (1, *LATER_LAGS)]
         following, later = by_lag[0], np.mean(by_lag[1:], axis=0)
