@@ -45,8 +45,9 @@ SCANS, MOST_SCANS = 2, 8
 LEAST_STARTS, MOST_STARTS = 48, 1000
 """Draws from which scans are made, however many are to be returned."""
 
-CHECK_ROWS, CORRECTION_ROWS = 3e8, 2e9
-"""Rows that the check, and a correction that nobody has asked for, may read: some 3 and 20 s."""
+CHECK_ROWS, CHECK_ENTRY_ROWS, CORRECTION_ROWS = 2e8, 1e4, 2e9
+"""Rows that the check may read (some 2 s), how many more for each variable, for which set-up takes
+longer, too, and rows that a correction may read that nobody has asked for (some 20 s)."""
 
 ASKED_ROWS = 1e10
 """The same for a correction that was asked for (about 100 s)."""
@@ -64,7 +65,7 @@ SLOW, SLOW_ROWS = 0.5, 1e9
 FORGOTTEN = 0.15
 """The same for a correction: the share of the approximation's error that is left."""
 
-SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 20.0
+SCAN_ROWS, PLAIN_SCAN_ROWS, ENTRY_ROWS = 2e5, 3e4, 80.0
 """What a scan costs beside reading rows, in rows (1.5 ms, or 0.2 ms without effects), and what it
 costs for each variable."""
 
@@ -265,7 +266,8 @@ class _Run:
 
     def _checked(self, correct: bool | str) -> Found:
         self._tune()
-        n_starts = int(np.clip(CHECK_ROWS / self.cost / SCANS, LEAST_STARTS, MOST_STARTS))
+        check_rows = CHECK_ROWS + CHECK_ENTRY_ROWS * self.approximation.center.size
+        n_starts = int(np.clip(check_rows / self.cost / SCANS, LEAST_STARTS, MOST_STARTS))
         points, log_q = self.approximation.draw(self.rng, self.n_draws)
         pool = points  # what is checked, which few draws would not tell
         if self.n_draws < n_starts:
@@ -274,7 +276,7 @@ class _Run:
         pareto_k = self._pareto_k()
         n_scanned = len(pool) if correct is True else n_starts
         fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
-        n_scans = int(np.clip(CHECK_ROWS / self.cost / n_scanned, fewest, MOST_SCANS))
+        n_scans = int(np.clip(check_rows / self.cost / n_scanned, fewest, MOST_SCANS))
         scanned, check = self._compared(
             pool[:n_scanned], moments, n_scans, pareto_k, slow=SLOW, rows=SLOW_ROWS
         )

@@ -285,7 +285,13 @@ class FieldApproximation:
     def _designed(self, rng: np.random.Generator) -> Design:
         """Spread design points and weigh them."""
         size, n_points = self.reference.hyper.size, max(self.n_design, DESIGN)
-        scales = split_scales(lambda at: self._exact_densities(at, rows=0.0)[0], size)
+        near_enough = self.integral is None or self.integral.has_large_levels
+        scales = split_scales(
+            self._laplace_densities
+            if near_enough  # for where design points are; weights are by exact densities
+            else lambda at: self._exact_densities(at, rows=0.0)[0],
+            size,
+        )
         if size == 1:
             v = np.linspace(-FARTHEST_SDS, FARTHEST_SDS, n_points)[:, None]
             log_g = np.full(len(v), -math.log(2.0 * FARTHEST_SDS))
@@ -311,7 +317,7 @@ class FieldApproximation:
         exact, size = self.n_design >= DESIGN, v.shape[1]
         z, whole = scaled(v, scales), -0.5 * np.sum(v**2, axis=1)
         if exact:
-            whole = np.array([self._log_density(self._w(each)) for each in z])
+            whole = self._laplace_densities(z)
             if self.integral is None:
                 return whole + self._origin
         is_fast = self.cost * size < FAST_ROWS
@@ -328,13 +334,17 @@ class FieldApproximation:
         """Return the log-density with the field integrated out, and Laplace's, both (K,)."""
         given, proper, slopes = self._given(at)
         found, laplace = np.full((2, len(at)), -np.inf)
-        laplace[proper] = [self._log_density(self._w(each)) for each in at[proper]]
+        laplace[proper] = self._laplace_densities(at[proper])
         if self.integral is None or not proper.any():
             return laplace.copy(), laplace
         some = [each for each, known in zip(given, proper, strict=True) if known]
         seed = np.random.default_rng(6)  # the same points of the border each time
         found[proper] = self.integral.over_field(seed, some, rows / self.cost) + slopes[proper]
         return found, laplace
+
+    def _laplace_densities(self, at: np.ndarray) -> np.ndarray:
+        """Return Laplace's log-density at whitened h, shape (K,)."""
+        return np.array([self._log_density(self._w(each)) for each in at])
 
     def _given(self, at: np.ndarray) -> tuple[list[Conditional], np.ndarray, np.ndarray]:
         """Return Gaussians of the field given whitened h, which are proper, and log-slopes of h."""

@@ -125,6 +125,11 @@ class FieldIntegral:
     ----------
     sampler
         A model with effects, set up, whose surrogate is not the posterior itself.
+
+    Attributes
+    ----------
+    has_large_levels : bool
+        Whether Laplace's approximation is good enough for a first look.
     """
 
     def __init__(self, sampler: LatentSampler) -> None:
@@ -134,14 +139,16 @@ class FieldIntegral:
         temperature = sampler.reference.temperature
         self.whole = WholeDecisions(self.surrogate, rows, data, [], temperature, level_rows=None)
         self.levels: GroupEffects | None = None
+        self._looked_at: set[bytes] = set()
         layout = self.field.latent
         for levels in self.field.levels if layout.groups.shape[1] in NODES else ():
             for factor in find_factors(rows, data) if levels.latent is layout.groups else ():
                 if np.array_equal(factor.entries, levels.rows):
                     self.levels, self.row_levels = levels, factor.row_levels.astype(np.intp)
         n_levels, n_effects = layout.groups.shape
-        is_large = n_effects > 1 or self.n_rows >= LARGE_LEVELS * n_levels
-        self.n_nodes = NODES.get(n_effects, (1,))[0 if is_large else 1]
+        self.has_large_levels = self.n_rows >= LARGE_LEVELS * n_levels
+        fewest = 0 if n_effects > 1 or self.has_large_levels else 1
+        self.n_nodes = NODES.get(n_effects, (1,))[fewest]
 
     def log_density(self, point: np.ndarray) -> float:
         """Return the log posterior at a point of the field."""
@@ -167,8 +174,8 @@ class FieldIntegral:
         most
             Evaluations of the log posterior, beyond the fewest.
         """
-        if self.levels is not None and not all(map(self._adds_up, conditionals[:1])):
-            self.levels = None
+        for given in conditionals[:1]:
+            self.is_by_level(given)
         points = self._points(rng, most / (2 * max(len(conditionals), 1)))
         _ = self.whole._chunks, [given.frame for given in conditionals]  # not in threads
 
@@ -181,9 +188,12 @@ class FieldIntegral:
         return np.asarray(values.mean(axis=1) + half - determinants)
 
     def is_by_level(self, given: Conditional) -> bool:
-        """Whether levels are integrated out one by one, which is looked at for a Gaussian."""
-        if self.levels is not None and not self._adds_up(given):
-            self.levels = None
+        """Whether levels are integrated out one by one, which is looked at once for each h."""
+        at = given.here.tobytes()
+        if self.levels is not None and at not in self._looked_at:
+            self._looked_at.add(at)
+            if not self._adds_up(given):
+                self.levels = None
         return self.levels is not None
 
     @property
@@ -265,7 +275,7 @@ class FieldIntegral:
         moves_border
             Whether the mean of the border is to be found.
         """
-        if self.levels is None or not self._adds_up(given):
+        if not self.is_by_level(given):
             return None
         size = self.field.latent.dense.size
         border = np.zeros(size)
@@ -362,8 +372,7 @@ class FieldIntegral:
             else:
                 point = given.frame.color((border, np.broadcast_to(node, shape)))
                 after = surrogate.read_levels(point, before, levels)
-                there = self.whole.of_all(after.phi)
-                change = np.where(np.isnan(there), -np.inf, there) - at_origin
+                change = self.whole.of_all(after.phi) - at_origin
                 ratios = np.bincount(self.row_levels, change, minlength=shape[0])
                 predictors = before, after
                 ratios -= surrogate.change_of_levels(predictors, levels)

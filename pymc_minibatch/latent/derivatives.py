@@ -1,6 +1,5 @@
 """Functions of a point in the coordinates of the field: φ, the prior, and derivatives of both."""
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,9 @@ class Derivatives:
         )
 
     def within(self, coordinates: Coordinates) -> "Derivatives":
-        """Return the same functions in other coordinates."""
-        other = copy(self)
-        other.coordinates = coordinates
+        """Return the same functions in other coordinates, with those that are compiled."""
+        other = Derivatives.__new__(Derivatives)
+        other.__dict__ |= vars(self) | {"coordinates": coordinates}
         return other
 
     def phi(self, point: np.ndarray) -> np.ndarray:

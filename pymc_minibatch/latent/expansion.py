@@ -37,7 +37,10 @@ __all__ = [
     "semidefinite",
 ]
 
-CHUNK_ROWS = 2**12
+CHUNK_ROWS, LEAST_CHUNK_ROWS, CHUNK_BYTES = 2**15, 2**12, 2**22
+"""Rows of a chunk: so many that Python's share is small, and threads do not wait for each other; if
+rows have many columns, so few that they stay in cache."""
+
 PARTS, LEAST_PARTS = 8, 2
 """Parts of the data that are summed by themselves, so that sums do not depend on the cores."""
 
@@ -114,12 +117,13 @@ def expand(
     place[layout.dense] = np.arange(layout.dense.size)
     place[layout.groups.ravel()] = layout.dense.size + np.arange(layout.groups.size)
     n_rows, k, reads = len(data[0]), rows.n_predictors, rows.reads
+    length = _chunk_rows(data, k, reads)
 
     def part(bounds: tuple[int, int]) -> _Sums:
         sums = _Sums.zeros(layout, reads)
         meetings: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for start in range(bounds[0], bounds[1], CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, bounds[1])
+        for start in range(bounds[0], bounds[1], length):
+            stop = min(start + length, bounds[1])
             batch = [np.array(values[start:stop]) for values in data]
             logp, *rest = rows.taylor(rows.predictors_at(phi, *batch), *batch)
             first, second = rest[:k], _concave(rest[k:], k) if concave else rest[k:]
@@ -158,7 +162,7 @@ def expand(
             sums.meetings += sparse.csr_array((values, (at, others)), sums.meetings.shape)
         return sums
 
-    most = max(1, math.ceil(n_rows / CHUNK_ROWS))
+    most = max(1, math.ceil(n_rows / LEAST_CHUNK_ROWS))
     parts = min(n_parts(layout, reads.dense.size, n_rows), most)
     edges = np.linspace(0, n_rows, parts + 1).astype(int)
     bounds = list(pairwise(edges.tolist()))
@@ -175,6 +179,13 @@ def expand(
     with np.errstate(invalid="ignore"):  # not finite where the log-likelihood is not
         psd_shift = semidefinite(blocks) - blocks
     return Expansion(phi.copy(), total.value / t, total.slope / t, curvature, none, none, psd_shift)
+
+
+def _chunk_rows(data: tuple[np.ndarray, ...], k: int, reads: DesignTerms) -> int:
+    """Return how many rows are summed at once."""
+    n_numbers = reads.dense.size + 3 * reads.predictor.size + (k + 1) * (k + 2)
+    row_bytes = 8 * n_numbers + sum(values[:1].nbytes for values in data)
+    return int(np.clip(CHUNK_BYTES // row_bytes, LEAST_CHUNK_ROWS, CHUNK_ROWS))
 
 
 def n_parts(layout: ArrowheadLayout, n_columns: int, n_rows: int) -> int:

@@ -114,7 +114,7 @@ class MinibatchSampler(LatentSampler):
         else:
             sizes = every[-1]
             self.table = RowSizes.of(sizes.rows).table
-        self._ranges = sizes.rows - sizes.rows.min()
+        self._ranges = sizes.ranges
         self.expected_rows = ROWS_BY_SIZE * float(sizes.rows.sum()) / temperature
         share = factoring_share(self.field, self.collapsed, self.work)
         self.fixed = overhead(self.field, share * self.work)
@@ -160,7 +160,8 @@ class MinibatchSampler(LatentSampler):
             cubics = [None if f is None else surrogate.cubic(f.entries) for f in factors]
             every = sizes_of_rows(self.reference, self.rows, cubics)
         else:
-            every = [Sizes(np.ones(self.tall.n_rows), np.empty(0))] * len(factors)
+            n_rows = self.tall.n_rows
+            every = [Sizes(np.ones(n_rows), np.zeros(n_rows), np.empty(0))] * len(factors)
         return [
             sizes
             if factor is None or sizes.farthest.size

@@ -39,12 +39,15 @@ class Sizes(NamedTuple):
     Attributes
     ----------
     rows : ndarray, shape (N,)
-        That of each row.
+        By which each row is drawn.
+    ranges : ndarray, shape (N,)
+        How far its remainder varies at these points, without walls behind them.
     farthest : ndarray, shape (G,)
         How far out the levels of a factor were at these points, if it has higher orders.
     """
 
     rows: np.ndarray
+    ranges: np.ndarray
     farthest: np.ndarray
 
 
@@ -85,7 +88,7 @@ def sizes_of_rows(
         distances = [np.empty(0)] if cubic is None else [cubic.distances(u) for u in own]
         # Remainders can be small at a few points by chance: half of the draws are uniform.
         sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
-        found.append(Sizes(np.maximum(sizes, walls), np.max(distances, axis=0)))
+        found.append(Sizes(np.maximum(sizes, walls), ranges, np.max(distances, axis=0)))
     return found
 
 

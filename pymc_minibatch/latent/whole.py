@@ -6,10 +6,12 @@ then exact: the surrogate proposes, and Metropolis-Hastings corrects it.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
 
+from pymc_minibatch.jit.cores import n_idle_cores
 from pymc_minibatch.latent.elsewhere import look_elsewhere
 from pymc_minibatch.latent.level_steps import OwnRowMoves
 from pymc_minibatch.latent.locate import LatentModel
@@ -28,6 +30,9 @@ CHUNK_ROWS = 2**14
 
 REMEMBERED = 2
 """Points whose rows are kept."""
+
+THREAD_CHUNKS = 4
+"""Fewest chunks (some 0.5 ms) that are worth a thread."""
 
 
 class WholeDecisions(Decisions):
@@ -158,15 +163,29 @@ class WholeDecisions(Decisions):
 
     def of_all(self, phi: np.ndarray) -> np.ndarray:
         """Return the log-likelihoods of all rows at φ, divided by T, shape (N,)."""
-        return np.concatenate([self._of_some(phi, chunk) for chunk in self._chunks])
+        chunks, values = self._chunks, np.empty(len(self.data[0]))
+
+        def fill(numbers: np.ndarray) -> None:
+            for i in numbers:
+                values[i * CHUNK_ROWS : (i + 1) * CHUNK_ROWS] = self._of_some(phi, chunks[i])
+
+        n_threads = min(n_idle_cores(), len(chunks) // THREAD_CHUNKS)
+        if n_threads <= 1:
+            fill(np.arange(len(chunks)))
+        else:
+            with ThreadPoolExecutor(n_threads) as pool:
+                list(pool.map(fill, np.array_split(np.arange(len(chunks)), n_threads)))
+        return values
 
     def _of_some(self, phi: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
         """Return those of a batch; −∞ where digits were lost (NaN), or all of them (+∞).
 
         A truncated density has the latter where what is left of a distribution rounds to 0.
         """
-        values = self.rows.values(phi, *batch)[0] / self.temperature
-        return np.where(values < np.inf, values, -np.inf)
+        values = self.rows.values(phi, *batch)[0]
+        if self.temperature != 1.0:
+            values = values / self.temperature
+        return values if values.max() < np.inf else np.where(values < np.inf, values, -np.inf)
 
     @cached_property
     def _chunks(self) -> list[list[np.ndarray]]:

@@ -6,6 +6,9 @@ of `x` instead. So it is with slices, ``mu[1:]``, and with the entries of a matr
 ``(ability[:, None] - difficulty)[answered]``.
 
 Only selections are moved, in which no row comes twice: levels that rows gather stay levels.
+
+Rows that are put together are taken in the same way, all of them: ``pt.concatenate([old, new])``,
+``pt.repeat(u, n_of_each)``, ``(a[:, None] + b).flatten()``. Each row reads its entry of its part.
 """
 
 import math
@@ -17,12 +20,16 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import Repeat
 from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import SpecifyShape, specify_shape
+from pytensor.tensor.shape import Reshape, SpecifyShape, specify_shape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
+from pymc_minibatch.tall.chosen import chosen
 from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 
@@ -34,8 +41,13 @@ type Positions = tuple[np.ndarray, ...]
 
 def taken_first(graphs: Sequence[Variable]) -> list[Any]:
     """Return graphs with the same values, in which rows are taken before anything is computed."""
-    taking, replaced = _Taking(), {}
+    taking, replaced, most = _Taking(), {}, _most_rows(graphs)
     for node in reversed(io_toposort([], list(graphs))):
+        if _puts_together(node, most):
+            made = taking.all_of(node.outputs[0])
+            if made is not None:
+                replaced[node.outputs[0]] = made
+            continue
         positions = _selection(node)
         if positions is not None:
             made = taking.of(node.inputs[0], positions)
@@ -61,6 +73,16 @@ class _Taking:
         if len(positions) == 1 and not _has_rows(array):
             return None
         return self._through(array.owner, array, positions)
+
+    def all_of(self, array: Any) -> Any:
+        """Return the same rows, each of which reads its own entries; None if that is not known."""
+        n_rows = _length(array)
+        made = self._through(array.owner, array, (np.arange(n_rows),))
+        if made is None or made.type.ndim != array.type.ndim:
+            return None
+        if made.type.shape[0] == 1:  # all rows are alike
+            return None
+        return pt.cast(specify_shape(made, (n_rows, *array.type.shape[1:])), array.type.dtype)
 
     def _taken(self, array: Any, positions: Positions) -> Any:
         key = array, b"".join(each.tobytes() for each in positions)
@@ -98,6 +120,14 @@ class _Taking:
             return self._shuffled(op, first, positions)
         if isinstance(op, SpecifyShape):
             return self._taken(first, positions)
+        if isinstance(op, Join):
+            return self._joined(node, positions)
+        if isinstance(op, Repeat):
+            return self._repeated(node, positions)
+        if isinstance(op, Reshape):
+            return self._reshaped(array, first, positions)
+        if isinstance(op, Alloc):
+            return self._spread(array, first, positions)
         if isinstance(op, Sum) and op.axis is not None and min(op.axis) >= n_axes:
             axes = [axis - n_axes + 1 for axis in op.axis]
             return self._taken(first, positions).sum(axis=axes)
@@ -115,14 +145,56 @@ class _Taking:
             return op(self._taken(first, positions), *node.inputs[1:])
         return None
 
+    def _joined(self, node: Apply, positions: Positions) -> Any:
+        """Take entries of arrays that are put after one another: each is of one of them."""
+        axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
+        lengths = [_length(part, axis) for part in parts]
+        if axis >= len(positions) or None in lengths:
+            return None
+        found, where = None, positions[axis]
+        for part, length, stop in zip(parts, lengths, np.cumsum(lengths), strict=True):
+            if not length:
+                continue
+            inside = np.clip(where - (stop - length), 0, length - 1)
+            own = self._taken(part, (*positions[:axis], inside, *positions[axis + 1 :]))
+            if own is None:
+                return None
+            found = own if found is None else chosen(where >= stop - length, found, own)
+        return found
+
+    def _repeated(self, node: Apply, positions: Positions) -> Any:
+        """Take entries of an array whose entries are repeated, as often as data say."""
+        array, repeats = node.inputs
+        axis, length = node.op.axis, _length(array, node.op.axis)
+        if axis >= len(positions) or length is None or not reads_data_only(repeats):
+            return None
+        source = np.repeat(np.arange(length), _values(repeats))[positions[axis]]
+        return self._taken(array, (*positions[:axis], source, *positions[axis + 1 :]))
+
+    def _reshaped(self, array: Any, first: Any, positions: Positions) -> Any:
+        """Take entries of an array that had other axes."""
+        shape, before = array.type.shape, first.type.shape
+        if not before or None in before or len(positions) != len(shape):
+            return None
+        shape = (math.prod(before),) if len(shape) == 1 else shape
+        if None in shape:
+            return None
+        flat = np.ravel_multi_index(positions, shape)
+        return self._taken(first, np.unravel_index(flat, before))
+
+    def _spread(self, array: Any, value: Any, positions: Positions) -> Any:
+        """Take entries of an array that has the same value all along some axes."""
+        n_new = array.type.ndim - value.type.ndim
+        return self._taken(value.dimshuffle(*["x"] * n_new, *range(value.type.ndim)), positions)
+
     def _shuffled(self, op: Any, array: Any, positions: Positions) -> Any:
         """Take entries of an array whose axes are ordered otherwise, or are new."""
         n_axes = len(positions)
         firsts, others = op.new_order[:n_axes], op.new_order[n_axes:]
         own = [axis for axis in firsts if axis != "x"]
-        if not own or own != list(range(len(own))):
+        if not own or sorted(own) != list(range(len(own))):
             return None
-        taken = self._taken(array, tuple(positions[i] for i, a in enumerate(firsts) if a != "x"))
+        taken = self._taken(array, tuple(positions[firsts.index(axis)] for axis in sorted(own)))
         return taken.dimshuffle(0, *(a if a == "x" else a - len(own) + 1 for a in others))
 
     def _gathered_twice(self, node: Apply, positions: Positions) -> Any:
@@ -163,6 +235,28 @@ class _Taking:
         if key not in self._numbers:
             self._numbers[key] = pt.constant(numbers.astype(np.int64))
         return self._numbers[key]
+
+
+def _most_rows(graphs: Sequence[Variable]) -> int:
+    """Return the length of the longest data that graphs read."""
+    return max((n for leaf in data_leaves(graphs) for n in leaf_value(leaf).shape), default=0)
+
+
+def _puts_together(node: Apply, n_rows: int) -> bool:
+    """Whether a node puts together so many rows, none of which is data."""
+    result: Any = node.outputs[0]
+    if not isinstance(node.op, Join | Repeat | Reshape) or reads_data_only(result):
+        return False
+    return n_rows > 1 and result.type.ndim > 0 and _length(result) == n_rows
+
+
+def _length(array: Any, axis: int = 0) -> int | None:
+    """Return the length along an axis as data determine it; None if they do not."""
+    length = array.type.shape[axis]
+    if length is None:
+        inferred: Any = rewrite_graph(array.shape[axis], include=("ShapeOpt", "canonicalize"))
+        length = _values(inferred) if reads_data_only(inferred) else None
+    return None if length is None else int(length)
 
 
 def _selection(node: Apply) -> Positions | None:

@@ -125,20 +125,33 @@ def test_wide_models_estimate_variances_from_directions():
     assert np.abs(sd / expected - 1).mean() < 0.15
 
 
-def test_a_wall_beside_effects_is_drawn_in_every_batch():
+def look_beside_effects(sds):
+    """Return what decides and the sizes, with a wall so many standard deviations from the mode."""
     rng = np.random.default_rng(1)
     n_rows, n_groups = 20_000, 50
     group, x = rng.integers(0, n_groups, n_rows), rng.normal(size=n_rows)
     level = rng.normal(0, 0.5, n_groups)
     y = (rng.random(n_rows) < 1 / (1 + np.exp(-level[group] - 0.3 * x))).astype(int)
     offset = np.zeros(n_rows)
-    x[WALL], y[WALL], offset[WALL] = 1e5, 1, -1e5 * (0.3 - 3 * 2.1 / np.sqrt(n_rows))
+    x[WALL], y[WALL], offset[WALL] = 1e5, 1, -1e5 * (0.3 - sds * 2.1 / np.sqrt(n_rows))
     with pm.Model() as model:
         effects = pm.Normal("effects", 0, pm.HalfNormal("spread"), shape=n_groups)
         eta = effects[group] + pm.Normal("b") * x + offset
         pm.Bernoulli("y", logit_p=eta, observed=y)
     latent = pmb.MinibatchMH(model=model).latent
     cubics = latent.reference.surrogate.cubics
-    [(sizes, _)] = sizes_of_rows(latent.reference, latent.rows, [cubics[0] if cubics else None])
+    [found] = sizes_of_rows(latent.reference, latent.rows, [cubics[0] if cubics else None])
+    return latent, found
+
+
+def test_a_wall_beside_effects_is_drawn_in_every_batch():
+    sizes = look_beside_effects(3.0)[1].rows
     assert sizes[WALL] > sizes.sum() / 10
     assert np.delete(sizes, WALL).max() < 0.1
+
+
+def test_a_wall_that_no_posterior_point_meets_leaves_decisions_to_batches():
+    latent, found = look_beside_effects(5.5)
+    assert found.ranges[WALL] < 1.0
+    assert found.rows[WALL] > found.rows.sum() / 10
+    assert latent.by_batches

@@ -5,6 +5,11 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.basic import Join
+from pytensor.tensor.extra_ops import Repeat
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import AdvancedSubtensor
 
 import pymc_minibatch as pmb
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
@@ -140,3 +145,82 @@ def test_a_likelihood_of_some_rows_beside_that_of_all():
         point = {name: rng.normal(size=np.shape(v)) for name, v in model.initial_point().items()}
         np.testing.assert_allclose(tall.logp(point), logp(point), rtol=1e-9)
     assert N not in {n for leaf in data_leaves([tall.prior_graph]) for n in leaf_value(leaf).shape}
+
+
+FIRST = 180
+OLD, NEW = slice(None, FIRST), slice(FIRST, None)
+COUNTS = RNG.multinomial(N, np.ones(G) / G)
+LONG = pt.vector("long", shape=(25,))
+PARAMETERS.append(LONG)
+VALUES.append(RNG.normal(size=25))
+
+
+def parts(old, new):
+    return lambda: pt.concatenate([old(OLD), new(NEW)])
+
+
+PUT_TOGETHER = {
+    "one array": (parts(lambda i: EFFECT[GROUP[i]], lambda i: EFFECT[OTHER[i]]), 1),
+    "and more of one": (parts(lambda i: EFFECT[GROUP[i]] + BETA[0], lambda i: EFFECT[GROUP[i]]), 1),
+    "alike": (parts(lambda i: pt.exp(EFFECT[GROUP[i]]), lambda i: pt.exp(EFFECT[GROUP[i]])), 1),
+    "with factors": (
+        parts(lambda i: BETA[0] * EFFECT[GROUP[i]], lambda i: X[i] * BETA[1] * EFFECT[OTHER[i]]),
+        1,
+    ),
+    "squares": (
+        parts(lambda i: EFFECT[GROUP[i]] * EFFECT[GROUP[i]], lambda i: EFFECT[GROUP[i]] * X[i]),
+        2,
+    ),
+    "unlike": (parts(lambda i: pt.exp(EFFECT[GROUP[i]]), lambda i: X[i] * BETA[0]), 1),
+    "numbers": (
+        parts(lambda i: BETA[0] * np.ones(FIRST), lambda i: BETA[1] * np.ones(N - FIRST)),
+        0,
+    ),
+    "spread": (
+        parts(lambda i: pt.ones(FIRST) * BETA[0], lambda i: pt.alloc(BETA[1], N - FIRST)),
+        0,
+    ),
+    "products": (parts(lambda i: pt.dot(MATRIX[i], BETA), lambda i: MATRIX[i] @ BETA), 0),
+    "three": (
+        lambda: pt.concatenate(
+            [EFFECT[GROUP[:100]], BETA[:1], EFFECT[GROUP[101:300]] * X[101:300], OWN[300:]]
+        ),
+        3,
+    ),
+    "repeated": (lambda: pt.repeat(EFFECT, COUNTS) + X, 1),
+    "repeated together": (lambda: pt.repeat(BETA[0] * EFFECT, N // G) + X, 1),
+    "a grid": (lambda: (LONG[:, None] + EFFECT).flatten() * X, 2),
+    "a grid across": (lambda: (LONG[:, None] * EFFECT + X.reshape(25, G)).T.ravel(), 2),
+    "tiles": (lambda: pt.tile(EFFECT, 25) + X, 1),
+    "rows of a matrix": (
+        lambda: pt.concatenate([MATRIX[OLD] * BETA, MATRIX[NEW] + BETA]),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "n_gathers"), PUT_TOGETHER.values(), ids=PUT_TOGETHER)
+def test_rows_that_are_put_together_are_the_same(make, n_gathers):
+    """Each row reads its own entry; what several kinds of rows gather from is gathered once."""
+    graph = make()
+    [found] = taken_first([graph * X if graph.type.ndim == 1 else graph * X[:, None]])
+    expected = evaluated(graph) * (X if graph.type.ndim == 1 else X[:, None])
+    np.testing.assert_allclose(evaluated(found), expected, rtol=1e-13)
+    nodes = io_toposort([], [found])
+    assert not any(isinstance(node.op, Join | Repeat | Reshape) for node in nodes)
+    assert sum(isinstance(node.op, AdvancedSubtensor) for node in nodes) == n_gathers
+
+
+@pytest.mark.parametrize("holds_data", [False, True])
+def test_a_model_of_rows_that_are_put_together(holds_data):
+    """Some rows have one more term, and there may be several columns of rows of data."""
+    y = RNG.normal(size=N)
+    with pm.Model() as model:
+        keep = pm.Data if holds_data else lambda _, values: values
+        old, new = keep("old", GROUP[OLD]), keep("new", GROUP[NEW])
+        level = pm.Normal("level", pm.Normal("mu"), pm.HalfNormal("sd"), shape=G)
+        mean = pt.concatenate([level[old] + pm.Normal("drift"), level[new]])
+        pm.Normal("y", mean, 1, observed=y)
+    description = str(pmb.TallModel(model).describe())
+    assert description.count(f"({G} effects)") == 1
+    assert pmb.MinibatchMH(model=model).latent is not None
