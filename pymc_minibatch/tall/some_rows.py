@@ -63,7 +63,7 @@ class _Taking:
     """Entries of arrays; the same ones are taken once."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Variable, bytes], Any] = {}
+        self._made: dict[tuple[Variable, int, bytes], Any] = {}
         self._numbers: dict[bytes, Variable] = {}
 
     def of(self, array: Any, positions: Positions) -> Any:
@@ -77,6 +77,8 @@ class _Taking:
     def all_of(self, array: Any) -> Any:
         """Return the same rows, each of which reads its own entries; None if that is not known."""
         n_rows = _length(array)
+        if n_rows is None:
+            return None
         made = self._through(array.owner, array, (np.arange(n_rows),))
         if made is None or made.type.ndim != array.type.ndim:
             return None
@@ -85,7 +87,7 @@ class _Taking:
         return pt.cast(specify_shape(made, (n_rows, *array.type.shape[1:])), array.type.dtype)
 
     def _taken(self, array: Any, positions: Positions) -> Any:
-        key = array, b"".join(each.tobytes() for each in positions)
+        key = array, len(positions), b"".join(each.tobytes() for each in positions)
         if key not in self._made:
             self._made[key] = self._entries(array, positions)
         return self._made[key]
@@ -148,18 +150,21 @@ class _Taking:
     def _joined(self, node: Apply, positions: Positions) -> Any:
         """Take entries of arrays that are put after one another: each is of one of them."""
         axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
-        lengths = [_length(part, axis) for part in parts]
-        if axis >= len(positions) or None in lengths:
+        if axis >= len(positions):
             return None
-        found, where = None, positions[axis]
-        for part, length, stop in zip(parts, lengths, np.cumsum(lengths), strict=True):
-            if not length:
+        found, start, where = None, 0, positions[axis]
+        for part in parts:
+            length = _length(part, axis)
+            if length is None:
+                return None
+            if length == 0:
                 continue
-            inside = np.clip(where - (stop - length), 0, length - 1)
+            inside = np.clip(where - start, 0, length - 1)
             own = self._taken(part, (*positions[:axis], inside, *positions[axis + 1 :]))
             if own is None:
                 return None
-            found = own if found is None else chosen(where >= stop - length, found, own)
+            found = own if found is None else chosen(where >= start, found, own)
+            start += length
         return found
 
     def _repeated(self, node: Apply, positions: Positions) -> Any:
