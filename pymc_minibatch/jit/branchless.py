@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytensor.scalar
 from numba import njit
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -40,11 +41,14 @@ from pymc_minibatch.jit import functions
 from pymc_minibatch.jit.reached import reached_number
 
 __all__ = [
+    "DifferentiableLog1mexp",
     "Entrywise",
     "local_branchless",
     "local_inlined",
     "local_one_logarithm",
 ]
+
+ps: Any = pytensor.scalar
 
 
 class BranchlessExp(Exp):
@@ -91,7 +95,17 @@ class BranchlessErfcx(Erfcx):
     """e^x² times the same."""
 
 
-class BranchlessLog1mexp(Log1mexp):
+class DifferentiableLog1mexp(Log1mexp):
+    """log(1 − e^x), of which the second derivative is finite for x below −700, too."""
+
+    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+        """Return the derivative, e^x / (e^x − 1), times `grads`."""
+        [x] = inputs
+        slope = ps.true_div(ps.exp(x), ps.expm1(x))
+        return [grads[0] * ps.switch(ps.isinf(slope), -np.inf, slope)]
+
+
+class BranchlessLog1mexp(DifferentiableLog1mexp):
     """log(1 − e^x) of doubles."""
 
 
@@ -115,6 +129,7 @@ BRANCHLESS: dict[type, UnaryScalarOp] = {
     Log: BranchlessLog(upgrade_to_float),
     Log1p: BranchlessLog1p(upgrade_to_float),
     Log1mexp: BranchlessLog1mexp(upgrade_to_float),
+    DifferentiableLog1mexp: BranchlessLog1mexp(upgrade_to_float),
     GammaLn: BranchlessGammaLn(upgrade_to_float),
     Psi: BranchlessPsi(upgrade_to_float),
     Erf: BranchlessErf(upgrade_to_float),

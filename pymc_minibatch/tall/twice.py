@@ -2,9 +2,10 @@
 
 These are the product of the entries of an array, the distribution functions of gamma and beta
 variables by their shapes, which censored and truncated rows read, the Bessel functions of von
-Mises's and Rice's distributions, powers of data that may be 0, and the logarithm of a sum of two
-exponentials: its derivatives have the square of the sum as denominator, which is 0 where the sum is
-below 10⁻¹⁶². NUTS needs no more than one derivative; an expansion of the log-likelihood does.
+Mises's and Rice's distributions, powers of data that may be 0, the logarithm of one less an
+exponential that is nearly 0, and that of a sum of two exponentials: its derivatives have the square
+of the sum as denominator, which is 0 where the sum is below 10⁻¹⁶². NUTS needs no more than one
+derivative; an expansion of the log-likelihood does.
 """
 
 import math
@@ -18,11 +19,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.scalar.basic import ScalarOp, upgrade_to_float, upgrade_to_float_no_complex
-from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC
+from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, Log1mexp
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Prod
 
+from pymc_minibatch.jit.branchless import DifferentiableLog1mexp
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 
 __all__ = ["twice_differentiable"]
@@ -232,4 +234,5 @@ DIFFERENTIABLE: dict[type, ScalarOp] = {
     BetaInc: BetaIncByDifferences(upgrade_to_float, name="betainc_by_differences"),
     I0e: _I0E,
     I1e: _I1E,
+    Log1mexp: DifferentiableLog1mexp(upgrade_to_float, name="differentiable_log1mexp"),
 }

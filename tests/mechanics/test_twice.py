@@ -13,7 +13,7 @@ from pytensor.graph.basic import equal_computations
 from pytensor.tensor.math import Prod
 
 import pymc_minibatch as pmb
-from pymc_minibatch.jit.compiled import compile_all, compile_numba
+from pymc_minibatch.jit.compiled import CompiledFunction, compile_all, compile_numba
 from pymc_minibatch.tall.twice import LONGEST, twice_differentiable
 
 # First derivatives by each argument, and second derivatives by each pair of them, row by row,
@@ -90,6 +90,21 @@ def test_rows_on_a_circle() -> None:
         pm.VonMises("y", 2 * pt.arctan(slope * x), kappa, observed=rng.vonmises(0.8 * x, 3.0))
         step = pmb.MinibatchMH()
     assert step.control_variate == 2
+
+
+@pytest.mark.parametrize("at", [-1e-3, -0.5, -3.0, -40.0, -400.0, -705.0, -800.0, -1e5])
+@pytest.mark.parametrize("compiled", [compile_all, compile_numba])
+def test_the_logarithm_of_one_less_an_exponential(at: float, compiled: Callable[..., Any]) -> None:
+    """Derivatives are -1 / (e^-x - 1), and that times -1 / (1 - e^x)."""
+    x: Any = pt.dvector("x")
+    value = twice_differentiable(pt.log1mexp(x))
+    slope: Any = grad(value.sum(), x)
+    function = compiled([x], [value, slope, grad(slope.sum(), x)])
+    evaluate = function.outputs if isinstance(function, CompiledFunction) else function
+    found = np.concatenate(evaluate(np.array([at])))
+    first = -np.exp(at) / -np.expm1(at)
+    expected = np.log1p(-np.exp(at)), first, first / -np.expm1(at)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
 
 
 @pytest.mark.parametrize("begins", [np.array([0.0, 0.0, 1.5, 4.0]), np.array([0, 0, 1, 4])])
