@@ -42,8 +42,9 @@ TUNED = 30
 SCANS, MOST_SCANS = 2, 8
 """Scans from each draw; more if they are cheap, and one if the fewest draws cost too much."""
 
-LEAST_STARTS, MOST_STARTS = 48, 1000
-"""Draws from which scans are made, however many are to be returned."""
+LEAST_STARTS, MOST_STARTS, MORE = 48, 1000, 3
+"""Draws from which scans are made, however many are to be returned, and how many times as many if
+noise leaves the verdict open."""
 
 CHECK_ROWS, CHECK_ENTRY_ROWS, CORRECTION_ROWS = 2e8, 1e4, 2e9
 """Rows that the check may read (some 2 s), how many more for each variable, for which set-up takes
@@ -74,6 +75,10 @@ DENSITY_ROWS, LEAST_DENSITIES, MOST_DENSITIES = 1e7, 10, 400
 
 RATIO_ROWS, LEAST_RATIOS = 8e7, 40
 """The same for the ratios of which k̂ is found."""
+
+MOST_ENTRIES, CHECKED = 3e7, 200
+"""Numbers of all draws together (a quarter of a GB) from which on the check is made of some draws,
+before all are drawn."""
 
 KEPT_STARTS = 50
 """Points that are kept for chains to start from."""
@@ -204,6 +209,10 @@ def approximate(
     return tree
 
 
+type Known = tuple[tuple[np.ndarray, np.ndarray], float]
+"""Means and standard deviations of the approximation, and Pareto's k̂."""
+
+
 class Found(NamedTuple):
     """Draws and what is known of them.
 
@@ -266,49 +275,58 @@ class _Run:
 
     def _checked(self, correct: bool | str) -> Found:
         self._tune()
-        check_rows = CHECK_ROWS + CHECK_ENTRY_ROWS * self.approximation.center.size
+        size = self.approximation.center.size
+        check_rows = CHECK_ROWS + CHECK_ENTRY_ROWS * size
         n_starts = int(np.clip(check_rows / self.cost / SCANS, LEAST_STARTS, MOST_STARTS))
-        points, log_q = self.approximation.draw(self.rng, self.n_draws)
-        pool = points  # what is checked, which few draws would not tell
-        if self.n_draws < n_starts:
-            pool = self.approximation.draw(self.rng, n_starts).points
-        moments = _moments(pool)
-        pareto_k = self._pareto_k()
-        n_scanned = len(pool) if correct is True else n_starts
+        n_pool = max(self.n_draws, n_starts)  # few draws would not tell
+        if correct is not True and n_pool * size > MOST_ENTRIES:
+            n_pool = max(CHECKED, n_starts)  # scans take memory, too; others are drawn later
+        pool, log_q = self.approximation.draw(self.rng, n_pool)
+        n_scanned = n_pool if correct is True else n_starts
         fewest = 1 if n_scanned <= LEAST_STARTS else SCANS
         n_scans = int(np.clip(check_rows / self.cost / n_scanned, fewest, MOST_SCANS))
-        scanned, check = self._compared(
-            pool[:n_scanned], moments, n_scans, pareto_k, slow=SLOW, rows=SLOW_ROWS
-        )
-        affordable = 2 * max(n_scans, SCANS) * self.cost * len(pool) <= CORRECTION_ROWS
-        if correct is False or (
-            correct == "auto" and (not affordable or (check.verdict == "use" and check.is_settled))
-        ):
-            return Found(points, log_q, check, False)
-        middle, n_scans = scanned.end, max(n_scans, SCANS)
-        if n_scanned < len(pool):
-            middle = np.concatenate([middle, self._scanned(pool[n_scanned:], n_scans).end])
+        end, check = self._looked_at(pool, n_scanned, n_scans)
+        n_corrected, n_scans = max(n_pool, self.n_draws), max(n_scans, SCANS)
+        affordable = 2 * n_scans * self.cost * n_corrected <= CORRECTION_ROWS
+        is_good = check.verdict == "use" and check.is_settled
+        if correct is False or (correct == "auto" and (not affordable or is_good)):
+            if n_pool != self.n_draws:
+                pool, log_q = self.approximation.draw(self.rng, self.n_draws)
+            return Found(pool, log_q, check, False)
+        if n_pool < n_corrected:
+            rest = self.approximation.draw(self.rng, n_corrected - n_pool).points
+            pool = np.concatenate([pool, rest])
+        if len(end) < len(pool):
+            end = np.concatenate([end, self._scanned(pool[len(end) :], n_scans).end])
         rows = ASKED_ROWS if correct is True else CORRECTION_ROWS
-        again, check = self._compared(
-            middle, _moments(middle), n_scans, pareto_k, slow=FORGOTTEN, rows=rows
-        )
+        known = _moments(end), check.pareto_k
+        again, check = self._compared(end, known, n_scans, slow=FORGOTTEN, rows=rows)
         ends = self._with_moments_of_all(again)[: self.n_draws]
         return Found(ends, np.full(self.n_draws, np.nan), check, True)
 
+    def _looked_at(self, pool: np.ndarray, n_starts: int, n_scans: int) -> tuple[np.ndarray, Check]:
+        """Compare where scans from some draws lead, from more if noise leaves the verdict open."""
+        known = _moments(pool), self._pareto_k()
+        scanned, check = self._compared(pool[:n_starts], known, n_scans, slow=SLOW, rows=SLOW_ROWS)
+        if check.is_noisy and LEAST_STARTS < n_starts < len(pool):
+            more = pool[n_starts : MORE * n_starts]
+            others, _ = self._compared(more, known, n_scans, slow=SLOW, rows=SLOW_ROWS)
+            parts = zip(scanned[:3], others[:3], strict=True)
+            start, mean, end = (np.concatenate(both) for both in parts)
+            scanned = Scanned(start, mean, end)
+            check = self._check_of(scanned, known)
+        return scanned.end, check
+
+    def _check_of(self, scanned: Scanned, known: Known) -> Check:
+        slices, (moments, pareto_k) = self.step.tall.layout.slices, known
+        return check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
+
     def _compared(
-        self,
-        starts: np.ndarray,
-        moments: tuple[np.ndarray, np.ndarray],
-        n_scans: int,
-        pareto_k: float,
-        *,
-        slow: float,
-        rows: float,
+        self, starts: np.ndarray, known: Known, n_scans: int, *, slow: float, rows: float
     ) -> tuple[Scanned, Check]:
         """Make scans from some points until they have moved, or rows are used up; compare."""
-        slices, n_made = self.step.tall.layout.slices, n_scans
-        scanned = self._scanned(starts, n_scans)
-        check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
+        n_made, scanned = n_scans, self._scanned(starts, n_scans)
+        check = self._check_of(scanned, known)
         while check.slowness > slow:
             if self.leaves_out and check.slowness > SLOW:
                 self._put_back()
@@ -316,7 +334,7 @@ class _Run:
             elif 2 * n_made * self.cost * len(starts) > rows:
                 break
             scanned = self._scanned(scanned.end, n_made)._replace(start=starts)
-            check = check_of(scanned, moments, slices, pareto_k, self.n_modes, self.good_k)
+            check = self._check_of(scanned, known)
             n_made *= 2
         return scanned, check
 
@@ -375,22 +393,25 @@ class _Run:
         ]
         if self.cores > 1 and n_scans * self.cost * len(starts) > PROCESS_ROWS:
             cores = min(self.cores, len(jobs))
-            made = dict(
-                in_processes(_scans_from, jobs, what="transitions", cores=cores, blas_cores=1)
+            made: Iterator[Any] = in_processes(
+                _scans_from, jobs, what="transitions", cores=cores, blas_cores=1
             )
         else:
-            made = dict(enumerate(self._one_by_one(jobs)))
-        means, ends, squares = zip(*(made[k] for k in range(len(jobs))), strict=True)
-        mean = np.concatenate(means)
+            made = self._one_by_one(jobs)
+        mean, end = np.empty_like(starts), np.empty_like(starts)
+        squares, first = np.empty((len(jobs), starts.shape[1])), np.cumsum([0, *map(len, shares)])
+        for k, found in made:  # each share is let go before the next one comes
+            where = slice(first[k], first[k + 1])
+            mean[where], end[where], squares[k] = found
         shift = mean.mean(axis=0)
-        variance = sum(squares) / max(n_scans * len(starts), 1) - (shift - origin) ** 2
+        variance = squares.sum(axis=0) / max(n_scans * len(starts), 1) - (shift - origin) ** 2
         moments = shift, np.sqrt(np.maximum(variance, 0.0))
-        return Scanned(starts, mean, np.concatenate(ends), moments)
+        return Scanned(starts, mean, end, moments)
 
-    def _one_by_one(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[np.ndarray, ...]]:
+    def _one_by_one(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         before = self.step.sampling_state
-        for job in jobs:
-            yield from _scans_from(*job)
+        for k, job in enumerate(jobs):
+            yield from ((k, found) for found in _scans_from(*job))
             self.step.sampling_state = before
 
     def _pareto_k(self) -> float:

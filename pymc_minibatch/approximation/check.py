@@ -183,6 +183,12 @@ class Check:
         return "check" if unsure or self._may_be_wrong or not self.is_settled else "use"
 
     @property
+    def is_noisy(self) -> bool:
+        """Whether scans from more draws may lead to a better verdict."""
+        known = self.pareto_k > self.good_k or self.n_modes > 1 or self.slowness > SLOW
+        return self.verdict == "check" and self.is_settled and not known
+
+    @property
     def _may_be_wrong(self) -> bool:
         """Whether an error that matters is near what was seen."""
         return any(

@@ -60,6 +60,7 @@ from pymc_minibatch.tall.softmax import with_softmax
 from pymc_minibatch.tall.some_rows import taken_first
 from pymc_minibatch.tall.sources import check_finite
 from pymc_minibatch.tall.stacks import unmerge
+from pymc_minibatch.tall.structure import MAX_PREDICTORS, RowStructure
 from pymc_minibatch.tall.tables import Wanted
 from pymc_minibatch.tall.twice import twice_differentiable
 from pymc_minibatch.tall.unions import RowSet, Union, union_of
@@ -69,6 +70,9 @@ __all__ = ["Splitting"]
 
 MAX_LAYOUTS = 64
 """Ways to assign row axes that are tried before a model is refused."""
+
+MOST_ENTRIES = 20_000_000
+"""Of a matrix that is split into entries although its rows are independent (about half a GB)."""
 
 COMPARED = 64
 """Rows of each of several likelihoods that are compared once they are joined."""
@@ -105,6 +109,11 @@ class Splitting(ABC):
     n_own: int
     _rests: list[tuple[str, Variable]]
     rng: np.random.Generator
+
+    @property
+    @abstractmethod
+    def structure(self) -> RowStructure | None:
+        """How rows depend on the parameters, by few affine numbers; None if they do not."""
 
     @abstractmethod
     def batch(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -240,13 +249,38 @@ class Splitting(ABC):
             candidates = _candidate_axes(data_leaves([self.full_term]), n_rows)
             self._check_data(candidates)
             try:
-                return self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
+                found = self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
             except NotTallError as error:
                 first, refusal = refusal is None, refusal or error
-            if first and (found := self._split_entries(rows)) is not None:
-                return found
+                entries = self._split_entries(rows) if first else None
+            else:
+                entries = None if refusal else self._split_wide(rows)
+                if entries is None:
+                    return found
+            if entries is not None:
+                return entries
         assert refusal is not None
         raise refusal
+
+    def _split_wide(
+        self, terms: Sequence[ObservedTerm]
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]] | None:
+        """Split rows of many columns into entries, if rows read too many numbers; None if not.
+
+        In a table of lifetimes by intervals each row reads the hazards of all intervals.
+        """
+        n_entries = math.prod(terms[0].shape)
+        is_wide = n_entries > MAX_PREDICTORS * self.n_rows and n_entries <= MOST_ENTRIES
+        if self.is_bound or not is_wide or self.structure is not None:
+            return None
+        kept = dict(self.__dict__)
+        self.__dict__.pop("_structure")
+        entries = self._split_entries(terms)
+        if entries is None or self.structure is None:
+            self.__dict__.clear()
+            self.__dict__ |= kept
+            return None
+        return entries
 
     def _split_entries(
         self, terms: Sequence[ObservedTerm]

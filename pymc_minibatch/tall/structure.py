@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.slicing import values_read
 
-__all__ = ["NoStructureError", "RowStructure", "Term", "structure_of"]
+__all__ = ["MAX_PREDICTORS", "NoStructureError", "RowStructure", "Term", "structure_of"]
 
 MAX_PREDICTORS, MAX_ENTRIES = 16, 32
 """Numbers that a row may read; more have no small matrix of second derivatives. Those of a row
