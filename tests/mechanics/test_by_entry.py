@@ -92,3 +92,49 @@ def test_effects_of_persons_are_moved_as_a_factor() -> None:
     sds = draws.posterior["sd"].values
     assert sds.mean() == pytest.approx(np.sqrt(between - 1 / 8), abs=6 * sds.std())
     assert sds.std() < 0.1
+
+
+def _lifetimes(n_intervals: int) -> pm.Model:
+    """Count deaths of persons by intervals: a row reads the hazards of all intervals."""
+    rng = np.random.default_rng(7)
+    n = 300
+    x, begins = rng.normal(size=n), np.arange(n_intervals)
+    ends = np.minimum(rng.exponential(8 * np.exp(-0.3 * x)), n_intervals)
+    exposure = np.clip(ends[:, None] - begins, 0, 1)
+    died = (ends[:, None] > begins) & (ends[:, None] <= begins + 1)
+    with pm.Model() as model:
+        hazard = pm.Gamma("hazard", 1, 1, shape=n_intervals)
+        of_person = pm.Deterministic("of_person", pt.exp(pm.Normal("b") * x))
+        mean = exposure * pt.outer(of_person, hazard) + 1e-12
+        pm.Poisson("died", mean, observed=died.astype(int))
+    return model
+
+
+@pytest.mark.parametrize(("n_intervals", "n_rows"), [(5, 300), (20, 6000)])
+def test_rows_that_read_too_many_numbers_are_split_into_entries(
+    n_intervals: int, n_rows: int
+) -> None:
+    model = _lifetimes(n_intervals)
+    tall = pmb.TallModel(model)
+    assert tall.n_rows == n_rows
+    assert tall.structure is not None
+    density, point = model.compile_logp(), model.initial_point()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        point = {name: value + rng.normal(size=value.shape) for name, value in point.items()}
+        own = float(tall.prior_logp(point) + tall.row_logp(point, np.arange(n_rows)).sum())
+        np.testing.assert_allclose(own, density(point), rtol=1e-10)
+
+
+def test_wide_rows_of_few_numbers_stay_rows() -> None:
+    """Rows of 20 columns that read one number, and some whose columns act together."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=200), rng.normal(size=(200, 20))
+    with pm.Model() as alike:
+        pm.Normal("y", (pm.Normal("b") * x)[:, None], 1.0, observed=y)
+    with pm.Model() as together:
+        pm.MvNormal("y", pm.Normal("m", shape=20), np.eye(20), observed=y)
+    for model in (alike, together):
+        tall = pmb.TallModel(model)
+        assert tall.n_rows == 200
+        assert float(tall.row_logp(model.initial_point(), [0])[0]) < 0

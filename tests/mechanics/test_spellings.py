@@ -108,3 +108,18 @@ def test_missing_values_of_groups_are_variables_like_others() -> None:
     assert "of_group_unobserved" in {value.name for value in step.vars}
     with build("of_row", of_row), pytest.raises(NotTallError, match="of_row has 3 missing values"):
         pmb.MinibatchMH()
+
+
+@pytest.mark.parametrize("end", [1e3, 1e6])
+def test_intervals_that_never_end(end: float) -> None:
+    """A large number for an end that is not known makes no derivative infinite."""
+    rng = np.random.default_rng(2)
+    begin = np.floor(10 * rng.weibull(1.5, N) / 3) * 3 + 0.1
+    ends = np.where(begin > 20, end, begin + 3)
+    with pm.Model() as model:
+        shape, mean = pm.Gamma("shape", 4, 2), pm.Normal("mean", 2, 1)
+        scale = pt.exp(mean + pm.HalfNormal("sd") * pm.Normal("z", shape=G))[GROUP]
+        first, last = (begin / scale) ** shape, (ends / scale) ** shape
+        pm.Potential("seen", -first + pt.log1mexp(-(last - first)))
+    [levels] = locate(TallModel(model), 1.0).reference.surrogate.field.levels
+    assert levels.latent.size == G
