@@ -6,6 +6,7 @@ hyperparameters, and what is rotated, go back and there.
 """
 
 import math
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.stats import kstest
 
 from pymc_minibatch.acceptance import Penalty
 from pymc_minibatch.latent import sampler as sampler_module
+from pymc_minibatch.latent import whole as whole_module
 from pymc_minibatch.latent.choose import make_latent_sampler
 from pymc_minibatch.latent.exact import ExactDecisions, ExactSampler
 from pymc_minibatch.latent.grouping import GroupEffects
@@ -343,6 +345,29 @@ def tempered(sampler: WholeSampler, point: np.ndarray) -> float:
     values = sampler.tall.layout.unflatten(sampler.coordinates.to_model(point))
     prior = model.compile_logp(model.free_RVs)(values)
     return float(prior + model.compile_logp(model.observed_RVs)(values) / 2.0)
+
+
+@pytest.mark.parametrize("n_threads", [2, 5])
+def test_values_of_all_rows_do_not_depend_on_threads(
+    whole: WholeSampler, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a row is impossible, or has lost all digits."""
+    monkeypatch.setattr(whole_module, "CHUNK_ROWS", 4)
+    decisions = copy(whole.decisions)
+    decisions.__dict__.pop("_chunks", None)
+    phi = decisions.surrogate.phi(decisions.surrogate.center)
+    impossible = phi.copy()
+    impossible[0] = np.nan
+    for at in (phi, impossible):
+        found = []
+        for n in (1, n_threads):
+            monkeypatch.setattr(whole_module, "n_idle_cores", lambda n=n: n)
+            found.append(decisions.of_all(at))
+        np.testing.assert_array_equal(*found)
+        expected = decisions.rows.values(at, *decisions.data)[0] / decisions.temperature
+        expected = np.where(np.isnan(expected), -np.inf, expected)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-12)
+    assert np.isneginf(found[0]).any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
