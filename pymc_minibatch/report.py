@@ -54,7 +54,7 @@ def report(idata: xr.DataTree) -> str:
     TypeError
         If `idata` is no result of ``pm.sample``.
     ValueError
-        If no step of this package was used.
+        If no step of this package was used, or the result is an approximation.
 
     See Also
     --------
@@ -88,6 +88,11 @@ def report(idata: xr.DataTree) -> str:
         raise ValueError(
             "The sample stats have no n_rows, which every step of this package records. For a run "
             "of another sampler use az.summary, or pmb.compare."
+        )
+    if run.rows_read(n_rows) is None:
+        raise ValueError(
+            "The sample stats do not say how many rows the draws have read. A result of "
+            "pmb.approximate has attributes instead: verdict, reason and pareto_k."
         )
     chains = _look_at_chains(run)
     lines = [_size(run, n_rows), _cost(run, n_rows), *_decisions(run, n_rows), _convergence(chains)]

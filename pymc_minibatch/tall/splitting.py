@@ -39,6 +39,7 @@ from pymc_minibatch.tall.check import (
     SplitCheck,
     difference,
 )
+from pymc_minibatch.tall.code_columns import gathered_by_columns
 from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm, apart, observed_terms, row_counts, sum_rows
@@ -245,7 +246,8 @@ class Splitting(ABC):
             self.row_potentials = [term.name for term in rows if term.leaf is None]
             self._rests = [(term.name, term.rest) for term in rows if term.rest is not None]
             term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
-            self.full_term = twice_differentiable(set_by_row(term, n_rows))
+            term = gathered_by_columns(set_by_row(term, n_rows), n_rows)
+            self.full_term = twice_differentiable(term)
             candidates = _candidate_axes(data_leaves([self.full_term]), n_rows)
             self._check_data(candidates)
             try:

@@ -38,6 +38,7 @@ from pymc_minibatch.tall.rebuilt import rebuilt_row
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 from pymc_minibatch.tall.slicing import values_read
+from pymc_minibatch.tall.twice import twice_differentiable
 
 __all__ = ["MAX_PREDICTORS", "NoStructureError", "RowStructure", "Term", "structure_of"]
 
@@ -250,7 +251,8 @@ class _Builder:
             variable: self._shared(variable, entries)
             for variable, entries in graph.free_entries(cut.free).items()
         }
-        rebuilt = rebuilt_row(graph, arrays, values)
+        # Only now are lengths known of variables with dims, along which products are written out.
+        rebuilt = twice_differentiable(rebuilt_row(graph, arrays, values))
         row = without_matrices(rebuilt, self.predictors)
         if row is rebuilt:
             _check_number(n_predictors, MAX_PREDICTORS)

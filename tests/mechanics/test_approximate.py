@@ -366,3 +366,9 @@ def test_uneven_weights_are_not_used():
         design = weighted_design(np.random.default_rng(5), log_densities, 6, n)
         assert design is not None
         assert not design.is_even
+
+
+def test_a_report_is_of_chains():
+    idata = pmb.approximate(group_effects("normal"), draws=50, random_seed=1)
+    with pytest.raises(ValueError, match="verdict, reason and pareto_k"):
+        pmb.report(idata)

@@ -123,3 +123,35 @@ def test_intervals_that_never_end(end: float) -> None:
         pm.Potential("seen", -first + pt.log1mexp(-(last - first)))
     [levels] = locate(TallModel(model), 1.0).reference.surrogate.field.levels
     assert levels.latent.size == G
+
+
+@pytest.mark.parametrize("as_data", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_several_levels_of_one_factor(as_data: bool, weighted: bool) -> None:
+    """Rows that gather by a matrix of codes read one number, of a level for each column."""
+    rng = np.random.default_rng(4)
+    members, weights = rng.integers(0, G, (N, 3)), rng.dirichlet([1, 1, 1], N)
+    with pm.Model() as model:
+        codes = pm.Data("codes", members) if as_data else members
+        u = pm.Normal("u", 0, pm.HalfNormal("sd"), shape=G)
+        total = (weights * u[codes]).sum(axis=1) if weighted else u[codes].mean(axis=1)
+        pm.Normal("y", pm.Normal("mu") + total, 1.0, observed=X)
+    structure = TallModel(model).structure
+    assert structure is not None
+    assert len(structure.predictors) == 1
+    assert sum(term.index is not None for term in structure.terms) == 3
+
+
+@pytest.mark.parametrize("has_effects", [False, True])
+def test_products_along_a_named_axis(has_effects: bool) -> None:
+    """Stages of ordered answers: the last one is a product, of a length that dims determine."""
+    answers = np.random.default_rng(5).integers(0, 3, N)
+    with pm.Model(coords={"stage": range(2)}) as model:
+        bounds, eta = pm.Normal("bounds", dims="stage"), pm.Normal("b") * X
+        if has_effects:
+            eta = eta + pm.Normal("u", 0, pm.HalfNormal("sd"), shape=G)[GROUP]
+        q = pm.math.sigmoid(bounds - eta[:, None])
+        p = pt.stack([q[:, 0], (1 - q[:, 0]) * q[:, 1], pt.prod(1 - q, axis=-1)], axis=1)
+        pm.Categorical("y", p=p, observed=answers)
+    step = pmb.MinibatchMH(model=model)
+    assert (step.latent is not None) is has_effects
