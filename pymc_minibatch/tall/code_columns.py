@@ -35,7 +35,7 @@ def gathered_by_columns(term: Any, n_rows: int) -> Any:
     @node_rewriter([AdvancedSubtensor])
     def local_by_columns(fgraph: Any, node: Apply) -> list[Variable] | None:
         op: Any = node.op
-        array, codes, *others = node.inputs
+        array, codes, *others = list[Any](node.inputs)
         if others or tuple(op.idx_list) != (0,) or not _is_matrix(codes, n_rows):
             return None
         columns = [array[codes[:, k]] for k in range(_shape(codes)[1])]
