@@ -41,7 +41,8 @@ class Sizes(NamedTuple):
     rows : ndarray, shape (N,)
         By which each row is drawn.
     ranges : ndarray, shape (N,)
-        How far its remainder varies at these points, without walls behind them.
+        How far its remainder varies at these points, without walls behind them; infinite if it is
+        impossible at one.
     farthest : ndarray, shape (G,)
         How far out the levels of a factor were at these points, if it has higher orders.
     """
@@ -74,20 +75,27 @@ def sizes_of_rows(
     _ = rows.row, rows.derivatives, rows.predictors_at  # before threads ask for them
     at = surrogate.expansion.at
 
-    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def spread(*batch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         values = rows.remainders_by_factors(phis, coordinates, at, batch)
+        possible = np.isfinite(values).all(axis=1)
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         wall = _walls(rows, at, list(phis[: 2 * READ_PAIRS]), width, batch)
-        return np.maximum(values.max(axis=1), 0.0) - np.minimum(values.min(axis=1), 0.0), wall
+        return (
+            np.maximum(values.max(axis=1), 0.0) - np.minimum(values.min(axis=1), 0.0),
+            possible,
+            wall,
+        )
 
     parts = [part for _, part in over_chunks(spread, surrogate.tall.data, "Sizing the rows")]
-    walls = np.concatenate([wall for _, wall in parts])
+    walls = np.concatenate([wall for *_, wall in parts])
     found = []
     for k, (cubic, own) in enumerate(zip(cubics, of_cubics, strict=True)):
-        ranges = np.concatenate([part[k] for part, _ in parts])
+        ranges = np.concatenate([part[k] for part, *_ in parts])
+        possible = np.concatenate([each[k] for _, each, _ in parts])
         distances = [np.empty(0)] if cubic is None else [cubic.distances(u) for u in own]
         # Remainders can be small at a few points by chance: half of the draws are uniform.
         sizes = ranges + max(float(ranges.mean()), np.finfo(float).tiny)
+        ranges = np.where(possible, ranges, np.inf)
         found.append(Sizes(np.maximum(sizes, walls), ranges, np.max(distances, axis=0)))
     return found
 

@@ -41,7 +41,7 @@ def chosen(is_second: np.ndarray, first: Any, second: Any) -> Any:
     ops = [None if each.owner is None else each.owner.op for each in (first, second)]
     if ops[0] is not None and ops[0] == ops[1]:
         both = list(zip(first.owner.inputs, second.owner.inputs, strict=True))
-        if isinstance(ops[0], Elemwise):
+        if isinstance(ops[0], Elemwise) and len(first.owner.outputs) == 1:
             return ops[0](*[chosen(is_second, *each) for each in both])
         if isinstance(getattr(ops[0], "core_op", ops[0]), Dot) and both[1][0] is both[1][1]:
             return ops[0](chosen(is_second, *both[0]), both[1][0])
@@ -99,9 +99,17 @@ def _gathered(is_second: np.ndarray, first: Any, second: Any) -> Any:
     if array is not other or nodes[0].op != nodes[1].op:
         return None
     pairs = [(one.data, two.data) for one, two in zip(indices, others, strict=True)]
-    if any(one.ndim != 1 or one.dtype == bool or two.dtype == bool for one, two in pairs):
+    is_first_axis = all(not isinstance(each, slice) for each in nodes[0].op.idx_list[: len(pairs)])
+    if not is_first_axis or not all(
+        _are_numbers(i, is_second.size) for both in pairs for i in both
+    ):
         return None
-    return nodes[0].op(array, *[pt.constant(np.where(is_second, two, one)) for one, two in pairs])
+    numbers = [np.where(is_second, two, one).astype(np.int64) for one, two in pairs]
+    return nodes[0].op(array, *map(pt.constant, numbers))
+
+
+def _are_numbers(index: np.ndarray, n_rows: int) -> bool:
+    return index.ndim == 1 and index.dtype.kind in "iu" and index.size == n_rows
 
 
 def _all(combine: Any, operands: Sequence[Any], nothing: Any) -> Any:

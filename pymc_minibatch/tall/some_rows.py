@@ -38,6 +38,9 @@ __all__ = ["taken_first"]
 type Positions = tuple[np.ndarray, ...]
 """Where entries are along the first axes of an array, one array of numbers for each axis."""
 
+MOST_PARTS = 32
+"""Of rows that are put together; each is evaluated for all rows if they have nothing in common."""
+
 
 def taken_first(graphs: Sequence[Variable]) -> list[Any]:
     """Return graphs with the same values, in which rows are taken before anything is computed."""
@@ -52,7 +55,7 @@ def taken_first(graphs: Sequence[Variable]) -> list[Any]:
         if positions is not None:
             made = taking.of(node.inputs[0], positions)
             result = node.outputs[0]
-            if made is not None and made.type.ndim == result.type.ndim:
+            if made is not None and made.type.broadcastable[1:] == result.type.broadcastable[1:]:
                 replaced[result] = specify_shape(made, result.type.shape)
     if not replaced:
         return list(graphs)
@@ -80,9 +83,7 @@ class _Taking:
         if n_rows is None:
             return None
         made = self._through(array.owner, array, (np.arange(n_rows),))
-        if made is None or made.type.ndim != array.type.ndim:
-            return None
-        if made.type.shape[0] == 1:  # all rows are alike
+        if made is None or made.type.broadcastable != array.type.broadcastable:
             return None
         return pt.cast(specify_shape(made, (n_rows, *array.type.shape[1:])), array.type.dtype)
 
@@ -101,7 +102,9 @@ class _Taking:
             return self._of_data(array, positions)
         node = array.owner
         made = None if node is None else self._through(node, array, positions)
-        return self._gathered(array, positions) if made is None else made
+        if made is None or made.type.broadcastable[1:] != array.type.broadcastable[n_axes:]:
+            return self._gathered(array, positions)  # an axis along which all is alike was lost
+        return made
 
     def _of_data(self, leaf: Any, positions: Positions) -> Variable:
         values = leaf_value(leaf)
@@ -150,7 +153,7 @@ class _Taking:
     def _joined(self, node: Apply, positions: Positions) -> Any:
         """Take entries of arrays that are put after one another: each is of one of them."""
         axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
-        if axis >= len(positions):
+        if axis >= len(positions) or len(parts) > MOST_PARTS:
             return None
         found, start, where = None, 0, positions[axis]
         for part in parts:
@@ -189,8 +192,11 @@ class _Taking:
 
     def _spread(self, array: Any, value: Any, positions: Positions) -> Any:
         """Take entries of an array that has the same value all along some axes."""
-        n_new = array.type.ndim - value.type.ndim
-        return self._taken(value.dimshuffle(*["x"] * n_new, *range(value.type.ndim)), positions)
+        n_axes, n_new = len(positions), array.type.ndim - value.type.ndim
+        kept = value.dimshuffle(*["x"] * n_new, *range(value.type.ndim))
+        if kept.type.broadcastable[n_axes:] != array.type.broadcastable[n_axes:]:
+            return None
+        return self._taken(kept, positions)
 
     def _shuffled(self, op: Any, array: Any, positions: Positions) -> Any:
         """Take entries of an array whose axes are ordered otherwise, or are new."""
@@ -309,7 +315,7 @@ def _unique(indices: Positions, shape: tuple[int | None, ...]) -> Positions | No
 
 
 def _as_numbers(index: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(index) if index.dtype == bool else index
+    return np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
 
 
 def _number_of(end: Any) -> Any:

@@ -27,7 +27,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.jit.compiled import compile_all, compile_python
 from pymc_minibatch.jit.memory import NotEnoughMemoryError
 from pymc_minibatch.tall.by_entry import entries_of
 from pymc_minibatch.tall.check import (
@@ -208,7 +208,7 @@ class Splitting(ABC):
     def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the model, with what it computes from data in the rows or else computed once."""
         as_written = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
-        terms = as_written if self.is_bound else _taken_first(as_written)
+        terms = as_written if self.is_bound else self._taken_first(as_written)
         self.evaluates_data = any(
             a.term is not b.term for a, b in zip(terms, as_written, strict=True)
         )
@@ -230,6 +230,32 @@ class Splitting(ABC):
                 return self._split(replaced)
             raise
 
+    def _taken_first(self, as_written: Sequence[ObservedTerm]) -> Sequence[ObservedTerm]:
+        """Take rows before what they are taken from is computed, unless values change."""
+        taken = taken_first([term.term for term in as_written])
+        changed = [
+            (own, term.term)
+            for own, term in zip(taken, as_written, strict=True)
+            if own is not term.term
+        ]
+        if not changed:
+            return as_written
+        graphs = [self.bind(pt.cast(graph, "float64"), {}) for pair in changed for graph in pair]
+        evaluate, rng = compile_all([self.flat], graphs), np.random.default_rng(3)
+        for spread in (0.0, 0.1, 0.3):
+            point = self.start + spread * rng.normal(size=self.start.size) * (
+                self.layout.is_continuous
+            )
+            with suppress(IMPOSSIBLE):
+                found = evaluate(point)
+                pairs = zip(found[::2], found[1::2], strict=True)
+                if any(a.shape != b.shape or difference(a, b) is not None for a, b in pairs):
+                    return as_written
+        return [
+            term if own is term.term else replace(term, term=own)
+            for term, own in zip(as_written, taken, strict=True)
+        ]
+
     def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         found = self._split_some(terms)
@@ -241,6 +267,7 @@ class Splitting(ABC):
         refusal: NotTallError | None = None
         for n_rows in row_counts(terms):
             self.n_rows = self.n_own = n_rows
+            self.__dict__.pop("_structure", None)  # of rows that were tried before
             rows = [term for term in terms if n_rows in term.lengths]
             self.row_names = [term.name for term in rows]
             self.row_potentials = [term.name for term in rows if term.leaf is None]
@@ -277,12 +304,13 @@ class Splitting(ABC):
             return None
         kept = dict(self.__dict__)
         self.__dict__.pop("_structure")
-        entries = self._split_entries(terms)
-        if entries is None or self.structure is None:
-            self.__dict__.clear()
-            self.__dict__ |= kept
-            return None
-        return entries
+        with suppress(ValueError, TypeError, IndexError, NotEnoughMemoryError):
+            entries = self._split_entries(terms)
+            if entries is not None and self.structure is not None:
+                return entries
+        self.__dict__.clear()
+        self.__dict__ |= kept
+        return None
 
     def _split_entries(
         self, terms: Sequence[ObservedTerm]
@@ -343,6 +371,7 @@ class Splitting(ABC):
     def _split_union(self, union: Union) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the rows of several likelihoods."""
         self.n_rows = self.n_own = int(union.starts[-1])
+        self.__dict__.pop("_structure", None)
         self.row_names = [name for each in union.order for name in each.names]
         self.full_term = twice_differentiable(unmerge(pt.cast(union.term, "float64")))
         candidates: dict[Variable, list[int]] = {leaf: [0] for leaf in union.leaves}
@@ -517,15 +546,6 @@ class Splitting(ABC):
         }
         [bound] = graph_replace([term], replacements | dict(replace), strict=False)
         return bound
-
-
-def _taken_first(terms: Sequence[ObservedTerm]) -> list[ObservedTerm]:
-    """Take rows before what they are taken from is computed."""
-    taken = taken_first([term.term for term in terms])
-    return [
-        term if own is term.term else replace(term, term=own)
-        for term, own in zip(terms, taken, strict=True)
-    ]
 
 
 def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
