@@ -280,9 +280,8 @@ class _Run:
         n_starts = int(np.clip(check_rows / self.cost / SCANS, LEAST_STARTS, MOST_STARTS))
         n_pool = max(self.n_draws, n_starts)  # few draws would not tell
         if correct is not True and n_pool * size > MOST_ENTRIES:
-            n_pool = min(
-                n_pool, max(CHECKED, n_starts)
-            )  # scans take memory, too; others are drawn later
+            # Scans take memory, too; the other draws are made later.
+            n_pool = min(n_pool, max(CHECKED, n_starts))
         pool, log_q = self.approximation.draw(self.rng, n_pool)
         n_scanned = n_pool if correct is True else n_starts
         fewest = 1 if n_scanned <= LEAST_STARTS else SCANS

@@ -243,10 +243,9 @@ class Splitting(ABC):
         graphs = [self.bind(pt.cast(graph, "float64"), {}) for pair in changed for graph in pair]
         evaluate, rng = compile_all([self.flat], graphs), np.random.default_rng(3)
         for spread in (0.0, 0.1, 0.3):
-            point = self.start + spread * rng.normal(size=self.start.size) * (
-                self.layout.is_continuous
-            )
-            with suppress(IMPOSSIBLE):
+            jitter = spread * rng.normal(size=self.start.size)
+            point = self.start + jitter * self.layout.is_continuous
+            with suppress(*FAILURES):
                 found = evaluate(point)
                 pairs = zip(found[::2], found[1::2], strict=True)
                 if any(a.shape != b.shape or difference(a, b) is not None for a, b in pairs):
