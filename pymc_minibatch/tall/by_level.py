@@ -6,34 +6,36 @@ other variables, though each entry is a function of one entry of z. Written as
 rows read z and the top. A chain of functions of one array needs no help, unless rows multiply what
 they gather by a parameter.
 
-Ordered thresholds of many items are what a transform makes of unconstrained values, each item's
-from its own. Written as ``T(z)[item]`` rows read what is not affine in z, though each item is but a
-few numbers: ``T(z[item])`` says the same, and the rows read z. Probabilities that sum to one are
-left alone, since the softmax that makes them is taken apart elsewhere.
+The same holds for functions of several of a level's own numbers: ordered thresholds and
+probabilities that sum to one, which transforms make of unconstrained values, or a ratio
+``(clearance / volume)[subject]`` of two columns. Any operation that works level by level is moved:
+on entries, along other dimensions, columns that are taken or set. ``T(z)[item]`` is ``T(z[item])``.
 
 Angles are arctan2(sin v, cos v) of values v on a line. They jump where v passes half a turn, and so
 would an expansion about them. Rows read v, however few angles there are.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
-import numpy as np
-from pymc.util import get_var_name
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.special import Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
-
-from pymc_minibatch.jit.compiled import compile_all
-
-if TYPE_CHECKING:
-    from pymc_minibatch.tall.model import TallModel
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Sum
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
 __all__ = [
     "FEWEST_GATHERED",
@@ -43,8 +45,6 @@ __all__ = [
     "linear_in_angles",
 ]
 
-RTOL, N_POINTS = 1e-12, 2
-
 STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
 """Operations that are linear in effects, if the others of their inputs are
 constants."""
@@ -52,49 +52,57 @@ constants."""
 FEWEST_GATHERED = 30
 """Effects that are too many to be hyperparameters, all of which moves change at once."""
 
+STRAIGHT_BY_LEVEL = (CumOp, DimShuffle, IncSubtensor, Join, SpecifyShape, Subtensor, Sum)
+"""Operations on the numbers of a level that are linear in them."""
+
+OF_ENTRIES = (DimShuffle, Elemwise, SpecifyShape, Subtensor)
+"""Operations each of whose numbers is made of one of each array that they read."""
+
 SCALES = (ps.Mul, ps.TrueDiv)
 """Operations by which a scale or a height enters."""
 
 MOST_READ = 6
 """Numbers that the functions of a level may read: the derivatives of a row are as many as their
-pairs."""
+pairs. As many as rows gather anyway are never too many."""
 
 
-def gathered_first(tall: "TallModel", inputs: list[Variable], term: Variable) -> Variable:
-    """Gather values before they are transformed, where each level's are by themselves.
+def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
+    """Gather values before they are transformed, if each level's are by themselves.
 
     Parameters
     ----------
-    tall
-        The model.
     inputs
         The flat point and the batch.
     term
         A graph of these.
     """
-    flat, replaced = inputs[0], {}
-    multiplied = _multiplied(flat, inputs[1:], term)
-    for node in io_toposort(inputs, [term]):
-        if not isinstance(node.op, AdvancedSubtensor):
-            continue
-        if not gathers_levels(node):
-            continue
-        array = node.inputs[0]
-        first = indices_from_subtensor(node.inputs[1:], node.op.idx_list)[0]
-        for value, transformed in _candidates(tall, array, flat, inputs[1:]):
-            if _agree(tall, flat, array, transformed(value)):
-                replaced[node.outputs[0]] = transformed(value[first])
-                break
-        else:
-            functions = FunctionsOfEntries(array, flat)
-            if set(ancestors([array])).isdisjoint(inputs[1:]) and functions.are_to_be_moved(
-                is_multiplied=node.outputs[0] in multiplied
-            ):
-                replaced[node.outputs[0]] = functions.of(first)
+    flat, batch = inputs[0], inputs[1:]
+    gathers = [
+        (node, FunctionsOfEntries(_gathered(node), flat))
+        for node in io_toposort(inputs, [term])
+        if isinstance(node.op, AdvancedSubtensor)
+        and _gathers_of_levels(node)
+        and set(ancestors(node.inputs[:1])).isdisjoint(batch)
+    ]
+    multiplied = _multiplied(flat, batch, term)
+    moved = [
+        (node, functions)
+        for node, functions in gathers
+        if functions.are_to_be_moved(is_multiplied=node.outputs[0] in multiplied)
+    ]
+    functions_moved = set[Variable]().union(*(each.applied for _, each in moved))
+    moved += [
+        (node, functions)
+        for node, functions in gathers
+        if functions.is_chain and not functions_moved.isdisjoint(functions.applied)
+    ]
+    replaced: dict[Variable, Variable] = {}
+    for node, functions in moved:
+        replaced[node.outputs[0]] = functions.of(_first_index(node))
     if not replaced:
         return term
-    [moved] = graph_replace([term], replaced, strict=False)
-    return moved
+    [rewritten] = graph_replace([term], replaced, strict=False)
+    return rewritten
 
 
 class FunctionsOfEntries:
@@ -113,20 +121,44 @@ class FunctionsOfEntries:
         nodes = io_toposort([flat], [array])
         self._of_angles = linear_in_angles(nodes)
         for node in nodes:
-            if not self._reads_flat.isdisjoint(node.inputs):
+            is_length = isinstance(node.op, Shape | Shape_i)
+            if not is_length and not self._reads_flat.isdisjoint(node.inputs):
                 self._reads_flat.update(node.outputs)
             if self._is_curved(node):
                 self._curved.update(node.outputs)
+        for node in reversed(nodes):  # what is set part by part is one array
+            if isinstance(node.op, IncSubtensor) and node.outputs[0] in self._curved:
+                into: Any = node.inputs[0]
+                if _sets(into.owner) and _works_by_level(into.owner):
+                    self._curved.add(into)
 
     def _is_curved(self, node: Apply) -> bool:
         """Whether some function that is not linear in the levels' variables is in what it gives."""
-        if not isinstance(node.op, Elemwise) or not _has_levels(node.outputs[0]):
+        if not _works_by_level(node) or not _has_levels(node.outputs[0]):
             return False
         levels = [i for i in node.inputs if i in self._reads_flat and _has_levels(i)]
         if any(i in self._curved for i in levels):
             return True
+        if not isinstance(node.op, Elemwise):
+            return bool(levels) and not isinstance(node.op, STRAIGHT_BY_LEVEL)
         divides = isinstance(node.op.scalar_op, ps.TrueDiv) and node.inputs[1] not in levels
         return bool(levels) and not divides and not isinstance(node.op.scalar_op, STRAIGHT)
+
+    @cached_property
+    def applied(self) -> set[Variable]:
+        """What its functions give, from the array down to what these read."""
+        return self._walked[0]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each of its functions is of single entries of one array."""
+        alone = all(len(self._above(each)) == 1 for each in self.applied)
+        return bool(self.applied) and alone and self._are_of_entries
+
+    @property
+    def _are_of_entries(self) -> bool:
+        """Whether each function gives one number for one of each array that it reads."""
+        return all(isinstance(each.owner.op, OF_ENTRIES) for each in self.applied)
 
     def are_to_be_moved(self, *, is_multiplied: bool) -> bool:
         """Whether there are functions of many levels that rows cannot be seen to apply.
@@ -135,30 +167,42 @@ class FunctionsOfEntries:
         gather by a parameter. Effects times a function of others, such as the scale of each, are
         left as they are: given the scales they are affine.
         """
-        n_levels = self.array.type.shape[0] if self.array.type.ndim else 1
-        if self.array not in self._curved:
+        if not self.applied:
             return False
-        if (n_levels or FEWEST_GATHERED) < FEWEST_GATHERED and self.array not in self._of_angles:
+        n_levels = self.array.type.shape[0] or FEWEST_GATHERED
+        is_of_angle = self.array in self._of_angles
+        if n_levels < FEWEST_GATHERED and self._are_of_entries and not is_of_angle:
             return False
-        n_read, is_chain = 0.0, True
-        pending, seen = [self.array], set()
+        n_read = sum(map(_width, self._walked[1]))
+        is_worth = is_multiplied or not self.is_chain
+        return (
+            is_worth
+            and n_read <= max(MOST_READ, _width(self.array))
+            and not any(map(self._is_mixed, self.applied))
+        )
+
+    @cached_property
+    def _walked(self) -> tuple[set[Variable], set[Variable]]:
+        """What functions give, and what they read, from the array down."""
+        applied, read = set[Variable](), set[Variable]()
+        pending = [self.array]
         while pending:
             variable = pending.pop()
-            if variable in seen:
-                continue
-            seen.add(variable)
             if variable not in self._curved:
-                n_read += _width(variable)
-                continue
-            node = variable.owner
-            above = [i for i in node.inputs if i in self._reads_flat]
-            levels = set(filter(_has_levels, above))
-            mixed = levels & self._curved and levels - self._curved
-            if isinstance(node.op.scalar_op, SCALES) and mixed:
-                return False
-            is_chain &= len(above) == 1
-            pending += above
-        return (not is_chain or is_multiplied) and n_read <= MOST_READ
+                read.add(variable)
+            elif variable not in applied:
+                applied.add(variable)
+                pending += self._above(variable)
+        return applied, read
+
+    def _above(self, variable: Any) -> list[Variable]:
+        return [i for i in variable.owner.inputs if i in self._reads_flat]
+
+    def _is_mixed(self, variable: Any) -> bool:
+        """Whether it is a product of effects and of a function of others."""
+        levels = set(filter(_has_levels, self._above(variable)))
+        mixed = levels & self._curved and levels - self._curved
+        return bool(mixed) and _applies(variable.owner, *SCALES)
 
     def of(self, index: Any) -> Any:
         """Return the array's entries at an index, as functions of others' entries there."""
@@ -166,14 +210,61 @@ class FunctionsOfEntries:
 
         def at_index(variable: Any) -> Any:
             if variable not in made:
-                if variable in self._curved:
+                if variable not in self._curved:
+                    made[variable] = variable[index] if _has_levels(variable) else variable
+                elif isinstance(variable.owner.op, SpecifyShape):
+                    made[variable] = at_index(variable.owner.inputs[0])
+                else:
                     inputs = map(at_index, variable.owner.inputs)
                     made[variable] = variable.owner.op(*inputs)
-                else:
-                    made[variable] = variable[index] if _has_levels(variable) else variable
             return made[variable]
 
         return at_index(self.array)
+
+
+def _works_by_level(node: Apply) -> bool:
+    """Whether each level of what an operation gives is made of the same level of what it reads.
+
+    Levels are in the first dimension. What has one entry there is read by all.
+    """
+    op: Any = node.op
+    [out] = node.outputs if len(node.outputs) == 1 else [None]
+    if out is None or isinstance(op, Elemwise):
+        return out is not None
+    array: Any = node.inputs[1 if isinstance(op, Join) else 0]
+    if isinstance(op, DimShuffle):
+        return bool(op.new_order) and op.new_order[0] == 0
+    if isinstance(op, Subtensor):
+        return _is_whole(_first_index(node))
+    if isinstance(op, IncSubtensor):
+        is_alike = node.inputs[1].type.ndim == array[_indices(node)].type.ndim
+        return is_alike and _is_whole(_first_index(node))
+    if isinstance(op, Join):
+        axis = getattr(node.inputs[0], "data", 0)
+        return int(axis) % array.type.ndim != 0 and all(map(_has_levels, node.inputs[1:]))
+    if isinstance(op, CAReduce | CumOp | LogSoftmax | Softmax):
+        axes = op.axis if isinstance(op.axis, tuple | list) else [op.axis]
+        return None not in axes and all(axis % array.type.ndim != 0 for axis in axes)
+    return isinstance(op, SpecifyShape)
+
+
+def _indices(node: Apply) -> tuple[Any, ...]:
+    """Return the indices of an operation that takes or sets part of an array."""
+    op: Any = node.op
+    n_arrays = 2 if isinstance(op, IncSubtensor) else 1
+    return indices_from_subtensor(node.inputs[n_arrays:], op.idx_list)
+
+
+def _first_index(node: Apply) -> Any:
+    return _indices(node)[0]
+
+
+def _sets(node: Apply | None) -> bool:
+    return node is not None and isinstance(node.op, IncSubtensor)
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
 
 
 def linear_in_angles(nodes: Sequence[Apply]) -> set[Variable]:
@@ -234,56 +325,21 @@ def _multiplied(flat: Variable, batch: list[Variable], term: Variable) -> set[Va
 
 def gathers_levels(node: Apply) -> bool:
     """Whether each row gathers one level of an array, with all that the level has."""
-    op: Any = node.op
-    first, *rest = indices_from_subtensor(node.inputs[1:], op.idx_list)
+    return _gathers_of_levels(node) and all(map(_is_whole, _indices(node)[1:]))
+
+
+def _gathers_of_levels(node: Apply) -> bool:
+    """Whether each row gathers one level of an array, or the same entries of each."""
+    first, *rest = _indices(node)
     return (
         not isinstance(first, slice)
         and first.type.ndim == 1
         and first.type.dtype != "bool"
-        and all(isinstance(i, slice) and i == slice(None) for i in rest)
+        and all(_is_whole(i) or (isinstance(i, Constant) and i.type.ndim == 0) for i in rest)
     )
 
 
-def _candidates(
-    tall: "TallModel", array: Any, flat: Variable, batch: list[Variable]
-) -> Iterator[tuple[Any, Any]]:
-    """Yield the one value variable that an array reads, with the transform that may have made it.
-
-    Transforms of single numbers are functions of them, which need no help.
-    """
-    above = set(ancestors([array]))
-    if flat not in above or not above.isdisjoint(batch) or isinstance(array.owner.op, Softmax):
-        return
-    read = [node for node in io_toposort([flat], [array]) if flat in node.inputs]
-    if len(read) != 1 or not isinstance(read[0].op, Subtensor):
-        return
-    model, slices = tall.model, tall.layout.slices
-    start, stop = (getattr(i, "data", None) for i in (*read[0].inputs[1:], None, None)[:2])
-    for rv, value in model.rvs_to_values.items():
-        where, transform = slices.get(get_var_name(value)), model.rvs_to_transforms.get(rv)
-        if where is None or transform is None or rv.owner is None:
-            continue
-        if (where.start, where.stop) != (start, stop) or getattr(transform, "ndim_supp", 0) < 1:
-            continue
-        shaped = _value_in(array, flat)
-        if shaped is not None and shaped.type.ndim == array.type.ndim > 1:
-            yield shaped, lambda z, t=transform, rv=rv: t.backward(z, *rv.owner.inputs)
-
-
-def _value_in(array: Any, flat: Variable) -> Any:
-    """Return the value variable, of its own shape, in the graph of an array."""
-    nodes: list[Apply] = [n for n in io_toposort([flat], [array]) if isinstance(n.op, Reshape)]
-    pieces = [n for n in nodes if n.inputs[0].owner and flat in n.inputs[0].owner.inputs]
-    return pieces[0].outputs[0] if len(pieces) == 1 else None
-
-
-def _agree(tall: "TallModel", flat: Variable, array: Any, other: Any) -> bool:
-    """Whether two arrays are the same at points about the start."""
-    if not set(ancestors([other])) - set(ancestors([array])) or flat not in ancestors([other]):
-        return False
-    evaluate, rng = compile_all([flat], [array, other]), np.random.default_rng(3)
-    for _ in range(N_POINTS):
-        one, two = evaluate(tall.start + rng.standard_normal(tall.start.size))
-        if one.shape != two.shape or not np.allclose(one, two, rtol=RTOL, atol=0.0):
-            return False
-    return True
+def _gathered(node: Apply) -> Any:
+    """Return the array of which rows gather all that a level has."""
+    array: Any = node.inputs[0]
+    return array if gathers_levels(node) else array[(slice(None), *_indices(node)[1:])]

@@ -47,6 +47,24 @@ def rows_of_two_columns() -> None:
     pm.Normal("y", mean, 1.0, observed=NUMBERS)
 
 
+def ratio_of_columns() -> None:
+    sd = pm.HalfNormal("sd", 1, shape=2)
+    both = pm.math.exp(pm.Normal("mu", shape=2) + sd * pm.Normal("z", shape=(G, 2)))
+    size = np.linspace(1, 2, G)
+    ratio = (both[:, 0] * size**0.75 / both[:, 1])[GROUP]
+    pm.Normal("y", ratio * X + both[GROUP, 1], 1.0, observed=NUMBERS)
+
+
+def probabilities() -> None:
+    chances = pm.Dirichlet("chances", a=pm.Gamma("c", 2, 0.5, shape=3), shape=(G, 3))
+    pm.Categorical("y", p=chances[GROUP], observed=np.minimum(COUNTS, 2))
+
+
+def shares_of_a_total() -> None:
+    share = pm.Dirichlet("share", a=np.full(3, 2.0), shape=(G, 3)).cumsum(axis=1)
+    pm.Normal("y", share[GROUP, 1] * X, 1.0, observed=NUMBERS)
+
+
 @pytest.mark.parametrize(
     ("declare", "hyper"),
     [
@@ -55,6 +73,9 @@ def rows_of_two_columns() -> None:
         (height_of_a_sigmoid, {"sd_log__"}),
         (height_of_what_is_gathered, {"sd_log__"}),
         (rows_of_two_columns, set()),
+        (ratio_of_columns, {"sd_log__"}),
+        (probabilities, {"c_log__"}),
+        (shares_of_a_total, set()),
     ],
 )
 def test_rows_apply_the_function(declare: Callable[[], None], hyper: set[str]) -> None:
