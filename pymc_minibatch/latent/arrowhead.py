@@ -10,7 +10,7 @@ is factored by eliminating the groups first, which fills nothing in: with C_g C_
 W_g = C_g⁻¹ B_g, what is left for the dense part is S = A − Σ W_gᵀ W_g. Time is O(G(q³ + qp²) + p³)
 and memory O(Gq(q + p)); nothing of the size of the whole is made. If the dense part holds the
 levels of other factors, of which each group meets few, B and W are sparse, and time and memory are
-those of the entries that are not zero. If there are no groups, so is A (:mod:`.cholesky`).
+those of the entries that are not zero; so are A and S (:mod:`.schur`) if few unknowns meet.
 
 Reference
 ---------
@@ -45,6 +45,7 @@ from pymc_minibatch.latent.cholesky import (
 )
 from pymc_minibatch.latent.krylov import KrylovRoot
 from pymc_minibatch.latent.layout import ArrowheadLayout
+from pymc_minibatch.latent.schur import minus_gram, sparse_minus_gram
 
 __all__ = [
     "ArrowheadFactor",
@@ -67,8 +68,8 @@ SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 
 
 MOST_FACTORED = 3000
-"""A larger border beside groups is not factored if products do: it would take more than half a
-second for each value of the hyperparameters, with the cube of the size."""
+"""A larger border beside groups, whose factor is full, is not factored if products do: it would
+take more than half a second for each value of the hyperparameters, with the cube of the size."""
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,16 @@ class ArrowheadMatrix:
         """
         cholesky = factored_blocks(self.blocks)
         reduced = _solve_each(cholesky, self.cross)
+        limit = math.inf if by_products else MOST_FULL
+        rest = sparse_minus_gram(self.dense, reduced)
+        if rest is not None:
+            return ArrowheadFactor(factor_sparse(rest, limit), reduced, cholesky)
         if by_products and reduced.size and self.dense.shape[0] > MOST_FACTORED:
             root = KrylovRoot(self.dense, reduced)
             _ = root.scale
             return ArrowheadFactor(root, reduced, cholesky)
-        rest = _minus_gram(self.dense, reduced)
-        limit = math.inf if by_products or self.blocks.size else MOST_FULL
-        if sparse.issparse(rest):
-            return ArrowheadFactor(factor_sparse(rest, limit), reduced, cholesky)
-        refuse_large(len(rest), limit)
-        return ArrowheadFactor(factor_dense(rest), reduced, cholesky)
+        refuse_large(self.dense.shape[0], limit)
+        return ArrowheadFactor(factor_dense(minus_gram(self.dense, reduced)), reduced, cholesky)
 
 
 @dataclass(frozen=True)
@@ -354,19 +355,6 @@ def _solve_each(cholesky: np.ndarray, matrix: Matrix) -> Matrix:
     return solve_blocks(cholesky, parts).reshape(matrix.shape)
 
 
-def _minus_gram(dense: Matrix, reduced: Matrix) -> Matrix:
-    """Return ``A − WᵀW`` by columns; of a sparse W, in the lower triangle only."""
-    if not reduced.size and sparse.issparse(dense):
-        return dense
-    if not sparse.issparse(reduced):
-        return np.asfortranarray(_whole(dense) - reduced.T @ reduced)
-    rest = dense.toarray() if sparse.issparse(dense) else dense.copy()
-    by_column = reduced.tocsc()
-    by_row = by_column.tocsr()  # with sorted columns
-    subtract_gram(_compressed(by_row), _compressed(by_column), rest)
-    return rest.T
-
-
 type _Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Where the rows, or columns, of a sparse matrix start, positions in them, and entries."""
 
@@ -392,20 +380,3 @@ def add_crossed(
             total += entry * dense[j]
             of_dense[j] += entry * groups[i]
         of_groups[i] += total
-
-
-@jit_kept
-def subtract_gram(by_row: _Compressed, by_column: _Compressed, dense: np.ndarray) -> None:
-    """Subtract ``WᵀW`` of a sparse W from the upper triangle of a matrix.
-
-    It is written row by row, since a row of it stays in cache and the whole does not.
-    """
-    starts, columns, entries = by_row
-    first, rows, entries_of_column = by_column
-    place = starts.copy()  # of entries from column i on
-    for i in range(dense.shape[0]):
-        for k in range(first[i], first[i + 1]):
-            g, entry = rows[k], entries_of_column[k]
-            for m in range(place[g], starts[g + 1]):
-                dense[i, columns[m]] -= entry * entries[m]
-            place[g] += 1

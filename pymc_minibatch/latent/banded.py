@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dtbmv, dtbsv, dtrmv
-from scipy.linalg.lapack import dpbtrf, dpotrf, dtrtrs
+from scipy.linalg.lapack import dpbtrf, dpotrf, dtbtrs, dtrtrs
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 __all__ = ["NOT_POSITIVE", "Band", "BandedCholesky", "find_band"]
@@ -30,6 +30,9 @@ NOT_POSITIVE = "The dense part is not positive definite."
 MOST_WORK, MOST_MULTIPLICATIONS = 0.2, 6000**3 / 6
 """Share of the multiplications of a full matrix that a factorization may take, and how many at
 most: some two seconds."""
+
+NARROW = 64
+"""Entries below the diagonal from which on blocks of a band are worth a call each."""
 
 MEETS_MANY, MOST_LAST = (0.1, 0.03, 0.01), 0.1
 """Unknowns that meet a larger share of the others are eliminated last, whichever of these takes
@@ -202,8 +205,8 @@ def _solve_band(root: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     Entry (i, j) of R is stored i + j k numbers from the first.
     """
     width, n_band = root.shape[0] - 1, root.shape[1]
-    if not width:
-        return matrix / root[0][:, None]
+    if width < NARROW:
+        return dtbtrs(root, matrix, uplo="L")[0]
     size = root.itemsize
     strides = size, width * size
     whole = np.lib.stride_tricks.as_strided(root, (n_band, n_band), strides, writeable=False)

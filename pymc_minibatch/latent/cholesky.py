@@ -31,6 +31,7 @@ __all__ = [
     "SparseCholesky",
     "factor_dense",
     "factor_sparse",
+    "has_sparse_factor",
     "refuse_large",
 ]
 
@@ -213,6 +214,14 @@ def factor_sparse(
     ):
         raise LinAlgError(NOT_POSITIVE)
     return SparseCholesky(found.order, found.columns, rows, entries, np.sqrt(diagonal))
+
+
+def has_sparse_factor(starts_bytes: bytes, columns_bytes: bytes) -> bool:
+    """Whether the factor of a pattern of entries is sparse: where rows start, and the columns."""
+    size = len(starts_bytes) // 8 - 1
+    if size > LARGE and find_band(starts_bytes, columns_bytes) is not None:
+        return True
+    return _elimination(starts_bytes, columns_bytes) is not None
 
 
 @lru_cache(maxsize=8)

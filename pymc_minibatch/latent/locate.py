@@ -6,7 +6,9 @@ import numpy as np
 
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.angles import Angles
+from pymc_minibatch.latent.cholesky import refuse_large
 from pymc_minibatch.latent.factors import Factor, find_factors
+from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
 from pymc_minibatch.latent.search import LatentReference, search
@@ -20,10 +22,11 @@ from pymc_minibatch.tall.structure import RowStructure
 
 __all__ = ["LatentModel", "Sums", "locate", "structure_with_effects", "without"]
 
-MOST_BESIDE, MOST_ALONE = 6000, 50_000
-"""Coefficients and effects outside of the largest factor, if rows are not normal. A full matrix of
-the first size is factored in some seconds, and a search factors it a hundred times; without a
-factor their precision may be banded."""
+MOST_COLUMNS, MOST_ALONE = 6000, 50_000
+"""Coefficients by which all rows multiply data, and coefficients and effects if there is no
+grouping factor. A full matrix of the first size is factored in some seconds, and a search factors
+it a hundred times; others may be banded, or sparse once a factor is eliminated, or are refused when
+they are factored."""
 
 Sums = Literal["no", "may", "must"]
 """Whether sums over rows may or must take the place of rows."""
@@ -112,14 +115,8 @@ def _located_by_derivatives(
         entries = [factor.entries for factor in factors]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
-        columns = [t.block.stop - t.block.start for t in structure.terms if t.index is None]
-        is_full = field.latent.groups.size > 0 or sum(columns) > MOST_BESIDE
-        limit = MOST_BESIDE if is_full else MOST_ALONE
-        if parabolic is None and field.latent.dense.size > limit:
-            raise NoFieldError(
-                f"{field.latent.dense.size:,} coefficients and effects are outside of the largest "
-                f"grouping factor (limit {limit:,}, unless rows are normal)."
-            )
+        if parabolic is None:
+            _refuse_many(field, structure)
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
         if rows_have_kinks(structure, start, tall.data):
             rows.smoothing = find_smoothing(rows, start, tall.data, np.zeros(start.size))
@@ -132,6 +129,14 @@ def _located_by_derivatives(
         field.shifts = find_shifts(field, rows, tall.data, reference.surrogate.center)
         tall.verify_at(mode)
     return LatentModel(rows, factors, reference, parabolic)
+
+
+def _refuse_many(field: LatentField, structure: RowStructure) -> None:
+    """Refuse what would be a full matrix that is too large."""
+    columns = sum(t.block.stop - t.block.start for t in structure.terms if t.index is None)
+    refuse_large(columns, MOST_COLUMNS)
+    if not field.latent.groups.size:
+        refuse_large(field.latent.dense.size, MOST_ALONE)
 
 
 def structure_with_effects(tall: TallModel) -> RowStructure:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse.linalg import splu
 
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.layout import ArrowheadLayout
@@ -22,6 +23,10 @@ DIAGONAL = 1e-8
 
 LOST = 1e2 * float(np.finfo(float).eps)
 """Relative rounding errors of terms that cancel in determinants and quadratic forms."""
+
+MOST_SHARE, N_SIGNS = 0.1, 8
+"""Share of entries up to which what is left of a dense part is taken for sparse, and random vectors
+by which a trace of its inverse is estimated."""
 
 MOST_COLUMNS = 400
 """More columns of a map that is not diagonal are not differenced; the move is not compared then."""
@@ -47,19 +52,46 @@ def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
 
     What is left of the diagonal of the dense part may be a small share of it.
     """
-    dense = _whole(matrix.dense)
     signs, logs = np.linalg.slogdet(matrix.blocks)
-    if matrix.blocks.size and dense.size:
+    if np.any(signs <= 0):
+        raise NotComparedError
+    left, whole = matrix.dense, np.abs(matrix.dense.diagonal())
+    if not whole.size:
+        return float(logs.sum()), 0.0
+    if matrix.blocks.size:
         inverses, each = np.linalg.inv(matrix.blocks), np.arange(len(matrix.blocks) + 1)
         inverse = sparse.bsr_array((inverses, each[:-1], each))
         cross = sparse.csr_array(matrix.cross)
-        dense = dense - _whole(cross.T @ (inverse @ cross))
-    sign, log = np.linalg.slogdet(dense) if dense.size else (1.0, 0.0)
-    if sign <= 0 or np.any(signs <= 0):
+        left = left - cross.T @ (inverse @ cross)
+    is_sparse = sparse.issparse(left) and left.nnz < MOST_SHARE * whole.size**2
+    of_left = _of_sparse if is_sparse else _of_array
+    log, lost = of_left(left, whole)
+    return log + float(logs.sum()), LOST * lost
+
+
+def _of_array(matrix: Any, whole: np.ndarray) -> tuple[float, float]:
+    """Return the log-determinant, and how many times larger terms that cancel are."""
+    array = _whole(matrix)
+    sign, log = np.linalg.slogdet(array)
+    if sign <= 0:
         raise NotComparedError
-    whole = np.abs(_whole(matrix.dense).diagonal())
-    left = np.abs(np.linalg.inv(dense).diagonal()) if dense.size else whole
-    return float(log + logs.sum()), LOST * float(whole @ left)
+    return float(log), float(whole @ np.abs(np.linalg.inv(array).diagonal()))
+
+
+def _of_sparse(matrix: Any, whole: np.ndarray) -> tuple[float, float]:
+    """Return the same of a sparse matrix; of its inverse, traces as random signs show them."""
+    factored = splu(
+        sparse.csc_matrix(matrix),
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+    diagonal = factored.U.diagonal()
+    if not np.all(diagonal > 0.0):
+        raise NotComparedError
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], (whole.size, N_SIGNS))
+    traces = np.sum(signs * factored.solve(whole[:, None] * signs), axis=0)
+    return float(np.log(diagonal).sum()), float(np.abs(traces).max())
 
 
 def _whole(matrix: Any) -> np.ndarray:
