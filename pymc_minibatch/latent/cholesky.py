@@ -42,6 +42,10 @@ be full: factoring it takes about two seconds."""
 MOST_FILLED = 0.2
 """With a larger share of entries in the factor, LAPACK is faster."""
 
+MOST_WORK, MOST_WORK_OF_LARGE = 2e8, 2e9
+"""Sum of the squares of neighbours above which no order is looked for any further: two seconds, and
+twenty if the matrix is too large to be full."""
+
 
 @dataclass(frozen=True)
 class DenseCholesky:
@@ -248,13 +252,14 @@ def _few_neighbours_first(starts: np.ndarray, columns: np.ndarray) -> np.ndarray
     neighbours = [set(columns[starts[i] : starts[i + 1]].tolist()) - {i} for i in range(size)]
     waiting = [(len(own), i) for i, own in enumerate(neighbours)]
     heapify(waiting)
-    done, order, filled = np.zeros(size, dtype=np.bool_), [], 0
+    done, order, filled, work = np.zeros(size, dtype=np.bool_), list[int](), 0, 0
+    most_work = MOST_WORK if size <= MOST_FULL else MOST_WORK_OF_LARGE
     while waiting:
         n, i = heappop(waiting)
         if done[i] or n != len(neighbours[i]):  # has changed since, and waits again
             continue
-        filled += n
-        if filled > MOST_FILLED * size**2 / 2:
+        filled, work = filled + n, work + n**2
+        if filled > MOST_FILLED * size**2 / 2 or work > most_work:
             return None
         for j in neighbours[i]:
             neighbours[j] |= neighbours[i]

@@ -17,18 +17,16 @@ from scipy import sparse
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.latent.cholesky import has_sparse_factor
 
-__all__ = ["minus_gram", "sparse_minus_gram"]
+__all__ = ["minus_gram", "pattern_left", "sparse_minus_gram"]
 
 Matrix = Any
 
 SMALLEST = 1000
 """Unknowns below which LAPACK factors a full matrix in some 20 ms."""
 
-MOST_SHARE = 0.2
-"""Of entries, above which a matrix is not taken for sparse."""
-
-LOOKED_AT = 10**7
-"""Products of two entries that a first look at some rows of W takes: less than a second."""
+MOST_SHARE, MOST_PRODUCTS = 0.03, 5e7
+"""Share of entries, and products of two entries of W, above which S is not taken for sparse. So
+many products take 0.1 s at each factorization, and a GB when the pattern is found."""
 
 type _Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Where the rows, or columns, of a sparse matrix start, positions in them, and entries."""
@@ -54,16 +52,13 @@ def sparse_minus_gram(dense: Matrix, reduced: Matrix) -> sparse.csr_array | None
         return dense
     if not sparse.issparse(reduced) or dense.shape[0] < SMALLEST:
         return None
-    by_column = reduced.tocsc()
-    by_row = by_column.tocsr()  # with sorted columns
-    dense.sort_indices()
-    found = _pattern(*_places(dense), *_places(by_row))
+    found = pattern_left(*_places(dense), *_places(reduced))
     if found is None:
         return None
-    starts, columns = found
+    (starts, columns), by_column = found, reduced.tocsc()
     entries = np.empty(columns.size)
     gram_by_row(
-        _compressed(dense), _compressed(by_row), _compressed(by_column), starts, columns, entries
+        _compressed(dense), _compressed(reduced), _compressed(by_column), starts, columns, entries
     )
     return sparse.csr_array((entries, columns, starts), dense.shape)
 
@@ -77,7 +72,7 @@ def _places(matrix: sparse.csr_array) -> list[bytes]:
 
 
 @lru_cache(maxsize=8)
-def _pattern(*places: bytes) -> tuple[np.ndarray, np.ndarray] | None:
+def pattern_left(*places: bytes) -> tuple[np.ndarray, np.ndarray] | None:
     """Find where the entries of S are: the starts of its rows, and their columns.
 
     None if it, or its factor, has too many.
@@ -91,11 +86,10 @@ def _pattern(*places: bytes) -> tuple[np.ndarray, np.ndarray] | None:
     size = len(places[0]) // 8 - 1
     dense, reduced = (_ones(places[i : i + 2], size) for i in (0, 2))
     n_products = np.sum(np.diff(reduced.indptr).astype(float) ** 2)
-    every = int(np.ceil(n_products / LOOKED_AT))
-    if every > 1 and _is_full(_gram(reduced[::every])):
+    if n_products > MOST_PRODUCTS:
         return None
-    found = sparse.csr_array(dense + _gram(reduced))
-    if _is_full(found):
+    found = sparse.csr_array(dense + reduced.T @ reduced)
+    if found.nnz > MOST_SHARE * size**2:
         return None
     found.sort_indices()
     if not has_sparse_factor(*_places(found)):
@@ -107,14 +101,6 @@ def _ones(places: Sequence[bytes], n_columns: int) -> sparse.csr_array:
     starts, columns = (np.frombuffer(each, dtype=np.int64) for each in places)
     entries = np.ones(columns.size, dtype=np.int32)
     return sparse.csr_array((entries, columns, starts), (starts.size - 1, n_columns))
-
-
-def _gram(matrix: sparse.csr_array) -> sparse.csr_array:
-    return matrix.T @ matrix
-
-
-def _is_full(matrix: sparse.csr_array) -> bool:
-    return bool(matrix.nnz > MOST_SHARE * matrix.shape[0] ** 2)
 
 
 @jit_kept

@@ -90,11 +90,11 @@ def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
         for node, functions in gathers
         if functions.are_to_be_moved(is_multiplied=node.outputs[0] in multiplied)
     ]
-    functions_moved = set[Variable]().union(*(each.applied for _, each in moved))
+    applied = set[Variable]().union(*(functions.applied for _, functions in moved))
     moved += [
         (node, functions)
         for node, functions in gathers
-        if functions.is_chain and not functions_moved.isdisjoint(functions.applied)
+        if functions.is_chain and functions.applied & applied
     ]
     replaced: dict[Variable, Variable] = {}
     for node, functions in moved:

@@ -90,7 +90,8 @@ class RowGraph:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
         self.flat, self.batch = flat, batch
-        self.term = self._without_shapes(gathered_first([flat, *batch], term))
+        inputs = [flat, *batch]
+        self.term = self._without_shapes(gathered_first(inputs, _merged(inputs, term)))
         nodes = list(io_toposort([flat, *batch], [self.term]))
         self.reads_parameters = downstream({flat}, nodes)
         self.reads_rows = downstream(set(batch), nodes)

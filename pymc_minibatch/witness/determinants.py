@@ -42,7 +42,7 @@ def quadratic_form(
     """Return xᵀΛx, and how far rounding may have put it off."""
     dense, groups = matrix.product(*vector)
     value = float(dense @ vector[0]) + float(np.sum(groups * vector[1]))
-    size = float(np.abs(_whole(matrix.dense).diagonal()) @ vector[0] ** 2)
+    size = float(np.abs(matrix.dense.diagonal()) @ vector[0] ** 2)
     size += float(np.sum(np.abs(np.einsum("gqq->gq", matrix.blocks)) * vector[1] ** 2))
     return value, LOST * size
 

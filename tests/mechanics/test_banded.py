@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent import arrowhead, cholesky
+from pymc_minibatch.latent import arrowhead, banded, cholesky
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix
 from pymc_minibatch.latent.banded import BandedCholesky, find_band
 from pymc_minibatch.latent.cholesky import factor_sparse
@@ -36,9 +36,13 @@ def large_from_100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cholesky, "LARGE", 100)
 
 
+@pytest.mark.parametrize("narrow", [1, 64])
 @pytest.mark.parametrize("n_shared", [0, 1, 3])
 @pytest.mark.usefixtures("large_from_100")
-def test_the_factor_is_that_of_the_matrix(n_shared: int) -> None:
+def test_the_factor_is_that_of_the_matrix(
+    n_shared: int, narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banded, "NARROW", narrow)
     matrix = precision(n_shared, np.random.default_rng(1))
     factor, full = factor_sparse(matrix), matrix.toarray()
     assert isinstance(factor, BandedCholesky)
