@@ -68,8 +68,8 @@ SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 
 
 MOST_FACTORED = 3000
-"""A larger border beside groups, whose factor is full, is not factored if products do: it would
-take more than half a second for each value of the hyperparameters, with the cube of the size."""
+"""A larger border beside groups is not factored if products do: it would take more than half a
+second for each value of the hyperparameters, with the cube of the size."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class ArrowheadMatrix:
         cholesky = factored_blocks(self.blocks)
         reduced = _solve_each(cholesky, self.cross)
         limit = math.inf if by_products else MOST_FULL
-        rest = sparse_minus_gram(self.dense, reduced)
-        if rest is not None:
-            return ArrowheadFactor(factor_sparse(rest, limit), reduced, cholesky)
         if by_products and reduced.size and self.dense.shape[0] > MOST_FACTORED:
             root = KrylovRoot(self.dense, reduced)
             _ = root.scale
             return ArrowheadFactor(root, reduced, cholesky)
+        rest = sparse_minus_gram(self.dense, reduced)
+        if rest is not None:
+            return ArrowheadFactor(factor_sparse(rest, limit), reduced, cholesky)
         refuse_large(self.dense.shape[0], limit)
         return ArrowheadFactor(factor_dense(minus_gram(self.dense, reduced)), reduced, cholesky)
 

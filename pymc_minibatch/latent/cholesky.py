@@ -42,9 +42,9 @@ be full: factoring it takes about two seconds."""
 MOST_FILLED = 0.2
 """With a larger share of entries in the factor, LAPACK is faster."""
 
-MOST_WORK, MOST_WORK_OF_LARGE = 2e8, 2e9
-"""Sum of the squares of neighbours above which no order is looked for any further: two seconds, and
-twenty if the matrix is too large to be full."""
+MOST_WORK, MOST_WORK_OF_LARGE = 2e8, 1e9
+"""Sum of the squares of neighbours above which no order is looked for any further: some seconds,
+and half a minute if the matrix is too large to be full."""
 
 
 @dataclass(frozen=True)

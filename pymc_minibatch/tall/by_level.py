@@ -63,7 +63,13 @@ SCALES = (ps.Mul, ps.TrueDiv)
 
 MOST_READ = 6
 """Numbers that the functions of a level may read: the derivatives of a row are as many as their
-pairs. As many as rows gather anyway are never too many."""
+pairs."""
+
+MOST_SET = 12
+"""The same if a level's numbers are made of each other, as ordered thresholds are."""
+
+MOST_IN_ALL = 16
+"""Numbers that all that is moved may read: a row whose numbers are more has no structure."""
 
 
 def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
@@ -96,6 +102,9 @@ def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
         for node, functions in gathers
         if functions.is_chain and functions.applied & applied
     ]
+    read = set[Variable]().union(*(functions.read for _, functions in moved))
+    if sum(map(_width, read)) > MOST_IN_ALL:
+        return term
     replaced: dict[Variable, Variable] = {}
     for node, functions in moved:
         replaced[node.outputs[0]] = functions.of(_first_index(node))
@@ -150,6 +159,11 @@ class FunctionsOfEntries:
         return self._walked[0]
 
     @property
+    def read(self) -> set[Variable]:
+        """What these read."""
+        return self._walked[1]
+
+    @property
     def is_chain(self) -> bool:
         """Whether each of its functions is of single entries of one array."""
         alone = all(len(self._above(each)) == 1 for each in self.applied)
@@ -173,12 +187,19 @@ class FunctionsOfEntries:
         is_of_angle = self.array in self._of_angles
         if n_levels < FEWEST_GATHERED and self._are_of_entries and not is_of_angle:
             return False
-        n_read = sum(map(_width, self._walked[1]))
+        n_read = sum(map(_width, self.read))
         is_worth = is_multiplied or not self.is_chain
         return (
             is_worth
-            and n_read <= max(MOST_READ, _width(self.array))
+            and n_read <= (MOST_READ if self._are_sums else MOST_SET)
             and not any(map(self._is_mixed, self.applied))
+        )
+
+    @property
+    def _are_sums(self) -> bool:
+        """Whether single numbers of a level, or sums of them, are what rows gather."""
+        return self._are_of_entries or any(
+            isinstance(each.owner.op, CAReduce) for each in self.applied
         )
 
     @cached_property
@@ -231,7 +252,7 @@ def _works_by_level(node: Apply) -> bool:
     [out] = node.outputs if len(node.outputs) == 1 else [None]
     if out is None or isinstance(op, Elemwise):
         return out is not None
-    array: Any = node.inputs[1 if isinstance(op, Join) else 0]
+    array: Any = node.inputs[0]
     if isinstance(op, DimShuffle):
         return bool(op.new_order) and op.new_order[0] == 0
     if isinstance(op, Subtensor):
@@ -240,8 +261,9 @@ def _works_by_level(node: Apply) -> bool:
         is_alike = node.inputs[1].type.ndim == array[_indices(node)].type.ndim
         return is_alike and _is_whole(_first_index(node))
     if isinstance(op, Join):
-        axis = getattr(node.inputs[0], "data", 0)
-        return int(axis) % array.type.ndim != 0 and all(map(_has_levels, node.inputs[1:]))
+        return op.axis % array.type.ndim != 0 and all(map(_has_levels, node.inputs))
+    if isinstance(op, CAReduce) and isinstance(op.scalar_op, ps.Maximum | ps.Minimum):
+        return False  # rows had their kinks
     if isinstance(op, CAReduce | CumOp | LogSoftmax | Softmax):
         axes = op.axis if isinstance(op.axis, tuple | list) else [op.axis]
         return None not in axes and all(axis % array.type.ndim != 0 for axis in axes)

@@ -84,14 +84,25 @@ class Cut:
 
 
 class RowGraph:
-    """Reads a batch graph."""
+    """Reads a batch graph.
 
-    def __init__(self, tall: "TallModel") -> None:
+    Parameters
+    ----------
+    tall
+        The model.
+    moves_functions
+        Whether rows apply functions of levels that they gather, if that may help.
+    """
+
+    def __init__(self, tall: "TallModel", *, moves_functions: bool = True) -> None:
         self.tall = tall
         [flat, *batch], [term] = tall.batch_graph
         self.flat, self.batch = flat, batch
         inputs = [flat, *batch]
-        self.term = self._without_shapes(gathered_first(inputs, _merged(inputs, term)))
+        merged = _merged(inputs, term)
+        self.term = self._without_shapes(
+            gathered_first(inputs, merged) if moves_functions else merged
+        )
         nodes = list(io_toposort([flat, *batch], [self.term]))
         self.reads_parameters = downstream({flat}, nodes)
         self.reads_rows = downstream(set(batch), nodes)

@@ -214,7 +214,10 @@ def structure_of(tall: "TallModel") -> RowStructure:
     NoStructureError
         If not through few affine numbers.
     """
-    structure = _Builder(RowGraph(tall)).build()
+    try:
+        structure = _Builder(RowGraph(tall)).build()
+    except NoStructureError:  # it may be read if levels are gathered as they are written
+        structure = _Builder(RowGraph(tall, moves_functions=False)).build()
     _verify(tall, structure)
     return structure
 

@@ -60,6 +60,17 @@ def probabilities() -> None:
     pm.Categorical("y", p=chances[GROUP], observed=np.minimum(COUNTS, 2))
 
 
+def beside_a_category() -> None:
+    effect = pt.concatenate([np.zeros((G, 1)), pm.Normal("z", 0, 1.5, shape=(G, 2))], axis=1)
+    chances = pt.special.softmax(effect, axis=1)
+    pm.Categorical("y", p=chances[GROUP], observed=np.minimum(COUNTS, 2))
+
+
+def beside_a_level() -> None:
+    effect = pt.concatenate([[0.0], pm.Normal("z", 0, pm.HalfNormal("sd"), shape=G - 1)])
+    pm.Normal("y", pm.math.exp(effect)[GROUP] * X, 1.0, observed=NUMBERS)
+
+
 def shares_of_a_total() -> None:
     share = pm.Dirichlet("share", a=np.full(3, 2.0), shape=(G, 3)).cumsum(axis=1)
     pm.Normal("y", share[GROUP, 1] * X, 1.0, observed=NUMBERS)
@@ -76,6 +87,7 @@ def shares_of_a_total() -> None:
         (ratio_of_columns, {"sd_log__"}),
         (probabilities, {"c_log__"}),
         (shares_of_a_total, set()),
+        (beside_a_category, set()),
     ],
 )
 def test_rows_apply_the_function(declare: Callable[[], None], hyper: set[str]) -> None:
@@ -108,6 +120,27 @@ def test_effects_times_a_function_stay_what_rows_read() -> None:
     assert structure is not None
     [term] = structure.terms
     assert term.block.stop - term.block.start == G
+
+
+def three_sums() -> None:
+    parts = [pm.math.exp(pm.Normal(f"z{i}", shape=(G, 6))).sum(axis=1)[GROUP] for i in range(3)]
+    pm.Normal("y", pm.Normal("k") * parts[0] + parts[1] * X + parts[2], 1.0, observed=NUMBERS)
+
+
+def many_shares() -> None:
+    weight = pm.Gamma("weight", 2, 1, shape=(G, 20))
+    share = weight / weight.sum(axis=1, keepdims=True)
+    columns = RNG.normal(size=(N, 20))
+    pm.Normal("y", (share[GROUP] * columns).sum(axis=1), 1.0, observed=NUMBERS)
+
+
+@pytest.mark.parametrize("declare", [three_sums, many_shares, beside_a_level])
+def test_rows_that_would_read_too_much_gather_what_is_written(declare: Callable[[], None]) -> None:
+    with pm.Model() as model:
+        declare()
+    structure = TallModel(model).structure
+    assert structure is not None
+    assert len(structure.predictors) <= 3
 
 
 @pytest.mark.parametrize(("shape", "index"), [((G, 8), GROUP), (3, GROUP % 3)])
