@@ -292,6 +292,7 @@ class _Run:
         is_good = check.verdict == "use" and check.is_settled
         if correct is False or (correct == "auto" and (not affordable or is_good)):
             if n_pool != self.n_draws:
+                del pool, end  # memory for all draws
                 pool, log_q = self.approximation.draw(self.rng, self.n_draws)
             return Found(pool, log_q, check, False)
         if n_pool < n_corrected:

@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import All
+from pytensor.tensor.math import All, Sum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
@@ -235,7 +235,7 @@ class RowGraph:
         affine = self.affine(array)
         return (
             affine is not None
-            and isinstance(array.owner.op, Elemwise | DimShuffle)
+            and isinstance(array.owner.op, Elemwise | DimShuffle | Join | Sum)
             and any(map(self._applies_function, affine.summands))
         )
 
