@@ -211,6 +211,7 @@ class FieldApproximation:
             near = [each for each, known in zip(given, proper, strict=True) if known]
             if near:
                 self.integral.choose_nodes(near, self.cost)
+                self.integral.find_border(near[0], self.cost)
             self._joint = self._joint_design(rng, self.integral)
         return self._joint
 

@@ -13,7 +13,8 @@ second cumulant, over opposite pairs of points that have unit covariance among t
 many as its entries. Groups whose integral has more dimensions are averaged over with the border.
 
 The same integrals say what each group is given h beyond its Gaussian: mean, covariance and
-skewness; and their slope by the border where the mean of that is.
+skewness; and their slope by the border where the mean of that is. If the border has many entries,
+its mean is found otherwise (:mod:`.border`), and the points over which is averaged are about it.
 
 References
 ----------
@@ -28,15 +29,17 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
 
+from pymc_minibatch.approximation.border import SLOPES, mean_of_border
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.conditional import Conditional
+from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import BorderAndBlocks
@@ -74,7 +77,10 @@ LEAST_PAIRS, MOST_PAIRS = 4, 32
 """Opposite pairs of the whole field, if groups have no quadrature."""
 
 BORDER_ROWS = 1e8
-"""Rows that may be evaluated for the mean of the border."""
+"""Rows that may be evaluated for the mean of the border by differences."""
+
+SLOPE_ROWS = 1e9
+"""The same by slopes (about 5 s)."""
 
 MOST_SKEWNESS = 0.6
 """With more, the transform of a group has its turning point within five standard deviations."""
@@ -130,6 +136,8 @@ class FieldIntegral:
     ----------
     has_large_levels : bool
         Whether Laplace's approximation is good enough for a first look.
+    border : ndarray, shape (p,)
+        About which is integrated.
     """
 
     def __init__(self, sampler: LatentSampler) -> None:
@@ -145,6 +153,7 @@ class FieldIntegral:
             for factor in find_factors(rows, data) if levels.latent is layout.groups else ():
                 if np.array_equal(factor.entries, levels.rows):
                     self.levels, self.row_levels = levels, factor.row_levels.astype(np.intp)
+        self.border = np.zeros(layout.dense.size)
         n_levels, n_effects = layout.groups.shape
         self.has_large_levels = self.n_rows >= LARGE_LEVELS * n_levels
         fewest = 0 if n_effects > 1 or self.has_large_levels else 1
@@ -183,6 +192,7 @@ class FieldIntegral:
         with ThreadPoolExecutor(n_cores()) as pool:
             found = np.array(list(pool.map(self._given_border, *zip(*pairs, strict=True))))
         values = found.reshape(len(conditionals), len(points))
+        values -= [(at[0] - self.border / 2) @ self.border for at in points]
         half = 0.5 * values.var(axis=1, ddof=1) if len(points) > 1 else 0.0
         determinants = np.array([given.log_determinant for given in conditionals])
         return np.asarray(values.mean(axis=1) + half - determinants)
@@ -241,6 +251,32 @@ class FieldIntegral:
         with ThreadPoolExecutor(n_cores()) as pool:
             return np.array(list(pool.map(of, conditionals)))
 
+    def find_border(self, given: Conditional, cost: float) -> None:
+        """Look for the mean of a border that has too many entries for differences along each.
+
+        Parameters
+        ----------
+        given
+            The Gaussian of the field given the mode of h.
+        cost
+            Of an evaluation of the log posterior, in rows.
+        """
+        takes_slopes = not self._has_few_entries(cost) and SLOPES * cost <= SLOPE_ROWS
+        if takes_slopes and self.is_by_level(given):
+            self.border = mean_of_border(given, partial(self._shares, given), self._slope)
+
+    def _has_few_entries(self, cost: float) -> bool:
+        return 2 * self.border.size * self.n_passes * cost <= BORDER_ROWS
+
+    @cached_property
+    def _derivatives(self) -> Derivatives:
+        return self.field.derivatives.with_kinks()
+
+    def _slope(self, point: np.ndarray) -> np.ndarray:
+        derivatives = self._derivatives
+        of_rows = derivatives.pull(point, self.whole.slope(derivatives.phi(point)))
+        return of_rows + derivatives.prior_gradient(point)
+
     def at_borders(self, conditionals: Sequence[Conditional], borders: np.ndarray) -> np.ndarray:
         """Return the log-density of h and whitened borders, up to a constant, shape (K,).
 
@@ -277,9 +313,8 @@ class FieldIntegral:
         """
         if not self.is_by_level(given):
             return None
-        size = self.field.latent.dense.size
-        border = np.zeros(size)
-        if moves_border and 2 * size * self.n_passes * cost <= BORDER_ROWS:
+        size, border = self.border.size, self.border
+        if moves_border and self._has_few_entries(cost):
             _ = self.whole._chunks, given.frame
             still = np.zeros(self.field.latent.groups.shape)
             ends = [(s * axis, still) for axis in np.eye(size) for s in (1.0, -1.0)]
@@ -310,12 +345,15 @@ class FieldIntegral:
     def _moments_at(
         self, given: Conditional, border: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _moments(*self._shares(given, border))
+
+    def _shares(self, given: Conditional, border: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shares (G, J) of the nodes (J, q) of each level."""
         nodes = self._nodes
         found = [
             log_weight + ratios for log_weight, ratios, _ in self._ratios(given, border, nodes)
         ]
-        shares = np.exp(found - logsumexp(found, axis=0)).T
-        return _moments(shares, np.array([node for _, node in nodes]))
+        return np.exp(found - logsumexp(found, axis=0)).T, np.array([node for _, node in nodes])
 
     def _points(self, rng: np.random.Generator, n_pairs: float) -> list[BorderAndBlocks]:
         """List points over which is averaged: of the border, or of the whole field."""
@@ -328,10 +366,12 @@ class FieldIntegral:
             still = np.zeros(layout.groups.shape)
             n = min(n, layout.dense.size)
             if n == 0:
-                return [(np.zeros(layout.dense.size), still)]
+                return [(self.border, still)]
             axes = np.linalg.qr(rng.standard_normal((layout.dense.size, n)))[0].T
             noise = [(axis * math.sqrt(layout.dense.size), still) for axis in axes]
-        return [(s * dense, s * groups) for dense, groups in noise for s in (1.0, -1.0)]
+        return [
+            (self.border + s * dense, s * groups) for dense, groups in noise for s in (1.0, -1.0)
+        ]
 
     def _given_border(self, given: Conditional, at: BorderAndBlocks) -> float:
         """Return the log posterior beside the Gaussian, with groups integrated out if they can."""

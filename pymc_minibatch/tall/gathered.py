@@ -18,13 +18,14 @@ from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_minibatch.tall.sparse_rows import without_sparse
+from pymc_minibatch.tall.wide_integers import with_wide_integers
 
 __all__ = ["readable"]
 
 
 def readable(graphs: Sequence[Variable], model: Model) -> list[Variable]:
     """Write log-densities of a model so that it can be seen what each row reads."""
-    return without_sparse(_gathered(graphs, list(_indices(model))))
+    return without_sparse(_gathered(with_wide_integers(graphs), list(_indices(model))))
 
 
 def _indices(model: Model) -> Iterator[tuple[Constant, int]]:

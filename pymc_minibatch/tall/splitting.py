@@ -65,6 +65,7 @@ from pymc_minibatch.tall.structure import MAX_PREDICTORS, RowStructure
 from pymc_minibatch.tall.tables import Wanted
 from pymc_minibatch.tall.twice import twice_differentiable
 from pymc_minibatch.tall.unions import RowSet, Union, union_of
+from pymc_minibatch.tall.wide_integers import with_wide_integers
 
 __all__ = ["Splitting"]
 
@@ -136,7 +137,8 @@ class Splitting(ABC):
     def prior_graph(self) -> Variable:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
-        terms = self.model.logp(vars=factors + self._prior_potentials, sum=False)
+        factors += self._prior_potentials
+        terms = with_wide_integers(self.model.logp(vars=factors, sum=False))
         terms += [rest for _, rest in self._rests]
         if not self.is_bound:
             terms = taken_first(terms)
