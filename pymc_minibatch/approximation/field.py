@@ -205,8 +205,9 @@ class FieldApproximation:
         if self._is_looked_for:
             assert self.integral is not None
             self._is_looked_for = False
-            axes = np.eye(self.reference.hyper.size)
-            about_mode = np.concatenate([axes[:1] * 0.0, NODE_SDS * axes, -NODE_SDS * axes])
+            size = self.reference.hyper.size
+            axes = NODE_SDS * np.eye(size)
+            about_mode = np.concatenate([np.zeros((1, size)), axes, -axes])
             given, proper, _ = self._given(about_mode)
             near = [each for each, known in zip(given, proper, strict=True) if known]
             if near:

@@ -99,6 +99,7 @@ class Expansion:
         return (0.0, 1.0) if self.common is None else self.common(phi)
 
 
+@np.errstate(invalid="ignore")  # where rows are impossible
 def expand(
     rows: RowFunctions,
     data: tuple[np.ndarray, ...],

@@ -96,7 +96,8 @@ class Surrogate:
     ) -> None:
         self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
         self.cubics = cubics
-        self._shifted = expansion.curvature.blocks + expansion.psd_shift
+        with np.errstate(invalid="ignore"):  # where rows are impossible
+            self._shifted = expansion.curvature.blocks + expansion.psd_shift
         self._joined: tuple[Matrix, ProjectedCurvature] | None = None
         self.kinks: tuple[np.ndarray, np.ndarray] | None = None
 

@@ -463,20 +463,27 @@ class Splitting(ABC):
     def make_full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
     ) -> tuple[FullGraph, list[EvaluatedPoint]]:
-        """Compile the terms of all rows; evaluate them where most are finite."""
+        """Compile the terms of all rows; evaluate them where most are finite.
+
+        If some rows are impossible at the start, it moves to a point nearby where all are possible.
+        """
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self.bind(self.full_term, inputs)]
         full = FullGraph(graph, self.n_rows, [array.shape for array in arrays])
         try:
-            return full, full.points(self.layout, self.start, arrays, self.rng)
+            points = full.points(self.layout, self.start, arrays, self.rng)
         except IMPOSSIBLE as error:
             start = full.beside(self.layout, self.start, arrays)
             if start is None:
                 raise impossible_start(self.row_names, error) from error
             self.start = start
-            return full, full.points(self.layout, start, arrays, self.rng)
+            points = full.points(self.layout, start, arrays, self.rng)
         except FAILURES as error:
             raise unfit_data(self.row_names, data_leaves([self.full_term]), error) from error
+        possible = [point for point, rows in points if np.isfinite(rows).all()]
+        start = possible[0] if possible else full.beside(self.layout, self.start, arrays)
+        self.start = self.start if start is None else start
+        return full, points
 
     def _latent_of_rows(self) -> list[str]:
         """Name the parameters of the rows that have one value for each of them."""

@@ -29,7 +29,7 @@ def with_wide_integers(graphs: Sequence[Variable]) -> list[Any]:
             single.update(node.outputs)
         is_made = isinstance(node.op, Elemwise) and node.outputs[0] in single
         if is_made and node.outputs[0].type.dtype in NARROW:
-            inputs = [pt.cast(wide.get(each, each), "int64") for each in node.inputs]
+            inputs: list[Any] = [pt.cast(wide.get(each, each), "int64") for each in node.inputs]
         elif wide.keys().isdisjoint(node.inputs):
             continue
         elif computes:

@@ -76,10 +76,18 @@ def shares_of_a_total() -> None:
     pm.Normal("y", share[GROUP, 1] * X, 1.0, observed=NUMBERS)
 
 
+def zeros_by_level() -> None:
+    """The weights of a mixture, which PyMC adds up to see whether they are 1."""
+    absent = pm.math.sigmoid(pm.HalfNormal("sd") * pm.Normal("z", shape=G))
+    rate = pm.math.exp(pm.Normal("log_rate", 0, 1, shape=G))
+    pm.ZeroInflatedPoisson("y", psi=absent[GROUP], mu=rate[GROUP], observed=COUNTS)
+
+
 @pytest.mark.parametrize(
     ("declare", "hyper"),
     [
         (top_of_uniform, set()),
+        (zeros_by_level, {"sd_log__"}),
         (angles, {"mu_circular__", "kappa_log__"}),
         (height_of_a_sigmoid, {"sd_log__"}),
         (height_of_what_is_gathered, {"sd_log__"}),

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 from models import logistic_model
 
-from pymc_minibatch import SGLD, FlyMC, MinibatchMH, find_reference
+from pymc_minibatch import SGLD, FlyMC, MinibatchMH, TallModel, find_reference
 from pymc_minibatch.reference.decide import START_SPREAD, nearer_start
 
 FAR = {"beta": np.array([15.0, 15.0])}
@@ -76,3 +76,18 @@ def test_a_block_starts_where_it_is_probable_given_the_others(lines, kind):
     assert all(start["b"] == 7.0 for start in starts)
     given_b = np.mean([start["a"] for start in starts])
     assert abs(given_b - np.mean(y - 7.0 * x)) < 5 * 2 / np.sqrt(x.size * 50)
+
+
+def test_rows_that_are_impossible_at_the_start_move_it():
+    """Of a uniform distribution whose end is 1 where the model starts, some are beyond it."""
+    values = np.linspace(0.01, 1.2, 500)
+    with pm.Model() as model:
+        pm.Uniform("y", 0, pm.math.exp(pm.Normal("log_end", 0, 1)), observed=values)
+    tall = TallModel(model)
+    assert np.exp(tall.start).item() > 1.2
+    assert np.isfinite(tall.row_logp(tall.layout.unflatten(tall.start), np.arange(500))).all()
+
+
+def test_a_start_at_which_all_rows_are_possible_stays(model):
+    tall = TallModel(model)
+    np.testing.assert_array_equal(tall.start, tall.layout.flatten(model.initial_point()))

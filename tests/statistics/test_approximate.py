@@ -236,6 +236,31 @@ def test_many_rows_have_their_mean_from_few_points():
     assert abs(drawn.std() / exact.std() - 1) < 0.05
 
 
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_many_skewed_groups_leave_a_large_border_at_its_mean(monkeypatch, has_scale):
+    """Rows are the same if all effects fall and the intercept rises, so that the prior decides.
+
+    Stein's identity for that direction: the sum of the effects, over their variance, has the
+    mean of the intercept over its variance, which is nearly 0. At the mode of the border the mean
+    of the effects was 3 standard deviations off.
+    """
+    monkeypatch.setattr("pymc_minibatch.approximation.marginal.BORDER_ROWS", 0.0)
+    rng = np.random.default_rng(7)
+    day, kind = rng.integers(0, 300, 12_000), rng.integers(0, 30, 12_000)
+    eta = -4.5 + 1.5 * rng.normal(size=300)[day] + 0.5 * rng.normal(size=30)[kind]
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1) if has_scale else 0.5
+        eta_rows = pm.Normal("mu", 0, 10) + sd * pm.Normal("z", shape=30)[kind]
+        by_day = pm.Normal("by_day", 0, 1.5, shape=300)
+        yes = rng.random(day.size) < 1 / (1 + np.exp(-eta))
+        pm.Bernoulli("y", logit_p=eta_rows + by_day[day], observed=yes.astype(int))
+    idata = pmb.approximate(model, draws=4000, random_seed=1, correct=False)
+    means = idata.posterior["by_day"].values[0].mean(axis=1)
+    assert abs(means.mean()) < 0.3 * 1.5 / np.sqrt(300)
+    assert abs(means.std() / (1.5 / np.sqrt(300)) - 1) < 0.1
+    assert idata.attrs["verdict"] != "do not use"
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_bad_approximation_is_not_to_be_used():
     assert pmb.approximate(cauchy(), random_seed=3, correct=False).attrs["verdict"] != "use"
