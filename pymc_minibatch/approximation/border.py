@@ -8,9 +8,9 @@ deviations. Stein's identity says how far: over the posterior,
 
 Given h, x is taken to be standard normal about its mean b, and each group to be at the nodes of its
 quadrature given b. In whitened coordinates the curvature is about one, so that b is moved by the
-mean slope until this is nil. Of a few points, x is in opposite pairs, and each group is at every
-node as often as its share says, in an order of its own. The cost is that of a few dozen slopes,
-however many entries there are.
+mean slope until this is nil. The expectation is over 16 points: x is in opposite pairs, and each
+group visits every node as often as its share says, in random order. The cost is that of a few dozen
+slopes, however many entries there are.
 
 References
 ----------
@@ -36,7 +36,10 @@ SLOPES = POINTS * STEPS
 """How often the slope of all rows is taken."""
 
 MOST_SLOPE = 0.1
-"""Root mean square of the last mean slope, at most, in standard deviations: twice the noise."""
+"""Root mean square of the last mean slope, at most, in standard deviations."""
+
+MOST_OF_ENTRY = 0.5
+"""The last mean slope of an entry that has found its mean; others stay where they were."""
 
 
 def mean_of_border(
@@ -68,7 +71,7 @@ def mean_of_border(
         found.append(border)
     if not np.sqrt(np.mean(mean_slope**2)) < MOST_SLOPE:
         return np.zeros(border.size)
-    return np.asarray(np.mean(found[1:], axis=0))
+    return np.where(np.abs(mean_slope) < MOST_OF_ENTRY, np.mean(found[1:], axis=0), 0.0)
 
 
 def _stratified(

@@ -210,8 +210,9 @@ class FieldApproximation:
             about_mode = np.concatenate([np.zeros((1, size)), axes, -axes])
             given, proper, _ = self._given(about_mode)
             near = [each for each, known in zip(given, proper, strict=True) if known]
-            if near:
+            if len(near) > 1:
                 self.integral.choose_nodes(near, self.cost)
+            if proper[0]:
                 self.integral.find_border(near[0], self.cost)
             self._joint = self._joint_design(rng, self.integral)
         return self._joint

@@ -80,7 +80,7 @@ BORDER_ROWS = 1e8
 """Rows that may be evaluated for the mean of the border by differences."""
 
 SLOPE_ROWS = 1e9
-"""The same by slopes (about 5 s)."""
+"""Rows whose slopes may be evaluated for it, if it has many entries (about 5 s)."""
 
 MOST_SKEWNESS = 0.6
 """With more, the transform of a group has its turning point within five standard deviations."""
@@ -137,7 +137,7 @@ class FieldIntegral:
     has_large_levels : bool
         Whether Laplace's approximation is good enough for a first look.
     border : ndarray, shape (p,)
-        About which is integrated.
+        The point about which the border is integrated.
     """
 
     def __init__(self, sampler: LatentSampler) -> None:
@@ -313,7 +313,8 @@ class FieldIntegral:
         """
         if not self.is_by_level(given):
             return None
-        size, border = self.border.size, self.border
+        size = self.border.size
+        border = self.border if moves_border else np.zeros(size)
         if moves_border and self._has_few_entries(cost):
             _ = self.whole._chunks, given.frame
             still = np.zeros(self.field.latent.groups.shape)
@@ -323,7 +324,8 @@ class FieldIntegral:
             # The squares that are in both ends cancel.
             border = np.clip((values[::2] - values[1::2]) / 2, -MOST_SHIFT, MOST_SHIFT)
             border = np.nan_to_num(border)
-        return FieldCorrection(border, *self._moments_at(given, border))
+        found = self.correction_at(given, border)
+        return None if found is None else found._replace(border=border)
 
     def correction_at(self, given: Conditional, border: np.ndarray) -> FieldCorrection | None:
         """Return what levels are given h and a whitened border; None if that is not known.

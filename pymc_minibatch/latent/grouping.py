@@ -24,6 +24,7 @@ from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.potentials import parts_of_total
 from pymc_minibatch.tall.verify import compare
+from pymc_minibatch.tall.wide_integers import with_wide_integers
 
 __all__ = ["RTOL_OF_FIELD", "GroupEffects", "LevelPrior", "effects_of_factor", "prior_of_levels"]
 
@@ -98,7 +99,8 @@ class LevelPrior:
         total: Any = 0.0
         for name, entries in self.entries.items():
             value = variables[name]
-            [term] = model.logp(vars=[model.values_to_rvs[value]], sum=False)
+            terms = model.logp(vars=[model.values_to_rvs[value]], sum=False)
+            [term] = with_wide_integers(terms)
             total = total + _by_levels(name, term, shapes[name], entries)
             where = self.tall.layout.slices[name].start + entries
             if np.isin(where, self.angles.positions).any():
@@ -115,6 +117,7 @@ class LevelPrior:
         model = self.tall.model
         potentials = [p for p in model.potentials if p.name not in self.tall.row_potentials]
         graphs = model.logp(vars=potentials, sum=False) if potentials else []
+        graphs = with_wide_integers(graphs)
         own = {value for value in model.value_vars if get_var_name(value) in self.entries}
 
         def reads_levels(graph: Any) -> bool:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,9 @@ MAX_LEVELS = 8
 MOST_BELOW = 12
 """Numbers that a row may read below functions of effects: its derivatives are as many as their
 pairs."""
+
+HIDING = (Elemwise, DimShuffle, Sum)
+"""Operations that may hide functions of effects. Below a sum along columns there may be many."""
 
 PROBE_ROWS = (3, 5)
 """Sizes of the batches on which shapes are evaluated."""
@@ -198,11 +202,12 @@ class RowGraph:
         effects, as ``-exp(mu + sd * z)[group] * cost`` does, are opened before, if rows do not read
         many numbers then: below the function the effects enter linearly.
         """
-        opened = self._opened_to_functions()
-        cut = self._best_below(opened)
-        if opened and self.cost(cut)[0] > MOST_BELOW:
-            return self._best_below(frozenset())
-        return cut
+        for kinds in (HIDING, HIDING[:-1]):
+            opened = self._opened_to_functions(kinds)
+            cut = self._best_below(opened)
+            if not opened or self.cost(cut)[0] <= MOST_BELOW:
+                return cut
+        return self._best_below(frozenset())
 
     def _best_below(self, opened: frozenset[Variable]) -> Cut:
         """Find the cut with the fewest predictors below some arrays."""
@@ -224,18 +229,25 @@ class RowGraph:
                     break
         return cut
 
-    def _opened_to_functions(self) -> frozenset[Variable]:
-        """List sums and products that hide functions of effects, of which each row gathers one."""
+    def _opened_to_functions(self, kinds: tuple[type, ...]) -> frozenset[Variable]:
+        """List arrays of some kinds that hide functions of effects, of which each row gathers one.
+
+        Parameters
+        ----------
+        kinds
+            Operations that make them.
+        """
         opened: frozenset[Variable] = frozenset()
-        while hiding := set(filter(self._hides_function, self._collect(opened).arrays)):
+        hides = partial(self._hides_function, kinds)
+        while hiding := set(filter(hides, self._collect(opened).arrays)):
             opened |= hiding
         return opened
 
-    def _hides_function(self, array: Any) -> bool:
+    def _hides_function(self, kinds: tuple[type, ...], array: Any) -> bool:
         affine = self.affine(array)
         return (
             affine is not None
-            and isinstance(array.owner.op, Elemwise | DimShuffle | Join | Sum)
+            and isinstance(array.owner.op, kinds)
             and any(map(self._applies_function, affine.summands))
         )
 

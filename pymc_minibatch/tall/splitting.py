@@ -10,10 +10,11 @@ computed once (:mod:`.evaluated`).
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,9 @@ MAX_LAYOUTS = 64
 
 MOST_ENTRIES = 20_000_000
 """Of a matrix that is split into entries although its rows are independent (about half a GB)."""
+
+MOST_STARTS = 10
+"""Points at which a start is looked for, as many as NUTS tries."""
 
 COMPARED = 64
 """Rows of each of several likelihoods that are compared once they are joined."""
@@ -463,27 +467,43 @@ class Splitting(ABC):
     def make_full_graph(
         self, leaves: Sequence[Variable], arrays: Sequence[np.ndarray]
     ) -> tuple[FullGraph, list[EvaluatedPoint]]:
-        """Compile the terms of all rows; evaluate them where most are finite.
-
-        If some rows are impossible at the start, it moves to a point nearby where all are possible.
-        """
+        """Compile the terms of all rows; evaluate them where most are finite."""
         inputs = {leaf: leaf.type(name=leaf.name) for leaf in leaves}
         graph: Graph = [self.flat, *inputs.values()], [self.bind(self.full_term, inputs)]
         full = FullGraph(graph, self.n_rows, [array.shape for array in arrays])
         try:
-            points = full.points(self.layout, self.start, arrays, self.rng)
+            return full, full.points(self.layout, self.start, arrays, self.rng)
         except IMPOSSIBLE as error:
             start = full.beside(self.layout, self.start, arrays)
             if start is None:
                 raise impossible_start(self.row_names, error) from error
             self.start = start
-            points = full.points(self.layout, start, arrays, self.rng)
+            return full, full.points(self.layout, start, arrays, self.rng)
         except FAILURES as error:
             raise unfit_data(self.row_names, data_leaves([self.full_term]), error) from error
-        possible = [point for point, rows in points if np.isfinite(rows).all()]
-        start = possible[0] if possible else full.beside(self.layout, self.start, arrays)
-        self.start = self.start if start is None else start
-        return full, points
+
+    def _start_where_possible(self, check: SplitCheck, points: Sequence[EvaluatedPoint]) -> None:
+        """Move the start, if some rows are impossible there, to a point at which all are possible.
+
+        It stays if no such point is found nearby.
+        """
+        known = [rows for point, rows in points if np.array_equal(point, self.start)]
+        rows_at = partial(check.full.where_possible, arrays=check.arrays)
+        at_start = known[0] if known else rows_at(self.start)
+        if at_start is None or np.isfinite(at_start).all():
+            return
+        prior = compile_python([self.flat], [self.prior_graph])
+        for point in chain((point for point, _ in points), self._jittered()):
+            rows = rows_at(point)
+            if rows is not None and np.isfinite(rows).all() and np.isfinite(prior(point)).all():
+                self.start = point
+                return
+
+    def _jittered(self) -> Iterator[np.ndarray]:
+        """Give points about the start, as NUTS takes them."""
+        for _ in range(MOST_STARTS):
+            jitter = self.rng.uniform(-1.0, 1.0, self.start.size)
+            yield self.start + jitter * self.layout.is_continuous
 
     def _latent_of_rows(self) -> list[str]:
         """Name the parameters of the rows that have one value for each of them."""

@@ -163,3 +163,15 @@ def test_many_columns_and_few_levels_stay_what_rows_read(
     structure = TallModel(model).structure
     assert structure is not None
     assert len(structure.predictors) == 1
+
+
+def test_a_sum_of_many_columns_hides_no_function_beside_it() -> None:
+    """Rows that would read fourteen functions of effects read their sum, and the other effects."""
+    columns = RNG.normal(size=(N, 14))
+    with pm.Model() as model:
+        cost = pm.math.exp(pm.HalfNormal("sd") * pm.Normal("z", shape=G))[GROUP] * X
+        slopes = pm.math.exp(pm.Normal("w", 0, 1, shape=(G, 14)))[GROUP]
+        pm.Normal("y", (slopes * columns).sum(axis=1) - cost, 1.0, observed=NUMBERS)
+    structure = TallModel(model).structure
+    assert structure is not None
+    assert len(structure.predictors) == 2

@@ -88,6 +88,15 @@ def test_rows_that_are_impossible_at_the_start_move_it():
     assert np.isfinite(tall.row_logp(tall.layout.unflatten(tall.start), np.arange(500))).all()
 
 
+def test_the_start_stays_if_the_prior_is_impossible_elsewhere():
+    """A potential that ends at 0 lets the model start nowhere else."""
+    with pm.Model() as model:
+        log_end = pm.Normal("log_end", 0, 1)
+        pm.Potential("wall", pm.math.switch(pm.math.eq(log_end, 0.0), 0.0, -np.inf))
+        pm.Uniform("y", 0, pm.math.exp(log_end), observed=np.linspace(0.01, 1.2, 500))
+    assert TallModel(model).start == 0.0
+
+
 def test_a_start_at_which_all_rows_are_possible_stays(model):
     tall = TallModel(model)
     np.testing.assert_array_equal(tall.start, tall.layout.flatten(model.initial_point()))

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import pymc_minibatch as pmb
+from pymc_minibatch.latent.locate import locate
 from pymc_minibatch.tall.wide_integers import with_wide_integers
 
 
@@ -32,6 +33,22 @@ def test_rows_with_integers_have_their_density(sigma):
         pm.StudentT("y", nu=3, mu=mu, sigma=sigma, observed=values)
     found = pmb.TallModel(model).row_logp({"mu": np.array(0.5)}, [0, 1, 2])
     np.testing.assert_allclose(found, stats.t(3, 0.5, sigma).logpdf(values), rtol=1e-6)
+
+
+def test_effects_with_integers_stay_by_level():
+    """Their prior by level and that of the model are one, and both are right."""
+    with pm.Model() as model:
+        z = pm.HalfStudentT("z", nu=3, sigma=20, shape=300)
+        pm.Poisson("y", z[np.arange(3000) % 300], observed=np.full(3000, 3))
+    field = locate(pmb.TallModel(model), 1.0).reference.surrogate.field
+    assert any(len(levels.latent) == 300 for levels in field.levels)
+
+
+@pytest.mark.parametrize(
+    "graph", [pt.switch(0.5, np.int8(1), np.int8(2)), ~pt.constant(np.uint8(5)) - np.uint8(1)]
+)
+def test_operations_other_than_arithmetic_stay(graph):
+    assert with_wide_integers([graph]) == [graph]
 
 
 def test_what_is_not_of_numbers_alone_is_left_as_it_is():
