@@ -58,7 +58,12 @@ def test_what_is_not_of_numbers_alone_is_left_as_it_is():
 
 
 def test_operations_other_than_elementwise_read_the_types_that_they_had():
-    number = pt.constant(np.int8(5)) * pt.constant(np.int8(3))
-    [graph] = with_wide_integers([pt.stack([number, number]).sum() + pt.exp(number)])
+    number = pt.constant(np.int8(50)) * pt.constant(np.int8(3))
+    [graph] = with_wide_integers([pt.stack([number, number]).sum() + pt.log(number)])
     value = pytensor.function([], graph, mode="FAST_COMPILE")()
-    assert value == pytest.approx(30 + np.exp(15.0))
+    assert value == pytest.approx(2 * (150 - 256) + np.log(150.0))
+
+
+def test_what_fits_is_left_as_it_is():
+    graph = pt.gammaln(pt.constant(np.int8(50)) * pt.constant(np.int8(2)))
+    assert with_wide_integers([graph]) == [graph]
