@@ -30,7 +30,7 @@ def with_wide_integers(graphs: Sequence[Variable]) -> list[Any]:
         number = _number_made(node, numbers)
         if number is not None:
             numbers[last] = number
-            if not _fits(number, last.type.dtype):
+            if _fits(number, "int64") and not _fits(number, last.type.dtype):
                 wide[last] = pt.constant(np.full((1,) * last.type.ndim, number), dtype="int64")
                 continue
         if wide.keys().isdisjoint(node.inputs):
