@@ -130,7 +130,8 @@ class TallModel(Splitting):
         self.rng = np.random.default_rng(20170709)
         self.is_bound = data is not None
         self._check: SplitCheck | None
-        self._check, points = check, _ = self._split_as_is_or_evaluated()
+        check, points = self._split_as_is_or_evaluated()
+        self._check = check
         if data is None:
             self._start_where_possible(check, points)
         if data is not None:
