@@ -12,7 +12,7 @@ TALL_VENV = .venv-tall
 MODEL = logistic
 ROWS = 100000
 RUN = $(VENV)/bin/python
-PYTEST = $(RUN) -m pytest -n auto --dist loadgroup
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile
 
 .SUFFIXES:
 .NOTPARALLEL:
@@ -48,7 +48,8 @@ figure: $(BENCH_VENV)/.installed $(VENV)/.installed-docs ## measure and draw sec
 case-studies: $(VENV)/.installed-case-studies ## execute the notebooks of docs/case_studies anew
 	@$(RUN) docs/case_studies/run.py
 
-# -n auto: as many workers as there are cores; the tests of a file share compiled models.
+# -n auto: as many workers as there are cores, with one thread of BLAS each. The tests of a file
+# share compiled models.
 test: lint types ## lint, check types, run the first tier of the tests: some minutes
 	@echo "running the tests of the first tier ..."
 	@$(PYTEST) -m "not slow"

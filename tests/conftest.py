@@ -7,9 +7,11 @@ took longer than :data:`SLOW` seconds when durations were recorded
 tier of its folder, and nobody has to do anything for it.
 """
 
+import gc
 from collections import defaultdict
 from pathlib import Path
 
+import pytensor
 import pytest
 
 TESTS = Path(__file__).parent
@@ -20,6 +22,9 @@ SLOW = 8.0
 """Seconds in all calls of a test function, without fixtures, which others may share."""
 
 spent: defaultdict[str, float] = defaultdict(float)
+
+# Graphs are not traced to the lines that wrote them: a tenth of what set-up takes.
+pytensor.config.traceback__limit = 0
 
 
 def pytest_addoption(parser):
@@ -33,8 +38,8 @@ def listed():
 
 
 def function_of(nodeid):
-    """Return the name of a test without its parameters and its group."""
-    return nodeid.split("[")[0].split("@")[0].removeprefix("tests/")
+    """Return the name of a test without its parameters."""
+    return nodeid.split("[")[0].removeprefix("tests/")
 
 
 def pytest_collection_modifyitems(items):
@@ -42,9 +47,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if SECOND in item.path.parents or function_of(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
-        # Tests of a file share models, which each worker would compile.
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+
+
+def pytest_collection_finish():
+    """Look for garbage less often: many graphs stay, and each search walks through them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_logreport(report):
