@@ -104,7 +104,9 @@ def main() -> None:
             "dask": (partial(as_dask, data, folder), 0),
             "cluster": (partial(as_dask, data, folder), 0),
         }
-        print("source    set-up, s  its CPU, s  first, s  |mean - mode|  |sd - 1|  least p-value")
+        print(
+            "source    set-up, s  its CPU, s  first, s  |mean - mode|  |sd - 1|  smallest p-value"
+        )
         for kind in options.only or kinds:
             make, rows_in_memory = kinds[kind]
             measure(kind, make(), rows_in_memory)

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     costs = {sizes: measure(*sizes) for sizes in dict.fromkeys(BY_GROUPS + BY_ROWS)}
-    titles = ["rows", "groups", "set-up (s)", "ms a draw", "likelihoods", "of rows"]
+    titles = ["rows", "groups", "set-up (s)", "ms per draw", "likelihoods", "of rows"]
     print(table(titles, [cost.cells() for cost in costs.values()]))
     print(f"\n{machine()}; {versions()}")
     if options.figure:

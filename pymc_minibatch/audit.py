@@ -72,16 +72,16 @@ def audit(
         Result of ``pm.sample``, perhaps read from a store; its posterior must hold all free
         variables of the model.
     step : MinibatchMH, FlyMC, SGFS, SGLD, SGHMC or SGNHT
-        The step of the run, or one made in the same way. What it has tuned is audited; if it has
+        The step of the run, or one made in the same way. The audit uses its tuned state. If it has
         made no draws in this process (as with ``cores`` above 1), it is tuned anew.
     model : bambi.Model, optional
-        For a result of Bambi its model, which knows how the intercept was moved.
+        For a result of Bambi its model, which knows how the intercept was corrected.
     n_moves : int, default 200
         Moves on which decisions are repeated, from draws at equal distances. Each reads all rows at
         two points.
     n_repeats : int, optional
-        Decisions on each of them. If not given, as many as show errors of `limit`, unless they
-        would read more than 2·10⁸ rows in all.
+        Decisions on each of these moves. If not given, as many as are needed to detect errors of
+        `limit`, unless they would read more than 2·10⁸ rows in all.
     limit : float, default 1e-3
         The mean error of acceptance probabilities that the audit should detect. The default is the
         error that tests allow in a decision.
@@ -109,9 +109,10 @@ def audit(
     -----
     The false-positive rate is 0.1 %. The verdict is "not resolved" if an error of
     `limit` would not have been seen, and says how many repetitions it takes. Decisions on the
-    levels of a factor are compared with all rows, but not repeated. For gradients the audit
-    compares those of all rows; the noise of batches is a part of the method there. An audit says
-    nothing of whether chains have converged, nor of places that none has visited.
+    levels of a factor are compared with all rows, but not repeated. For gradient steps the audit
+    compares gradients of all rows, because the noise of batches is part of these methods. An audit
+    does not show whether chains have converged, and it does not check regions that no chain has
+    visited.
 
     Examples
     --------

@@ -83,8 +83,8 @@ class EffectsOfFewGroups:
             return self._sums(given, design)
         if new:
             raise NewLevelsError(
-                f"The effects of new levels of {', '.join(new)} cannot be drawn: that is for one "
-                "response per row. Leave out the rows with new levels."
+                f"The effects of new levels of {', '.join(new)} cannot be drawn: this is possible "
+                "only with one response per row. Leave out the rows with new levels."
             )
         return self._of_bambi(**given)
 

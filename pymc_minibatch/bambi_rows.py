@@ -290,7 +290,7 @@ def _rows(model: Any, new_rows: Any) -> tuple[pd.DataFrame, np.ndarray | None]:
         observed = np.asarray(model.response_term.data)
         if len(observed) != len(model.data):
             raise ValueError(
-                f"Bambi left {len(model.data) - len(observed)} rows with missing values out. Pass "
+                f"Bambi left out {len(model.data) - len(observed)} rows with missing values. Pass "
                 "the data frame without them as new_rows."
             )
         return model.data, observed if observed.ndim == 1 else None

@@ -47,8 +47,8 @@ def sample_on(
     chains : int, default 4
         Number of chains.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
-        Chains get seeds that are spawned from it, or one each of a sequence of as many, so that the
-        same one gives the same draws whatever workers there are.
+        Chains get seeds that are spawned from it, or one seed each from a sequence of as many as
+        there are chains. The same seed gives the same draws, whatever workers there are.
     **kwargs
         Further arguments of ``pm.sample``, such as ``var_names`` or ``initvals``: a dict for all
         chains, or a sequence of one for each.

@@ -78,7 +78,7 @@ DRAWS = 2 * 1000
 
 @dataclass(frozen=True)
 class Check:
-    """What sampling a model will be like.
+    """How a model would be sampled, and at what cost.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ class Check:
 
 
 def check(model: Any = None, *, data: Any = None) -> Check:
-    """Say in seconds what sampling a model will be like, without compiling anything.
+    """Estimate within seconds how a model would be sampled, without compiling anything.
 
     The code that sets up a step also splits the model here, so both refuse the same models with
     the same message. Rows, seconds and bytes are estimates.

@@ -143,12 +143,11 @@ def compare(
 
     Notes
     -----
-    The limit in Monte Carlo standard errors grows with the number of parameters: equal
-    distributions differ in at most one of 1000 comparisons, which is 3.8 standard errors
-    for one parameter and 4.8 for a hundred, and more if there are few effective draws.
-    "agrees" means that no difference was seen at this
-    number of draws, so look at ``mean_difference_sd`` too, and at how many effective samples it
-    rests on.
+    The limit in Monte Carlo standard errors grows with the number of parameters, so that equal
+    distributions get the verdict "differs" in at most one of 1000 comparisons. It is 3.8 standard
+    errors for one parameter and 4.8 for a hundred, and more if there are few effective draws.
+    "agrees" means that no difference was seen with these draws. So also look at
+    ``mean_difference_sd``, and at the number of effective draws.
 
     An element that has the same value in all draws of both runs, such as the diagonal of a
     correlation matrix, is left out. If a run has a single chain, R-hat is missing (nan) and does

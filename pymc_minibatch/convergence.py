@@ -152,8 +152,8 @@ def worst(
     Returns
     -------
     DataFrame
-        By label, with columns ``r_hat``, ``ess_bulk`` and ``ess_tail``: the numbers of
-        ``az.summary``, those with the fewest effective draws first.
+        One row per parameter, with columns ``r_hat``, ``ess_bulk`` and ``ess_tail``, the numbers of
+        ``az.summary``. Parameters with the fewest effective draws come first.
 
     Raises
     ------

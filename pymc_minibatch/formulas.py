@@ -18,10 +18,10 @@ def groups_as_codes() -> Iterator[None]:
     """Build Bambi models with many groups in time and memory that do not grow with their number.
 
     For each grouping factor of a formula, such as ``g`` in ``(1 | g)``, Bambi makes a dense matrix
-    of rows by groups: 80 GB for a million rows with 10,000 groups. It only uses in which column
-    each row has its 1. In this context these numbers are kept instead. The model is the one that
-    Bambi builds anyway, with the same names and priors; it is fitted, and predicts, as any other,
-    also outside of the context.
+    of rows by groups: 80 GB for a million rows with 10,000 groups. Only the position of the 1 in
+    each row is used. In this context these positions are kept instead of the matrix. The model is
+    the same, with the same names and priors. It is fitted, and predicts, as any other, also outside
+    of the context.
 
     Factors whose contrasts are not 0 and 1, such as ``(1 | C(g, Sum))``, are read as before.
 

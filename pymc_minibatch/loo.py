@@ -145,9 +145,9 @@ def _check_memory(tall: TallModel) -> None:
     if tall.partitions is not None and RESULT_BYTES * tall.n_rows > LARGEST_BYTES:
         raise ValueError(
             f"The rows stay in partitions, and results for each of them take "
-            f"{1e-9 * RESULT_BYTES * tall.n_rows:,.1f} GB here. Take pmb.log_likelihood(idata, "
-            "rows=...) of some rows drawn at random, and az.loo of these; N / rows times its elpd "
-            "is that of all."
+            f"{1e-9 * RESULT_BYTES * tall.n_rows:,.1f} GB here. Draw some rows at random, and pass "
+            "their pmb.log_likelihood(idata, rows=...) to az.loo. Multiply its elpd by N over the "
+            "number of these rows."
         )
 
 

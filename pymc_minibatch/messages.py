@@ -111,8 +111,8 @@ MESSAGES = {
         "No proposal of many draws was accepted",
         "Proposals do not fit the posterior where the chain is, for example near a hard "
         "constraint, or if kinks of the prior couple many parameters.",
-        "Do not use these draws. Raise tune, so that the chain may continue along trajectories "
-        "(`fallback='nuts'`), or, if kinks are the cause, make the prior smooth.",
+        "Do not use these draws. Raise `tune`, so that the chain can continue with NUTS on all "
+        "rows (`fallback='nuts'`). If kinks are the cause, make the prior smooth.",
     ),
     "PMB204": Message(
         "A level has moved to a value that its own rows contradict",
@@ -144,9 +144,9 @@ MESSAGES = {
     "PMB303": Message(
         "A row is impossible at a point of the chain",
         "The support of the likelihood depends on a parameter, and batches can miss its end.",
-        "Raise `tune`: with 150 tuning draws left, chains continue along trajectories with "
-        'all rows. This takes `fallback="nuts"` and the defaults of `acceptance`, `proposal` '
-        "and `batch_size`.",
+        "Raise `tune`: with 150 tuning draws left, chains continue with NUTS on all rows. This "
+        'requires `fallback="nuts"` and the defaults of `acceptance`, `proposal` and '
+        "`batch_size`.",
     ),
     "PMB304": Message(
         "A move disagrees with the model's own log-density",

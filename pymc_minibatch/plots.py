@@ -1,7 +1,7 @@
 """Figures of what a minibatch run read, how exact it was, and how it compares.
 
-All are drawn by arviz-plots, with any of its backends (``pip install 'pymc-minibatch[plots]'``), in
-the colours of Okabe and Ito, which colour-blind readers can tell apart. Each function returns the
+All are drawn by arviz-plots, with any of its backends (the extra ``plots`` installs it), in the
+colours of Okabe and Ito, which colour-blind readers can tell apart. Each function returns the
 :class:`arviz_plots.PlotCollection`, whose ``savefig`` writes a file.
 """
 
@@ -174,7 +174,7 @@ def error_by_rows(
     runs : mapping of str to DataTree
         Runs of the same model, by name. Those of NUTS are counted by their ``n_steps``.
     baseline : str
-        The run whose means and standard deviations are taken for the truth. It is not drawn.
+        The run whose means and standard deviations are treated as the truth. It is not drawn.
     var_names : sequence of str, optional
         The variables whose means are compared; all of the baseline's if not given.
     n_rows : int, optional

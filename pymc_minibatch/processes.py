@@ -93,8 +93,8 @@ def in_processes(
                     raise item
                 if kind == "died":
                     raise ProcessError(
-                        f"The process of {what} {k} ended with exit code {process.exitcode}, as it "
-                        "does if memory runs out. Set cores=1, or a smaller number."
+                        f"The process of {what} {k} ended with exit code {process.exitcode}. Often "
+                        "the cause is a lack of memory: set cores=1, or a smaller number."
                     )
     finally:
         for _, process in running.values():

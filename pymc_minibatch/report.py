@@ -36,7 +36,7 @@ KINDS = {"hyper": "scales of effects", "dense": "shared coefficients", "groups":
 
 
 def report(idata: xr.DataTree) -> str:
-    """Say in a few lines what a run read, whether it worked, and what to change.
+    """Summarize in a few lines how many rows a run read, whether it converged, and what to change.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ def report(idata: xr.DataTree) -> str:
 
     See Also
     --------
-    compare : Runs side by side, with a reference.
-    audit : Whether decisions were right, by reading all rows.
+    compare : Several runs in one table.
+    audit : Checks decisions against all rows.
 
     Examples
     --------

@@ -96,14 +96,14 @@ class RunningMean:
             return
         if missing := [name for name in self._names if name not in draw.point]:
             raise ValueError(
-                f"The draws lack {missing}, which the model of this mean has. Make it with the "
-                "model that is sampled."
+                f"The draws lack {missing}, which the model of this RunningMean has. Make it with "
+                "the model that is sampled."
             )
         point = {name: draw.point[name] for name in self._names}
         self._take(self._evaluate(point), draw.chain, draw.draw_idx)
 
     def add(self, idata: Any) -> None:
-        """Take the draws of a result in, by the names and labels of the model's variables.
+        """Add the draws of a result, by the names and labels of the model's variables.
 
         Parameters
         ----------

@@ -94,16 +94,16 @@ def sample(
         and "sgfs" are the other steps with their default settings.
     fallback : {"nuts", "error"}, default "nuts"
         What happens if "auto" finds that minibatches cannot be used or do not pay. "nuts" samples
-        with NUTS; so does a chain that finds it while it tunes, from where it is. "error" never
-        does: a model that is not supported raises the reason, and others are sampled by
-        minibatches.
+        with NUTS. A chain that finds this during tuning continues with NUTS from its current point.
+        "error" never uses NUTS: a model that is not supported raises an error with the reason, and
+        others are sampled by minibatches.
     step : step of this package, optional
         A step with settings of your own, instead of `method`.
     data : dict, DataFrame, path, Columns or TallModel, optional
         Data instead of the model's own; see :class:`TallModel`.
     store : str or path, optional
-        A new folder to which draws are written as they come. A run that ends before its time, for
-        whatever reason, is continued by :func:`resume`. For NUTS there is none.
+        A new folder to which draws are written as they are made. If the run is interrupted, for
+        whatever reason, :func:`resume` continues it. Runs of NUTS are not stored.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
         As for ``pm.sample``. The same seed gives the same draws, whatever the number of cores.
     **kwargs
@@ -129,7 +129,7 @@ def sample(
 
     See Also
     --------
-    check : Says in seconds what would be done.
+    check : Estimates within seconds how the model would be sampled.
     worst : The parameters that have converged least.
 
     Examples
@@ -268,7 +268,7 @@ def resume(
     ------
     ValueError
         If there is no run in the folder or its files are damaged, if the step, its settings or the
-        rows are not those of the run, or if it has more draws than asked for.
+        rows are not those of the run, or if it has more than `draws` draws.
 
     Examples
     --------

@@ -247,13 +247,13 @@ def judge(
         words.append("No batch of rows decides on these moves.")
     elif isinstance(step, GradientStep):
         words.append(
-            "Those are gradients by all rows; the noise of batches and the error of steps "
-            "of finite length are a part of the method, and are not looked at."
+            "These comparisons are of gradients of all rows. The noise of batches and the error of "
+            "steps of finite length are part of the method, and are not checked."
         )
     if not is_tuned:
         words.append(
             "The step has made no draws in this process, so it was tuned anew by "
-            f"{TUNING} draws; its lengths and batches are not quite those of the run."
+            f"{TUNING} draws; its step lengths and batches can differ from those of the run."
         )
     return Audit(
         comparisons=comparisons,
@@ -316,7 +316,7 @@ def _judged(repeats: Sequence[Repeats], limit: float, resolution: float, right: 
         return (
             "The decisions are WRONG: the draws are not those of the posterior. Use Exact(), or "
             "the default control variate with row_sampling='size', and leave batch_size out; "
-            "check that a reference that was passed is that of these data."
+            "if you passed a reference, check that it belongs to these data."
         )
     if resolution <= limit:
         return f"No deviation was found; one of {limit:g} on average would have been seen."

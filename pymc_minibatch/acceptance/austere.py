@@ -70,8 +70,9 @@ class Austere(Acceptance):
     decision for which no pair meets the bound reads all rows. Beyond half of the rows all are read
     in any case, and the decision is exact. ``batch_size`` of :class:`MinibatchMH` cannot be set.
 
-    The error is that of a decision given u, worked out for normal log ratios; ``test_error`` in the
-    sample stats is that of the design, at the true mean for "nc", unless all rows are read.
+    The error is the probability of a wrong decision given u, computed for normal log ratios.
+    ``test_error`` in the sample stats is the error of the design (at the true mean for "nc"), or 0
+    if all rows are read.
 
     References
     ----------

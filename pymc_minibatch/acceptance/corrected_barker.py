@@ -49,8 +49,8 @@ class CorrectedBarker(Acceptance):
         2e-6 at 1.1, 2e-5 at 1.2, 5e-4 at 1.4.
     test_error : float or None, default 1e-3
         Limit on the error of the acceptance probability of each decision. Batches grow until the
-        estimated bound is below it. None sets no limit, as in the paper: only s² < sigma² is asked
-        for, and the bound is still reported.
+        estimated bound is below it. None sets no limit, as in the paper: only s² < sigma² is
+        required, and the bound is still reported.
 
     Raises
     ------
@@ -62,9 +62,9 @@ class CorrectedBarker(Acceptance):
     The test is approximate, in two ways that vanish as the batch grows: the sum over the batch is
     not exactly normal, and its variance s² is estimated from the same batch. The bound on the
     resulting error covers both to first order; it is estimated from the batch too, and derived for
-    rows drawn independently (they are drawn without replacement). Rows whose log-likelihood ratio
-    is rare and extreme can escape a batch and its estimates; a likelihood whose support depends on
-    the parameters is such a case.
+    rows drawn independently (they are drawn without replacement). A batch and its estimates can
+    miss rare rows with extreme log-likelihood ratios, for example if the support of the likelihood
+    depends on the parameters.
 
     Examples
     --------

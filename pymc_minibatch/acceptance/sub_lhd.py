@@ -38,7 +38,7 @@ __all__ = ["SubLhd"]
 class SubLhd(Acceptance):
     """Metropolis's test with a concentration bound, MHSubLhd.
 
-    Meant for comparison: the range of the log ratios has to be known, and is found by a scan of all
+    Meant for comparison: the test needs the range of the log ratios, which takes a scan of all
     rows at each decision. The rows of the scan are reported as ``n_scanned`` and are not part of
     ``n_likelihood`` and ``batch_size``.
 

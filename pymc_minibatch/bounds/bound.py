@@ -28,9 +28,9 @@ class Bound:
     ----------
     rows : tensor of shape (N,)
         log Bₙ, for each row a lower bound of its log-likelihood as PyMC has it, with all of its
-        constants. Arrays with N entries along their first axis are taken for row data.
+        constants. Arrays with N entries along their first axis are treated as row data.
     total : scalar tensor
-        Σ log Bₙ in a form that does not read the rows: what collapses into sums made beforehand.
+        Σ log Bₙ in a form that does not read the rows, but only sums that are computed beforehand.
 
     Notes
     -----

@@ -24,16 +24,16 @@ def recognise(tall: TallModel) -> Likelihood:
     """
     if len(tall.row_names) > 1:
         raise NoBoundError(
-            f"The rows are those of {' + '.join(tall.row_names)} together, and bounds are known "
-            f"for one observed variable. {ADVICE}"
+            f"The rows belong to several observed variables ({' + '.join(tall.row_names)}), and "
+            f"bounds are known for a single one only. {ADVICE}"
         )
     [name] = tall.row_names
     if tall.row_potentials:
-        raise NoBoundError(f"{name} is a potential, of whose family nothing is known. {ADVICE}")
+        raise NoBoundError(f"{name} is a potential, so its family is not known. {ADVICE}")
     if tall.evaluates_data:
         raise NoBoundError(
-            f"{name} reads what the model computes from all rows together, such as a mean. Compute "
-            f"that before building the model. {ADVICE}"
+            f"{name} depends on a statistic of all rows, such as a mean. Compute it before you "
+            f"build the model. {ADVICE}"
         )
     rv = tall.model[name]
     op = rv.owner.op

@@ -66,9 +66,9 @@ class BoundedRows(RowFunctions):
         self.likelihood, self.bound = likelihood, bound
         if self.n_predictors > 1:
             raise NoBoundError(
-                f"Rows of {tall.row_names[0]} read {self.n_predictors} numbers, and bounds of "
-                "effects are there for those that read one, the predictor: no unknown scale, no "
-                "classes."
+                f"Rows of {tall.row_names[0]} depend on {self.n_predictors} linear predictors. "
+                "Bounds for models with effects need rows that depend on one: no unknown scale, "
+                "no classes."
             )
         self._check_predictor(tall)
 
@@ -134,8 +134,8 @@ class BoundedRows(RowFunctions):
         )
         if differs is not None:
             raise NoBoundError(
-                f"Rows of {tall.row_names[0]} read something else than the predictor of their "
-                f"{self.likelihood.family} likelihood: row {differs.entry} reads "
+                f"Rows of {tall.row_names[0]} do not depend on the predictor of their "
+                f"{self.likelihood.family} likelihood: row {differs.entry} depends on "
                 f"{differs.expected:.6g}, but the predictor is {differs.found:.6g}."
             )
 

@@ -51,9 +51,10 @@ FILES = (
 class NotEnoughMemoryError(IdentifiedError, MemoryError):
     """Something needs more memory than is free; the message names it and says what to do.
 
-    It is raised before the work begins, so nothing is lost and the process lives on. The limit is
-    the least of what the machine, the control groups of its container, ``ulimit -v`` and the
-    environment variable ``PYMC_MINIBATCH_MEMORY`` (bytes that the process may take in all) allow.
+    It is raised before the work begins, so nothing is lost and the process continues. The limit is
+    the smallest amount that is left by the machine, the control groups of its container,
+    ``ulimit -v`` and the environment variable ``PYMC_MINIBATCH_MEMORY`` (total bytes of the
+    process).
 
     Examples
     --------

@@ -382,7 +382,7 @@ class Surrogate:
             size = np.abs(phi) + np.abs(given.phi) + np.abs(moved)
             allowed = RTOL_OF_PHI * size + rounding(derivatives.phi, point, phi)
             if compare(phi, given.phi + moved, allowed=allowed) is not None:
-                return "What rows read is not affine in the effects"
+                return "The linear predictors are not affine in the effects"
             if not self._has_gaussian_levels(given, point, parts, abs(radius)):
                 return "The prior of the effects is not Gaussian given all else"
         return None

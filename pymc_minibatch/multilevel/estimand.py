@@ -173,8 +173,8 @@ def _check_finite(at_mode: np.ndarray, labels: Sequence[str]) -> None:
     for value, label in zip(at_mode.ravel(), labels, strict=True):
         if not np.isfinite(value):
             raise ValueError(
-                f"{label} is {value} at the posterior mode: what is estimated must be finite "
-                "everywhere in the posterior."
+                f"{label} is {value} at the posterior mode: the function must be finite everywhere "
+                "in the posterior."
             )
 
 

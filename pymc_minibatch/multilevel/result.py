@@ -11,7 +11,7 @@ __all__ = ["MultilevelResult"]
 
 @dataclass(frozen=True)
 class MultilevelResult:
-    """An expectation under the posterior, with its errors and its cost.
+    """Estimated expectations under the posterior, with their errors and their cost.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class MultilevelResult:
         Estimated bound on the remaining bias of the step size, in the same form.
     summary : pandas.DataFrame
         For each element: ``estimate``, ``standard_error``, ``bias``, ``rmse`` (the two combined)
-        and ``target``, the RMSE that was asked for.
+        and ``target``, the RMSE to be reached.
     levels : pandas.DataFrame
         For each level: ``step`` (h, in units of time in which the Gaussian approximation of the
         posterior relaxes as e^(−t/2)), ``length`` of the paths, ``mean`` and ``variance`` of the

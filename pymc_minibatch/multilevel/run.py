@@ -263,8 +263,8 @@ class Run:
 
     def _give_up(self, reason: str) -> None:
         self.message = (
-            f"The target was not met: {reason}. What is returned has the standard error and bias "
-            "that it says."
+            f"The target was not met: {reason}. The result has the standard error and the bias "
+            "that were reached."
         )
 
     def _refuse_hopeless(self) -> None:

@@ -88,8 +88,8 @@ def multilevel_sgld(
     """Estimate posterior expectations by multilevel stochastic gradient Langevin dynamics.
 
     It is an estimator, not a sampler: it returns no draws, but numbers with a standard error and an
-    estimate of the bias that is left. Posteriors with several modes are beyond it: all paths
-    start about one. So are probabilities of rare events, whose errors it takes for too small.
+    estimate of the remaining bias. Do not use it for posteriors with several modes, because all
+    paths start about one, or for probabilities of rare events, whose errors it underestimates.
 
     Parameters
     ----------
@@ -106,15 +106,15 @@ def multilevel_sgld(
         The mode; paths start from the Gaussian approximation about it, whose covariance is the
         preconditioner. Found here if not given.
     rtol : float, default 0.05
-        The root mean square error that is asked for. For a function it is relative to the absolute
-        value of each expectation; for means of variables relative to their standard deviations,
-        and for variances to these.
+        The target for the root mean square error. For a function it is relative to the absolute
+        value of each expectation, for means of variables to their standard deviations, and for
+        variances to the variances.
     antithetic : bool, default True
         Whether to couple each path with two coarse ones, which makes the variance of the
         differences fall like h² instead of h.
     taylor : bool, default True
-        Whether to take the gradient of the Taylor expansion about the mode off the rows: the noise
-        of the batches becomes small, and the cost hardly depends on the number of rows.
+        Whether to subtract the gradient of the Taylor expansion about the mode from the rows. Then
+        the noise of the batches is small, and the cost hardly depends on the number of rows.
     average : int, optional
         Values of f whose mean a path returns, a time h₀ apart; 1 for the end point. The default is
         half of the steps of the lowest level. Paths are made long enough for it.
@@ -140,7 +140,7 @@ def multilevel_sgld(
     ValueError
         If an argument is out of range; if f is not finite, reads the rows of the data, draws random
         numbers or names variables that the model does not have; if paths from different starts do
-        not come together, or diverge at any step; if the density is zero on a part of the Gaussian
+        not converge, or diverge at any step; if the density is zero on a part of the Gaussian
         approximation, beyond a hard constraint or the end of a prior, or far larger than that 4
         standard deviations from the mode; if pilot runs show that `rtol` cannot be met within
         `max_evaluations`.
@@ -154,8 +154,8 @@ def multilevel_sgld(
     Notes
     -----
     Step sizes are in units of time in which the Gaussian approximation of the posterior relaxes
-    as e^(−t/2). h₀ is 1/2, or less if the noise of the batches is large; the time τ, by which
-    paths grow from level to level, is what paths with the same noise need to come together.
+    as e^(−t/2). h₀ is 1/2, or less if the noise of the batches is large. Paths grow from level to
+    level by the time τ that paths with the same noise take to converge.
 
     References
     ----------
@@ -277,7 +277,7 @@ def contraction(paths: Paths, step_size: float, batch_size: int) -> tuple[int, i
             return n_steps, n_read
         time *= 1.4
     raise ValueError(
-        f"Paths from different starts have not come together after {LONGEST:g} relaxation times of "
-        "the Gaussian approximation: the posterior is far from it, or has several modes. Use "
+        f"Paths from different starts have not converged after {LONGEST:g} relaxation times of the "
+        "Gaussian approximation: the posterior is far from Gaussian, or has several modes. Use "
         "MinibatchMH."
     )

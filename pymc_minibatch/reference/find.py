@@ -85,16 +85,16 @@ def find_reference(
     Raises
     ------
     NoReferenceError
-        If the search runs away (separation under a flat prior, say), or ends where the log-density
-        is not concave, or the rows read discrete variables.
+        If the search diverges, for example because of separation under a flat prior; if it ends
+        where the log-density is not concave; or if the rows depend on discrete variables.
     TypeError, ValueError
         If an argument is of the wrong type or out of range, or `start` is not of this model.
 
     Warns
     -----
     MinibatchWarning
-        If there are other modes about as probable. Modes that none of a few starts leads to are not
-        seen.
+        If there are other modes that are about as probable. The search can miss a mode: it starts
+        from a few points only.
 
     Examples
     --------

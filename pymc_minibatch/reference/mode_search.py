@@ -207,8 +207,8 @@ def _check_falls_off(
     if flat.size:
         blamed = density.tall.layout.name_of(int(np.argmax(np.abs(both[flat[0]]))))
         raise NoReferenceError(
-            f"the log-density does not fall off from its mode, mostly in {blamed}: the "
-            "data do not determine it (separation, say) and its prior does not either"
+            f"the log-density is flat about its mode, mostly along {blamed}: neither the data nor "
+            "the prior determine it, as with separated classes and a flat prior"
         )
 
 

@@ -72,8 +72,8 @@ class NoReferenceError(IdentifiedError, ValueError):
     ...         reference = pmb.find_reference()
     ...     except pmb.NoReferenceError as error:
     ...         print(error)
-    the log-density does not fall off from its mode, mostly in mu: the data do not determine it
-    (separation, say) and its prior does not either
+    the log-density is flat about its mode, mostly along mu: neither the data nor the prior
+    determine it, as with separated classes and a flat prior
     """
 
     id = "PMB602"
@@ -303,7 +303,7 @@ class Reference:
 
     @classmethod
     def load(cls, path: str | Path) -> "Reference":
-        """Read what :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises
         ------

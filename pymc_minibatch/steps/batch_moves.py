@@ -326,8 +326,8 @@ class BatchMoves(TallStep):
             f"{name} has a log-likelihood that is not finite at a point that was accepted from "
             "other rows: the support of the likelihood depends on the parameters, and batches "
             "can miss its end. Raise tune: with at least 150 tuning draws left, the chain "
-            "continues along trajectories with all rows (fallback='nuts', with the defaults of "
-            "acceptance, proposal and batch_size).",
+            "continues with NUTS on all rows (fallback='nuts', with the defaults of acceptance, "
+            "proposal and batch_size).",
         )
 
     def _beyond_expansion(self, totals: Totals) -> tuple[float, float] | None:

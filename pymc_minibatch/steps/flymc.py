@@ -61,10 +61,10 @@ class FlyMCState(TallStepState):
 class FlyMC(FireflyMoves):
     """Firefly Monte Carlo: exact sampling that reads a few bright rows.
 
-    A lower bound Bₙ ≤ Lₙ under the likelihood of each row lets most rows stay dark: they count with
-    their bounds, whose product collapses into sums made once. Row n is bright with probability
-    1 − Bₙ/Lₙ given θ, and only bright rows are read when θ moves. The draws of θ are those of the
-    posterior, without approximation.
+    The likelihood Lₙ of each row has a lower bound Bₙ. Row n is bright with probability 1 − Bₙ/Lₙ
+    given θ, and only bright rows are read when θ moves. Most rows are dark: only their bounds
+    count, whose product is computed from sufficient statistics. The draws of θ have the posterior
+    distribution, without approximation.
 
     Parameters
     ----------
@@ -83,10 +83,11 @@ class FlyMC(FireflyMoves):
     tune_bounds : bool, default True
         Whether bounds touch each row at the posterior mode. Untuned bounds leave most rows bright.
     proposal : {"auto", "hamiltonian", "langevin", "metropolis", "slice"}, default "auto"
-        How θ moves given the bright rows. "auto" sweeps over the effects of a model, if it has any
-        and rows read one predictor; elsewhere it is Hamiltonian, the fastest measured. A reference,
-        untuned bounds, a bound of your own, explicit updates of z and `theta_updates` also ask for
-        moves of all variables at once; ``choice`` says which moves there are.
+        How θ moves given the bright rows. "auto" updates effects group by group if the model has
+        any and each row depends on one predictor. Otherwise it takes "hamiltonian", the fastest
+        measured. All variables also move jointly if you pass a `reference`, a bound of your own,
+        ``tune_bounds=False``, ``z_update="explicit"`` or `theta_updates`. ``choice`` gives the
+        reason.
     z_update : {"implicit", "explicit"}, default "implicit"
         How rows turn bright and dark: by Metropolis proposals at a few rows, or by drawing the
         state of a random `fraction` of the rows anew.
@@ -99,9 +100,9 @@ class FlyMC(FireflyMoves):
         Updates of θ per update of z; 1 if not given, the best measured except for Langevin
         updates, which gain from 4.
     steps_per_draw : int or "auto", default "auto"
-        Iterations (an update of z, then those of θ) for each draw that is kept. "auto" is 1; of a
-        model with effects one iteration moves all of them, and "auto" takes one while tuning and
-        two afterwards, or four if PyMC evaluates 200,000 rows or more at each draw for a
+        Iterations (an update of z, then those of θ) per draw that is kept. "auto" takes one. In a
+        model with effects, one iteration updates all of them. Then "auto" takes one while tuning
+        and two afterwards, or four if PyMC evaluates 200,000 rows or more at each draw for a
         Deterministic.
     witness : bool, default True
         Whether bounds, gaps and moves are compared with the model's own log-density, when set-up is
@@ -115,12 +116,12 @@ class FlyMC(FireflyMoves):
     Attributes
     ----------
     choice : str
-        How variables are moved, and if not by sweeps, why.
+        How variables are updated, and the reason if effects are not updated by group.
     steps_per_draw : int
         Iterations per draw.
     setup_seconds : float
-        Time spent on the search for the mode, the sums and compilation, with that of a reference
-        that was handed over.
+        Time spent on the search for the mode, the sums and compilation, including the time for a
+        `reference` that was passed.
 
     Raises
     ------
@@ -154,7 +155,7 @@ class FlyMC(FireflyMoves):
     first moved to a random point near it.
 
     Hard constraints (``pm.Potential`` of a switch to −inf) and priors that end without a transform
-    are part of the density, and taken exactly.
+    are part of the density, so draws stay exact.
 
     Sample stats of each draw:
 
@@ -328,7 +329,7 @@ class FlyMC(FireflyMoves):
     def _moved(self) -> str:
         if self.latent is not None:
             return self.latent.describe()
-        return f"{self.kernel}, {self.theta_updates} for each of z"
+        return f"{self.kernel}, {self.theta_updates} per update of z"
 
     @property
     def _pinned(self) -> np.ndarray:

@@ -106,8 +106,8 @@ class MinibatchMH(WitnessedBatches):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
-    grows until the error of the test is small enough. :class:`CorrectedBarker` explains what is
-    approximate.
+    grows until the error of the test is small enough. Draws are exact with some tests and
+    approximate with others: see `acceptance` and :class:`CorrectedBarker`.
 
     Parameters
     ----------
@@ -116,8 +116,8 @@ class MinibatchMH(WitnessedBatches):
         their values are read at every draw. With `data`, those on which the rows depend may only be
         left to steps with the same `data`.
     data : dict, DataFrame, path, Columns or TallModel, optional
-        Data instead of the model's own, from wherever they live; see :class:`TallModel`. Or such a
-        split itself, made before with these data, to save doing it again.
+        Data instead of the model's own, such as files; see :class:`TallModel`. A TallModel that was
+        made with these data saves splitting the model again.
     acceptance : "auto", Exact, CorrectedBarker, Penalty, Naive, Barker, Austere or SubLhd
         The acceptance test, as an instance or by a name such as "penalty". "auto", the default,
         takes Exact if the model has bounds that leave few rows per decision, and otherwise
@@ -139,13 +139,13 @@ class MinibatchMH(WitnessedBatches):
         that only a remainder is estimated from the batch. 0 is none. "auto" takes 2 if the
         remainder varies less than the log-likelihood at points about the mode, and 0 if it does
         not, if there is no mode or several are seen, or if the rows depend on discrete variables.
-        Not every other mode is seen: if you know of one, set 0, since moves about one rarely
-        reach another.
+        The search can miss a mode: if you know of another one, set 0, because moves about one mode
+        rarely reach another.
     batch_size : int, optional
         Rows of the first batch of each decision, from 2 to N. If not given it is 100, and most
-        tests tune it towards the fewest rows that suffice for nine of ten decisions. If few rows
-        decide and are drawn uniformly, it is so large that a batch contains some of them. Austere
-        finds it itself.
+        tests tune it towards the fewest rows that suffice for nine of ten decisions. If a few rows
+        dominate decisions and rows are drawn uniformly, it is large enough for a batch to contain
+        some of them. Austere chooses its batches itself.
     row_sampling : {"auto", "size", "uniform"}, default "auto"
         How the rows of a batch are drawn. "size": with replacement, in proportion to how far the
         term of each row varies over the posterior, which one pass about the reference point finds,
@@ -177,16 +177,16 @@ class MinibatchMH(WitnessedBatches):
         fails, the shortcut that it concerns is not used; if one fails later, the chain stops and
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
     fallback : {"nuts", None}, default "nuts"
-        The sampler of a chain for which batches do not pay: its decisions read most rows, and its
-        draws stay correlated while it tunes; or these are correlated for longer than all
-        transitions that are affordable, and trajectories take minutes. Mixtures within a row,
-        products of unknowns and curved ridges are examples; or the support of rows depends on the
+        The sampler of a chain for which batches do not pay. There are three cases. Decisions read
+        most rows, and draws stay correlated during tuning. Or draws stay correlated for longer than
+        any affordable number of transitions, and trajectories take minutes; examples are mixtures
+        within a row, products of unknowns and curved ridges. Or the support of rows depends on the
         parameters, and a row turns out to be impossible. With "nuts" such a chain continues with
-        PyMC's No-U-Turn sampler on all rows, from its current point (in the last case from the
-        start of the model), with the rest of tuning, at least 150 draws. That is exact. With
-        `steps_per_draw` "auto", a draw has as many trajectories as leave it nearly independent, if
-        these are affordable. It needs rows in memory and the defaults of `acceptance`, `proposal`,
-        `batch_size` and `temperature`.
+        PyMC's No-U-Turn sampler on all rows, which is exact. It starts from the current point (in
+        the last case from the start of the model) and tunes with the remaining tuning draws, at
+        least 150. With `steps_per_draw` "auto", a draw has as many trajectories as leave it nearly
+        independent, if these are affordable. The fallback needs rows in memory and the defaults of
+        `acceptance`, `proposal`, `batch_size` and `temperature`.
     start : DataTree, optional
         Result of :func:`approximate` for the model. The step reuses its set-up, so only
         `steps_per_draw` and `rng` may be given as well. Each chain starts from one of its draws.
@@ -224,17 +224,17 @@ class MinibatchMH(WitnessedBatches):
     Warns
     -----
     MinibatchWarning
-        If a Deterministic has one value per row, which makes every draw cost N; if a
-        temperature is given for some of the variables only; if there is no control variate, or it
-        helps little; and if few rows decide, so that batches must be large. While sampling,
-        ``pm.sample`` logs it if decisions turn out to read far more rows than about the mode.
+        If a Deterministic has one value per row, so that every draw costs a pass over the data; if
+        a temperature is given for some of the variables only; if there is no control variate, or it
+        helps little; and if a few rows dominate decisions, so that batches must be large. While
+        sampling, ``pm.sample`` logs a warning if decisions read far more rows than expected.
 
     See Also
     --------
     sample : Chooses the step, and samples in blocks of draws.
-    check : What to expect, without compiling.
+    check : Estimates rows, time and memory without compiling.
     FlyMC : Exact, for likelihoods with a lower bound.
-    report : What a run read, and whether it worked.
+    report : Summarizes a run.
 
     Notes
     -----
@@ -617,8 +617,7 @@ class MinibatchMH(WitnessedBatches):
 
     def _follow_trajectories(self, flat: np.ndarray, reason: str) -> None:
         _log.info(
-            f"MinibatchMH: {reason}; the chain goes on along trajectories with all rows, as NUTS "
-            "(fallback='nuts')"
+            f"MinibatchMH: {reason}; the chain continues with NUTS on all rows (fallback='nuts')"
         )
         self._trajectories = self._trajectories_from(flat)
         self.by_trajectories, self.transitions = True, 1
@@ -682,8 +681,8 @@ class MinibatchMH(WitnessedBatches):
             f"No proposal was accepted in {STILL} draws: proposals do not fit the posterior here, "
             "for example near a hard constraint, or if kinks of the prior couple many parameters. "
             "Do not use these draws. Raise tune: with at least 150 tuning draws left, the chain "
-            "continues along trajectories with all rows (fallback='nuts'). If kinks are the "
-            "cause, a smooth prior helps.",
+            "continues with NUTS on all rows (fallback='nuts'). If kinks are the cause, a smooth "
+            "prior helps.",
         )
 
     @property

@@ -131,12 +131,12 @@ class SGFS(GradientStep):
     -----
     The Fisher information is a running average while the chain tunes and is frozen afterwards.
     Until it rests on 10 rows per parameter and has full rank, the chain stays where it is.
-    Batch t of them counts with weight t², not 1 as in the paper, so that the way from a far start
-    is forgotten.
+    Batch t of this average has weight t², not 1 as in the paper, so that a distant start is
+    forgotten.
 
-    The formulae take the prior to weigh little against the rows. Without a control variate, the
-    diagonal of the prior's curvature is added to γN times the information. So directions that the
-    rows do not inform, such as a constant added to all scores of a softmax, follow their prior.
+    The formulas assume that the prior is weak compared with the rows. Without a control variate,
+    the diagonal of the prior's curvature is added to γN times the information. So directions that
+    the rows do not inform, such as a constant added to all scores of a softmax, follow their prior.
 
     Sample stats of each draw:
 

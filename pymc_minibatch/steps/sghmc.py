@@ -54,7 +54,7 @@ class SGHMC(MomentumStep):
     NotTallError
         If the model does not split into a prior part and independent rows.
     NoReferenceError
-        If a control variate is asked for and there is no reference point.
+        If you request a control variate and there is no reference point.
     ValueError
         If an argument is out of range, a variable is unknown or discrete, or the reference does not
         fit the model.
@@ -74,18 +74,18 @@ class SGHMC(MomentumStep):
 
     Notes
     -----
-    Each chain starts where Adam leads from the best of four points: its initial one, moved by
-    normal noise with a standard deviation of 0.1, in units of how far a parameter must move to
-    matter to its prior or to a row, and by 3,000 steps of Adam. It goes on for 3,000
+    The optimizer Adam finds the start of a chain. It climbs from four points for 3,000 steps each.
+    These points are the initial one plus normal noise with a standard deviation of 0.1, in units of
+    how far a parameter must move to matter to its prior or to a row. The best continues for 3,000
     steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
-    starts near that instead. There the preconditioner and the step size are settled, and again
-    after 25, 50, 100 and so on draws of tuning. A chain that diverges while it tunes climbs from
-    its last draw and goes on with steps of 0.3 times the default size, up to 8 times. The noise of
-    the batch is averaged while the chain tunes, and frozen afterwards.
+    starts near it instead. The preconditioner and the step size are set there, and again after 25,
+    50, 100 and so on draws of tuning. A chain that diverges while it tunes climbs from its last
+    draw and continues with steps of 0.3 times the default size, up to 8 times. The noise of the
+    batch is averaged while the chain tunes, and frozen afterwards.
 
-    The bias is that of the noise which is not made up for: what varies along the chain, and what
-    is correlated between parameters if M is diagonal. For a Gaussian posterior whose
-    gradient has a noise that is known the variances of the draws are right to order ε.
+    The bias comes from noise that is not compensated: noise that varies along the chain and, if M
+    is diagonal, noise that is correlated between parameters. For a Gaussian posterior and a
+    gradient whose noise is known, the variances of the draws are correct to order ε.
 
     A chain never enters a region of zero density, beyond a hard constraint (``pm.Potential`` of a
     switch to −inf) or the end of a prior without a transform: it reverses its momentum. Draws near

@@ -46,8 +46,8 @@ PRECONDITIONERS = ("reference", "fisher", "diagonal", "identity", "rmsprop")
 class SGLD(GradientStep):
     """Stochastic gradient Langevin dynamics: noisy gradient steps without a test.
 
-    The draws are approximate: at a constant step size the draws are spread too widely, by a
-    factor that the step size sets and that no number of draws makes smaller.
+    The draws are approximate: at a constant step size they are spread too widely, by a factor that
+    depends on the step size and not on the number of draws.
 
     Parameters
     ----------
@@ -293,9 +293,9 @@ class SGLD(GradientStep):
         """Say how far from the posterior a step draws, if that is too far."""
         if step >= limit:
             return (
-                f"A step_size of {step:.3g} is unstable: from {limit:.3g} on the draws "
-                "from a normal posterior spread without bound. Others may hold them back, but far "
-                "too wide. Make it much smaller, or leave it out for the default."
+                f"A step_size of {step:.3g} is unstable: from {limit:.3g} on, draws from a normal "
+                "posterior spread without bound. For other posteriors they may stay finite, but "
+                "far too wide. Make it much smaller, or leave it out for the default."
             )
         if bias > LARGE_BIAS and isinstance(self.schedule, Constant):
             return (

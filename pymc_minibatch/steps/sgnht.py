@@ -19,7 +19,7 @@ class SGNHT(MomentumStep):
     """Stochastic gradient Nosé-Hoover thermostat: momentum with a friction that finds the noise.
 
     Like :class:`SGHMC`, but the noise of the batch need not be known: the friction rises until the
-    momentum has the right temperature. The draws are approximate; no test corrects it.
+    momentum has the right temperature. The draws are approximate; no test corrects them.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class SGNHT(MomentumStep):
     NotTallError
         If the model does not split into a prior part and independent rows.
     NoReferenceError
-        If a control variate is asked for and there is no reference point.
+        If you request a control variate and there is no reference point.
     ValueError
         If an argument is out of range, a variable is unknown or discrete, or the reference does not
         fit the model.
@@ -78,18 +78,13 @@ class SGNHT(MomentumStep):
 
     Notes
     -----
-    Each chain starts where Adam leads from the best of four points: its initial one, moved by
-    normal noise with a standard deviation of 0.1, in units of how far a parameter must move to
-    matter to its prior or to a row, and by 3,000 steps of Adam. It goes on for 3,000
-    steps at a time, up to 30,000, until they gain less than D in log-density. With a reference it
-    starts near that instead. There the preconditioner and the step size are settled, and again
-    after 25, 50, 100 and so on draws of tuning; a chain that diverges while it tunes goes on with
-    shorter steps, as one of :class:`SGHMC` does. The thermostat goes on for as long as the chain
-    does.
+    The start, the preconditioner and the step size are found as for :class:`SGHMC`. A chain that
+    diverges while it tunes continues with shorter steps. The thermostat adapts during the whole
+    chain.
 
-    One thermostat holds the mean temperature over all directions. If the batch is noisier in
-    some, the draws spread too widely in these and too narrowly in the others; "fisher" makes
-    the noise nearly the same in all.
+    One thermostat holds the mean temperature over all directions. If the batch is noisier in some
+    directions, the draws spread too widely in these and too narrowly in the others; "fisher" makes
+    the noise nearly equal in all directions.
 
     A chain never enters a region of zero density, beyond a hard constraint (``pm.Potential`` of a
     switch to −inf) or the end of a prior without a transform: it reverses its momentum. Draws near

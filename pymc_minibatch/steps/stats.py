@@ -93,7 +93,7 @@ STATS = (
         "n_gradient",
         np.int64,
         (FLY,),
-        "how many of these were read with their gradient, by updates of θ",
+        "number of these evaluations that include the gradient, made by updates of θ",
     ),
     Stat(
         "n_gradient",
@@ -136,8 +136,8 @@ STATS = (
         "exact",
         np.bool_,
         (MH,),
-        "whether decisions are exact: by Exact, without a row, or by all rows; and the witness has "
-        "seen it",
+        "whether decisions are exact (by Exact, by sufficient statistics, or by all rows), and the "
+        "witness has verified it",
     ),
     Stat(
         "diverging",
@@ -167,8 +167,8 @@ STATS = (
         "step_size",
         np.float64,
         (FISHER,),
-        "share of the way to the mode that a step makes, averaged over the directions; with s of "
-        "it, it takes about 2/s − 1 steps for an independent draw",
+        "share s of the way to the mode that a step makes, averaged over the directions; an "
+        "independent draw takes about 2/s − 1 steps",
     ),
     Stat(
         "step_size",
@@ -189,7 +189,7 @@ STATS = (
         np.float64,
         (LANGEVIN,),
         "share of the batch in the variance of the noise, in the last 32 steps",
-        "small, as nothing makes up for it",
+        "small, because nothing compensates for it",
     ),
     Stat(
         "gradient_noise",
@@ -201,42 +201,42 @@ STATS = (
         "gradient_noise",
         np.float64,
         (THERMOSTAT,),
-        "share of the friction in the last step that is there for the noise of the batch",
+        "share of the friction in the last step that compensates for the noise of the batch",
     ),
     Stat(
         "acceptance_rate_hyper",
         np.float64,
         EFFECTS,
-        "share of accepted moves of the scales that effects follow; NaN for models without "
-        "effects, as the next four",
+        "share of accepted moves of hyperparameters, such as the scales of effects; NaN for models "
+        "without effects, as are the next four stats",
         kind="effects",
     ),
     Stat(
         "acceptance_rate_dense",
         np.float64,
         EFFECTS,
-        "the same for coefficients and effects that many rows share",
+        "share of accepted moves of coefficients, and of effects that many rows share",
         kind="effects",
     ),
     Stat(
         "acceptance_rate_groups",
         np.float64,
         EFFECTS,
-        "the same for the effects of groups",
+        "share of accepted moves of the effects of groups",
         kind="effects",
     ),
     Stat(
         "n_sweeps",
         np.float64,
         EFFECTS,
-        "how often all levels of a grouping factor were visited",
+        "number of sweeps over all levels of a grouping factor",
         kind="effects",
     ),
     Stat(
         "rows_per_sweep",
         np.float64,
         EFFECTS,
-        "mean number of rows that such a visit read",
+        "mean number of rows read per sweep",
         kind="effects",
     ),
     Stat(
@@ -281,14 +281,14 @@ STATS = (
         "n_witnessed",
         np.int64,
         ALL,
-        "how many comparisons with the model's own log-density the chain has passed",
+        "number of comparisons with the model's own log-density that the chain has passed",
         kind="all",
     ),
     Stat(
         "witness_error",
         np.float64,
         ALL,
-        "the largest relative error of these beyond rounding; NaN before any",
+        "largest relative error of these comparisons beyond rounding; NaN before the first",
         kind="all",
     ),
 )

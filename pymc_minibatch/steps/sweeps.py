@@ -130,7 +130,7 @@ def copied_for_effects(tall: TallModel) -> TallModel:
     size = tall.row_bytes * tall.n_rows
     warn(
         "PMB501",
-        "This model has effects, and their moves read any row at any time: its "
+        "Updates of effects may read any row at any time, so the "
         f"{size / 1e9:,.1f} GB of rows are copied to this machine. With acceptance='exact', "
         "or a reference= of your own, all variables are updated jointly instead, and rows stay in "
         "their partitions.",

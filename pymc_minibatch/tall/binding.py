@@ -42,8 +42,8 @@ def bind_sources(
         found = _check_bound(tall, graph, bound)
     except FAILURES as error:
         raise NotTallError(
-            f"The data do not fit the model that was split on its own data: {error}. Look at "
-            "the order and the meaning of what is passed as data."
+            f"The data do not fit the model that was split on its own data: {error}. Check the "
+            "order and the meaning of the arrays that you pass as data."
         ) from error
     tall.row_inputs, tall.batch_graph = bound, graph
     tall.__dict__.pop("watch", None)

@@ -58,8 +58,8 @@ class TallModel(Splitting):
         these. Types must convert safely, such as float32 to float64; they are converted batch by
         batch. A table does as well: a path, glob or URL of Parquet files, or a DataFrame of pandas,
         polars or Dask, whose columns have the names of the variables; see :class:`Columns` for
-        others. What is stored in parts is copied once to a temporary file, or stays where it is.
-        Files that are mapped must stay as they are.
+        others. Data stored in parts are copied once to a temporary file, or stay where they are.
+        Do not change files while they are mapped.
     rows_in_memory : float, default 2**30
         Bytes of rows that are copied to this machine. Stores with more (Dask, Parquet, zarr) stay
         where they are: passes over all rows are jobs of Dask's active scheduler.
@@ -391,8 +391,9 @@ class TallModel(Splitting):
             if isinstance(found, RowStructure) and self._check.compare_at(found.graph, points[:1]):
                 lines = "\n".join(found.describe(list(self.row_inputs)))
                 raise NotTallError(
-                    f"Rows of {' + '.join(self.row_names)} were found to read\n{lines}\nand have "
-                    "another log-likelihood near the posterior mode. Please report this model."
+                    f"The linear predictors that were found for {' + '.join(self.row_names)},\n"
+                    f"{lines}\ngive another log-likelihood near the posterior mode. Please report "
+                    "this model."
                 )
         data = self.data if data is None else data
         self._refuse_if(compare_orders(self.vector_row_logp, points[0], data))
@@ -438,9 +439,8 @@ class TallModel(Splitting):
         -------
         str
             The number of rows and the observed variables that have them; each array of row data
-            with its type and its shape, rows first; the terms of the prior part; the numbers
-            through which a row depends on the parameters. Warns of Deterministics with one value
-            per row.
+            with its type and its shape, rows first; the terms of the prior part; the linear
+            predictors of a row. Warns of Deterministics with one value per row.
         """
         prior = [get_var_name(rv) for rv in self.model.free_RVs]
         prior += [
@@ -471,9 +471,9 @@ class TallModel(Splitting):
     def _describe_structure(self) -> list[str]:
         structure = self.structure
         if structure is None:
-            return [f"what a row reads: all parameters ({self.structure_refusal})"]
+            return [f"linear predictors: none were found ({self.structure_refusal})"]
         k = len(structure.predictors)
-        title = f"what a row reads: {k} number{'s' * (k > 1)}, affine in effects and coefficients"
+        title = f"linear predictors, affine in effects and coefficients: {k}"
         return [title, *structure.describe(list(self.row_inputs))]
 
 

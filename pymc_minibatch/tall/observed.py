@@ -13,8 +13,9 @@ from pymc.util import get_var_name
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.subtensor import AdvancedSubtensor
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, continuous_dtypes
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.gathered import readable
@@ -200,8 +201,9 @@ def _refuse_what_is_no_row(rv: TensorVariable) -> None:
 def refuse_missing_values(model: Model) -> None:
     """Refuse rows with missing values, which PyMC makes variables of.
 
-    Those of a variable that is shorter than others and has no axis of their lengths, such as a
-    property of groups, are like any other variables.
+    Those of a covariate, which other rows or potentials read, are like any other variables if they
+    are continuous. So are those of a variable that is shorter than others and has no axis of their
+    lengths, such as a property of groups.
 
     Raises
     ------
@@ -210,7 +212,10 @@ def refuse_missing_values(model: Model) -> None:
     """
     imputed = [rv for rv in model.free_RVs if get_var_name(rv).endswith("_unobserved")]
     shapes = _observed_shapes(model) if imputed else {}
+    read = set(ancestors([*model.observed_RVs, *model.potentials])) if imputed else set()
     for rv in imputed:
+        if rv in read and rv.dtype in continuous_dtypes:
+            continue
         name = get_var_name(rv).removesuffix("_unobserved")
         if f"{name}_observed" not in shapes:
             continue

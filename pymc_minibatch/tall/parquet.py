@@ -137,7 +137,8 @@ def _files(path: str) -> tuple[Any, list[str]]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ImportError(
-            f"{path} is read through pyarrow and fsspec: pip install 'pymc-minibatch[parquet]'."
+            f"{path} is read through pyarrow and fsspec: install this package with its extra "
+            "[parquet]."
         ) from error
     filesystem, root = url_to_fs(path)
     if filesystem.isdir(root):

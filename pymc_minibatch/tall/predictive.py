@@ -52,8 +52,8 @@ class NoPredictionError(IdentifiedError, ValueError):
     ...         found = pmb.predict(idata, kind="mean")
     ...     except pmb.NoPredictionError as error:
     ...         print(error)
-    y has no mean (The mean of the Cauchy distribution is undefined). Leave kind out; shares of
-    categories are those of output='draws'.
+    y has no mean (The mean of the Cauchy distribution is undefined). Leave kind out. For shares of
+    categories, use output='draws'.
     """
 
     id = "PMB606"
@@ -95,8 +95,8 @@ class Predictive:
     ) -> None:
         if tall.evaluates_data and data is not None:
             raise NoPredictionError(
-                f"{name} reads what the model computes from all rows together, such as a mean, so "
-                "new rows cannot be predicted. Compute that before building the model, or use "
+                f"{name} depends on a statistic of all rows, such as a mean, so new rows cannot be "
+                "predicted. Compute it before you build the model, or use "
                 "pm.sample_posterior_predictive."
             )
         if tall.union is not None:
@@ -124,9 +124,8 @@ class Predictive:
         reads = list({each.name: each for each in found.values() if each is not None}.values())
         if data is None and tall.partitions is not None:
             raise NoPredictionError(
-                "The rows of the model are in partitions and are not copied to this machine. Pass "
-                "the rows to predict as new_rows, which are, or split the model with "
-                "rows_in_memory=np.inf."
+                "The rows of the model stay in partitions and are not copied to this machine. Pass "
+                "the rows to predict as new_rows, or split the model with rows_in_memory=np.inf."
             )
         if data is None:
             self.inputs: list[RowInput] = reads
@@ -167,8 +166,8 @@ class Predictive:
     def _rows_of_observed(self) -> np.ndarray:
         if self.observed is None:
             raise ValueError(
-                f"{self.name} reads no data, so that new_rows does not say how many rows to "
-                f"predict. Leave new_rows out, or give {self.name}, too."
+                f"{self.name} reads no data, so new_rows does not determine how many rows to "
+                f"predict. Leave new_rows out, or include {self.name} in it."
             )
         return self.observed
 
@@ -363,12 +362,12 @@ def _term(tall: TallModel, name: str, kind: Literal["response", "mean"]) -> Vari
         wanted = mean(rv) if kind == "mean" else None
     except NotImplementedError as error:
         raise NoPredictionError(
-            f"The mean of {name} is not known to PyMC. Leave kind out: the mean of the summary is "
-            "that of draws."
+            f"The mean of {name} is not known to PyMC. Leave kind out: the summary then has the "
+            "mean of the draws."
         ) from error
     except UndefinedMomentException as error:
         raise NoPredictionError(
-            f"{name} has no mean ({error}). Leave kind out; shares of categories are those of "
+            f"{name} has no mean ({error}). Leave kind out. For shares of categories, use "
             "output='draws'."
         ) from error
     free = tall.model.free_RVs

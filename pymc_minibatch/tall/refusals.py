@@ -135,7 +135,7 @@ def unfit_data(names: Sequence[str], leaves: Sequence[Variable], error: Exceptio
     shapes = ", ".join(f"{leaf_name(leaf)} {leaf_value(leaf).shape}" for leaf in arrays)
     return NotTallError(
         f"The log-density of {' + '.join(names)} cannot be evaluated: {error} Its data have shapes "
-        f"{shapes}; all that holds rows must have the same number of them."
+        f"{shapes}; all arrays of rows must have the same number of rows."
     )
 
 

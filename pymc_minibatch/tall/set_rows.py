@@ -13,6 +13,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.tensor.basic import AllocEmpty
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
@@ -42,6 +43,8 @@ def set_by_row(term: Any, n_rows: int) -> Any:
         rows = None if rows is None else rows % n_rows
         if rows is None or (np.unique(rows).size < rows.size and not op.set_instead_of_inc):
             return None
+        if whole.owner is not None and isinstance(whole.owner.op, AllocEmpty):
+            whole = pt.zeros([1] * whole.type.ndim, dtype=whole.type.dtype)
         position = np.zeros(n_rows, dtype=np.int64)
         position[rows] = np.arange(rows.size)
         is_set = np.zeros((n_rows, *[1] * (whole.type.ndim - 1)), dtype=bool)

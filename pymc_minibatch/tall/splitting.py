@@ -405,8 +405,8 @@ class Splitting(ABC):
                 expected, found = alone(point, *own), evaluate(point, *self.batch(first + rows))
                 if difference(found, expected) is not None:
                     raise NotTallError(
-                        f"The rows of {' + '.join(each.names)} were not joined rightly with those "
-                        "of the other observed variables. Please report this model."
+                        f"The rows of {' + '.join(each.names)} were not joined correctly with the "
+                        "rows of the other observed variables. Please report this model."
                     )
 
     def _split_along(

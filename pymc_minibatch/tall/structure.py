@@ -336,7 +336,7 @@ class _Builder:
 def _check_number(n_predictors: int, most: int) -> None:
     if n_predictors > most:
         raise NoStructureError(
-            f"a row reads {n_predictors} numbers that are affine in the parameters, more than "
+            f"a row depends on {n_predictors} numbers that are affine in the parameters, more than "
             f"{most}"
         )
 

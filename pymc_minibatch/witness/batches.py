@@ -196,8 +196,8 @@ def _comparison(
         log_ratio=found / unit,
         expected=right / unit,
         rounding=1.0,
-        says=f"Batches of rows do not stand for all rows: of {what}, a decision has {found:.6g} "
-        f"where {right:.6g} is right. Its estimates of log ratios are biased",
+        says=f"Batches of rows do not represent all rows: a decision has {found:.6g} for {what}, "
+        f"but {right:.6g} is correct. Its estimates of log ratios are biased",
     )
 
 
@@ -217,7 +217,7 @@ def _of_terms(
         i = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
         if excess[i] > worst[0]:
             worst = float(excess[i]), float(batch.terms[i]), float(right[i]), float(allowed[i])
-    return _comparison("what a row counts", names, *worst[1:])
+    return _comparison("the weight of a row", names, *worst[1:])
 
 
 def _of_counts(

@@ -77,8 +77,8 @@ class Comparison(NamedTuple):
             return self.says
         names = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
         return (
-            f"A move of {names} ({self.move}) has the log ratio {self.log_ratio:.6g} where the "
-            f"model's own log-density gives {self.expected:.6g}. The sampler presumes here that "
+            f"A move of {names} ({self.move}) has the log ratio {self.log_ratio:.6g}, but the "
+            f"model's own log-density gives {self.expected:.6g}. The sampler assumes here that "
             f"{self.rests_on}, which does not hold for this model"
         )
 

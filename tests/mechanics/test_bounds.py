@@ -269,7 +269,7 @@ REFUSED = [
     (unknown_nu, r"cannot update nu_log__, the nu of y.*FlyMC\(vars="),
     (heteroscedastic, "The scale of y differs between rows in a way that depends on gamma"),
     (two_numbers_in_a_row, "several numbers in each row. Write the data in long form"),
-    (two_observed, r"The rows are those of y \+ w together"),
+    (two_observed, r"The rows belong to several observed variables .y \+ w."),
 ]
 
 

@@ -7,6 +7,7 @@ hyperparameters, and what is rotated, go back and there.
 
 import math
 from copy import copy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -341,10 +342,14 @@ def whole(request: pytest.FixtureRequest) -> WholeSampler:
 
 def tempered(sampler: WholeSampler, point: np.ndarray) -> float:
     """Return the log density at T = 2."""
-    model = sampler.tall.model
     values = sampler.tall.layout.unflatten(sampler.coordinates.to_model(point))
-    prior = model.compile_logp(model.free_RVs)(values)
-    return float(prior + model.compile_logp(model.observed_RVs)(values) / 2.0)
+    prior, rows = compiled_parts(sampler.tall.model)
+    return float(prior(values) + rows(values) / 2.0)
+
+
+@cache
+def compiled_parts(model: pm.Model) -> tuple[Any, Any]:
+    return model.compile_logp(model.free_RVs), model.compile_logp(model.observed_RVs)
 
 
 @pytest.mark.parametrize("n_threads", [2, 5])

@@ -294,7 +294,7 @@ def test_rows_of_models_with_effects_are_copied(monkeypatch):
 
     monkeypatch.setattr(sweeps, "make_latent_sampler", asked)
     with (
-        pytest.warns(UserWarning, match=r"has effects.*0\.0 GB of rows are copied.*'exact'"),
+        pytest.warns(UserWarning, match=r"of effects .*0\.0 GB of rows are copied.*'exact'"),
         pytest.raises(AskedForAModelError) as error,
     ):
         pmb.MinibatchMH(model=model, data=parts, rows_in_memory=0)

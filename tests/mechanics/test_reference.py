@@ -180,7 +180,7 @@ def test_auto_falls_back_where_there_is_no_mode():
         assert [warning.filename for warning in caught] == [__file__]
         assert step.control_variate == 0
         assert isinstance(step.proposal, pmb.RandomWalk)
-        with pytest.raises(ValueError, match=r"fall off from its mode, mostly in slope"):
+        with pytest.raises(ValueError, match=r"flat about its mode, mostly along slope"):
             pmb.MinibatchMH(control_variate=2)
 
 

@@ -241,7 +241,7 @@ def one_density_for_all():
         (potential_of_the_rows_together, ["Potential penalty", "40 rows", "not a sum", DATA]),
         (simulator, ["y is a pm.Simulator", "pm.sample_smc"]),
         (total_size, ["y has total_size", "minibatch already", "leave total_size out"]),
-        (no_common_axis, ["x (39, 3)", "y (40,)", "same number of them"]),
+        (no_common_axis, ["x (39, 3)", "y (40,)", "same number of rows"]),
         (one_density_for_all, ["y (", "one number for all its rows", "ndim_supp=0"]),
     ],
 )

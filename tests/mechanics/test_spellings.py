@@ -87,27 +87,34 @@ def test_loops_over_what_a_row_has() -> None:
     assert tall.row_logp(point, np.arange(N)).sum() == pytest.approx(float(of_model), rel=1e-10)
 
 
-def test_missing_values_of_groups_are_variables_like_others() -> None:
-    """Those of rows are refused."""
-    of_group, of_row = RNG.normal(size=G), RNG.normal(size=N)
-    of_group[[1, 5]] = of_row[[2, 7, 8]] = np.nan
+def with_missing_covariate(n_values: int, *, is_read: bool = True) -> pm.Model:
+    """Return rows of groups that read a covariate of which PyMC imputes three values."""
+    values = RNG.normal(size=n_values)
+    values[[1, 2, 5]] = np.nan
+    with pm.Model() as model:
+        with pytest.warns(Warning, match="missing values"):
+            x = pm.Normal("x", pm.Normal("mu"), pm.HalfNormal("sd_x"), observed=values)
+        eta = pm.HalfNormal("sd") * pm.Normal("z", shape=G)[GROUP]
+        if is_read:
+            eta = eta + pm.Normal("b") * (x[GROUP] if n_values == G else x)
+        pm.Bernoulli("y", logit_p=eta, observed=Y)
+    return model
 
-    def build(name: str, values: np.ndarray) -> pm.Model:
-        with pm.Model() as model:
-            mu, sd = pm.Normal("mu"), pm.HalfNormal("sd_x")
-            with pytest.warns(Warning, match="missing values"):
-                x = pm.Normal(name, mu, sd, observed=values)
-            b, z = pm.Normal("b"), pm.Normal("z", shape=G)
-            eta = b * (x[GROUP] if values.size == G else x) + pm.HalfNormal("sd") * z[GROUP]
-            pm.Bernoulli("y", logit_p=eta, observed=Y)
-        return model
 
-    with build("of_group", of_group):
-        step = pmb.MinibatchMH()
-    assert step.n_rows == N
-    assert "of_group_unobserved" in {value.name for value in step.vars}
-    with build("of_row", of_row), pytest.raises(NotTallError, match="of_row has 3 missing values"):
-        pmb.MinibatchMH()
+@pytest.mark.parametrize("n_values", [G, N])
+def test_missing_values_of_covariates_are_variables_like_others(n_values: int) -> None:
+    model = with_missing_covariate(n_values)
+    tall, rng = TallModel(model), np.random.default_rng(3)
+    assert tall.n_rows == N
+    assert "x_unobserved" in tall.layout.names
+    point = tall.layout.unflatten(tall.start + 0.3 * rng.normal(size=tall.start.size))
+    assert tall.logp(point) == pytest.approx(float(model.compile_logp()(point)), rel=1e-10)
+    assert tall.structure is not None
+
+
+def test_missing_values_that_no_row_reads_are_refused() -> None:
+    with pytest.raises(NotTallError, match="x has 3 missing values"):
+        TallModel(with_missing_covariate(N, is_read=False))
 
 
 @pytest.mark.parametrize("end", [1e3, 1e6])

@@ -123,5 +123,5 @@ def test_what_a_row_reads_is_verified_where_the_posterior_is():
     further = found.row + pt.maximum(found.predictors[0] - 2, 0.0)
     tall.__dict__["_structure"] = replace(found, row=further)
     tall.verify_at(np.array([1.0]))
-    with pytest.raises(pmb.NotTallError, match=r"found to read\n  v0 = (.|\n)* near the posterior"):
+    with pytest.raises(pmb.NotTallError, match=r"found for y,\n  v0 = (.|\n)* near the posterior"):
         tall.verify_at(np.array([3.0]))

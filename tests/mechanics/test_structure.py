@@ -278,7 +278,7 @@ def test_structure_survives_pickling(grouped):
 
 def test_describe_tells_what_a_row_reads(grouped):
     assert (
-        "what a row reads: 2 numbers, affine in effects and coefficients\n"
+        "linear predictors, affine in effects and coefficients: 2\n"
         "  v0 = alpha[constant] (4 effects)\n"
         "  v1 = sigma_log__" in grouped.describe()
     )
@@ -287,8 +287,8 @@ def test_describe_tells_what_a_row_reads(grouped):
 def test_refusal_is_told():
     tall = TallModel(GALLERY["network"]())
     assert tall.structure is None
-    assert "a row reads 24 numbers" in tall.structure_refusal
-    assert "what a row reads: all parameters (a row reads 24" in tall.describe()
+    assert "a row depends on 24 numbers" in tall.structure_refusal
+    assert "linear predictors: none were found (a row depends on 24" in tall.describe()
 
 
 def test_no_structure_is_found_before_it_is_asked_for():
