@@ -246,6 +246,10 @@ def _of_split(tall: TallModel, moved: list[str], keeps_rows: bool) -> Check:
         reason = (
             f"With {tall.n_rows:,} rows, fewer than {FEW_ROWS:,}, NUTS takes less time. {reason}"
         )
+    elif latent := tall.latent_of_rows:
+        method = "nuts"
+        names = ", ".join(latent)
+        reason = f"With a value of {names} for each row, NUTS takes less time. {reason}"
     return Check(
         supported=True,
         exact=manner.exact,

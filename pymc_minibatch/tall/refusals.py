@@ -97,7 +97,7 @@ def dependent_rows(
         has = "has" if len(latent) == 1 else "have"
         cause = f"{', '.join(latent)} {has} one value per row"
         advice = (
-            "A minibatch cannot move as many latent variables as there are rows: marginalize it, "
+            "Approximate a Gaussian process by a basis (pm.gp.HSGP), marginalize other variables, "
             "or sample this model with NUTS"
         )
     elif culprit and any(how in culprit for how in IN_TURN):

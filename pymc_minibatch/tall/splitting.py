@@ -44,6 +44,7 @@ from pymc_minibatch.tall.code_columns import gathered_by_columns
 from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.observed import ObservedTerm, apart, observed_terms, row_counts, sum_rows
+from pymc_minibatch.tall.own_values import gathered_by_row
 from pymc_minibatch.tall.potentials import has_rows, potential_terms
 from pymc_minibatch.tall.refusals import (
     NotTallError,
@@ -279,22 +280,42 @@ class Splitting(ABC):
             self._rests = [(term.name, term.rest) for term in rows if term.rest is not None]
             term = unmerge(pt.cast(sum_rows(rows, n_rows), "float64"))
             term = gathered_by_columns(set_by_row(term, n_rows), n_rows)
-            self.full_term = twice_differentiable(term)
-            candidates = _candidate_axes(data_leaves([self.full_term]), n_rows)
-            self._check_data(candidates)
+            leaves = [each.leaf for each in rows if each.leaf is not None]
             try:
-                found = self._split_along(candidates, [t.leaf for t in rows if t.leaf is not None])
+                found = self._split_term(term, leaves)
             except NotTallError as error:
                 first, refusal = refusal is None, refusal or error
-                entries = self._split_entries(rows) if first else None
+                other = self._split_entries(rows) if first else None
+                other = other or self._split_own(term, leaves, n_rows)
+                if other is not None:
+                    return other
             else:
-                entries = None if refusal else self._split_wide(rows)
-                if entries is None:
-                    return found
-            if entries is not None:
-                return entries
+                return (None if refusal else self._split_wide(rows)) or found
         assert refusal is not None
         raise refusal
+
+    def _split_term(
+        self, term: Any, observed: Sequence[Variable]
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
+        """Split a graph of all rows."""
+        self.full_term = twice_differentiable(term)
+        candidates = _candidate_axes(data_leaves([self.full_term]), self.n_rows)
+        self._check_data(candidates)
+        return self._split_along(candidates, observed)
+
+    def _split_own(
+        self, term: Any, observed: Sequence[Variable], n_rows: int
+    ) -> tuple[SplitCheck, list[EvaluatedPoint]] | None:
+        """Split rows some of whose parameters have one value for each row; None if none have."""
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        values = {value: shapes[get_var_name(value)] for value in self.model.value_vars}
+        gathered = gathered_by_row(term, values, n_rows)
+        if self.is_bound or gathered is term:
+            return None
+        self.n_rows = self.n_own = n_rows
+        with suppress(NotTallError):
+            return self._split_term(gathered, observed)
+        return None
 
     def _split_wide(
         self, terms: Sequence[ObservedTerm]
@@ -450,7 +471,7 @@ class Splitting(ABC):
                 self.row_names,
                 self.n_rows,
                 reason,
-                self._latent_of_rows(),
+                self.latent_of_rows,
                 shared_across_rows(term, self.flat, self.start, self.n_own),
             )
         )
@@ -505,8 +526,9 @@ class Splitting(ABC):
             jitter = self.rng.uniform(-1.0, 1.0, self.start.size)
             yield self.start + jitter * self.layout.is_continuous
 
-    def _latent_of_rows(self) -> list[str]:
-        """Name the parameters of the rows that have one value for each of them."""
+    @property
+    def latent_of_rows(self) -> list[str]:
+        """Parameters of the rows with one value for each row."""
         return [
             get_var_name(self.model.values_to_rvs[value])
             for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)

@@ -25,6 +25,11 @@ def random_walk():
     pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("sigma"), init_dist=start, observed=Y)
 
 
+def own_class_of_each_row():
+    high = pm.Bernoulli("high", 0.5, shape=N)
+    observed(pm.math.switch(high, 1.0, 0.0))
+
+
 def latent_random_walk():
     observed(pm.GaussianRandomWalk("level", init_dist=pm.Normal.dist(), shape=N))
 
@@ -225,16 +230,15 @@ def one_density_for_all():
     ("build", "parts"),
     [
         (random_walk, ["y (", "RandomWalk", "one number for all its rows", "past values as data"]),
-        (latent_random_walk, ["level has one value per row", "marginalize", "NUTS"]),
         (autoregression, ["y (AR)", "past values as data", "NUTS"]),
         (garch, ["y (GARCH11)", "NUTS"]),
         (marginal_gaussian_process, ["y (", "Normal)", "pm.gp.HSGP"]),
-        (latent_gaussian_process, ["f_rotated_ has one value per row", "NUTS"]),
+        (own_class_of_each_row, ["high has one value per row", "marginalize"]),
+        (latent_gaussian_process, ["f_rotated_ has one value per row", "pm.gp.HSGP", "NUTS"]),
         (softmax_over_rows, ["of y is not", "x is normalised over all rows", DATA]),
         (adstock_by_a_loop, ["x is computed one row after another", "the data of others", "lags"]),
         (adstock_by_a_convolution, ["x is convolved over the rows", "the data of others", "lags"]),
         (discounted_sum, ["is cumulated over the rows", "each row depends on", "weight[k]"]),
-        (own_variable_of_each_row, ["effect has one value per row", "marginalize", "NUTS"]),
         (labelled_axes, ["y", "pymc.dims", "has the same name"]),
         (missing_values, ["y has", "missing value", "imputes", "Remove those rows"]),
         (nothing_observed, ["no observed variable", "observed="]),
@@ -260,6 +264,8 @@ def test_refuses(build, parts):
         lag_in_the_graph,
         adstock_by_lags,
         adstock_by_a_matrix,
+        own_variable_of_each_row,
+        latent_random_walk,
         cumulative_sum,
         cumulative_sum_of_rare_events,
         distance_to_a_common_value,

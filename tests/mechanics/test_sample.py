@@ -317,6 +317,16 @@ def test_a_check_prints_as_a_table_and_compiles_nothing(monkeypatch):
     assert found.memory > 20_000
 
 
+def test_a_check_leaves_values_of_each_row_to_nuts():
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=12_000)
+        pm.Poisson("y", pm.math.exp(effect), observed=np.ones(12_000))
+    found = pmb.check(model)
+    assert found.supported
+    assert found.method == "nuts"
+    assert "With a value of effect for each row" in found.reasons[0]
+
+
 def test_a_check_expects_the_rows_that_set_up_finds():
     rng = np.random.default_rng(4)
     x = rng.normal(size=(12_000, 3))

@@ -14,7 +14,7 @@ from pymc_minibatch.acceptance.decision import batch_variance
 from pymc_minibatch.acceptance.growing import moments, noise
 
 DELTAS = np.array([-2.0, -1.0, -0.3, 0.3, 1.0, 2.0])
-N_BATCHES, N_ROWS = 40_000, 10**9
+N_BATCHES, N_ROWS = 15_000, 10**9
 ROWS = {
     "normal": lambda rng, size: rng.standard_normal(size),
     "exponential": lambda rng, size: rng.exponential(size=size) - 1,
