@@ -77,9 +77,8 @@ def test_in_pm_sample(kind, model, reference):
     assert np.unique(stats["step_size"]).size == (1 if kind is SGLD else 2)
 
 
-@pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("kind", STEPS)
-@pytest.mark.parametrize("done", [1, TUNE, TUNE + 5])
+@pytest.mark.parametrize(("done", "order"), [(1, 1), (TUNE, 0), (TUNE + 5, 1)])
 def test_resumed_by_hand(model, reference, kind, done, order):
     def fresh(seed):
         return new_step(kind, model, reference, rng=seed, control_variate=order)

@@ -37,8 +37,9 @@ def run(step, point, first, last):
 # --- By hand ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [0, 2])
-@pytest.mark.parametrize("done", [1, 99, 100, 105, TUNE, TUNE + 15])
+@pytest.mark.parametrize(
+    ("done", "order"), [(1, 2), (99, 0), (100, 2), (105, 0), (TUNE, 2), (TUNE + 15, 0)]
+)
 def test_resumed_by_hand(model, done, order):
     step = new_step(model, rng=1, control_variate=order)
     before, _ = run(step, model.initial_point(), 0, done)

@@ -209,7 +209,7 @@ def test_joint_distribution_with_data(family):
     gradient, curvature and bounds are those of the new data.
     """
     observe, simulate, slopes = SIMULATED[family]
-    X, n_draws = (SMALL, 60_000) if family in OF_TEST else (SMALL[:8], 8_000)
+    X, n_draws = (SMALL, 30_000) if family in OF_TEST else (SMALL[:8], 8_000)
     rng = np.random.default_rng(8)
     y = simulate(np.zeros(len(X)), rng)
     zero = np.zeros(2)
