@@ -74,7 +74,7 @@ def test_joint_distribution(kernel):
     step = logistic_step(kernel)
     for z_update in ("implicit", "explicit"):
         step.z_update, step.fraction = z_update, 0.3
-        before, after, z_excess = simulate_jointly(step, n_pairs=4000)
+        before, after, z_excess = simulate_jointly(step, n_pairs=2000)
         for change in (after - before).T:
             assert abs(change.mean()) < 5 * standard_error(change)
         assert abs(z_excess.mean()) < 5 * standard_error(z_excess)
