@@ -267,7 +267,7 @@ def test_rows_that_bambi_left_out(grouped):
     frame = grouped[0].data.assign(x=grouped[0].data["x"].where(lambda x: x > 3))
     model = bambi.Model("count ~ x + (1 | place)", frame, family="poisson", dropna=True)
     left_out = int(frame["x"].isna().sum())
-    with pytest.raises(ValueError, match=f"left {left_out} rows .* without them as new_rows"):
+    with pytest.raises(ValueError, match=f"left out {left_out} rows .* without them as new_rows"):
         pmb.predict(grouped[1], model=model)
 
 
