@@ -8,7 +8,11 @@ tier of its folder, and nobody has to do anything for it.
 """
 
 import gc
+import os
+import time
 from collections import defaultdict
+from datetime import date
+from hashlib import sha256
 from pathlib import Path
 
 import pytensor
@@ -20,6 +24,9 @@ SECOND = TESTS / "statistics"
 
 SLOW = 8.0
 """Seconds in all calls of a test function, without fixtures, which others may share."""
+
+END = float(os.environ.get("TESTS_END", "inf"))
+"""Seconds since 1970 after which no test begins, so that a run ends in time on a slow machine."""
 
 spent: defaultdict[str, float] = defaultdict(float)
 
@@ -47,6 +54,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if SECOND in item.path.parents or function_of(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
+    # Files come in another order each day: if time ends, it is not always before the same.
+    day = date.today().isoformat()
+    items.sort(key=lambda item: sha256(f"{day} {item.path.name}".encode()).digest())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    if time.time() > END:
+        pytest.skip("the time of this run is over (TESTS_END); `make test-all` has no end")
 
 
 def pytest_collection_finish():

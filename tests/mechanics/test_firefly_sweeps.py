@@ -187,7 +187,10 @@ def no_effects() -> None:
 
 @pytest.mark.parametrize(
     ("build", "reason"),
-    [(unknown_scale, "Rows of y depend on 2 linear predictors"), (no_effects, "no variable depends on others")],
+    [
+        (unknown_scale, "Rows of y depend on 2 linear predictors"),
+        (no_effects, "no variable depends on others"),
+    ],
 )
 def test_models_that_are_moved_at_once_say_why(build: Callable[[], None], reason: str) -> None:
     step = new_step(model_of(build))
