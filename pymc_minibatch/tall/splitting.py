@@ -307,10 +307,12 @@ class Splitting(ABC):
         self, term: Any, observed: Sequence[Variable], n_rows: int
     ) -> tuple[SplitCheck, list[EvaluatedPoint]] | None:
         """Split rows some of whose parameters have one value for each row; None if none have."""
+        if self.is_bound:  # other data have another number of rows
+            return None
         shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         values = {value: shapes[get_var_name(value)] for value in self.model.value_vars}
         gathered = gathered_by_row(term, values, n_rows)
-        if self.is_bound or gathered is term:
+        if gathered is term:
             return None
         self.n_rows = self.n_own = n_rows
         with suppress(NotTallError):
