@@ -56,7 +56,7 @@ test: lint types ## lint, check types, run the first tier of the tests: some min
 
 test-all: test docs ## the same, build the documentation, run all other tests: up to an hour
 	@echo "running the tests of the second tier ..."
-	@$(PYTEST) --no-loadscope-reorder -m slow
+	@$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev ## check the style of the code
 	@echo "checking style ..."

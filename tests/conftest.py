@@ -11,8 +11,6 @@ import gc
 import os
 import time
 from collections import defaultdict
-from datetime import date
-from hashlib import sha256
 from pathlib import Path
 
 import pytensor
@@ -54,9 +52,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if SECOND in item.path.parents or function_of(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
-    # Files come in another order each day: if time ends, it is not always before the same.
-    day = date.today().isoformat()
-    items.sort(key=lambda item: sha256(f"{day} {item.path.name}".encode()).digest())
 
 
 @pytest.hookimpl(tryfirst=True)
