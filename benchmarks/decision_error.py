@@ -224,14 +224,23 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=150_000, help="of each run")
     options = parser.parse_args()
     print(machine(), versions(), sep="\n\n", end="\n\n")
-    print(table(["moves", "error", "mean off by, sds", "sd off by"], worst_cases()), flush=True)
+    print(
+        table(["moves", "error", "error of the mean, SDs", "error of the SD"], worst_cases()),
+        flush=True,
+    )
     lines = []
     for name, build in CASES.items():
         known = build()
         for limit in LIMITS:
             lines.append([name, *run(known, limit, options.draws)])
             print(*lines[-1], flush=True)
-    header = ["posterior", "limit", "rows of a decision", "mean off by, sds", "sd off by"]
+    header = [
+        "posterior",
+        "limit",
+        "rows per decision",
+        "error of the mean, SDs",
+        "error of the SD",
+    ]
     print("\n" + table(header, lines))
 
 

@@ -102,7 +102,14 @@ def main() -> None:
     for dim in options.dims:
         lines += compared(options.rows, dim, options.seconds)
         print(*(" ".join(line) for line in lines[-len(TESTS) :]), sep="\n", flush=True)
-    header = ["parameters", "test", "rows", "accepted", "effective per second", "of the best"]
+    header = [
+        "parameters",
+        "test",
+        "rows per decision",
+        "accepted",
+        "effective per second",
+        "of the best",
+    ]
     print("\n" + table([*header, "set-up, s", ""], lines))
 
 

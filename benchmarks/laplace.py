@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine(), versions(), sep="\n\n")
     models = ("logistic", "poisson", "negbinomial", "student")
-    header = ["against mode and Hessian", "largest difference of means, sds", "ratio of sds"]
+    header = ["against mode and Hessian", "largest difference of means, SDs", "ratio of SDs"]
     print("\n" + table(header, [compared(name, options.rows, options.draws) for name in models]))
 
 

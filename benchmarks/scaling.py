@@ -161,7 +161,7 @@ def main() -> None:
         print(f"{options.mapped:,} rows of {options.columns} columns out of a memory map:\n")
         print(table(list(found), [[f"{value:,.1f}" for value in found.values()]]))
         return
-    header = ["rows", "µs a transition", "ratio", "µs a draw", "ratio", "rows of a decision"]
+    header = ["rows", "µs per transition", "ratio", "µs per draw", "ratio", "rows per decision"]
     titles = (f"First batch of {BATCH_SIZE} rows:", "Tuned first batch:")
     results = time_transitions(tuple(options.sizes), options.columns, options.draws)
     for title, found in zip(titles, results, strict=True):

@@ -17,29 +17,31 @@ HEAD = """# Tall posteriors
 
 <!-- Written by `python -m benchmarks.tall_posteriors table`. -->
 
-Posteriors on real data from packages of the index, and programs that sample or approximate
-them. A cell has the seconds from the start of Python until 400 effective draws of the worst
-parameter (bulk effective sample size, all parameters), in a second run / in a first run, which
-also compiles. An empty cell was not run; "no" was run and did not get there, and the list below
-says why.
+This page compares programs that sample or approximate posteriors of real data, which ship with
+Python packages. A cell shows the seconds from the start of Python until the worst parameter has 400
+effective draws (bulk effective sample size, over all parameters), in a second run / in a first run,
+which also compiles. An empty cell was not run. "no" means that the run did not get there; the
+second table gives the reason.
 
-Programs of three kinds are in the table. Samplers of the posterior itself come first. HMCECS, SGLD
-and SGHMC sample something near it: compare their seconds only together with their errors. The
-others end in an approximation, or in an estimate.
+The columns are in three groups. Samplers of the posterior itself come first. HMCECS, SGLD and SGHMC
+follow. They sample an approximation of the posterior, so compare their seconds only together with
+their errors. The last programs return an approximation or an estimate.
 """
 
 NOTES = """
-Rows of a cell are all read from disk beforehand; building the model, compiling, tuning and
-sampling count. If a run has fewer or more draws than 400 effective ones, the time of the draws
-is scaled. Approximations have no tuning and no Monte Carlo error to wait for: their cells are
-the seconds until they end, and they are wrong by an unknown amount.
+Reading the data from disk is not counted; building the model, compiling, tuning and sampling are.
+If a run has more or fewer than 400 effective draws, its sampling time is scaled. Approximations
+have no tuning and no Monte Carlo error to wait for: their cells show the seconds until they end,
+and say nothing about their error.
 
-Run a cell with `python -m benchmarks.tall_posteriors run POSTERIOR --program NAME`. References,
-with which `worst_z` compares, are made by `python -m benchmarks.tall_posteriors reference
-POSTERIOR`; without one the errors of a record are null.
+"Worst z" is the largest difference from a reference run, over means and standard deviations, in
+Monte Carlo errors. A dash means that there is no reference or nothing to compare.
 
-PyINLA 0.1.13 was not run: its wheel fetches R-INLA's program from another host at the first use,
-which the machine of these measurements cannot reach.
+Run a cell with `python -m benchmarks.tall_posteriors run POSTERIOR --program NAME`. Make a
+reference with `python -m benchmarks.tall_posteriors reference POSTERIOR`.
+
+PyINLA 0.1.13 was not run: at its first use, its wheel downloads the R-INLA program from another
+host, which the machine of these measurements cannot reach.
 """
 
 
@@ -83,8 +85,8 @@ def _busy(records: Any) -> str:
     if not any(r["busy"] for r in records):
         return ""
     return (
-        "\\* The load of the machine was above one before the run, to which the cell before it "
-        "adds: compare within a row.\n"
+        "\\* The load of the machine was above one before the run, partly because of the preceding "
+        "run. Compare cells within a row only.\n"
     )
 
 
@@ -106,7 +108,7 @@ def _faster(found: Mapping[tuple[str, str], Record]) -> str:
         ]
     if not lines:
         return ""
-    return "Samplers of the posterior itself that were faster than this package:\n\n" + (
+    return "Samplers of the posterior itself that were faster than `MinibatchMH`:\n\n" + (
         "\n".join(lines) + "\n"
     )
 
