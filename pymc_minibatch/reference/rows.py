@@ -16,6 +16,7 @@ They are summed for the surrogate and subtracted from rows, so that nothing depe
 decisions cost.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations
@@ -185,14 +186,14 @@ class RowFunctions:
     @made_once
     def row(self) -> CompiledFunction:
         """``(v, *batch) -> f``, shape (1, b)."""
-        graphs = self._of_inputs([self._f])
+        graphs = self._of_inputs([self._possible])
         return self.build([self._v, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
     def values(self) -> CompiledFunction:
         """``(phi, *batch) -> f``, shape (1, b)."""
         phi = pt.dvector("phi")
-        graphs: list[Any] = graph_replace([self._f], self._read_at(phi), strict=False)
+        graphs: list[Any] = graph_replace([self._possible], self._read_at(phi), strict=False)
         return self.build([phi, *self.structure.batch], [self._stacked(graphs)])
 
     @made_once
@@ -314,6 +315,12 @@ class RowFunctions:
     def _f(self) -> Any:
         """The graph of f."""
         return simplified([self.structure.row])[0]
+
+    @property
+    def _possible(self) -> Any:
+        """The graph of f; −∞ where f is more than it can be."""
+        most = self.structure.most
+        return self._f if most == math.inf else pt.switch(pt.gt(self._f, most), -math.inf, self._f)
 
     @made_once
     def _slopes(self) -> list[Any]:

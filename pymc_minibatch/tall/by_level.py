@@ -49,7 +49,7 @@ STRAIGHT = (ps.Add, ps.Cast, ps.Identity, ps.Mul, ps.Neg, ps.Second, ps.Sub)
 """Operations that are linear in effects, if the others of their inputs are
 constants."""
 
-FEWEST_GATHERED = 30
+FEWEST_GATHERED = 6
 """Effects that are too many to be hyperparameters, all of which moves change at once."""
 
 STRAIGHT_BY_LEVEL = (CumOp, DimShuffle, IncSubtensor, Join, SpecifyShape, Subtensor, Sum)

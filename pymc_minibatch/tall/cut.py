@@ -39,6 +39,7 @@ from pymc_minibatch.tall.by_level import (
 )
 from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
 from pymc_minibatch.tall.slicing import data_leaves
+from pymc_minibatch.tall.static_shapes import with_static_shapes
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
@@ -103,7 +104,7 @@ class RowGraph:
         [flat, *batch], [term] = tall.batch_graph
         self.flat, self.batch = flat, batch
         inputs = [flat, *batch]
-        merged = _merged(inputs, term)
+        merged = _merged(inputs, with_static_shapes(inputs, term))
         self.term = self._without_shapes(
             gathered_first(inputs, merged) if moves_functions else merged
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pymc.distributions.simulator import SimulatorRV
 from pymc.model import Model
 from pymc.util import get_var_name
@@ -22,7 +23,14 @@ from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
-__all__ = ["ObservedTerm", "apart", "observed_terms", "row_counts", "sum_rows"]
+__all__ = [
+    "ObservedTerm",
+    "apart",
+    "largest_log_density",
+    "observed_terms",
+    "row_counts",
+    "sum_rows",
+]
 
 LARGER = 10
 """Potentials determine the rows if they have so many times more than what is observed.
@@ -34,6 +42,9 @@ Others, such as a prior of neighbouring areas that reads their pairs, are no lik
 FEW_ROWS = 10_000
 """Rows of all shorter likelihoods together that each transition may evaluate: they cost some tenth
 of a millisecond, and exact tests and bounds stay possible, which are of one likelihood."""
+
+LOG_OF_ONE = 0.1
+"""Log of the largest probability, with room for rounding."""
 
 MOST_ALIKE = 8
 """Variables of one length that are rows together; each row reads all of their predictors."""
@@ -239,3 +250,17 @@ def _observed_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 def _distribution(rv: TensorVariable) -> str:
     names = getattr(rv.owner.op, "_print_name", None)
     return names[0] if names else type(rv.owner.op).__name__.removesuffix("RV")
+
+
+def largest_log_density(model: Model, names: Sequence[str]) -> float:
+    """Return the largest log-likelihood that a row of some variables can have.
+
+    Probabilities are at most one. A sum of log Γ whose digits are lost, as those of a beta-binomial
+    with a concentration of 10¹⁸ are, may have any value.
+    """
+    variables: list[Any] = [rv for rv in model.basic_RVs if rv.name in names]
+    is_complete = len(variables) == len(names)  # rows of potentials may have any value
+    own = {type(v.owner.op) for v in ancestors(variables) if v.owner is not None}
+    is_custom = any(issubclass(op, CustomDistRV | CustomSymbolicDistRV) for op in own)
+    is_discrete = all(np.issubdtype(rv.dtype, np.integer) for rv in variables)
+    return LOG_OF_ONE if is_complete and is_discrete and not is_custom else math.inf

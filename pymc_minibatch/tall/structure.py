@@ -11,6 +11,7 @@ that all rows share, and sums of these. The predictors vₙ are the largest affi
 What is found is compared with the graph of the model on random rows and at random points.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from pymc_minibatch.tall.blocks import Blocks
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.cut import NoStructureError, RowGraph, entry_of
 from pymc_minibatch.tall.entries import has_matrices, without_matrices
+from pymc_minibatch.tall.observed import largest_log_density
 from pymc_minibatch.tall.passes import over_chunks
 from pymc_minibatch.tall.rebuilt import rebuilt_row
 
@@ -102,6 +104,8 @@ class RowStructure:
         For each predictor the part that reads only the batch, shape (b,); None for 0.
     terms
         The other parts.
+    most
+        The largest log-likelihood that a row can have. Rows with more have lost their digits.
     """
 
     flat: Variable
@@ -113,6 +117,7 @@ class RowStructure:
     row: Variable
     offsets: list[Variable | None]
     terms: list[Term]
+    most: float = math.inf
 
     def predictor_graphs(self, phi: Any) -> list[Variable]:
         """Build the predictors as graphs of φ and the batch."""
@@ -273,6 +278,7 @@ class _Builder:
             row=row,
             offsets=self.offsets,
             terms=self.terms,
+            most=largest_log_density(graph.tall.model, graph.tall.row_names),
         )
 
     def _local(self, offset: Variable | None) -> Any:

@@ -20,7 +20,8 @@ AGREES = 1e-6
 """|R̂ − R| ≤ AGREES (1 + |R|), besides rounding: no acceptance probability is off by more."""
 
 HOPELESS = -40.0
-"""Moves whose log ratio is below this by both are never accepted (e⁻⁴⁰), nor compared closer."""
+"""Moves whose log ratio is below this by both are never accepted (e⁻⁴⁰), nor compared closer; by
+the model's own, as far as rounding leaves it open."""
 
 ROUNDING = 3e-13
 """Relative error of a sum over rows, as NumPy sums in pairs: some log₂ N units in the last place,
@@ -60,7 +61,7 @@ class Comparison(NamedTuple):
         if np.isnan(self.expected):  # both points are impossible, and so is the move
             return 0.0
         found, right = _number(self.log_ratio), self.expected
-        if max(found, right) < HOPELESS:
+        if max(found, right - self.rounding) < HOPELESS:
             return 0.0
         if not np.isfinite(found + right):
             return np.inf if found != right else 0.0

@@ -15,6 +15,7 @@ N, G = 3000, 60
 RNG = np.random.default_rng(1)
 GROUP = np.append(np.arange(G), RNG.integers(0, G, N - G))
 X = RNG.normal(size=N)
+N_FEW, FEW = 12, GROUP % 12
 COUNTS, NUMBERS = RNG.poisson(1.5, N), RNG.normal(size=N)
 
 
@@ -83,6 +84,25 @@ def zeros_by_level() -> None:
     pm.ZeroInflatedPoisson("y", psi=absent[GROUP], mu=rate[GROUP], observed=COUNTS)
 
 
+def weights_of_a_mixture() -> None:
+    share = pm.math.sigmoid(pm.HalfNormal("sd") * pm.Normal("z", dims="few"))[FEW]
+    parts = [pm.Normal.dist(-1, 1), pm.Normal.dist(1, 1)]
+    pm.Mixture("y", pt.stack([1 - share, share], axis=1), parts, observed=NUMBERS)
+
+
+def thresholds() -> None:
+    cut = pm.Normal(
+        "cut",
+        np.arange(3),
+        pm.HalfNormal("sd"),
+        dims=("few", "threshold"),
+        transform=pm.distributions.transforms.ordered,
+        initval=np.tile(np.arange(3.0), (N_FEW, 1)),
+    )
+    eta = pm.Normal("b") * X
+    pm.OrderedLogistic("y", eta, cut[FEW], observed=np.minimum(COUNTS, 3), compute_p=False)
+
+
 @pytest.mark.parametrize(
     ("declare", "hyper"),
     [
@@ -96,18 +116,20 @@ def zeros_by_level() -> None:
         (probabilities, {"c_log__"}),
         (shares_of_a_total, set()),
         (beside_a_category, set()),
+        (weights_of_a_mixture, {"sd_log__"}),
+        (thresholds, {"sd_log__"}),
     ],
 )
 def test_rows_apply_the_function(declare: Callable[[], None], hyper: set[str]) -> None:
     """Then effects are a field given few hyperparameters, and rows say what they said."""
-    with pm.Model() as model:
+    with pm.Model(coords={"few": range(N_FEW), "threshold": range(3)}) as model:
         declare()
     tall = TallModel(model)
     field = locate(tall, 1.0).reference.surrogate.field
     slices = tall.layout.slices
     in_hyper = {name for name, where in slices.items() if where.start in field.hyper}
     assert in_hyper == hyper
-    assert any(len(levels.latent) == G for levels in field.levels)
+    assert any(len(levels.latent) in (G, N_FEW) for levels in field.levels)
     assert tall.structure is not None
     functions, right = RowFunctions(tall.structure), model.compile_logp()
     phi_at = pm.pytensorf.compile([tall.structure.flat], tall.structure.phi)
