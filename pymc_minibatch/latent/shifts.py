@@ -69,6 +69,15 @@ class Shift:
     slot: int
     ratio: np.ndarray
 
+    def is_same(self, other: "Shift") -> bool:
+        """Whether both move the same levels back through their own entries, whatever the slot."""
+        return (
+            self.levels is other.levels
+            and np.array_equal(self.variables, other.variables)
+            and np.array_equal(self.parent, other.parent)
+            and bool(np.all(self.entry < 0) and np.all(other.entry < 0))
+        )
+
     def direction(self, field: LatentField, point: np.ndarray) -> np.ndarray | None:
         """Return by how much each level moves if its variable moves by 1, shape (G, q).
 
@@ -121,7 +130,8 @@ def find_shifts(
             continue
         for slot in range(levels.rows.shape[1]):
             entry, ratio = _multiples(rows, data, levels, slot, field.spread_of_phi.size)
-            found += _of_variables(field, levels, slot, (entry, ratio), point)
+            of_slot = _of_variables(field, levels, slot, (entry, ratio), point)
+            found += [new for new in of_slot if not any(new.is_same(old) for old in found)]
     return [shift for shift in found if _is_unseen(field, rows, data, point, shift)]
 
 

@@ -149,3 +149,19 @@ def test_rows_with_several_predictors(one_row_differs: bool) -> None:
         pm.OrderedLogistic("y", eta=eta, cutpoints=cuts, observed=y, compute_p=False)
     found = locate(TallModel(model), 1.0).reference.surrogate.field
     assert names_of(found) == (["of_size"] if one_row_differs else ["of_old", "of_size"])
+
+
+def test_means_of_several_effects_are_shifted_once_each() -> None:
+    """Whichever of a level's own entries could make up for them."""
+    rng = np.random.default_rng(17)
+    person = np.repeat(np.arange(PERSONS), EACH)
+    columns = rng.normal(size=(person.size, 3))
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean", shape=3), pm.HalfNormal("sd", shape=3)
+        effects = mean + sd * pm.Normal("z", shape=(PERSONS, 3))
+        eta = (effects[person] * columns).sum(axis=1)
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, person.size))
+    found = locate(TallModel(model), 1.0).reference.surrogate.field
+    start = found.derivatives.tall.layout.slices["mean"].start
+    shifted = [k - start for shift in found.shifts for k in shift.variables.tolist()]
+    assert sorted(shifted) == [0, 1, 2]
