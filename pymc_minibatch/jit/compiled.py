@@ -31,6 +31,7 @@ from pymc_minibatch.jit.branchless import (
 )
 from pymc_minibatch.jit.cache import kernel_key
 from pymc_minibatch.jit.entry import generator, graph_from_python, kernel_from_python
+from pymc_minibatch.jit.held_locks import release_held_locks
 from pymc_minibatch.jit.lean import (
     local_added_axes,
     local_added_up_apart,
@@ -142,6 +143,7 @@ def compile_numba(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Co
     ValueError
         If the graph reads a shared variable that is not among the inputs.
     """
+    release_held_locks()
     function = pymc_compile(list(inputs), list(outputs), mode=NUMBA_MODE, on_unused_input="ignore")
     if shared := function.get_shared():
         raise ValueError(f"The graph reads shared variables that were not bound: {shared}.")

@@ -30,6 +30,8 @@ from numba.extending import intrinsic, overload
 from numba.np.numpy_support import as_dtype
 from pytensor.link.numba.linker import NumbaLinker
 
+from pymc_minibatch.jit.held_locks import release_held_locks
+
 __all__ = [
     "answer_signals",
     "away_from_signals",
@@ -258,6 +260,7 @@ def away_from_signals[T](function: Callable[..., T], *args: Any) -> T:
     """
     if current_thread() is not main_thread():
         return function(*args)
+    release_held_locks()
     return _thread(os.getpid()).submit(function, *args).result()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from rich.progress import track
 
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
+from pymc_minibatch.jit.held_locks import release_held_locks
 from pymc_minibatch.tall.partitions import PartitionedArray
 
 __all__ = ["in_chunks", "in_order", "over_chunks", "sum_over_chunks"]
@@ -149,6 +150,7 @@ def in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
         with one_blas_thread():
             yield from map(apply, starts)
         return
+    release_held_locks()
     waiting: deque[Future[T]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(n_threads) as pool:
         for first in starts:
