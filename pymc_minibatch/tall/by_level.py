@@ -53,6 +53,9 @@ FEWEST_GATHERED = 6
 """Effects that are too many to be hyperparameters, all of which moves change at once. Of 300 draws
 of 25 weights of a mixture 15 were effective as hyperparameters, and 169 as effects."""
 
+MANY_GATHERED = 30
+"""The same if rows would read too many numbers otherwise."""
+
 STRAIGHT_BY_LEVEL = (CumOp, DimShuffle, IncSubtensor, Join, SpecifyShape, Subtensor, Sum)
 """Operations on the numbers of a level that are linear in them."""
 
@@ -92,27 +95,24 @@ def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
         and set(ancestors(node.inputs[:1])).isdisjoint(batch)
     ]
     multiplied = _multiplied(flat, batch, term)
-    moved = [
-        (node, functions)
-        for node, functions in gathers
-        if functions.are_to_be_moved(is_multiplied=node.outputs[0] in multiplied)
-    ]
-    applied = set[Variable]().union(*(functions.applied for _, functions in moved))
-    moved += [
-        (node, functions)
-        for node, functions in gathers
-        if functions.is_chain and functions.applied & applied
-    ]
-    read = set[Variable]().union(*(functions.read for _, functions in moved))
-    if sum(map(_width, read)) > MOST_IN_ALL:
-        return term
-    replaced: dict[Variable, Variable] = {}
-    for node, functions in moved:
-        replaced[node.outputs[0]] = functions.of(_first_index(node))
-    if not replaced:
-        return term
-    [rewritten] = graph_replace([term], replaced, strict=False)
-    return rewritten
+    for fewest in (FEWEST_GATHERED, MANY_GATHERED):
+        moved = [
+            (node, functions)
+            for node, functions in gathers
+            if functions.are_to_be_moved(node.outputs[0] in multiplied, fewest)
+        ]
+        applied = set[Variable]().union(*(functions.applied for _, functions in moved))
+        moved += [
+            (node, functions)
+            for node, functions in gathers
+            if functions.is_chain and functions.applied & applied
+        ]
+        read = set[Variable]().union(*(functions.read for _, functions in moved))
+        if moved and sum(map(_width, read)) <= MOST_IN_ALL:
+            replaced = {node.outputs[0]: each.of(_first_index(node)) for node, each in moved}
+            [rewritten] = graph_replace([term], replaced, strict=False)
+            return rewritten
+    return term
 
 
 class FunctionsOfEntries:
@@ -175,18 +175,25 @@ class FunctionsOfEntries:
         """Whether each function gives one number for one of each array that it reads."""
         return all(isinstance(each.owner.op, OF_ENTRIES) for each in self.applied)
 
-    def are_to_be_moved(self, *, is_multiplied: bool) -> bool:
+    def are_to_be_moved(self, is_multiplied: bool, fewest: int) -> bool:
         """Whether there are functions of many levels that rows cannot be seen to apply.
 
         That is, no chain of functions of one array; or a chain, of which rows multiply what they
         gather by a parameter. Effects times a function of others, such as the scale of each, are
         left as they are: given the scales they are affine.
+
+        Parameters
+        ----------
+        is_multiplied
+            Whether rows multiply what they gather by a parameter.
+        fewest
+            Levels that single numbers of each level must have.
         """
         if not self.applied:
             return False
-        n_levels = self.array.type.shape[0] or FEWEST_GATHERED
+        n_levels = self.array.type.shape[0] or MANY_GATHERED
         is_of_angle = self.array in self._of_angles
-        if n_levels < FEWEST_GATHERED and self._are_of_entries and not is_of_angle:
+        if n_levels < fewest and self._are_of_entries and not is_of_angle:
             return False
         n_read = sum(map(_width, self.read))
         is_worth = is_multiplied or not self.is_chain

@@ -260,7 +260,13 @@ def largest_log_density(model: Model, names: Sequence[str]) -> float:
     """
     variables: list[Any] = [rv for rv in model.basic_RVs if rv.name in names]
     is_complete = len(variables) == len(names)  # rows of potentials may have any value
-    own = {type(v.owner.op) for v in ancestors(variables) if v.owner is not None}
-    is_custom = any(issubclass(op, CustomDistRV | CustomSymbolicDistRV) for op in own)
+    ops: list[Any] = [v.owner.op for v in ancestors(variables) if v.owner is not None]
+    ops += [op.base_rv_op for op in ops if hasattr(op, "base_rv_op")]  # of a truncated one
+    is_known = all(map(_is_of_pymc, ops))  # others may leave constants out
     is_discrete = all(np.issubdtype(rv.dtype, np.integer) for rv in variables)
-    return LOG_OF_ONE if is_complete and is_discrete and not is_custom else math.inf
+    return LOG_OF_ONE if is_complete and is_discrete and is_known else math.inf
+
+
+def _is_of_pymc(op: Any) -> bool:
+    is_own = type(op).__module__.split(".")[0] in ("pymc", "pytensor")
+    return is_own and not isinstance(op, CustomDistRV | CustomSymbolicDistRV)

@@ -1,9 +1,11 @@
 """Effects that rows read through a function of several variables."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -197,3 +199,35 @@ def test_a_sum_of_many_columns_hides_no_function_beside_it() -> None:
     structure = TallModel(model).structure
     assert structure is not None
     assert len(structure.predictors) == 2
+
+
+@pytest.mark.parametrize("n_levels", [1, 4])
+def test_a_loop_over_a_variable_with_dims(n_levels: int) -> None:
+    """Loops refuse lengths of one that they were not made with."""
+    with pm.Model(coords={"k": range(n_levels)}) as model:
+        b = pm.Normal("b", dims="k")
+        powers = pytensor.scan(
+            lambda power, b: power * b,
+            outputs_info=[b],
+            non_sequences=[b],
+            n_steps=3,
+            return_updates=False,
+        )
+        pm.Normal("y", powers[-1].sum() * X, 1, observed=NUMBERS)
+    assert TallModel(model).structure is not None
+
+
+def test_small_factors_do_not_keep_a_large_one_from_its_function() -> None:
+    """Together rows would read twenty numbers below functions."""
+    with pm.Model() as model:
+        sizes = [N_FEW] * 9 + [G]
+        total: Any = 0.0
+        for i, size in enumerate(sizes):
+            value = pm.Uniform(f"v{i}", 0, pm.HalfNormal(f"top{i}", 5), shape=size)
+            total = total + value[GROUP % size]
+        pm.Normal("y", total, 1.0, observed=NUMBERS)
+    structure = TallModel(model).structure
+    assert structure is not None
+    names = list(structure.blocks)
+    assert "v9_interval__" in names
+    assert "v0_interval__" not in names

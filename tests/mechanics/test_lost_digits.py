@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from pymc.logprob.abstract import _logprob
+from pytensor.tensor.random.basic import PoissonRV
 
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
@@ -34,6 +38,27 @@ def without_constant() -> None:
 
     rate = pm.math.exp(pm.Normal("mu") + np.zeros(N))
     pm.CustomDist("y", rate, logp=log_density, dtype="int64", observed=COUNTS)
+
+
+class RatesRV(PoissonRV):
+    pass
+
+
+@_logprob.register(RatesRV)
+def _(op: Any, values: Any, rng: Any, size: Any, rate: Any, **options: Any) -> Any:
+    return values[0] * pt.log(rate) - rate
+
+
+class Rates(pm.Discrete):
+    rv_op = RatesRV()
+
+    @classmethod
+    def dist(cls, rate: Any, **options: Any) -> Any:
+        return super().dist([rate], **options)
+
+
+def of_an_own_kind() -> None:
+    Rates("y", pm.math.exp(pm.Normal("mu") + np.zeros(N)), observed=COUNTS)
 
 
 def normal() -> None:
@@ -66,7 +91,7 @@ def test_no_probability_is_larger_than_one() -> None:
     assert found.max() < 0.2
 
 
-@pytest.mark.parametrize("declare", [weighted, without_constant, normal])
+@pytest.mark.parametrize("declare", [weighted, without_constant, of_an_own_kind, normal])
 def test_other_rows_may_have_any_value(declare: Callable[[], None]) -> None:
     structure = tall_of(declare).structure
     assert structure is not None
