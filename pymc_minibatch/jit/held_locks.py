@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite.binding import ffi
 from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["release_held_locks"]
+__all__ = ["locks_of_compilers", "release_held_locks"]
 
 
 def release_held_locks() -> None:
@@ -19,12 +19,12 @@ def release_held_locks() -> None:
 
     It is called before this thread waits for others.
     """
-    for lock in _locks():
+    for lock in locks_of_compilers():
         while lock._is_owned():
             lock.release()
 
 
-def _locks() -> list[Any]:
+def locks_of_compilers() -> list[Any]:
     """Return them; none that a version of these libraries has not."""
     owners = getattr(ffi.lib, "_lock", None), global_compiler_lock
     locks = [getattr(owner, "_lock", None) for owner in owners]
