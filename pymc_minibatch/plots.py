@@ -12,17 +12,26 @@ import numpy as np
 import xarray as xr
 
 from pymc_minibatch.compare import aligned_runs, labels, rows_of_data, shared_variables
+from pymc_minibatch.curves import (
+    Run,
+    Runs,
+    curves_of_stat,
+    drawable,
+    matrices_of,
+    mean_over_chains,
+    named,
+    outlines_of_sizes,
+    rows_read_by,
+    running_means,
+)
 from pymc_minibatch.panels import (
     COLORS,
+    Panels,
     arviz_plots,
     columns_of,
     figure_options,
-    outline,
     over_draws,
     thinned,
-)
-from pymc_minibatch.panels import (
-    Panels as _Panels,
 )
 from pymc_minibatch.renamed import renamed
 from pymc_minibatch.results import Result, named_results
@@ -37,12 +46,6 @@ __all__ = [
     "noise",
     "running_mean",
 ]
-
-LEAST_DRAWS = 10
-"""With fewer draws a curve would show its bandwidth alone."""
-
-type Run = xr.DataTree
-type Runs = Mapping[str, xr.DataTree]
 
 
 def marginals(
@@ -81,7 +84,7 @@ def marginals(
     ['mu']
     """
     plots = arviz_plots()
-    results = named_results(_named(runs))
+    results = named_results(named(runs))
     first = next(iter(results))
     names = shared_variables(results, first, var_names)
     aligned = aligned_runs(results, first, names)
@@ -141,19 +144,10 @@ def batch_sizes(runs: Run | Runs, *, n_bins: int = 40, backend: str | None = Non
     >>> list(figure.viz["plot"])
     ['batch sizes']
     """
-    curves = _curves(runs, "batch_size")
-    sizes = {name: values[values > 0] for name, values in curves.items()}
-    if empty := [name for name, values in sizes.items() if not values.size]:
-        raise ValueError(f"{empty[0]!r} has no draw with a batch. Leave it out.")
-    low = min(values.min() for values in sizes.values())
-    high = max(values.max() for values in sizes.values())
-    edges = np.geomspace(0.9 * low, 1.1 * high, n_bins + 1)
-    panel = _Panels(sizes, ["batch sizes"], backend, dashes=False)
-    # A logarithmic axis has no zero: bins stand on half a decision of the longest run.
-    floor = 0.5 / max(values.size for values in sizes.values())
-    for name, values in sizes.items():
-        share = np.histogram(values, edges)[0] / values.size
-        panel.line(name, *outline(edges, share, floor), width=1.8)
+    curves = outlines_of_sizes(curves_of_stat(runs, "batch_size"), n_bins)
+    panel = Panels(curves, ["batch sizes"], backend, dashes=False)
+    for name, corners in curves.items():
+        panel.line(name, *corners, width=1.8)
     panel.label("rows per decision", "share of draws", log="xy")
     return panel.finish()
 
@@ -210,18 +204,18 @@ def error_by_rows(
     ['by rows']
     """
     results = named_results(runs, baseline)
-    matrices = _matrices(results, baseline, var_names)
-    truth = matrices[baseline]
+    drawn = matrices_of(results, baseline, var_names)
+    truth = drawn[baseline]
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
     varies = sd > 0
     if not varies.any():
         raise ValueError(f"Nothing varies in the draws of {baseline!r}. Take more of them.")
 
-    def error(drawn: np.ndarray) -> np.ndarray:
-        running = _running_mean(drawn[:, :, varies])
+    def error(draws: np.ndarray) -> np.ndarray:
+        running = running_means(draws[:, :, varies])
         return np.sqrt((((running - mean[varies]) / sd[varies]) ** 2).mean(axis=(0, 2)))
 
-    curves = {name: error(drawn) for name, drawn in matrices.items() if name != baseline}
+    curves = {name: error(draws) for name, draws in drawn.items() if name != baseline}
     return _by_rows(results, curves, n_rows, "error of the mean (posterior sd)", "xy", backend)
 
 
@@ -275,19 +269,7 @@ def accuracy_by_rows(
     ['by rows']
     """
     results = named_results(runs)
-    curves = {}
-    for name, run in results.items():
-        if name not in accuracy:
-            raise ValueError(f"accuracy has nothing for the run {name!r}.")
-        numbers = np.atleast_2d(np.asarray(accuracy[name], dtype=np.float64))
-        if numbers.shape != (run.n_chains, run.n_draws):
-            raise ValueError(
-                f"accuracy of the run {name!r} has shape {numbers.shape}; it needs a number for "
-                f"each of {run.n_chains} chains and {run.n_draws} draws."
-            )
-        if not np.isfinite(numbers).all():
-            raise ValueError(f"accuracy of the run {name!r} has numbers that are not finite.")
-        curves[name] = numbers.mean(axis=0)
+    curves = {name: mean_over_chains(run, name, accuracy) for name, run in results.items()}
     return _by_rows(results, curves, n_rows, label, "x", backend)
 
 
@@ -322,8 +304,8 @@ def bright_rows(runs: Run | Runs, *, backend: str | None = None) -> Any:
     >>> list(figure.viz["plot"])
     ['bright rows']
     """
-    curves = _curves(runs, "n_bright")
-    panel = _Panels(curves, ["bright rows"], backend, dashes=False)
+    curves = curves_of_stat(runs, "n_bright")
+    panel = Panels(curves, ["bright rows"], backend, dashes=False)
     for name, chains in curves.items():
         for chain in chains:
             panel.line(name, *over_draws(chain), alpha=0.7, width=0.8)
@@ -367,7 +349,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
     ['noise of the log ratio', 'error of the test']
     """
     stats = ("log_ratio_var", "test_error")
-    noises = {stat: _curves(runs, stat) for stat in stats}
+    noises = {stat: curves_of_stat(runs, stat) for stat in stats}
     if not any((values > 0).any() for values in noises["log_ratio_var"].values()):
         raise ValueError(
             "There is no noise to draw: every decision of "
@@ -375,7 +357,7 @@ def noise(runs: Run | Runs, *, backend: str | None = None) -> Any:
             "plots.batch_sizes shows the rows that they took."
         )
     titles = ["noise of the log ratio", "error of the test"]
-    panels = _Panels(noises["log_ratio_var"], titles, backend, dashes=False)
+    panels = Panels(noises["log_ratio_var"], titles, backend, dashes=False)
     labels = ("s² (nats²)", "bound on the probability's error")
     for k, (stat, label) in enumerate(zip(stats, labels, strict=True)):
         for name, chains in noises[stat].items():
@@ -428,7 +410,7 @@ def audit(result: Any, *, backend: str | None = None) -> Any:
             "No batch decides on the moves of this audit, so there is nothing to draw."
         )
     title, band = "decisions", "95 % of a right test"
-    panels = _Panels({title: None, band: None}, ["audit"], backend)
+    panels = Panels({title: None, band: None}, ["audit"], backend)
     ratios = result.moves["log_ratio"].to_numpy()
     panels.scatter(title, ratios, result.moves["z"].to_numpy(), 0)
     for level in (-1.96, 1.96):
@@ -482,13 +464,13 @@ def running_mean(
     results = named_results(runs, baseline)
     names = shared_variables(results, baseline, var_names)
     titles = [label for name in names for label in labels(results[baseline].posterior[name])]
-    matrices = _matrices(results, baseline, names)
+    matrices = matrices_of(results, baseline, names)
     truth = matrices[baseline].mean((0, 1))
-    panels = _Panels(results, titles, backend)
+    panels = Panels(results, titles, backend)
     for name, drawn in matrices.items():
         if name == baseline:
             continue
-        for chain in _running_mean(drawn):
+        for chain in running_means(drawn):
             for k, values in enumerate(chain.T):
                 panels.line(name, *over_draws(values), panel=k, alpha=0.8)
     n_draws = max(run.n_draws for run in results.values())
@@ -508,73 +490,8 @@ def _by_rows(
 ) -> Any:
     """Draw a curve of some of the runs against the rows that they read."""
     count = rows_of_data(runs.values()) if n_rows is None else n_rows
-    panel = _Panels({name: runs[name] for name in curves}, ["by rows"], backend)
+    panel = Panels({name: runs[name] for name in curves}, ["by rows"], backend)
     for name, curve in curves.items():
-        read = runs[name].rows_read(count)
-        if read is None:
-            raise ValueError(
-                f"The run {name!r} does not record how many rows it read: it has neither "
-                "n_likelihood nor n_gradient, nor n_steps with a known number of rows. Pass "
-                "n_rows, or leave the run out."
-            )
-        rows = np.cumsum(read.mean(axis=0))
-        panel.line(name, *thinned(rows, curve))
+        panel.line(name, *thinned(rows_read_by(runs[name], name, count), curve))
     panel.label("rows evaluated in a chain", label, log=log)
     return panel.finish()
-
-
-def _named(runs: Run | Runs) -> Any:
-    is_one = isinstance(runs, xr.DataTree) or not isinstance(runs, Mapping)
-    return {"run": runs} if is_one else runs
-
-
-def _curves(runs: Run | Runs, stat: str) -> dict[str, np.ndarray]:
-    """Read a sample stat of each run, shape (chains, draws), and of each of its steps.
-
-    Draws that were not made are nan.
-    """
-    curves = {}
-    for name, run in named_results(_named(runs)).items():
-        values = run.stat(stat)
-        if values is None:
-            raise ValueError(
-                f"The run {name!r} has no sample stat {stat}. Leave it out, or draw another figure."
-            )
-        values = np.where(run.is_made[:, :, None], values, np.nan)
-        for k in range(values.shape[2]):
-            title = name if values.shape[2] == 1 else f"{name}, step {k + 1}"
-            curves[title] = values[:, :, k]
-    return curves
-
-
-def _matrices(
-    runs: Mapping[str, Result], reference: str, var_names: Sequence[str] | None
-) -> dict[str, np.ndarray]:
-    """Return all elements of the variables of each run, in the order of the reference's.
-
-    Their shapes are (chains, draws, K).
-    """
-    names = shared_variables(runs, reference, var_names)
-    matrices = {}
-    for name, arrays in aligned_runs(runs, reference, names).items():
-        for variable, values in arrays.items():
-            runs[name].check_finite(variable, values)
-        parts = [values.values.reshape(*values.shape[:2], -1) for values in arrays.values()]
-        matrices[name] = np.concatenate(parts, axis=2)
-    return matrices
-
-
-def drawable(run: Result, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
-    """Return draws of which a density can be drawn."""
-    for name, values in arrays.items():
-        run.check_finite(name, values)
-    if run.n_chains * run.n_draws < LEAST_DRAWS:
-        raise ValueError(
-            f"{run.what} has {run.n_chains * run.n_draws} draws: a density needs {LEAST_DRAWS}."
-        )
-    return xr.Dataset(dict(arrays))
-
-
-def _running_mean(draws: np.ndarray) -> np.ndarray:
-    counts = np.arange(1, draws.shape[1] + 1)
-    return np.cumsum(draws, axis=1) / counts[None, :, None]

@@ -147,8 +147,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
                     return True
                 draw(rng, n_rows, rows[0], xi)
                 sane &= move(fine, h, xi, rows[0], density, work)
-                for d in range(dim):
-                    gauss[d] = (1 - h / 2) * gauss[d] + math.sqrt(h - h**2 / 4) * xi[d]
+                move_gaussian(gauss, h, xi)
             for i in range(n_coarse):
                 place(gauss, mode, factor, coarse[i])
             for j in range(coupling.n_joint):
@@ -158,8 +157,7 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
                 for i in range(n_fine):
                     draw(rng, n_rows, rows[i], xi)
                     sane &= move(fine, h, xi, rows[i], density, work)
-                    for d in range(dim):
-                        summed[d] += xi[d] / math.sqrt(n_fine)
+                    add_noise(summed, xi, n_fine)
                 if n_coarse == 1:
                     choose(rng, rows)
                 for i in range(n_coarse):
@@ -175,6 +173,20 @@ def make_paths(ndims: Sequence[int]) -> Callable[..., bool]:
         return False
 
     return paths
+
+
+@register_jitable
+def move_gaussian(z: np.ndarray, step_size: float, xi: np.ndarray) -> None:
+    """Make a step of the same length with a standard normal density, in whitened coordinates."""
+    for d in range(z.size):
+        z[d] = (1 - step_size / 2) * z[d] + math.sqrt(step_size - step_size**2 / 4) * xi[d]
+
+
+@register_jitable
+def add_noise(summed: np.ndarray, xi: np.ndarray, n_steps: int) -> None:
+    """Add the noise of one of a number of steps to that of a step as long as all of them."""
+    for d in range(summed.size):
+        summed[d] += xi[d] / math.sqrt(n_steps)
 
 
 @register_jitable

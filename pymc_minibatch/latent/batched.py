@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from numba.extending import register_jitable
 from scipy.linalg import LinAlgError
 
 from pymc_minibatch.jit.compiled import jit_kept
@@ -112,27 +113,43 @@ def solve_square(matrices: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, f
     work = np.empty((width, width))
     for g in range(n_groups):
         work[:] = matrices[g]
-        for i in range(width):
-            largest = i
-            for r in range(i + 1, width):
-                if abs(work[r, i]) > abs(work[largest, i]):
-                    largest = r
-            if not abs(work[largest, i]) > 0.0:
-                return x, -np.inf
-            log_determinant += math.log(abs(work[largest, i]))
-            for c in range(width):
-                work[i, c], work[largest, c] = work[largest, c], work[i, c]
-            x[g, i], x[g, largest] = x[g, largest], x[g, i]
-            for r in range(i + 1, width):
-                factor = work[r, i] / work[i, i]
-                for c in range(i, width):
-                    work[r, c] -= factor * work[i, c]
-                x[g, r] -= factor * x[g, i]
+        log_determinant = eliminate(work, x[g], log_determinant)
+        if log_determinant == -np.inf:
+            return x, log_determinant
         for i in range(width - 1, -1, -1):
             for c in range(i + 1, width):
                 x[g, i] -= work[i, c] * x[g, c]
             x[g, i] /= work[i, i]
     return x, log_determinant
+
+
+@register_jitable
+def eliminate(matrix: np.ndarray, right: np.ndarray, log_determinant: float) -> float:
+    """Make a matrix upper triangular, with partial pivoting, and change the right side as it needs.
+
+    Returns
+    -------
+    float
+        What is passed, with log |det M| added; −∞ if the matrix is singular.
+    """
+    width = right.size
+    for i in range(width):
+        largest = i
+        for r in range(i + 1, width):
+            if abs(matrix[r, i]) > abs(matrix[largest, i]):
+                largest = r
+        if not abs(matrix[largest, i]) > 0.0:
+            return -np.inf
+        log_determinant += math.log(abs(matrix[largest, i]))
+        for c in range(width):
+            matrix[i, c], matrix[largest, c] = matrix[largest, c], matrix[i, c]
+        right[i], right[largest] = right[largest], right[i]
+        for r in range(i + 1, width):
+            factor = matrix[r, i] / matrix[i, i]
+            for c in range(i, width):
+                matrix[r, c] -= factor * matrix[i, c]
+            right[r] -= factor * right[i]
+    return log_determinant
 
 
 @jit_kept

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import register_jitable
 
 from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.jit.pointers import call_graph
@@ -244,17 +245,7 @@ def make_steps(
     step, after = np.empty((n_levels, width)), np.empty(state.values.size)
     for t in range(log_ratios.shape[0]):
         log_ratio = log_ratios[t]
-        for s in range(n_levels):
-            for i in range(width):
-                step[s, i] = steps.by[t, s, i]
-            if steps.is_anew[t, s]:
-                mean, precision = steps.mean[s], steps.precision[s]
-                log_ratio[s] += log_t(state.levels[s], mean, precision)
-                log_ratio[s] -= log_t(mean + step[s], mean, precision)
-                step[s] += mean - state.levels[s]
-            for r in range(maps.entries.shape[1]):
-                for i in range(width):
-                    proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * step[s, i]
+        propose_levels(steps, t, state, maps, step, proposed, log_ratio)
         if after.size:
             v = call_graph(constants.addresses[0], (proposed, *batch))[0]
             found = call_graph(constants.addresses[1], (v, *batch))[0][0]
@@ -263,11 +254,8 @@ def make_steps(
                 after[n] = value if value < np.inf else -np.inf  # as where digits are lost
                 log_ratio[maps.level[n]] += after[n] - state.values[n]
         for s in range(n_levels):
-            for i in range(width):
-                curved[s, i] = 0.0
-                for j in range(width):
-                    curved[s, i] += maps.curvature[s, i, j] * step[s, j]
-                log_ratio[s] += (state.slope[s, i] + 0.5 * curved[s, i]) * step[s, i]
+            of_prior = maps.curvature[s], state.slope[s]
+            log_ratio[s] = with_prior(log_ratio[s], of_prior, step[s], curved[s])
             accepted[s] = bars[t, s] < log_ratio[s]
             if accepted[s]:
                 state.levels[s] += step[s]
@@ -281,6 +269,48 @@ def make_steps(
             if accepted[maps.level[n]]:
                 state.values[n] = after[n]
     return log_ratios
+
+
+@register_jitable
+def propose_levels(
+    steps: LevelSteps,
+    t: int,
+    state: LevelState,
+    maps: LevelMaps,
+    step: np.ndarray,
+    proposed: np.ndarray,
+    log_ratio: np.ndarray,
+) -> None:
+    """Write the steps of one time, what φ is after them, and add log ratios of their densities."""
+    n_levels, width = step.shape
+    for s in range(n_levels):
+        for i in range(width):
+            step[s, i] = steps.by[t, s, i]
+        if steps.is_anew[t, s]:
+            mean, precision = steps.mean[s], steps.precision[s]
+            log_ratio[s] += log_t(state.levels[s], mean, precision)
+            log_ratio[s] -= log_t(mean + step[s], mean, precision)
+            step[s] += mean - state.levels[s]
+        for r in range(maps.entries.shape[1]):
+            for i in range(width):
+                proposed[maps.entries[s, r]] += maps.jacobian[s, r, i] * step[s, i]
+
+
+@register_jitable
+def with_prior(
+    log_ratio: float,
+    of_prior: tuple[np.ndarray, np.ndarray],
+    step: np.ndarray,
+    curved: np.ndarray,
+) -> float:
+    """Add what a Gaussian prior says of a step; write the change of its slope to `curved`."""
+    curvature, slope = of_prior
+    for i in range(step.size):
+        curved[i] = 0.0
+        for j in range(step.size):
+            curved[i] += curvature[i, j] * step[j]
+        log_ratio += (slope[i] + 0.5 * curved[i]) * step[i]
+    return log_ratio
 
 
 class AboutPoint:

@@ -138,11 +138,17 @@ def differences(
                 for b in range(step.size):
                     second = above[at, b] - 2.0 * taylor[at, b] + below[at, b]
                     found[n_triples + s, b] = second / step[b] ** 2
-    for t in range(found.shape[0]):
-        for b in range(found.shape[1]):
-            if not np.isfinite(found[t, b]):
-                found[t, b] = 0.0
+    clear_not_finite(found)
     return found
+
+
+@register_jitable
+def clear_not_finite(numbers: np.ndarray) -> None:
+    """Set numbers of a matrix that are not finite to 0."""
+    for t in range(numbers.shape[0]):
+        for b in range(numbers.shape[1]):
+            if not np.isfinite(numbers[t, b]):
+                numbers[t, b] = 0.0
 
 
 @partial(jit_kept, nogil=True)

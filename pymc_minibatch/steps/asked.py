@@ -99,6 +99,20 @@ class Asked(NamedTuple):
         """Whether rows need not be expanded."""
         return self.may_move_effects and self.is_open and self.control_variate == "auto"
 
+    def refuse_batch_size(self) -> None:
+        """Refuse a size of the first batch if the test chooses it.
+
+        Raises
+        ------
+        ValueError
+        """
+        test = self.acceptance
+        if test is not None and test.first_batch == "designed":
+            raise ValueError(
+                f"{type(test).__name__} chooses the size of its batches itself; leave batch_size "
+                "out."
+            )
+
     @property
     def may_stay(self) -> bool:
         """Whether rows may stay where they live, and some be gathered."""

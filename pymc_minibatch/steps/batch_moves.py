@@ -77,7 +77,6 @@ class BatchMoves(TallStep):
     batch_state: FirstBatch
     _cost_is_checked: bool
     _read: np.ndarray
-    by_trajectories: bool
     claims: Claims
     kurtosis: float
     least_batch: int

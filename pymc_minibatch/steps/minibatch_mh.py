@@ -9,74 +9,41 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pymc.blocking import PointType
 from pymc.model import Model
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGenerator, get_random_generator
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.acceptance import CorrectedBarker
 from pymc_minibatch.acceptance.decision import Acceptance
 from pymc_minibatch.acceptance.growing import (
-    LEAST_BATCH,
-    UNKNOWN_KURTOSIS,
     FirstBatch,
-    new_first_batch,
 )
 from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
-from pymc_minibatch.jit.memory import NotEnoughMemoryError, in_words
-from pymc_minibatch.kernels.by_size import RowSizes
-from pymc_minibatch.kernels.residents import Residents
-from pymc_minibatch.latent.exact import ExactSampler
-from pymc_minibatch.latent.modes import ModeSampler
-from pymc_minibatch.latent.no_field import NoFieldError
-from pymc_minibatch.latent.sampler import LatentSampler
-from pymc_minibatch.latent.weight_check import LOOK_EVERY
-from pymc_minibatch.messages import with_id
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
-from pymc_minibatch.reference.decide import drawn_about_mode
-from pymc_minibatch.reference.reference import SeveralModesError
 from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.batch_moves import ImpossibleRowError
 from pymc_minibatch.steps.bound import register
 from pymc_minibatch.steps.common import TallStepState
-from pymc_minibatch.steps.deciding import steps_of_draw
-from pymc_minibatch.steps.display import expansion
-from pymc_minibatch.steps.memory import bytes_of_step
+from pymc_minibatch.steps.fallback import Continuation, Fallback
+from pymc_minibatch.steps.minibatch_moves import MinibatchMoves
 from pymc_minibatch.steps.mixing import BLIND_TRAJECTORY, TRAJECTORY, Mixing
 from pymc_minibatch.steps.start import kept
 from pymc_minibatch.steps.stats import dtypes_shapes
 from pymc_minibatch.steps.sweeps import (
     ROUNDS,
-    complaint_of_level,
-    copied_for_effects,
-    plan_effects,
-    scans_of_draw,
-    stats_of_sampler,
 )
 from pymc_minibatch.steps.trajectories import (
-    Fallback,
-    Trajectories,
     TrajectoryLook,
     trajectories_of_draw,
 )
-from pymc_minibatch.steps.witnessed_batches import WitnessedBatches
-from pymc_minibatch.tall.refusals import NotTallError
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
-from pymc_minibatch.tall.weighted import SizedRows
-from pymc_minibatch.warn import warn
-from pymc_minibatch.witness import SurpriseError
 from pymc_minibatch.witness.choose import moves_of
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
 _log = logging.getLogger("pymc_minibatch")
-
-STILL = 50
-"""Draws without a move after which a chain is said to stand still. Of 100 transitions that accept
-one in ten, none does in one of 10⁵ chains."""
 
 TRANSITION, TRANSITION_OF_EFFECTS = 200.0, 20_000.0
 """What one costs besides rows, in rows of some 50 ns."""
@@ -102,7 +69,7 @@ class MinibatchMHState(TallStepState):
     rows: str = field(metadata={"frozen": True})
 
 
-class MinibatchMH(WitnessedBatches):
+class MinibatchMH(MinibatchMoves):
     """Metropolis-Hastings that decides from a few rows of the data.
 
     Each transition proposes a move and accepts or rejects it by a test on a batch of rows, which
@@ -320,12 +287,8 @@ class MinibatchMH(WitnessedBatches):
         self.batch_size = (
             None if batch_size is None else checked_count("batch_size", batch_size, 2, self.n_rows)
         )
-        test = asked.acceptance
-        if batch_size is not None and test is not None and test.first_batch == "designed":
-            raise ValueError(
-                f"{type(test).__name__} chooses the size of its batches itself; leave batch_size "
-                "out."
-            )
+        if batch_size is not None:
+            asked.refuse_batch_size()
         self.steps_are_free = steps_per_draw == "auto"
         self.may_follow_trajectories = (
             fallback == "nuts"
@@ -337,6 +300,7 @@ class MinibatchMH(WitnessedBatches):
             and self.tall.partitions is None
         )
         self.claims = Claims()
+        self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
         while True:
             self._set_up(asked)
             self._get_ready(started, reference)
@@ -366,153 +330,19 @@ class MinibatchMH(WitnessedBatches):
         self._reset_tuning()
         register(self)
 
-    def _set_up(self, asked: Asked) -> None:
-        """Settle how the model is sampled."""
-        for cls in type(self).__mro__:  # what was made for a claim that does not hold
-            for name, value in vars(cls).items():
-                if isinstance(value, cached_property):
-                    self.__dict__.pop(name, None)
-        self.acceptance: Acceptance = asked.acceptance or CorrectedBarker()
-        self.proposal_options = ()
-        self._draws_to_come = self._tuning_to_come = USUAL_DRAWS
-        self._moved_alike = ""
-        self.rows: str = "uniform"
-        self.row_sizes: RowSizes | None = None
-        self.sized: SizedRows | None = None
-        self.residents: Residents | None = None
-        self.prepared: Any = None
-        self.control = None
-        self.least_batch, self.kurtosis = LEAST_BATCH, UNKNOWN_KURTOSIS
-        is_free = asked.may_move_effects and self.claims.effects
-        self.latent = self._latent_sampler(asked) if is_free else None
-        rows_read = 0.0
-        if self.latent is None:
-            try:
-                rows_read = self._set_up_plainly(asked, one_mode=not is_free)
-            except NotEnoughMemoryError as error:
-                raise NotEnoughMemoryError(f"{error} {self._moved_alike}".strip()) from error
-            except SeveralModesError:
-                self.latent = self._latent_sampler(asked, effects=False)
-                if not isinstance(self.latent, ModeSampler):
-                    self.latent = None
-                    rows_read = self._set_up_plainly(asked, one_mode=True)
-        if self.latent is None:
-            if self.steps_are_free:
-                self.steps_per_draw = steps_of_draw(
-                    self.acceptance, self.proposal, self._active.size, rows_read
-                )
-        elif self.steps_are_free and not self.latent.costly:
-            self.steps_per_draw = scans_of_draw(self.tall)
-        _log.info(self.choice)
-        self._warn_of_other_temperatures()
-
-    def _claim_less(self, asked: Asked, surprise: SurpriseError) -> None:
-        """Leave out the claim that a look has found not to hold; refuse the model if none is left.
-
-        Raises
-        ------
-        NotTallError
-            If the rows, as they were split, are not the model's.
-        """
-        claims = self.claims
-        if isinstance(self.latent, ExactSampler) and asked.is_open:
-            self.claims = claims._replace(sums=False)
-        elif self.latent is not None:
-            self.claims = claims._replace(effects=False)
-        elif asked.is_open and self.prepared is not None:
-            self.claims = claims._replace(bounds=False)
-        elif asked.leaves_expansion_open and self.control_variate:
-            self.claims = claims._replace(expansion=False)
-        elif asked.reference is not None:
-            raise NotTallError(
-                f"{surprise}. The reference may be of other data: leave it out, or find it again."
-            )
-        else:
-            raise NotTallError(f"{surprise}. Please report this model.")
-        _log.info(f"Set up in a more general way: {surprise}.")
-
-    def _latent_sampler(self, asked: Asked, *, effects: bool = True) -> LatentSampler | None:
-        """Set up the moves of effects and their scales; None if the model has none.
-
-        Or, without `effects`, those about several modes.
-        """
-        test = asked.acceptance
-        has_all = self._active.size == self.tall.layout.size
-        if not has_all or not (test is None or test.decides_levels):
-            return None
-        if test is None or not test.is_exact:
-            self.tall = copied_for_effects(self.tall)
-        if self.tall.partitions is not None:
-            return None
-        try:
-            plan = plan_effects(
-                self.tall,
-                test,
-                asked.rows,
-                self.temperature,
-                batch_size=self.batch_size,
-                effects=effects,
-                may_sum=self.claims.sums,
-            )
-        except (NoFieldError, np.linalg.LinAlgError) as reason:
-            _log.info(
-                "The updates for multilevel models cannot be used, so all variables are updated "
-                f"jointly: {reason}"
-            )
-            self._moved_alike = f"Effects are not updated by group: {reason}"
-            return None
-        sampler, self.acceptance, self.rows, self.choice = plan
-        return sampler
-
-    def _warn_of_other_temperatures(self) -> None:
-        others = [var.name for var in self.tall.model.value_vars if var not in self.vars]
-        if others and self.temperature != 1.0:
-            warn(
-                "PMB108",
-                f"MinibatchMH samples at temperature {self.temperature}; the steps of {others} "
-                "must use the same temperature, or the chain has no well-defined target.",
-            )
-
     def setup_chain(self, rng: RandomGenerator, tune: int, draws: int) -> None:
         """Prepare for a chain; rows that served another one do not serve this one."""
         super().setup_chain(rng, tune, draws)
         self._draws_to_come, self._tuning_to_come = draws, tune
 
     def _reset_tuning(self) -> None:
-        self.batch_state = new_first_batch(self._initial_batch)
-        self._level_is_found = self._is_beyond = False
-        self._has_shape = True
-        self._count_anew()
-        self.transitions, self._n_still = 0, 0  # not known yet
-        self.by_trajectories = False
-        self.__dict__.pop("_trajectories", None)
+        super()._reset_tuning()
+        self.transitions = 0  # not known yet
+        self.continuation = Continuation(self.tall, self.var_names, self._active, self.control)
         fixed = TRANSITION
         if self.latent is not None:
             fixed = max(TRANSITION_OF_EFFECTS, self.latent.fixed_cost)
         self.mixing = Mixing(self.tall.layout, fixed)
-        if self.latent is not None:
-            self.proposal_state = self.latent.initial_state()
-        else:
-            super()._reset_tuning()
-
-    starts: np.ndarray | None = None
-    """Points from which chains start, if they were handed over."""
-
-    def near_mode(self, point: PointType) -> Mapping[str, np.ndarray]:
-        """Return a point near the mode if one is known, else the point."""
-        if self.starts is not None:
-            chosen = self.starts[int(self.rng.integers(len(self.starts)))]
-            return self.tall.layout.unflatten(chosen)
-        if self.latent is not None:
-            flat = self.tall.layout.flatten(point)
-            return self.tall.layout.unflatten(self.latent.near_mode(self.rng, flat))
-        return super().near_mode(point)
-
-    def _compile(self) -> None:
-        if self.latent is not None:
-            self.latent.compile()
-        else:
-            super()._compile()
 
     def stop_tuning(self) -> None:
         """Fix the results of tuning."""
@@ -528,19 +358,6 @@ class MinibatchMH(WitnessedBatches):
         self._count_anew()
         super().stop_tuning()
         (self.proposal if self.latent is None else self.latent).end_tuning(self.proposal_state)
-
-    def _facts(self) -> dict[str, str]:
-        facts = {"decides by": self.choice.removesuffix(".")}
-        if self.latent is None or self.latent.by_batches:
-            size = "tuned" if self.batch_size is None else f"from {self.batch_size:,} rows"
-            facts["batches"] = f"{self.rows}, {size}"
-        if self.latent is None:
-            facts["moves"] = repr(self.proposal)
-            facts["expansion"] = expansion(self.control)
-        if self.temperature != 1.0:
-            facts["temperature"] = f"{self.temperature:g}"
-        facts["memory"] = f"about {in_words(bytes_of_step(self.tall, self.latent is not None))}"
-        return facts | {"draw": f"{self.steps_per_draw} transitions"}
 
     @property
     def followed(self) -> dict[str, Any]:
@@ -562,12 +379,13 @@ class MinibatchMH(WitnessedBatches):
     def _draw(self, flat: np.ndarray) -> dict[str, Any]:
         if self.by_trajectories:
             n_made = 1 if self.tune else self.transitions
-            stats = self._trajectories.draw_with_stats(flat, self.rng, self.tune, n_made)
+            along = self.continuation.trajectories
+            stats = along.draw_with_stats(flat, self.rng, self.tune, n_made)
             if self.tune:
                 self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], 1)
             return stats
         try:
-            stats = super()._draw(flat) if self.latent is None else self._draw_latent(flat)
+            stats = super()._draw(flat)
         except ImpossibleRowError as error:
             self._start_on_all_rows(flat, error)
             return self._draw(flat)
@@ -577,7 +395,8 @@ class MinibatchMH(WitnessedBatches):
             made = self.n_transitions
             self.mixing.add(flat, stats["n_likelihood"] + stats["n_gradient"], made)
             if reason := self._why_trajectories(made):
-                self._follow_trajectories(flat, reason)
+                self.continuation.begin(flat, reason)
+                self._watch_trajectories()
             elif self.steps_are_free:
                 self.transitions = self.mixing.while_tuning(made, self._draws_to_come)
         return stats
@@ -615,13 +434,9 @@ class MinibatchMH(WitnessedBatches):
             return "draws stay correlated for long"
         return None
 
-    def _follow_trajectories(self, flat: np.ndarray, reason: str) -> None:
-        _log.info(
-            f"MinibatchMH: {reason}; the chain continues with NUTS on all rows (fallback='nuts')"
-        )
-        self._trajectories = self._trajectories_from(flat)
-        self.by_trajectories, self.transitions = True, 1
-        self.mixing = Mixing(self.tall.layout, 0.0)
+    def _watch_trajectories(self) -> None:
+        """Watch draws anew, which come along trajectories from here on."""
+        self.transitions, self.mixing = 1, Mixing(self.tall.layout, 0.0)
 
     def _start_on_all_rows(self, flat: np.ndarray, error: ImpossibleRowError) -> None:
         """Begin anew with all rows, from the start of the model, if that is possible.
@@ -637,104 +452,40 @@ class MinibatchMH(WitnessedBatches):
         flat[self._active] = self.tall.start[self._active]
         if not np.isfinite(self.model_density(flat)):
             raise error
-        self._has_shape = False  # no parabola is like a density with an end
-        self._follow_trajectories(flat, "the support of rows depends on the parameters")
+        self.continuation.begin_without_shape(flat)
+        self._watch_trajectories()
 
-    def _trajectories_from(self, flat: np.ndarray) -> Trajectories:
-        known = self._approximation if self._has_shape else None
-        covariance = np.ones(self._active.size)
-        if known is not None:
-            covariance = np.linalg.inv(known.precision)
-        return Trajectories(
-            self.tall, self.var_names, active=self._active, start=flat, covariance=covariance
-        )
+    @property
+    def by_trajectories(self) -> bool:
+        """Whether trajectories with all rows move the chain, and not batches."""
+        return self.continuation.has_begun
 
     @property
     def trajectories(self) -> dict[str, Any] | None:
         """What trajectories have learnt; None for a chain that batches move."""
-        if not self.by_trajectories:
-            return None
-        return {"has_shape": self._has_shape, "nuts": self._trajectories.state}
+        return self.continuation.state
 
     @trajectories.setter
     def trajectories(self, stored: Mapping[str, Any] | None) -> None:
-        self.by_trajectories = stored is not None
+        self.continuation.state = stored
         if stored is not None:
-            if stored["has_shape"] != self._has_shape:
-                self.__dict__.pop("_trajectories", None)
-            self._has_shape = stored["has_shape"]
-            if "_trajectories" not in self.__dict__:
-                self._trajectories = self._trajectories_from(self.tall.start)
-            self._trajectories.state, self.mixing.fixed_cost = stored["nuts"], 0.0
-
-    @cached_property
-    def _trajectories(self) -> Trajectories:
-        return self._trajectories_from(self.tall.start)
-
-    def warning_of_no_move(self, stats: dict[str, Any]) -> str | None:
-        """Warn once if a chain stands still, which R-hat does not see if others do as well."""
-        self._n_still = self._n_still + 1 if stats["acceptance_rate"] == 0.0 else 0
-        if self._n_still != STILL:
-            return None
-        return with_id(
-            "PMB203",
-            f"No proposal was accepted in {STILL} draws: proposals do not fit the posterior here, "
-            "for example near a hard constraint, or if kinks of the prior couple many parameters. "
-            "Do not use these draws. Raise tune: with at least 150 tuning draws left, the chain "
-            "continues with NUTS on all rows (fallback='nuts'). If kinks are the cause, a smooth "
-            "prior helps.",
-        )
+            self.mixing.fixed_cost = 0.0
 
     @property
     def _can_make_blocks(self) -> bool:  # type: ignore[override]
         return self.latent is None and self.residents is None and not self.by_trajectories
-
-    def _draw_latent(self, flat: np.ndarray) -> dict[str, Any]:
-        assert self.latent is not None
-        counts = self.latent.draw(
-            self.rng, flat, self.n_transitions, self.tune, self.proposal_state
-        )
-        self.refuse_impossible(counts.impossible_row, flat)
-        warning = None if self.tune else self.warning_of_a_level(flat)
-        scale = self.latent.scale(self.proposal_state)
-        return {**stats_of_sampler(self.latent, counts), "scale": scale, "warning": warning}
-
-    def _forget_work(self) -> None:
-        if self.latent is not None:
-            self.latent.forget()
-        else:
-            super()._forget_work()
 
     def _changing(self) -> dict[str, Any]:
         """Copy what trajectories have learnt, too."""
         learnt = {"trajectories": self.trajectories} if self.tune and self.by_trajectories else {}
         return super()._changing() | learnt
 
-    def warning_of_a_level(self, flat: np.ndarray) -> str | None:
-        """Warn once where batches have let a level go where its own rows object."""
-        assert self.latent is not None
-        if self._level_is_found or self.n_draws % LOOK_EVERY:
-            return None
-        contradicted = self.latent.contradicted(flat)
-        if contradicted is None:
-            return None
-        self._level_is_found = True
-        return complaint_of_level(self.tall, contradicted)
-
     # --- The witness --------------------------------------------------------------------------
 
     def look(self) -> Look | None:
         """Return what compares moves with the model's own density."""
         if self.by_trajectories:
-            return TrajectoryLook(self.model_density, self._trajectories)
+            return TrajectoryLook(self.model_density, self.continuation.trajectories)
         if self.latent is not None:
             return moves_of(self.model_density, self.latent, self.proposal_state)
         return super().look()
-
-    def _point_of_look(self) -> np.ndarray:
-        if self.latent is None and self.control is not None and self.control.order:
-            start = self.tall.layout.flatten(self.tall.model.initial_point())
-            point = drawn_about_mode(self.control, self._active, start, self.rng)
-            if np.isfinite(self.model_density(point)):
-                return point
-        return super()._point_of_look()

@@ -9,7 +9,7 @@ the model's own log-density, and on what is left of tuning.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -29,7 +29,6 @@ from pymc_minibatch.witness.comparison import Comparison, rounding
 from pymc_minibatch.witness.witness import Look
 
 __all__ = [
-    "Fallback",
     "Trajectories",
     "TrajectoryLook",
     "trajectories_of_draw",
@@ -56,53 +55,6 @@ GRADIENT = 2.0
 AFFORDABLE = 1e10
 """Rows that trajectories of a chain may read where nothing else has a result: a few minutes, with
 3e-8 s for a row and its gradient, which count for four."""
-
-LEAST_TUNING = 150
-"""Draws of tuning that are left, without which trajectories are not begun: windows of PyMC's
-variances are 101 draws long, after 50 that are left out."""
-
-
-class Fallback(NamedTuple):
-    """When a chain gives up batches for trajectories.
-
-    Attributes
-    ----------
-    is_allowed : bool
-        Whether it may.
-    n_rows : int
-        N.
-    passes : float
-        Over all rows, that a trajectory takes.
-    """
-
-    is_allowed: bool
-    n_rows: int
-    passes: float
-
-    def may_begin(self, made: int, left: int) -> bool:
-        """Whether draws of tuning say enough of those to come, and enough of tuning is left."""
-        return made >= SETTLED and self.has_tuning(left)
-
-    def has_tuning(self, left: int) -> bool:
-        """Whether it may at all, and enough of tuning is left."""
-        return self.is_allowed and left >= LEAST_TUNING
-
-    def is_affordable(self, n_draws: int) -> bool:
-        """Whether trajectories take no longer than users wait."""
-        return n_draws * self.n_rows * self.passes <= AFFORDABLE
-
-    def goes_nowhere(self, mixing: Mixing, made: int) -> bool:
-        """Whether draws, of so many transitions, stay correlated for all their work."""
-        return mixing.goes_nowhere(made, self.n_rows, self.passes)
-
-    def is_hopeless(self, mixing: Mixing, made: int, n_draws: int, left: int) -> bool:
-        """Whether draws stay correlated for longer than any transitions that are affordable.
-
-        It is asked at the last draw of tuning at which trajectories may begin.
-        """
-        if left != LEAST_TUNING or not self.is_affordable(n_draws):
-            return False
-        return mixing.is_hopeless(made, n_draws)
 
 
 def trajectories_of_draw(mixing: Mixing, n_draws: int) -> int:

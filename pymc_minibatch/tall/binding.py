@@ -1,6 +1,6 @@
 """Other data instead of the model's own: matched by name, and put through both graphs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,12 @@ from pymc_minibatch.tall.sources import (
     chunks,
 )
 from pymc_minibatch.tall.survey import Limits, survey
+from pymc_minibatch.tall.tables import Wanted
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["bind_sources", "check_source", "extreme_rows"]
+__all__ = ["bind_sources", "check_source", "extreme_rows", "wanted_columns"]
 
 
 def bind_sources(
@@ -49,6 +50,25 @@ def bind_sources(
     tall.__dict__.pop("watch", None)
     tall.n_rows = len(tall.data[0])
     return found
+
+
+def wanted_columns(model: Model, inputs: Mapping[str, RowInput]) -> dict[str, Wanted]:
+    """List the variables that need rows, by the names that columns may have for them."""
+    observed = {
+        data_leaves([model.rvs_to_values[rv]])[-1]: get_var_name(rv) for rv in model.observed_RVs
+    }
+    wanted = {}
+    for name, own in inputs.items():
+        names = tuple(n for n in (own.leaf.name, observed.get(own.leaf)) if n is not None)
+        if not names:  # which is refused when data are bound
+            continue
+        dims: Sequence[str | None]
+        dims = next((d for n in names if (d := model.named_vars_to_dims.get(n))), ())
+        second = dims[1] if len(dims) == 2 and own.axis == 0 else None
+        labels = None if second is None else model.coords.get(second)
+        found = None if labels is None else tuple(map(str, labels))
+        wanted[name] = Wanted(names, own.values.ndim, found, axis=own.axis)
+    return wanted
 
 
 def _check_bound(

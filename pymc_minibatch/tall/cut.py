@@ -37,7 +37,7 @@ from pymc_minibatch.tall.by_level import (
     gathers_levels,
     linear_in_angles,
 )
-from pymc_minibatch.tall.entries_read import EntriesRead, constant_value
+from pymc_minibatch.tall.entries_read import EntriesRead, constant_value, value_variables
 from pymc_minibatch.tall.slicing import data_leaves
 from pymc_minibatch.tall.static_shapes import with_static_shapes
 
@@ -121,7 +121,7 @@ class RowGraph:
         self.affine = AffineArrays(
             self.reads_parameters, self.reads_rows, self.observed, self.shapes
         )
-        self.values = self._value_variables(nodes)
+        self.values = value_variables(self.flat, tall.layout.size, nodes, self.shapes)
         self.start = tall.start
         self._constants: dict[Variable, np.ndarray | None] = {}
         self.entries_read = EntriesRead(self.values, self.reads_parameters, self.shapes)
@@ -175,22 +175,6 @@ class RowGraph:
             if -1 not in lengths and lengths.count(None) <= 1:
                 table[variable] = tuple(lengths)
         return table
-
-    def _value_variables(self, nodes: Sequence[Apply]) -> dict[Variable, np.ndarray]:
-        """Find the value variables in the graph, with their positions in the flat point."""
-        found: dict[Variable, np.ndarray] = {}
-        clients: dict[Variable, list[Apply]] = {}
-        for node in nodes:
-            for variable in node.inputs:
-                clients.setdefault(variable, []).append(node)
-        positions = np.arange(self.tall.layout.size)
-        for piece in clients.get(self.flat, []):
-            start, stop = (int(i.data) for i in piece.inputs[1:])  # type: ignore[attr-defined]
-            for reshape in clients.get(piece.outputs[0], []):
-                variable = reshape.outputs[0]
-                shape = [n or 0 for n in self.shapes.get(variable, ())]
-                found[variable] = positions[start:stop].reshape(shape)
-        return found
 
     # --- The cut --------------------------------------------------------------------------------
 
@@ -249,14 +233,11 @@ class RowGraph:
         return (
             affine is not None
             and isinstance(array.owner.op, kinds)
-            and any(map(self._applies_function, affine.summands))
+            and any(
+                _is_of_angle(self.flat, s.base) or self._gathers_function(s)
+                for s in affine.summands
+            )
         )
-
-    def _applies_function(self, summand: Summand) -> bool:
-        return self._is_of_angle(summand.base) or self._gathers_function(summand)
-
-    def _is_of_angle(self, variable: Variable) -> bool:
-        return variable in linear_in_angles(io_toposort([self.flat], [variable]))
 
     def _gathers_function(self, summand: Summand) -> bool:
         """Whether rows gather a function of one array of many effects."""
@@ -283,7 +264,7 @@ class RowGraph:
 
     def cost(self, cut: Cut) -> tuple[int, int]:
         """Count predictors, then what they are sums of."""
-        n_free = sum(len(entries) for entries in self.free_entries(cut.free).values())
+        n_free = sum(len(entries) for entries in self.entries_read.chosen_of(cut.free).values())
         n_predictors = n_terms = n_free
         for array in cut.arrays:
             affine = self.affine(array)
@@ -302,7 +283,7 @@ class RowGraph:
             if variable in seen or variable not in self.reads_parameters:
                 continue
             seen.add(variable)
-            if self.is_free(variable) and self._is_of_angle(variable):
+            if self.is_free(variable) and _is_of_angle(self.flat, variable):
                 stack.extend(reversed(variable.owner.inputs))
                 continue
             if self.is_free(variable):
@@ -360,48 +341,6 @@ class RowGraph:
             self._constants[weight] = constant_value(weight)
         value = self._constants[weight]
         return value is not None and not np.any(value[entry_of(weight, affine, entry)])
-
-    # --- Data-free arrays -----------------------------------------------------------------------
-
-    def free_entries(self, free: Sequence[Variable]) -> dict[Variable, list[int]]:
-        """Choose which entries of which data-free arrays are predictors by themselves.
-
-        They are the value variables that are read, where these are not more than the arrays'
-        entries; otherwise the arrays, without the functions of one variable applied to them.
-        """
-        chosen: dict[Variable, set[int]] = {}
-        bases: dict[Variable, None] = {}
-        for array in free:
-            read = self.entries_read.of(array)
-            base = self._base(array)
-            size = int(np.prod([n or 1 for n in self.shapes[base]]))
-            if read is not None and sum(map(len, read.values())) <= size:
-                for value, entries in read.items():
-                    chosen.setdefault(value, set()).update(entries)
-            else:
-                bases[base] = None
-        for base in bases:
-            read = self.entries_read.of(base)
-            if read is not None and all(
-                set(entries) <= chosen.get(value, set()) for value, entries in read.items()
-            ):
-                continue
-            size = int(np.prod([n or 1 for n in self.shapes[base]]))
-            chosen.setdefault(base, set()).update(range(size))
-        return {variable: sorted(entries) for variable, entries in chosen.items()}
-
-    def _base(self, variable: Any) -> Variable:
-        """Take functions of one variable and changes of shape off a data-free array."""
-        while variable not in self.values and variable.owner is not None:
-            inputs = [i for i in variable.owner.inputs if i in self.reads_parameters]
-            if len(inputs) != 1 or not isinstance(
-                variable.owner.op, Elemwise | DimShuffle | Reshape | SpecifyShape
-            ):
-                break
-            if variable.owner.inputs.count(inputs[0]) != 1 or self.shapes.get(inputs[0]) is None:
-                break
-            variable = inputs[0]
-        return variable
 
     # --- Parts of arrays ---------------------------------------------------------------------
 
@@ -478,6 +417,11 @@ def is_condition(variable: Any) -> bool:
     if isinstance(op, All):
         return variable.type.ndim == 0
     return variable.type.dtype == "bool" and isinstance(op, MakeVector | ScalarFromTensor)
+
+
+def _is_of_angle(flat: Variable, variable: Variable) -> bool:
+    """Whether a graph is linear in an angle, by which it has jumps (:func:`.linear_in_angles`)."""
+    return variable in linear_in_angles(io_toposort([flat], [variable]))
 
 
 def _with_single_lengths(term: Variable, inputs: Sequence[Variable]) -> Variable:

@@ -1,11 +1,11 @@
 """Which entries of value variables an array depends on, entry by entry (a sparsity pattern)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -15,13 +15,32 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.tall.affine import Lengths
 
-__all__ = ["EntriesRead", "constant_value"]
+__all__ = ["EntriesRead", "constant_value", "value_variables"]
 
 MAX_TRACED = 64
 """Entries of value variables that are told apart in what a data-free array reads."""
 
 CHOOSING = (AdvancedSubtensor, Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
 """Operations whose entries are those of their first input."""
+
+
+def value_variables(
+    flat: Variable, size: int, nodes: Sequence[Apply], shapes: Mapping[Variable, Lengths]
+) -> dict[Variable, np.ndarray]:
+    """Find the value variables in a graph, with their positions in the flat point."""
+    found: dict[Variable, np.ndarray] = {}
+    clients: dict[Variable, list[Apply]] = {}
+    for node in nodes:
+        for variable in node.inputs:
+            clients.setdefault(variable, []).append(node)
+    positions = np.arange(size)
+    for piece in clients.get(flat, []):
+        start, stop = (int(i.data) for i in piece.inputs[1:])  # type: ignore[attr-defined]
+        for reshape in clients.get(piece.outputs[0], []):
+            variable = reshape.outputs[0]
+            shape = [n or 0 for n in shapes.get(variable, ())]
+            found[variable] = positions[start:stop].reshape(shape)
+    return found
 
 
 class EntriesRead:
@@ -58,6 +77,46 @@ class EntriesRead:
             for value, at in values.items()
         }
         return {value: entries for value, entries in found.items() if entries}
+
+    def chosen_of(self, free: Sequence[Variable]) -> dict[Variable, list[int]]:
+        """Choose which entries of which data-free arrays are predictors by themselves.
+
+        They are the value variables that are read, where these are not more than the arrays'
+        entries; otherwise the arrays, without the functions of one variable applied to them.
+        """
+        chosen: dict[Variable, set[int]] = {}
+        bases: dict[Variable, None] = {}
+        for array in free:
+            read = self.of(array)
+            base = self._base(array)
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            if read is not None and sum(map(len, read.values())) <= size:
+                for value, entries in read.items():
+                    chosen.setdefault(value, set()).update(entries)
+            else:
+                bases[base] = None
+        for base in bases:
+            read = self.of(base)
+            if read is not None and all(
+                set(entries) <= chosen.get(value, set()) for value, entries in read.items()
+            ):
+                continue
+            size = int(np.prod([n or 1 for n in self.shapes[base]]))
+            chosen.setdefault(base, set()).update(range(size))
+        return {variable: sorted(entries) for variable, entries in chosen.items()}
+
+    def _base(self, variable: Any) -> Variable:
+        """Take functions of one variable and changes of shape off a data-free array."""
+        while variable not in self.values and variable.owner is not None:
+            inputs = [i for i in variable.owner.inputs if i in self.reads_parameters]
+            if len(inputs) != 1 or not isinstance(
+                variable.owner.op, Elemwise | DimShuffle | Reshape | SpecifyShape
+            ):
+                break
+            if variable.owner.inputs.count(inputs[0]) != 1 or self.shapes.get(inputs[0]) is None:
+                break
+            variable = inputs[0]
+        return variable
 
     def _of_each(self, variable: Variable) -> np.ndarray:
         """Mark for each entry of a data-free array, bit by bit, the positions it may read."""

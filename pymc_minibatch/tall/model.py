@@ -25,14 +25,16 @@ from pymc_minibatch.jit.entry import guard_graphs
 from pymc_minibatch.jit.interpreted import Evaluator, evaluator
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.tall.arguments import checked_point, checked_rows
-from pymc_minibatch.tall.binding import bind_sources
+from pymc_minibatch.tall.binding import bind_sources, wanted_columns
 from pymc_minibatch.tall.check import SplitCheck, compare_orders, difference
 from pymc_minibatch.tall.checksum import checksum, of_all, of_parts
+from pymc_minibatch.tall.description import described
 from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
+from pymc_minibatch.tall.possible_start import possible_start
 from pymc_minibatch.tall.refusals import NotTallError, in_single_precision
 from pymc_minibatch.tall.row_input import RowInput
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY, open_sources
@@ -133,9 +135,11 @@ class TallModel(Splitting):
         check, points = self._split_as_is_or_evaluated()
         self._check = check
         if data is None:
-            self._start_where_possible(check, points)
+            self.start = possible_start(self, check, points)
         if data is not None:
-            sources = open_sources(data, self.wanted(self.row_inputs), rows_in_memory)
+            sources = open_sources(
+                data, wanted_columns(self.model, self.row_inputs), rows_in_memory
+            )
             self._check, points = bind_sources(self, sources, data)
         self.watch.check()
         own = {name: i.file.path for name, i in self.row_inputs.items() if i.file is not None}
@@ -442,39 +446,7 @@ class TallModel(Splitting):
             with its type and its shape, rows first; the terms of the prior part; the linear
             predictors of a row. Warns of Deterministics with one value per row.
         """
-        prior = [get_var_name(rv) for rv in self.model.free_RVs]
-        prior += [
-            f"observed {get_var_name(rv)}"
-            for rv in self.model.observed_RVs
-            if rv.name not in self.row_names
-        ]
-        prior += [f"potential {get_var_name(potential)}" for potential in self._prior_potentials]
-        row_bytes = self.row_bytes
-        lines = [
-            f"{self.n_rows:,} rows of {' + '.join(self.row_names)}",
-            *(
-                f"  {row_input.name}: {row_input.values.dtype} {row_input.values.shape}"
-                + (f", rows along axis {row_input.axis}" if row_input.axis else "")
-                for row_input in self.row_inputs.values()
-            ),
-            f"  {row_bytes:,} bytes per row, {row_bytes * self.n_rows / 1e6:,.1f} MB in all",
-            f"prior part: {', '.join(prior)} ({self.layout.size} unconstrained parameters)",
-        ]
-        lines += self._describe_structure()
-        lines += [
-            f"warning: Deterministic {name} has one value per row, and pm.sample evaluates it at "
-            "every draw; leave it out with var_names."
-            for name in self.deterministics_of_rows()
-        ]
-        return "\n".join(lines)
-
-    def _describe_structure(self) -> list[str]:
-        structure = self.structure
-        if structure is None:
-            return [f"linear predictors: none were found ({self.structure_refusal})"]
-        k = len(structure.predictors)
-        title = f"linear predictors, affine in effects and coefficients: {k}"
-        return [title, *structure.describe(list(self.row_inputs))]
+        return described(self)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 __all__ = [
     "ObservedTerm",
     "apart",
+    "candidate_axes",
     "largest_log_density",
     "observed_terms",
     "row_counts",
@@ -270,3 +271,20 @@ def largest_log_density(model: Model, names: Sequence[str]) -> float:
 def _is_of_pymc(op: Any) -> bool:
     is_own = type(op).__module__.split(".")[0] in ("pymc", "pytensor")
     return is_own and not isinstance(op, CustomDistRV | CustomSymbolicDistRV)
+
+
+def candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
+    """Find the axes along which the rows of each leaf may lie.
+
+    Leaves are ordered by their kind: machine code is made for a list of types, and then serves all
+    models that have the same.
+    """
+
+    def kind(leaf: Any) -> tuple[int, str]:
+        return -leaf.type.ndim, leaf.type.dtype
+
+    axes = {
+        leaf: [axis for axis, length in enumerate(leaf_value(leaf).shape) if length == n_rows]
+        for leaf in sorted(leaves, key=kind)
+    }
+    return {leaf: found for leaf, found in axes.items() if found}

@@ -24,7 +24,7 @@ from pytensor.tensor.shape import reshape, specify_shape
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba, compile_python
 from pymc_minibatch.jit.made_once import made_once
 from pymc_minibatch.messages import IdentifiedError
-from pymc_minibatch.tall.binding import check_source, extreme_rows
+from pymc_minibatch.tall.binding import check_source, extreme_rows, wanted_columns
 from pymc_minibatch.tall.check import FAILURES
 from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.level_numbers import refuse_new_negative_indices
@@ -231,8 +231,8 @@ class Predictive:
 
     def _opened(self, reads: list[RowInput], data: Any) -> tuple[list[RowInput], np.ndarray | None]:
         """Match new rows to what is read, by name, shape, type and range."""
-        wanted = self._tall.wanted({given.name: given for given in reads})
-        of_observed = self._tall.wanted({self._own.name: self._own})
+        wanted = wanted_columns(self._tall.model, {given.name: given for given in reads})
+        of_observed = wanted_columns(self._tall.model, {self._own.name: self._own})
         optional = {name: replace(want, optional=True) for name, want in of_observed.items()}
         sources: Mapping[str, Any] = open_sources(data, optional | wanted, math.inf, "new_rows")
         found = [self._matched(given, given.name, sources, data) for given in reads]

@@ -1,5 +1,7 @@
 """An array that holds row data, and how it travels to other processes."""
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +10,11 @@ from pytensor.graph.basic import Variable
 
 from pymc_minibatch.tall.mapped import RowFile, read_only
 from pymc_minibatch.tall.partitions import PartitionedArray
+from pymc_minibatch.tall.refusals import leaf_name
+from pymc_minibatch.tall.slicing import leaf_value
 from pymc_minibatch.tall.sources import share
 
-__all__ = ["RowInput", "make_input"]
+__all__ = ["RowInput", "inputs_along", "make_input"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,20 @@ def make_input(name: str, leaf: Variable, axis: int, values: Any) -> RowInput:
     if isinstance(values, PartitionedArray):
         return RowInput(name, leaf, axis, values)
     return RowInput(name, leaf, axis, read_only(values), RowFile.of(values))
+
+
+def inputs_along(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
+    """Take arrays of a model as row data along an axis each; no two have the same name."""
+    row_inputs: dict[str, RowInput] = {}
+    for leaf, axis in row_axes.items():
+        name = base = leaf_name(leaf)
+        for number in itertools.count(1):
+            if name not in row_inputs:
+                break
+            name = f"{base}_{number}"
+        values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
+        row_inputs[name] = make_input(name, leaf, axis, values)
+    return row_inputs
 
 
 def _restored_input(name: str, leaf: Variable, axis: int, values: np.ndarray | RowFile) -> RowInput:

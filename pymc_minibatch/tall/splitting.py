@@ -10,11 +10,10 @@ computed once (:mod:`.evaluated`).
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.shape import shape as shape_of
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_minibatch.jit.compiled import compile_all, compile_python
+from pymc_minibatch.jit.compiled import compile_python
 from pymc_minibatch.jit.memory import NotEnoughMemoryError
 from pymc_minibatch.tall.by_entry import entries_of
 from pymc_minibatch.tall.check import (
@@ -41,11 +39,20 @@ from pymc_minibatch.tall.check import (
     difference,
 )
 from pymc_minibatch.tall.code_columns import gathered_by_columns
+from pymc_minibatch.tall.deterministics import sizes_of_deterministics
 from pymc_minibatch.tall.evaluated import data_evaluated
 from pymc_minibatch.tall.layout import PointLayout
-from pymc_minibatch.tall.observed import ObservedTerm, apart, observed_terms, row_counts, sum_rows
+from pymc_minibatch.tall.observed import (
+    ObservedTerm,
+    apart,
+    candidate_axes,
+    observed_terms,
+    row_counts,
+    sum_rows,
+)
 from pymc_minibatch.tall.own_values import gathered_by_row
 from pymc_minibatch.tall.potentials import has_rows, potential_terms
+from pymc_minibatch.tall.prior_part import refuse_passes
 from pymc_minibatch.tall.refusals import (
     NotTallError,
     dependent_rows,
@@ -56,7 +63,7 @@ from pymc_minibatch.tall.refusals import (
     unfit_data,
 )
 from pymc_minibatch.tall.row_checks import checked_by_row
-from pymc_minibatch.tall.row_input import RowInput, make_input
+from pymc_minibatch.tall.row_input import RowInput, inputs_along
 from pymc_minibatch.tall.set_rows import set_by_row
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, slice_rows
 from pymc_minibatch.tall.softmax import with_softmax
@@ -64,7 +71,7 @@ from pymc_minibatch.tall.some_rows import taken_first
 from pymc_minibatch.tall.sources import check_finite
 from pymc_minibatch.tall.stacks import unmerge
 from pymc_minibatch.tall.structure import MAX_PREDICTORS, RowStructure
-from pymc_minibatch.tall.tables import Wanted
+from pymc_minibatch.tall.taken_terms import rows_taken_first
 from pymc_minibatch.tall.twice import twice_differentiable
 from pymc_minibatch.tall.unions import RowSet, Union, union_of
 from pymc_minibatch.tall.wide_integers import with_wide_integers
@@ -77,9 +84,6 @@ MAX_LAYOUTS = 64
 
 MOST_ENTRIES = 20_000_000
 """Of a matrix that is split into entries although its rows are independent (about half a GB)."""
-
-MOST_STARTS = 10
-"""Points at which a start is looked for, as many as NUTS tries."""
 
 COMPARED = 64
 """Rows of each of several likelihoods that are compared once they are joined."""
@@ -127,7 +131,8 @@ class Splitting(ABC):
         """Gather rows of the data, as compiled functions of a batch take them."""
 
     @property
-    def _prior_potentials(self) -> list[Variable]:
+    def prior_potentials(self) -> list[Variable]:
+        """Potentials that are no rows."""
         potentials: list[Variable] = self.model.potentials
         return [each for each in potentials if get_var_name(each) not in self.row_potentials]
 
@@ -142,7 +147,7 @@ class Splitting(ABC):
     def prior_graph(self) -> Variable:
         """Log-density of the prior part, a graph of the flat point."""
         factors = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
-        factors += self._prior_potentials
+        factors += self.prior_potentials
         terms = with_wide_integers(self.model.logp(vars=factors, sum=False))
         terms += [rest for _, rest in self._rests]
         if not self.is_bound:
@@ -174,48 +179,12 @@ class Splitting(ABC):
 
     def sizes_of_row_deterministics(self) -> dict[str, int]:
         """Count the values that they have."""
-        rows = {row_input.leaf for row_input in self.row_inputs.values()}
-        lengths = {self.n_rows}
-        if self.union is not None:
-            rows |= {leaf for each in self.union.order for leaf in each.axes}
-            lengths = {each.n_rows for each in self.union.order}
-        start = self.model.initial_point()
-        point = [start[get_var_name(value)] for value in self.model.value_vars]
-        found = {}
-        for variable in self.model.deterministics:
-            shape = variable.type.shape
-            reads = self.evaluates_data or rows.intersection(ancestors([variable]))
-            if None in shape and reads:
-                graph = shape_of(*self.model.replace_rvs_by_values([variable]))
-                shape = tuple(compile_python(self.model.value_vars, [graph])(*point))
-            if lengths.intersection(shape):
-                known = [length for length in shape if length is not None]
-                found[get_var_name(variable)] = math.prod(map(int, known))
-        return found
-
-    def wanted(self, inputs: Mapping[str, RowInput]) -> dict[str, Wanted]:
-        """List the variables that need rows, by the names that columns may have for them."""
-        observed = {
-            data_leaves([self.model.rvs_to_values[rv]])[-1]: get_var_name(rv)
-            for rv in self.model.observed_RVs
-        }
-        wanted = {}
-        for name, own in inputs.items():
-            names = tuple(n for n in (own.leaf.name, observed.get(own.leaf)) if n is not None)
-            if not names:  # which is refused when data are bound
-                continue
-            dims: Sequence[str | None]
-            dims = next((d for n in names if (d := self.model.named_vars_to_dims.get(n))), ())
-            second = dims[1] if len(dims) == 2 and own.axis == 0 else None
-            labels = None if second is None else self.model.coords.get(second)
-            found = None if labels is None else tuple(map(str, labels))
-            wanted[name] = Wanted(names, own.values.ndim, found, axis=own.axis)
-        return wanted
+        return sizes_of_deterministics(self)
 
     def _split_as_is_or_evaluated(self) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split the model, with what it computes from data in the rows or else computed once."""
         as_written = [*observed_terms(self.model), *potential_terms(self.model, self.is_bound)]
-        terms = as_written if self.is_bound else self._taken_first(as_written)
+        terms = as_written if self.is_bound else rows_taken_first(self, as_written)
         self.evaluates_data = any(
             a.term is not b.term for a, b in zip(terms, as_written, strict=True)
         )
@@ -237,35 +206,16 @@ class Splitting(ABC):
                 return self._split(replaced)
             raise
 
-    def _taken_first(self, as_written: Sequence[ObservedTerm]) -> Sequence[ObservedTerm]:
-        """Take rows before what they are taken from is computed, unless values change."""
-        taken = taken_first([term.term for term in as_written])
-        changed = [
-            (own, term.term)
-            for own, term in zip(taken, as_written, strict=True)
-            if own is not term.term
-        ]
-        if not changed:
-            return as_written
-        graphs = [self.bind(pt.cast(graph, "float64"), {}) for pair in changed for graph in pair]
-        evaluate, rng = compile_all([self.flat], graphs), np.random.default_rng(3)
-        for spread in (0.0, 0.1, 0.3):
-            jitter = spread * rng.normal(size=self.start.size)
-            point = self.start + jitter * self.layout.is_continuous
-            with suppress(*FAILURES):
-                found = evaluate(point)
-                pairs = zip(found[::2], found[1::2], strict=True)
-                if any(a.shape != b.shape or difference(a, b) is not None for a, b in pairs):
-                    return as_written
-        return [
-            term if own is term.term else replace(term, term=own)
-            for term, own in zip(as_written, taken, strict=True)
-        ]
-
     def _split(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Take the rows along the longest axis of what is observed that gives a verified split."""
         found = self._split_some(terms)
-        self._check_prior_part()
+        rows = {row_input.leaf for row_input in self.row_inputs.values()}
+        kept: list[tuple[str, Variable]] = self._rests
+        if not self.is_bound:
+            kept = [(name, each) for name, rest in kept for each in data_evaluated([rest])]
+        kept = [(get_var_name(each), each) for each in self.prior_potentials] + kept
+        others = [rv for rv in self.model.basic_RVs if rv.name not in self.row_names]
+        refuse_passes(self.model, kept, others, rows, self.n_rows, is_bound=self.is_bound)
         return found
 
     def _split_some(self, terms: Sequence[ObservedTerm]) -> tuple[SplitCheck, list[EvaluatedPoint]]:
@@ -299,7 +249,7 @@ class Splitting(ABC):
     ) -> tuple[SplitCheck, list[EvaluatedPoint]]:
         """Split a graph of all rows."""
         self.full_term = twice_differentiable(term)
-        candidates = _candidate_axes(data_leaves([self.full_term]), self.n_rows)
+        candidates = candidate_axes(data_leaves([self.full_term]), self.n_rows)
         self._check_data(candidates)
         return self._split_along(candidates, observed)
 
@@ -454,7 +404,7 @@ class Splitting(ABC):
             graph = self.make_batch_graph(row_axes)
             reason = check.compare(graph, points)
             if reason is None:
-                self.row_inputs, self.batch_graph = _row_inputs(row_axes), graph
+                self.row_inputs, self.batch_graph = inputs_along(row_axes), graph
                 return check, points
             first = first or reason
         if next(layouts, None) is not None:
@@ -505,29 +455,6 @@ class Splitting(ABC):
         except FAILURES as error:
             raise unfit_data(self.row_names, data_leaves([self.full_term]), error) from error
 
-    def _start_where_possible(self, check: SplitCheck, points: Sequence[EvaluatedPoint]) -> None:
-        """Move the start, if some rows are impossible there, to a point at which all are possible.
-
-        It stays if no such point is found nearby.
-        """
-        known = [rows for point, rows in points if np.array_equal(point, self.start)]
-        rows_at = partial(check.full.where_possible, arrays=check.arrays)
-        at_start = known[0] if known else rows_at(self.start)
-        if at_start is None or np.isfinite(at_start).all():
-            return
-        prior = compile_python([self.flat], [self.prior_graph])
-        for point in chain((point for point, _ in points), self._jittered()):
-            rows = rows_at(point)
-            if rows is not None and np.isfinite(rows).all() and np.isfinite(prior(point)).all():
-                self.start = point
-                return
-
-    def _jittered(self) -> Iterator[np.ndarray]:
-        """Give points about the start, as NUTS takes them."""
-        for _ in range(MOST_STARTS):
-            jitter = self.rng.uniform(-1.0, 1.0, self.start.size)
-            yield self.start + jitter * self.layout.is_continuous
-
     @property
     def latent_of_rows(self) -> list[str]:
         """Parameters of the rows with one value for each row."""
@@ -536,35 +463,6 @@ class Splitting(ABC):
             for value, shape in zip(self.model.value_vars, self.layout.shapes, strict=True)
             if get_var_name(value) in self.row_parameters and self.n_own in shape
         ]
-
-    def _check_prior_part(self) -> None:
-        """Refuse terms of the prior part that would read every row at every step."""
-        rows = {row_input.leaf for row_input in self.row_inputs.values()}
-        rests = self._rests
-        if not self.is_bound:
-            rests = [(name, each) for name, rest in rests for each in data_evaluated([rest])]
-        graphs = [(get_var_name(each), each) for each in self._prior_potentials] + rests
-        for name, graph in graphs:
-            if has_rows(graph, self.n_rows):
-                raise NotTallError(
-                    f"Potential {name} reads data with {self.n_rows} rows and is not a "
-                    "sum of one term for each of them, so every step would cost a full pass. "
-                    "Compute what it needs before building the model, or let it end with the sum."
-                )
-        for rv in self.model.basic_RVs:
-            read = rows.intersection(ancestors([rv]))
-            if rv.name not in self.row_names and read and (self.is_bound or self._reads_rows(rv)):
-                names = ", ".join(sorted(leaf_name(leaf) for leaf in read))
-                raise NotTallError(
-                    f"The distribution of {rv.name} reads {names} with {self.n_rows} rows, so "
-                    "every step would cost a full pass. Compute what it needs before building the "
-                    "model."
-                )
-
-    def _reads_rows(self, rv: Variable) -> bool:
-        """Whether the density of a variable reads rows at each draw, and not once."""
-        evaluated = data_evaluated(taken_first(self.model.logp(vars=[rv], sum=False)))
-        return any(self.n_rows in leaf_value(leaf).shape for leaf in data_leaves(evaluated))
 
     def _check_data(self, candidates: Mapping[Variable, Sequence[int]]) -> None:
         for leaf, axes in candidates.items():
@@ -598,33 +496,3 @@ class Splitting(ABC):
         }
         [bound] = graph_replace([term], replacements | dict(replace), strict=False)
         return bound
-
-
-def _candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:
-    """Find the axes along which the rows of each leaf may lie.
-
-    Leaves are ordered by their kind: machine code is made for a list of types, and then serves all
-    models that have the same.
-    """
-
-    def kind(leaf: Any) -> tuple[int, str]:
-        return -leaf.type.ndim, leaf.type.dtype
-
-    axes = {
-        leaf: [axis for axis, length in enumerate(leaf_value(leaf).shape) if length == n_rows]
-        for leaf in sorted(leaves, key=kind)
-    }
-    return {leaf: found for leaf, found in axes.items() if found}
-
-
-def _row_inputs(row_axes: Mapping[Variable, int]) -> dict[str, RowInput]:
-    row_inputs: dict[str, RowInput] = {}
-    for leaf, axis in row_axes.items():
-        name = base = leaf_name(leaf)
-        for number in itertools.count(1):
-            if name not in row_inputs:
-                break
-            name = f"{base}_{number}"
-        values = np.ascontiguousarray(np.moveaxis(leaf_value(leaf), axis, 0))
-        row_inputs[name] = make_input(name, leaf, axis, values)
-    return row_inputs

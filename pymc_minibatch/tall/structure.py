@@ -257,7 +257,7 @@ class _Builder:
         arrays = {array: self._array(array) for array in cut.arrays}
         values = {
             variable: self._shared(variable, entries)
-            for variable, entries in graph.free_entries(cut.free).items()
+            for variable, entries in graph.entries_read.chosen_of(cut.free).items()
         }
         # Only now are lengths known of variables with dims, along which products are written out.
         rebuilt = twice_differentiable(rebuilt_row(graph, arrays, values))

@@ -10,7 +10,8 @@ import numpy as np
 
 from pymc_minibatch.latent.batch_decisions import MinibatchDecisions
 from pymc_minibatch.latent.moves.decisions import Candidate, MoveCounts
-from pymc_minibatch.witness.effects import Listener, MovesOfEffects
+from pymc_minibatch.witness.effects import MovesOfEffects
+from pymc_minibatch.witness.listener import Listener
 from pymc_minibatch.witness.witness import Look
 
 __all__ = ["LOG_RATIOS", "Repeats", "decided_by_batches", "repeat_on_effects"]

@@ -282,17 +282,9 @@ def follow_steps(
         )
         if not (is_proper and is_proper_then):
             continue
-        eta, log_jacobian = np.zeros(z.size), 0.0
-        for i in range(z.size):
-            for j in range(i, z.size):
-                eta[i] += cholesky[j, i] * (z[j] - mean[j])
-            log_jacobian += math.log(cholesky[i, i]) - math.log(cholesky_then[i, i])
-        for i in range(z.size - 1, -1, -1):
-            for j in range(i + 1, z.size):
-                eta[i] -= cholesky_then[j, i] * eta[j]
-            eta[i] /= cholesky_then[i, i]
+        away, log_jacobian = effects_that_follow(z, mean, cholesky, cholesky_then)
         proposed[:] = base
-        proposed[own] = mean_then + eta
+        proposed[own] = mean_then + away
         phi_then = call_graph_for_vector(tables.addresses[0], (proposed,))[0]
         prior_then = call_graph_for_number(tables.addresses[2], (proposed,))[0][()]
         is_read[read] = True
@@ -321,6 +313,38 @@ def follow_steps(
             point[own] = proposed[own]
             log_prior = prior_then
         delta[read] = 0.0
+
+
+@register_jitable
+def effects_that_follow(
+    z: np.ndarray, mean: np.ndarray, cholesky: np.ndarray, cholesky_then: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return where effects are, from their mean, once another Gaussian has the same whitened ones.
+
+    Parameters
+    ----------
+    z : ndarray, shape (q,)
+        The effects.
+    mean, cholesky : ndarray, shapes (q,) and (q, q)
+        Of their Gaussian, the Cholesky factor that of the precision.
+    cholesky_then : ndarray, shape (q, q)
+        That of the other Gaussian.
+
+    Returns
+    -------
+    (ndarray, float)
+        Where they are, shape (q,), and log |∂z'/∂z|.
+    """
+    eta, log_jacobian = np.zeros(z.size), 0.0
+    for i in range(z.size):
+        for j in range(i, z.size):
+            eta[i] += cholesky[j, i] * (z[j] - mean[j])
+        log_jacobian += math.log(cholesky[i, i]) - math.log(cholesky_then[i, i])
+    for i in range(z.size - 1, -1, -1):
+        for j in range(i + 1, z.size):
+            eta[i] -= cholesky_then[j, i] * eta[j]
+        eta[i] /= cholesky_then[i, i]
+    return eta, log_jacobian
 
 
 @register_jitable
