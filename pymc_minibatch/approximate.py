@@ -185,7 +185,7 @@ def approximate(
     rng = get_random_generator(random_seed)
     with _without_row_warnings():
         step = MinibatchMH(data=data, model=of, rng=rng.spawn(1)[0])
-    names = variables(of, step.tall, var_names)
+    names = variables(step.tall.model, step.tall, var_names)
     set_up = dict(step.__dict__)
     run = _Run(step, rng, draws, cores)
     found = run.checked(correct)

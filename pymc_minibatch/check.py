@@ -28,6 +28,7 @@ from pymc_minibatch.steps.display import mean_rows
 from pymc_minibatch.steps.memory import bytes_of_step
 from pymc_minibatch.steps.other_data import split_for_step
 from pymc_minibatch.tall import NotTallError, TallModel
+from pymc_minibatch.tall.missing_responses import without_missing_responses
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.sources import ROWS_IN_MEMORY
 from pymc_minibatch.tall.structure import RowStructure
@@ -207,11 +208,12 @@ def checked(
     `keeps_rows` says whether draws of Deterministics with one value per row are kept, which Bambi
     leaves out.
     """
-    moved = [rv.name for rv in model.free_RVs if rv.dtype in continuous_types]
+    free = without_missing_responses(model).free_RVs
+    moved = [rv.name for rv in free if rv.dtype in continuous_types]
     try:
         if not moved:
             raise NotTallError("The model has no continuous free variable.")
-        refuse_missing_values(model)
+        refuse_missing_values(model, is_bound=data is not None)
         tall = split_for_step(model, data, ROWS_IN_MEMORY)
     except NotTallError as error:
         left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")

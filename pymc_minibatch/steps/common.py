@@ -36,6 +36,11 @@ from pymc_minibatch.steps.stats import described
 from pymc_minibatch.steps.variables import continuous_value_vars, positions
 from pymc_minibatch.steps.waiting import StepKind, WaitingStep
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
+from pymc_minibatch.tall.missing_responses import (
+    MissingResponses,
+    completed_sizes,
+    missing_responses,
+)
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.witness import SurpriseError, Witness
@@ -138,9 +143,12 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
     ) -> None:
         model = checked_model(model)
         checked_type("witness", witness, bool, "False leaves it out.")
-        refuse_missing_values(model)
+        refuse_missing_values(model, is_bound=data is not None)
         self.vars = continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
+        responses = missing_responses(model)
+        self.vars += [model.rvs_to_values[rv] for rv in responses]
+        self._with_responses = model if responses else None
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         _progress.info(f"{type(self).__name__}: looking for the rows of the model")
         self.tall = split_for_step(model, data, rows_in_memory)
@@ -157,7 +165,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         self._shared_values = SharedValues(self.tall)
         self.witness = Witness(self.tall.layout, self.n_rows) if witness else None
         self._draws: list[np.ndarray] = []
-        warn_of_row_deterministics(self.tall)
+        warn_of_row_deterministics(self.tall, completed_sizes(model))
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
         """Compile, and note the seconds since `started` and those of a reference handed over."""
@@ -233,6 +241,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         register(self)
         self._start_is_checked = self._split_is_verified = False
         self._draws = []
+        self.__dict__.pop("_missing_responses", None)  # which holds copies of data
         if self.witness is not None:
             self.witness.start_chain()
 
@@ -252,6 +261,8 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         stats |= self.identity
         moved = self.tall.layout.unflatten(flat)
         new_point = {**point, **{name: moved[name] for name in self.var_names}}
+        if self._missing_responses is not None:
+            new_point |= self._missing_responses(self.rng, new_point)
         self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [stats]
 
@@ -361,6 +372,11 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         """NaN for each stat that is no whole number, where the algorithm has none."""
         kinds = self.stats_dtypes_shapes
         return {name: np.nan for name, (dtype, _) in kinds.items() if dtype is np.float64}
+
+    @cached_property
+    def _missing_responses(self) -> MissingResponses | None:
+        """What draws missing values of responses, if there are any."""
+        return None if self._with_responses is None else MissingResponses(self._with_responses)
 
     def _witnessed(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw, and compare moves with the model's own density if it is time to."""

@@ -9,6 +9,7 @@ from pymc.vartypes import continuous_types
 from pytensor.graph.basic import Variable
 
 from pymc_minibatch.tall import TallModel
+from pymc_minibatch.tall.missing_responses import missing_responses
 
 __all__ = ["continuous_value_vars", "positions"]
 
@@ -16,7 +17,11 @@ __all__ = ["continuous_value_vars", "positions"]
 def continuous_value_vars(
     vars: Variable | str | Sequence[Variable | str] | None, model: Model, step: str
 ) -> list[Variable]:
-    """Resolve what the user named to continuous value variables of the model."""
+    """Resolve what the user named to continuous value variables of the model.
+
+    Missing values of responses are left out: each step draws them given all else.
+    """
+    drawn = {model.rvs_to_values[rv] for rv in missing_responses(model)}
     if vars is None:
         chosen = list(model.value_vars)
     else:
@@ -33,6 +38,7 @@ def continuous_value_vars(
         chosen = [known[name] for name in names]
         if twice := [var.name for i, var in enumerate(chosen) if var in chosen[:i]]:
             raise ValueError(f"vars names {twice[0]} twice. Name each variable once.")
+    chosen = [var for var in chosen if var not in drawn]
     for var in chosen:
         if var.dtype not in continuous_types:
             raise ValueError(

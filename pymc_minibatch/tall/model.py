@@ -32,6 +32,7 @@ from pymc_minibatch.tall.description import described
 from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
+from pymc_minibatch.tall.missing_responses import without_missing_responses
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
 from pymc_minibatch.tall.possible_start import possible_start
@@ -119,7 +120,7 @@ class TallModel(Splitting):
     ) -> None:
         keep_interrupts()
         guard_graphs()
-        self.model = checked_model(model)
+        self.model = without_missing_responses(checked_model(model))
         single = [str(v.name) for v in self.model.value_vars if v.dtype == "float32"]
         if single:
             raise in_single_precision(single)

@@ -20,6 +20,7 @@ from pytensor.tensor.type import TensorType, continuous_dtypes
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.gathered import readable
+from pymc_minibatch.tall.missing_responses import SUFFIX, missing_responses
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
@@ -210,19 +211,22 @@ def _refuse_what_is_no_row(rv: TensorVariable) -> None:
         )
 
 
-def refuse_missing_values(model: Model) -> None:
+def refuse_missing_values(model: Model, is_bound: bool = False) -> None:
     """Refuse rows with missing values, which PyMC makes variables of.
 
-    Those of a covariate, which other rows or potentials read, are like any other variables if they
-    are continuous. So are those of a variable that is shorter than others and has no axis of their
-    lengths, such as a property of groups.
+    Those of a response are drawn given all else, if the data are those of the model
+    (:mod:`.missing_responses`). Those of a covariate, which other rows or potentials read, are like
+    any other variables if they are continuous. So are those of a variable that is shorter than
+    others and has no axis of their lengths, such as a property of groups.
 
     Raises
     ------
     NotTallError
         Saying which, and how many.
     """
-    imputed = [rv for rv in model.free_RVs if get_var_name(rv).endswith("_unobserved")]
+    drawn = [] if is_bound else missing_responses(model)
+    free = [rv for rv in model.free_RVs if rv not in drawn]
+    imputed = [rv for rv in free if get_var_name(rv).endswith(SUFFIX)]
     shapes = _observed_shapes(model) if imputed else {}
     read = set(ancestors([*model.observed_RVs, *model.potentials])) if imputed else set()
     for rv in imputed:

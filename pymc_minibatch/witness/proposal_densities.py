@@ -56,6 +56,10 @@ UNSTABLE = 20.0
 """Change of energy along a trajectory, in nats, beyond which rounding errors may grow without bound
 along it. Where energy is nearly kept, the way back is found."""
 
+NEVER = -100.0
+"""Log ratio, in nats, below which a step is never made. It may be a difference of numbers so large
+that no digit of it is right, as where a scale changes by a factor of 10²⁵."""
+
 
 class ProposalDensities:
     """Log ratios log q(θ | θ') − log q(θ' | θ) of the densities of proposals.
@@ -249,7 +253,7 @@ class ProposalDensities:
             steps = [
                 step
                 for step in move.proposal.data.watched
-                if are_few[step.axis] == has_few and math.isfinite(step.log_ratio)
+                if are_few[step.axis] == has_few and NEVER < step.log_ratio < math.inf
             ]
             if steps:
                 likeliest = max(steps, key=lambda step: step.log_ratio)

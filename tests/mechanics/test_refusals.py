@@ -152,8 +152,9 @@ def own_variable_of_each_row():
 
 
 def missing_values():
+    row, values = pm.Normal.dist(pm.Normal("mu")), np.where(np.arange(N) == 4, np.nan, Y)
     with pytest.warns(UserWarning, match="imput"):
-        pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.where(np.arange(N) == 4, np.nan, Y))
+        pm.Censored("y", row, lower=-9.0, upper=None, observed=values)
 
 
 def labelled_axes():

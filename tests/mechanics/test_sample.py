@@ -388,9 +388,9 @@ def test_missing_values_are_counted(values):
     with pm.Model() as model:
         rate = pm.Exponential("rate", 1.0)
         if values.dtype.kind == "f":
-            pm.Normal("late", rate, 1.0, observed=masked)
+            pm.Censored("late", pm.Normal.dist(rate, 1.0), None, 100.0, observed=masked)
         else:
-            pm.Poisson("late", rate, observed=masked)
+            pm.ZeroInflatedPoisson("late", 0.5, rate, observed=masked)
     message = "late has 2 missing values, .* Remove those rows, or impute their values"
     with pytest.raises(pmb.NotTallError, match=message):
         pmb.MinibatchMH(model=model)

@@ -676,6 +676,24 @@ def test_hyperparameters_without_effects_step_alone() -> None:
     assert np.ptp(scales) > 0.0
 
 
+def test_steps_that_are_never_made_are_not_compared() -> None:
+    """A scale that changes by a factor of e⁴⁰ changes densities by more than they have digits."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(200, 10))
+    with pm.Model() as model:
+        width = pm.HalfCauchy("local", 1, shape=10) * pm.HalfCauchy("tau", 0.2)
+        mean = pm.math.dot(X, pm.Normal("beta", shape=10) * width)
+        pm.Normal("y", mean, 1.0, observed=X[:, 0] + rng.normal(size=200))
+    step = pmb.MinibatchMH(model=model)
+    step.setup_chain(np.random.default_rng(1), 0, 1)
+    walks = step.look().settings.tuners[BySurrogate.name].walks
+    walks.log_length[:] = np.log(40.0)
+    step.witness.start_chain()
+    for _ in range(60):
+        point = step.tall.start + 0.5 * rng.normal(size=step.tall.start.size)
+        step.witness.look(step.look(), point)
+
+
 def test_levels_without_a_gaussian_are_not_looked_at(
     made: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
