@@ -213,7 +213,7 @@ def checked(
     try:
         if not moved:
             raise NotTallError("The model has no continuous free variable.")
-        refuse_missing_values(model, is_bound=data is not None)
+        refuse_missing_values(model, data)
         tall = split_for_step(model, data, ROWS_IN_MEMORY)
     except NotTallError as error:
         left = dict.fromkeys((rv.name for rv in model.free_RVs), "NUTS, or as PyMC chooses")

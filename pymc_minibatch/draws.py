@@ -214,7 +214,7 @@ def draws_of_step(idata: Any, tall: TallModel, bambi: Any = None) -> Draws:
         )
     if not result.is_of_bambi:
         return draws_of(idata, None, tall, all_rows=True)[1]
-    if not built_by_bambi(bambi) or bambi.backend.model is not tall.model:
+    if not built_by_bambi(bambi) or bambi.backend.model is not tall.given_model:
         raise ValueError(
             "model must be the Bambi model that was fitted with this step. Pass it as it was when "
             "the step was made; a model that is built again is another one."

@@ -21,6 +21,7 @@ from pymc_minibatch.steps.waiting import WaitingStep
 from pymc_minibatch.store import Begun, identity_of, read_store
 from pymc_minibatch.tall import NotTallError
 from pymc_minibatch.tall.fingerprint import MadeOf
+from pymc_minibatch.tall.missing_responses import missing_responses
 from pymc_minibatch.warn import warn
 
 __all__ = ["resume", "sample"]
@@ -174,6 +175,11 @@ def sample(
         if _is_whole(wanted, source.model) and not foreign:
             options.setdefault("var_names", source.names)
             return source.result(sample_in_blocks(wanted, source.model, store=store, **options))
+        if store is not None and missing_responses(source.model):
+            raise ValueError(
+                "store is for models without missing values of responses. Remove the rows without "
+                "a response before you build the model, or leave store out."
+            )
         if store is not None:
             raise ValueError(
                 "store is for runs of one step that moves all variables, without "

@@ -3,18 +3,15 @@
 import copy
 import logging
 import math
-import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pymc.blocking import PointType, StatsType
-from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
@@ -24,7 +21,6 @@ from pytensor.graph.basic import Variable
 from pymc_minibatch.arguments import checked_count, checked_model, checked_type
 from pymc_minibatch.jit.dropped import keep_interrupts
 from pymc_minibatch.jit.entry import guard_graphs
-from pymc_minibatch.messages import with_id
 from pymc_minibatch.reference import Reference
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, register
@@ -33,14 +29,11 @@ from pymc_minibatch.steps.interrupted import tell_interrupts
 from pymc_minibatch.steps.other_data import FollowsData, split_for_step
 from pymc_minibatch.steps.row_deterministics import warn_of_row_deterministics
 from pymc_minibatch.steps.stats import described
+from pymc_minibatch.steps.stopped import stopped
 from pymc_minibatch.steps.variables import continuous_value_vars, positions
 from pymc_minibatch.steps.waiting import StepKind, WaitingStep
 from pymc_minibatch.tall.fingerprint import MadeOf, SharedValues
-from pymc_minibatch.tall.missing_responses import (
-    MissingResponses,
-    completed_sizes,
-    missing_responses,
-)
+from pymc_minibatch.tall.missing_responses import MissingResponses, missing_responses
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.witness import SurpriseError, Witness
@@ -143,12 +136,10 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
     ) -> None:
         model = checked_model(model)
         checked_type("witness", witness, bool, "False leaves it out.")
-        refuse_missing_values(model, is_bound=data is not None)
+        refuse_missing_values(model, data)
         self.vars = continuous_value_vars(vars, model, type(self).__name__)
         self.var_names = [get_var_name(var) for var in self.vars]
-        responses = missing_responses(model)
-        self.vars += [model.rvs_to_values[rv] for rv in responses]
-        self._with_responses = model if responses else None
+        self.vars += [model.rvs_to_values[rv] for rv in missing_responses(model)]
         self.steps_per_draw = checked_count("steps_per_draw", steps_per_draw, 1)
         _progress.info(f"{type(self).__name__}: looking for the rows of the model")
         self.tall = split_for_step(model, data, rows_in_memory)
@@ -165,13 +156,14 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         self._shared_values = SharedValues(self.tall)
         self.witness = Witness(self.tall.layout, self.n_rows) if witness else None
         self._draws: list[np.ndarray] = []
-        warn_of_row_deterministics(self.tall, completed_sizes(model))
+        warn_of_row_deterministics(self.tall)
 
     def _get_ready(self, started: float, reference: Reference | None) -> None:
         """Compile, and note the seconds since `started` and those of a reference handed over."""
         self._reset_tuning()
         _progress.info(f"{type(self).__name__}: compiling")
         self._compile()
+        _ = self._missing_responses  # refused now if it cannot be compiled
         self.made_of = MadeOf.of(self.tall)
         self.rows_checksum = self.made_of.rows_checksum
         self.model_checksum = self.made_of.model.number
@@ -241,7 +233,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         register(self)
         self._start_is_checked = self._split_is_verified = False
         self._draws = []
-        self.__dict__.pop("_missing_responses", None)  # which holds copies of data
+        self.__dict__.pop("_missing_responses", None)  # which reads data as they were
         if self.witness is not None:
             self.witness.start_chain()
 
@@ -256,13 +248,9 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         flat = self.tall.layout.flatten(point)
         if not (self.tune or self._split_is_verified):
             self._verify_split(flat)
-        stats = self._or_nothing(self._witnessed, flat)
+        new_point, stats = self._or_nothing(lambda start: self._completed(point, start), flat)
         stats["n_rows"], stats["setup_seconds"] = self.n_rows, self.setup_seconds
         stats |= self.identity
-        moved = self.tall.layout.unflatten(flat)
-        new_point = {**point, **{name: moved[name] for name in self.var_names}}
-        if self._missing_responses is not None:
-            new_point |= self._missing_responses(self.rng, new_point)
         self.n_draws, self.last_point = self.n_draws + 1, flat
         return new_point, [stats]
 
@@ -344,7 +332,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         except SurpriseError as surprise:
             seen = witness.farthest.n - before
             del self._draws[len(self._draws) - len(points) + seen :]
-            raise SamplingError(self._stopped(surprise)) from None
+            raise stopped(surprise, self.tall.layout, self._draws) from None
         finally:
             del self._draws[: max(0, len(self._draws) - KEPT_BYTES // max(1, points[0].nbytes))]
 
@@ -373,10 +361,21 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         kinds = self.stats_dtypes_shapes
         return {name: np.nan for name, (dtype, _) in kinds.items() if dtype is np.float64}
 
+    def _completed(self, point: PointType, flat: np.ndarray) -> tuple[PointType, dict[str, Any]]:
+        """Make a draw, and draw missing values of responses given all else."""
+        stats = self._witnessed(flat)
+        values = self.tall.layout.unflatten(flat)
+        moved = {**point, **{name: values[name] for name in self.var_names}}
+        if self._missing_responses is not None:
+            moved |= self._missing_responses(self.rng, moved)
+        return moved, stats
+
     @cached_property
     def _missing_responses(self) -> MissingResponses | None:
         """What draws missing values of responses, if there are any."""
-        return None if self._with_responses is None else MissingResponses(self._with_responses)
+        if self.tall.given_model is self.tall.model:
+            return None
+        return MissingResponses(self.tall.given_model)
 
     def _witnessed(self, flat: np.ndarray) -> dict[str, Any]:
         """Make a draw, and compare moves with the model's own density if it is time to."""
@@ -415,23 +414,6 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         """Return a point that is likely enough for moves from it to be accepted and rejected."""
         point = self.tall.model.initial_point()
         return self.tall.layout.flatten({**point, **self.near_mode(point)})
-
-    def _stopped(self, surprise: SurpriseError) -> str:
-        """Save the draws so far, and say why the chain stops."""
-        path = Path(tempfile.mkdtemp(prefix="pymc_minibatch_")) / "draws.npz"
-        draws = np.array(self._draws)
-        layout = self.tall.layout
-        saved: dict[str, Any] = {
-            name: draws[:, where].reshape(-1, *shape)
-            for (name, where), shape in zip(layout.slices.items(), layout.shapes, strict=True)
-        }
-        np.savez(path, **saved)
-        return with_id(
-            "PMB304",
-            f"{surprise}. The chain is stopped after {len(draws)} draws, which are saved, "
-            f"unconstrained, in {path}: they are not those of the posterior. Please report this "
-            "model. To sample it meanwhile, pass another acceptance test or proposal.",
-        )
 
     def _start(self, point: PointType) -> PointType:
         """Let a chain that tunes start near the mode."""

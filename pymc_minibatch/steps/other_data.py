@@ -59,7 +59,7 @@ class FollowsData:
             kwargs = kwargs | {"data": None}
         before = self.__dict__.copy()
         kept = ("stats_dtypes", "stats_dtypes_shapes", "_BlockedStep__newargs", "made_with")
-        model = self.tall.model
+        model = self.tall.given_model
         self.__dict__.clear()
         self.__dict__.update({name: before[name] for name in kept if name in before})
         try:

@@ -41,15 +41,12 @@ def _bambi_fits() -> bool:
     return False
 
 
-def warn_of_row_deterministics(tall: TallModel, others: dict[str, int]) -> None:
-    """Warn of Deterministics that make every draw cost N, and say what their draws would take.
-
-    `others` are more of them, with the number of their values.
-    """
+def warn_of_row_deterministics(tall: TallModel) -> None:
+    """Warn of Deterministics that make every draw cost N, and say what their draws would take."""
     recorded = _recorded.get()
     sizes = {
         name: size
-        for name, size in (tall.sizes_of_row_deterministics() | others).items()
+        for name, size in tall.sizes_of_row_deterministics().items()
         if recorded is None or name in recorded
     }
     if not sizes or _bambi_fits():

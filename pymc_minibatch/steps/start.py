@@ -50,7 +50,7 @@ def kept(idata: Any, model: Any) -> SetUp:
             "part of one, holds no set-up. Pass its draws to pm.sample as "
             "initvals instead."
         )
-    if set_up.attributes["tall"].model is not model:
+    if set_up.attributes["tall"].given_model is not model:
         raise ValueError("start is of another model. Pass what pmb.approximate(model) returned.")
     if names := set_up.attributes["_shared_values"].changed():
         verb = "were" if len(names) > 1 else "was"

@@ -38,6 +38,11 @@ def continuous_value_vars(
         chosen = [known[name] for name in names]
         if twice := [var.name for i, var in enumerate(chosen) if var in chosen[:i]]:
             raise ValueError(f"vars names {twice[0]} twice. Name each variable once.")
+    if chosen and drawn.issuperset(chosen):
+        raise ValueError(
+            f"{chosen[0].name} stands for missing values of a response, which each step draws "
+            f"beside other variables, and {step} would have no others to move. Name some in vars."
+        )
     chosen = [var for var in chosen if var not in drawn]
     for var in chosen:
         if var.dtype not in continuous_types:

@@ -8,6 +8,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import shape as shape_of
 
 from pymc_minibatch.jit.compiled import compile_python
+from pymc_minibatch.tall.missing_responses import completed_sizes
 
 if TYPE_CHECKING:
     from pymc_minibatch.tall.splitting import Splitting
@@ -34,4 +35,4 @@ def sizes_of_deterministics(tall: "Splitting") -> dict[str, int]:
         if lengths.intersection(shape):
             known = [length for length in shape if length is not None]
             found[get_var_name(variable)] = math.prod(map(int, known))
-    return found
+    return found | completed_sizes(tall.given_model)

@@ -33,6 +33,7 @@ from pymc_minibatch.tall.fingerprint import Fingerprint
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.missing_responses import without_missing_responses
+from pymc_minibatch.tall.observed import refuse_missing_values
 from pymc_minibatch.tall.partitions import PartitionedArray, Partitions
 from pymc_minibatch.tall.passes import over_chunks, sum_over_chunks
 from pymc_minibatch.tall.possible_start import possible_start
@@ -120,7 +121,9 @@ class TallModel(Splitting):
     ) -> None:
         keep_interrupts()
         guard_graphs()
-        self.model = without_missing_responses(checked_model(model))
+        self.given_model = checked_model(model)
+        refuse_missing_values(self.given_model, data)
+        self.model = without_missing_responses(self.given_model)
         single = [str(v.name) for v in self.model.value_vars if v.dtype == "float32"]
         if single:
             raise in_single_precision(single)
@@ -479,7 +482,7 @@ def split(model: Model | None, data: Any = None, **options: Any) -> TallModel:
     """
     if not isinstance(data, TallModel):
         return TallModel(model, data=data, **options)
-    if model is not None and data.model is not model:
+    if model is not None and data.given_model is not model:
         raise ValueError(
             "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
             "same model, or the data themselves."

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pymc.distributions.simulator import SimulatorRV
 from pymc.model import Model
 from pymc.util import get_var_name
@@ -20,7 +19,7 @@ from pytensor.tensor.type import TensorType, continuous_dtypes
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_minibatch.tall.gathered import readable
-from pymc_minibatch.tall.missing_responses import SUFFIX, missing_responses
+from pymc_minibatch.tall.missing_responses import SUFFIX, is_of_pymc, missing_responses
 from pymc_minibatch.tall.refusals import NotTallError, unfit_data, whole_term
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 
@@ -211,10 +210,10 @@ def _refuse_what_is_no_row(rv: TensorVariable) -> None:
         )
 
 
-def refuse_missing_values(model: Model, is_bound: bool = False) -> None:
+def refuse_missing_values(model: Model, data: Any = None) -> None:
     """Refuse rows with missing values, which PyMC makes variables of.
 
-    Those of a response are drawn given all else, if the data are those of the model
+    Those of a response are drawn given all else, unless `data` are other data than the model's own
     (:mod:`.missing_responses`). Those of a covariate, which other rows or potentials read, are like
     any other variables if they are continuous. So are those of a variable that is shorter than
     others and has no axis of their lengths, such as a property of groups.
@@ -224,7 +223,7 @@ def refuse_missing_values(model: Model, is_bound: bool = False) -> None:
     NotTallError
         Saying which, and how many.
     """
-    drawn = [] if is_bound else missing_responses(model)
+    drawn = [] if getattr(data, "is_bound", data is not None) else missing_responses(model)
     free = [rv for rv in model.free_RVs if rv not in drawn]
     imputed = [rv for rv in free if get_var_name(rv).endswith(SUFFIX)]
     shapes = _observed_shapes(model) if imputed else {}
@@ -232,7 +231,7 @@ def refuse_missing_values(model: Model, is_bound: bool = False) -> None:
     for rv in imputed:
         if rv in read and rv.dtype in continuous_dtypes:
             continue
-        name = get_var_name(rv).removesuffix("_unobserved")
+        name = get_var_name(rv).removesuffix(SUFFIX)
         if f"{name}_observed" not in shapes:
             continue
         n = int(np.prod(model.eval_rv_shapes()[rv.name]))
@@ -267,14 +266,9 @@ def largest_log_density(model: Model, names: Sequence[str]) -> float:
     is_complete = len(variables) == len(names)  # rows of potentials may have any value
     ops: list[Any] = [v.owner.op for v in ancestors(variables) if v.owner is not None]
     ops += [op.base_rv_op for op in ops if hasattr(op, "base_rv_op")]  # of a truncated one
-    is_known = all(map(_is_of_pymc, ops))  # others may leave constants out
+    is_known = all(map(is_of_pymc, ops))  # others may leave constants out
     is_discrete = all(np.issubdtype(rv.dtype, np.integer) for rv in variables)
     return LOG_OF_ONE if is_complete and is_discrete and is_known else math.inf
-
-
-def _is_of_pymc(op: Any) -> bool:
-    is_own = type(op).__module__.split(".")[0] in ("pymc", "pytensor")
-    return is_own and not isinstance(op, CustomDistRV | CustomSymbolicDistRV)
 
 
 def candidate_axes(leaves: Sequence[Variable], n_rows: int) -> dict[Variable, list[int]]:

@@ -96,6 +96,8 @@ class Splitting(ABC):
 
     Attributes
     ----------
+    model, given_model
+        The model, without missing values of responses, and as it was passed.
     full_term
         The log-likelihoods of all rows of the model's own data, a graph of its variables.
     n_own
@@ -105,6 +107,7 @@ class Splitting(ABC):
     """
 
     model: Model
+    given_model: Model
     is_bound: bool
     layout: PointLayout
     start: np.ndarray

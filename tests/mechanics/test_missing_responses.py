@@ -142,6 +142,122 @@ def test_results_and_approximations_take_models_with_them() -> None:
     assert loo.n_data_points == (~IS_MISSING).sum()
 
 
+ONE_BY_ONE: dict[str, Callable[[Any], Any]] = {
+    "Bernoulli": lambda eta: pm.Bernoulli.dist(logit_p=eta),
+    "Beta": lambda eta: pm.Beta.dist(2.0 + eta**2, 3.0),
+    "BetaBinomial": lambda eta: pm.BetaBinomial.dist(n=9, alpha=2.0, beta=1.0 + eta**2),
+    "Binomial": lambda eta: pm.Binomial.dist(n=9, logit_p=eta),
+    "Exponential": lambda eta: pm.Exponential.dist(pm.math.exp(eta)),
+    "LogNormal": lambda eta: pm.LogNormal.dist(eta, 0.5),
+    "NegativeBinomial": lambda eta: pm.NegativeBinomial.dist(mu=pm.math.exp(eta), alpha=3.0),
+    "Pareto": lambda eta: pm.Pareto.dist(2.0 + eta**2, 1.0),
+    "StudentT": lambda eta: pm.StudentT.dist(nu=4, mu=eta, sigma=2.0),
+    "Triangular": lambda eta: pm.Triangular.dist(lower=-1.0, c=0.5 + 0 * eta, upper=2.0),
+    "TruncatedNormal": lambda eta: pm.TruncatedNormal.dist(eta, 1.0, lower=0.0, upper=4.0),
+    "Uniform": lambda eta: pm.Uniform.dist(-1.0 - eta**2, 1.0),
+    "VonMises": lambda eta: pm.VonMises.dist(eta, 2.0),
+    "Wald": lambda eta: pm.Wald.dist(pm.math.exp(eta), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_draws_are_possible_values_of_a_point(name: str) -> None:
+    eta = np.linspace(-1.0, 1.0, 40)
+    values = np.asarray(pm.draw(ONE_BY_ONE[name](eta), random_seed=1))
+    y = np.ma.masked_array(values, np.arange(40) % 4 == 0)
+    with pm.Model() as model:
+        at = eta + pm.Normal("b")
+        row = ONE_BY_ONE[name](at)
+        model.register_rv(row, "y", observed=y)
+    [response] = missing_responses(model)
+    draw, point = MissingResponses(model), {**model.initial_point(), "b": np.array(0.1)}
+    logp = model.compile_logp(vars=[response])
+    for seed in range(20):
+        found = draw(np.random.default_rng(seed), point)
+        assert np.isfinite(logp({**point, **found}))
+
+
+def test_densities_of_unknown_integral_are_refused() -> None:
+    def logp(value: Any, mu: Any) -> Any:
+        return -((value - mu) ** 2)
+
+    y = masked(X)
+    with pm.Model() as own:
+        pm.CustomDist("y", pm.Normal("mu"), logp=logp, observed=y)
+    with pm.Model() as flat:
+        pm.Flat("y", observed=y)
+        pm.Normal("z", pm.Normal("mu"), 1.0, observed=X)
+    for model in (own, flat):
+        assert missing_responses(model) == []
+        with pytest.raises(pmb.NotTallError, match=r"y has .* missing values"):
+            pmb.MinibatchMH(model=model)
+
+
+def test_parameters_out_of_range_at_a_missing_row_are_an_error() -> None:
+    x, is_missing = np.append(-40.0, np.ones(500)), np.arange(501) == 0
+    y = np.ma.masked_array(RNG.normal(0.0, 1.5, 501), is_missing)
+    with pm.Model() as model:
+        pm.Normal("y", 0.0, 1 + pm.Normal("b") * x, observed=y)
+    draw, point = MissingResponses(model), model.initial_point()
+    with pytest.raises(pm.exceptions.SamplingError, match="y_unobserved cannot be drawn"):
+        draw(np.random.default_rng(1), {**point, "b": np.array(0.5)})
+
+
+def test_models_of_many_rows_are_sampled_by_minibatches() -> None:
+    n = 12_000
+    x, rng = RNG.normal(size=n), np.random.default_rng(5)
+    y = np.ma.masked_array(rng.normal(0.5 * x), rng.random(n) < 0.05)
+    with pm.Model() as model:
+        data = pm.Data("x", x)
+        pm.Normal("y", pm.Normal("a") + pm.Normal("b") * data, 1.0, observed=y)
+    tall = TallModel(model)
+    assert tall.given_model is model
+    step = pmb.MinibatchMH(data=tall, model=model)
+    assert step.tall is tall
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = pmb.sample(
+            model, 30, tune=30, chains=1, fallback="error", random_seed=1, progressbar=False
+        )
+        approximation = pmb.approximate(model, draws=20, random_seed=1)
+        assert pmb.MinibatchMH(start=approximation, model=model).n_rows == tall.n_rows
+    assert "n_likelihood" in idata.sample_stats
+    with pytest.raises(ValueError, match="store is for models without missing values"):
+        pmb.sample(model, 10, method="minibatch", store="nowhere")
+    with model:
+        pm.set_data({"x": x[::-1].copy()})
+    step.setup_chain(np.random.default_rng(1), 0, 1)
+    start = model.initial_point()
+    assert (step.step(start)[0]["y_unobserved"] != start["y_unobserved"]).all()
+
+
+def test_other_data_must_be_complete() -> None:
+    with pytest.raises(pmb.NotTallError, match=r"y has .* missing values"):
+        TallModel(grouped(counts), data={"y_observed": np.ones(5)})
+
+
+def test_an_interrupted_draw_of_them_is_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grouped(counts) as model:
+        step = pmb.MinibatchMH()
+    step.setup_chain(np.random.default_rng(1), 0, 2)
+    start, before = model.initial_point(), step.rng.bit_generator.state
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MissingResponses, "__call__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step.step(start)
+    assert step.rng.bit_generator.state == before
+    assert step.n_draws == 0
+
+
+def test_steps_have_other_variables_to_move() -> None:
+    with pytest.raises(ValueError, match="stands for missing values of a response"):
+        pmb.MinibatchMH(["y_unobserved"], model=grouped(counts))
+
+
 def test_a_step_of_some_variables_draws_them_too() -> None:
     with grouped(counts) as model:
         step = pmb.MinibatchMH(["slope", "y_unobserved"])
