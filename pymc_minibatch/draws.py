@@ -212,6 +212,9 @@ def draws_of_step(idata: Any, tall: TallModel, bambi: Any = None) -> Draws:
             "are not those of the step. Pass the Bambi model itself: model=the object that was "
             "fitted."
         )
+    of_model = getattr(getattr(bambi, "backend", None), "model", bambi)
+    if bambi is not None and not result.is_of_bambi and of_model is not tall.given_model:
+        raise ValueError("model is not the model of the step: leave it out.")
     if not result.is_of_bambi:
         return draws_of(idata, None, tall, all_rows=True)[1]
     if not built_by_bambi(bambi) or bambi.backend.model is not tall.given_model:

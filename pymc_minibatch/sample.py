@@ -167,6 +167,7 @@ def sample(
                 "are stored.",
             )
         return source.fit(**options)
+    _refuse_steps_of_others(wanted, source.model)
     with source.model:
         if isinstance(wanted, WaitingStep):
             with will_record(kept):
@@ -228,6 +229,23 @@ def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | 
         return None
     _log.info(f"pmb.sample uses MinibatchMH on {step.n_rows:,} rows: {step.choice}")
     return step
+
+
+def _refuse_steps_of_others(step: Any, model: Model) -> None:
+    """Refuse a step that would sample another model, though its variables have the same names.
+
+    Raises
+    ------
+    ValueError
+        If a step of this package was made for another model.
+    """
+    for each in step if isinstance(step, list | tuple) else [step]:
+        if isinstance(each, TallStep) and each.tall.given_model is not model:
+            kind = type(each).__name__
+            raise ValueError(
+                f"This {kind} was made for another model, which it would sample instead. Pass the "
+                f"model that it was made for, or make the step anew: pmb.{kind}(model=model)."
+            )
 
 
 def _is_whole(step: Any, model: Model) -> bool:
@@ -304,6 +322,7 @@ def resume(
             step = kind(data=data, model=source.model)
         elif isinstance(step, WaitingStep):
             step = step[0]
+        _refuse_steps_of_others(step, source.model)
         _check_same_run(step, settings["run_of"], Path(store))
         options = {"var_names": settings["var_names"]} | kwargs
         draws = _draws_in_the_end(begun, draws)

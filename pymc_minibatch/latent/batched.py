@@ -9,6 +9,7 @@ from scipy.linalg import LinAlgError
 from pymc_minibatch.jit.compiled import jit_kept
 
 __all__ = [
+    "absolute",
     "factored_blocks",
     "inner_products",
     "log_diagonal",
@@ -18,6 +19,9 @@ __all__ = [
     "solve_blocks",
     "solve_blocks_transposed",
 ]
+
+LEAST_PIVOT = 1e-10
+"""A pivot as a share of its diagonal entry, below which its sign may be that of rounding."""
 
 
 def factored_blocks(blocks: np.ndarray) -> np.ndarray:
@@ -191,6 +195,58 @@ def multiply_matrices(left: np.ndarray, right: np.ndarray) -> np.ndarray:
                     for k in range(n):
                         product[g, i, k] += factor * right[g, j, k]
     return product
+
+
+def absolute(matrices: np.ndarray) -> np.ndarray:
+    """Return symmetric matrices with the absolute values of their eigenvalues, shape (n, k, k).
+
+    Two by two matrices have them in closed form: |S| is the root of S², which by Cayley and
+    Hamilton is ``(tr S) S − (det S) I``. Of larger ones, LAPACK takes those that are not definite.
+    """
+    k = matrices.shape[1]
+    if k == 1:
+        return np.abs(matrices)
+    if k == 2:
+        return _absolute_pairs(matrices)
+    found = np.where((_trace(matrices) < 0.0)[:, None, None], -matrices, matrices)
+    (others,) = np.nonzero(~_are_definite(found))
+    if others.size:
+        values, vectors = np.linalg.eigh(matrices[others])
+        found[others] = (vectors * np.abs(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    return found
+
+
+def _trace(matrices: np.ndarray) -> np.ndarray:
+    return np.einsum("nii->n", matrices)
+
+
+def _absolute_pairs(matrices: np.ndarray) -> np.ndarray:
+    unit = np.abs(matrices).max(axis=(1, 2), initial=0.0)
+    scaled = matrices / np.where(unit == 0.0, 1.0, unit)[:, None, None]
+    trace = _trace(scaled)
+    determinant = scaled[:, 0, 0] * scaled[:, 1, 1] - scaled[:, 0, 1] * scaled[:, 1, 0]
+    added = 2.0 * np.maximum(-determinant, 0.0)
+    root = np.sqrt(trace**2 + 2.0 * added)
+    root[root == 0.0] = 1.0
+    of_signs = (trace[:, None, None] * scaled + added[:, None, None] * np.eye(2)) / root[
+        :, None, None
+    ]
+    of_one = np.where((trace < 0.0)[:, None, None], -matrices, matrices)
+    return np.where((added == 0.0)[:, None, None], of_one, unit[:, None, None] * of_signs)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # once a pivot is not positive
+def _are_definite(matrices: np.ndarray) -> np.ndarray:
+    """Whether all pivots are positive, and not by rounding."""
+    left = matrices.copy()
+    least = LEAST_PIVOT * np.einsum("nii->ni", matrices)
+    definite = np.full(len(matrices), True)
+    for i in range(left.shape[1]):
+        pivot = left[:, i, i]
+        definite &= pivot > np.abs(least[:, i])
+        column = left[:, i + 1 :, i] / np.where(definite, pivot, 1.0)[:, None]
+        left[:, i + 1 :, i + 1 :] -= column[:, :, None] * left[:, None, i, i + 1 :]
+    return definite
 
 
 def inner_products(left: np.ndarray, right: np.ndarray) -> np.ndarray:

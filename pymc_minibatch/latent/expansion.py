@@ -22,6 +22,7 @@ from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.jit.memory import SHARE, free_bytes, require_memory
 from pymc_minibatch.latent import arrowhead
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact
+from pymc_minibatch.latent.batched import absolute, factor_blocks
 from pymc_minibatch.latent.expansion_sums import (
     ExpansionSums,
     GatheredEntries,
@@ -228,9 +229,8 @@ def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
     for i in range(k):
         for j in range(k):
             whole[:, i, j] = second_by(second, i, j)
-    values, vectors = np.linalg.eigh(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
-    concave_part = np.einsum("bij,bj,bkj->ikb", vectors, -np.abs(values), vectors)
-    return [concave_part[i, j] for i in range(k) for j in range(i + 1)]
+    bent = -absolute(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
+    return [bent[:, i, j] for i in range(k) for j in range(i + 1)]
 
 
 def semidefinite(blocks: np.ndarray) -> np.ndarray:
@@ -242,6 +242,8 @@ def semidefinite(blocks: np.ndarray) -> np.ndarray:
     scale = np.sqrt(np.abs(np.diagonal(blocks, axis1=1, axis2=2)))
     scale[scale == 0.0] = 1.0
     scaled = blocks / (scale[:, :, None] * scale[:, None, :])  # whatever the units of predictors
+    if factor_blocks(scaled + ROUNDING * np.eye(scale.shape[1]), np.empty_like(scaled)):
+        return blocks
     (indefinite,) = np.nonzero(np.linalg.eigvalsh(scaled).min(axis=1, initial=0.0) < -ROUNDING)
     if not indefinite.size:
         return blocks

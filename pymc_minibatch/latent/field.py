@@ -23,7 +23,7 @@ from scipy import sparse
 
 from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, Matrix, compact, is_empty
-from pymc_minibatch.latent.batched import multiply_blocks, solve_square
+from pymc_minibatch.latent.batched import absolute, multiply_blocks, solve_square
 from pymc_minibatch.latent.claims import ROUNDING, spread_of
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.grouping import GroupEffects
@@ -66,20 +66,6 @@ class CenteredPoint(NamedTuple):
     def log_jacobian(self) -> float:
         """Return log |∂z'/∂z|."""
         return float(self.of_dense.sum()) + self.of_groups
-
-
-def bent_down(precision: np.ndarray) -> np.ndarray:
-    """Return symmetric matrices (G, q, q) with the absolute values of their eigenvalues.
-
-    In its tails a Cauchy prior bends upwards. What is proposed there is about as wide as the level
-    is far out.
-    """
-    if precision.shape[1] == 1:
-        return np.abs(precision)
-    values, vectors = np.linalg.eigh(precision)
-    if (values >= 0.0).all():
-        return precision
-    return np.asarray((vectors * np.abs(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
 
 
 class LatentField:
@@ -219,7 +205,7 @@ class LatentField:
     def prior_precision_at(self, point: np.ndarray) -> ArrowheadMatrix:
         """Return P, minus the Hessian of the log prior by z, at a point, the last from memory.
 
-        Priors of levels that are not normal count as bending downwards, see :func:`bent_down`.
+        Priors of levels that are not normal count as bending downwards.
         """
         key = b""
         if self.prior_hessian.changing or self.fixed_prior is None:
@@ -246,14 +232,18 @@ class LatentField:
         return _negated(*self.prior_hessian.of(self.prior_hessian.base))
 
     def _bent_down(self, precision: ArrowheadMatrix) -> ArrowheadMatrix:
-        """Return the same where priors of levels bend upwards as much as they do downwards."""
+        """Return the same where priors of levels bend upwards as much as they do downwards.
+
+        In its tails a Cauchy prior bends upwards. What is proposed there is about as wide as the
+        level is far out.
+        """
         dense = precision.dense
         diagonal = dense.diagonal()[self._bending]
         if (diagonal < 0.0).any():
             added = np.zeros(dense.shape[0])
             added[self._bending] = np.abs(diagonal) - diagonal
             dense = compact(dense + sparse.diags_array(added))
-        blocks = precision.blocks if self.fixed_prior is not None else bent_down(precision.blocks)
+        blocks = precision.blocks if self.fixed_prior is not None else absolute(precision.blocks)
         return ArrowheadMatrix(dense, precision.cross, blocks)
 
     @cached_property

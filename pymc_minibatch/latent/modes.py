@@ -27,7 +27,7 @@ A framework for adaptive MCMC targeting multimodal distributions, for labels.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,22 +96,18 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
     if not _may_have_several(tall, known, few, starts):
         return [known]
     found, to_model = [known], field.derivatives.coordinates.to_model
-    of_few: list[LatentReference] = []
 
     def is_known(point: np.ndarray) -> bool:
         return any(_is_same(mode, point) for mode in found)
 
     of_first = min(known.passes, max(PASSES_IN_VAIN, known.passes * SEARCHES_IN_VAIN)) * tall.n_rows
     budget = RowBudget(of_first)
-    for start in starts:
+    for near in _candidates(known, few, starts):
+        if len(found) == MOST_MODES:
+            break
+        if is_known(near):
+            continue
         with suppress(NoFieldError, KnownModeError, np.linalg.LinAlgError, FloatingPointError):
-            mode = few.mode(start)
-            near = mode.surrogate.center
-            if len(found) == MOST_MODES or is_known(near):
-                continue
-            if any(_is_same(other, near) for other in of_few):  # searched from there already
-                continue
-            of_few.append(mode)
             other = search(
                 tall,
                 field,
@@ -133,6 +129,32 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
     if not math.isfinite(largest):
         return [known]
     return [m for m, share in zip(found, shares, strict=True) if share > largest - LEAST_DENSITY]
+
+
+def _candidates(
+    known: LatentReference, few: FewRows, starts: Sequence[np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yield points that other modes may be about.
+
+    These are starts that all rows find nearly as probable as the mode, such as its mirror image,
+    and of the other starts the modes of few rows that they lead to. From the known mode, few rows
+    lead to one of theirs as well; what leads there too is no other.
+    """
+    center = known.surrogate.center
+    least = known.log_density(center) - LEAST_DENSITY
+    of_few: list[LatentReference] = []
+    for start in (center, *starts):
+        if start is not center and known.log_density(start) > least:
+            yield start
+            continue
+        with suppress(NoFieldError, np.linalg.LinAlgError, FloatingPointError):
+            mode = few.mode(start)
+            point = mode.surrogate.center
+            if any(_is_same(other, point) for other in of_few):
+                continue
+            of_few.append(mode)
+            if start is not center:
+                yield point
 
 
 def _log_share(mode: LatentReference) -> float:

@@ -20,8 +20,9 @@ ROWS_EACH = 100
 SEARCH_STEPS, NEWTON_STEPS = 100, 20
 """Most steps of a search on some rows, and of Newton's method on all of them."""
 
-LONGEST, LEAST_RISE = 3.0, 0.1
-"""How many units Newton's method goes in one step, and the least rise, relative to the slope."""
+LONGEST, LONGER, LEAST_RISE = 3.0, 2.0, 0.1
+"""How many units Newton's method goes in its first step, by what factor it may go further after a
+step of that length, and the least rise, relative to the slope."""
 
 HALVINGS = 10
 """How often a step is halved that does not rise so."""
@@ -35,7 +36,7 @@ IMPOSSIBLE = 1e300
 SMALL = 1e-3
 """The jitter of a start, in units of the coordinates."""
 
-LARGEST = 1e6
+LARGEST = 1e12
 """A search that leads further than so many units of a coordinate has run off to infinity."""
 
 FAR, LEAST_FALL = 3.0, 0.1
@@ -142,7 +143,7 @@ def _by_trust_region(density: SearchDensity, theta: np.ndarray, rows: Rows | Non
             options={
                 "maxiter": SEARCH_STEPS,
                 "initial_trust_radius": 1.0,
-                "max_trust_radius": 100.0,
+                "max_trust_radius": LARGEST,
             },
         )
     except (ValueError, LinAlgError) as error:  # derivatives that are not finite
@@ -163,6 +164,7 @@ def _climbed(
     if density.rows.by_reading is None:
         return theta, False
     value, gradient = density.value_gradient(theta, rows)
+    longest = LONGEST
     for _ in range(SEARCH_STEPS):
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             break
@@ -174,12 +176,14 @@ def _climbed(
         if rise < TOLERANCE**2 * density.dim:
             # A mode on a wall may lie beyond it by rounding.
             return (theta + step if density.is_possible(theta + step) else theta), True
-        share = min(1.0, LONGEST / np.abs(step / density.units).max())
+        share = min(1.0, longest / np.abs(step / density.units).max())
+        longest *= LONGER
         for _ in range(HALVINGS):
             moved = density.value_gradient(theta + share * step, rows)
             if moved[0] > value + LEAST_RISE * share * rise:
                 break
             share /= 2
+            longest = LONGEST
         else:
             break
         theta, (value, gradient) = theta + share * step, moved

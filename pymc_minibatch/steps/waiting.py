@@ -45,6 +45,8 @@ class WaitingStep(Sequence):
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do where somebody takes it for the step itself."""
+        if name.startswith("_"):  # of a copy that has no attributes yet, or asked by protocols
+            raise AttributeError(name)
         kind = self._kind.__name__
         raise AttributeError(
             f"{kind} was made without a model, so it has no {name} before pm.sample makes it. Make "
