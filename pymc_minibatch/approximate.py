@@ -26,6 +26,7 @@ from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi
 from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.moves.trajectory import Trajectory
+from pymc_minibatch.options import check_labels, check_names
 from pymc_minibatch.processes import forks, in_processes
 from pymc_minibatch.recorded import Values
 from pymc_minibatch.reference import NoReferenceError
@@ -182,6 +183,8 @@ def approximate(
         cores = checked_count("cores", cores, 1)
     bambi = model if built_by_bambi(model) else None
     of = checked_model(model) if bambi is None else bambi.backend.model
+    check_names(of, var_names)
+    check_labels(of)
     rng = get_random_generator(random_seed)
     with _without_row_warnings():
         step = MinibatchMH(data=data, model=of, rng=rng.spawn(1)[0])

@@ -301,7 +301,31 @@ def _rows(model: Any, new_rows: Any) -> tuple[pd.DataFrame, np.ndarray | None]:
         )
     if not len(new_rows):
         raise ValueError("new_rows has no rows. Pass at least one.")
+    _check_slopes(model, new_rows)
     return new_rows, _observed_again(model, new_rows)
+
+
+def _check_slopes(model: Any, new_rows: pd.DataFrame) -> None:
+    """Refuse levels of a slope's factor that were not in the data: formulae gives them no effect.
+
+    Raises
+    ------
+    ValueError
+        Naming the column, the level and the row.
+    """
+    for kind, design in _designs(model):
+        for term in design.terms.values() if kind == "group" else ():
+            for part in getattr(term.expr, "components", ()):
+                name = getattr(part, "name", None)
+                if part.kind != "categoric" or name not in new_rows:
+                    continue
+                new = np.flatnonzero(~new_rows[name].isin(list(part.levels)).to_numpy())
+                if new.size:
+                    raise ValueError(
+                        f"Row {new[0]} of new_rows has {new_rows[name].iloc[new[0]]!r} in column "
+                        f"{name}, which the model has not seen and whose effects in {term.name} "
+                        f"are unknown. Leave out such rows ({new.size} in all)."
+                    )
 
 
 def _observed_again(model: Any, new_rows: pd.DataFrame) -> np.ndarray | None:

@@ -156,7 +156,7 @@ def _sampled_rows(
 ) -> np.ndarray:
     """Choose rows, sorted, so that those on disk are read in order."""
     if not isinstance(rows, int | np.integer):
-        return np.unique(checked_rows(rows, n_rows))
+        return np.unique(checked_rows(rows, n_rows, 1))
     size = checked_count("rows", min(int(rows), n_rows), 2, n_rows)
     return np.sort(np.random.default_rng(random_seed).choice(n_rows, size, replace=False))
 

@@ -77,7 +77,7 @@ def log_likelihood(
     draws = draws.thinned(max_draws)
     posterior = draws.posterior
     n_draws = draws.n_chosen
-    numbers = np.arange(tall.n_rows) if rows is None else checked_rows(rows, tall.n_rows)
+    numbers = np.arange(tall.n_rows) if rows is None else checked_rows(rows, tall.n_rows, 1)
     if 8 * n_draws * numbers.size > LARGEST_BYTES:
         raise ValueError(
             f"The log-likelihoods of {numbers.size:,} rows at {n_draws:,} draws take "

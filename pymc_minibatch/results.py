@@ -72,6 +72,19 @@ class Result:
         if not posterior.sizes["chain"] * posterior.sizes["draw"]:
             raise ValueError(f"{what} has no draws.")
         self.posterior = posterior
+        self._refuse_joined()
+
+    def _refuse_joined(self) -> None:
+        """Refuse chains of different models or rows, as far as they have recorded these."""
+        for name, of in (("model_checksum", "models"), ("rows_checksum", "rows")):
+            found = self.stat(name)
+            chains = () if found is None else found
+            recorded = [np.unique(chain[np.isfinite(chain) & (chain != 0)]) for chain in chains]
+            known = [numbers for numbers in recorded if numbers.size]
+            if any(not np.array_equal(numbers, known[0]) for numbers in known):
+                raise ValueError(
+                    f"{self.what} has chains of different {of}. Join chains of the same {of} only."
+                )
 
     @property
     def n_chains(self) -> int:

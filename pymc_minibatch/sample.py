@@ -13,6 +13,7 @@ from pymc.util import RandomState
 from pymc_minibatch.arguments import checked_choice, checked_count, checked_model
 from pymc_minibatch.check import checked
 from pymc_minibatch.in_blocks import sample_in_blocks
+from pymc_minibatch.options import OF_NUTS, check_options, refuse_steps_of_others
 from pymc_minibatch.results import note_made_of
 from pymc_minibatch.steps import SGFS, SGHMC, SGLD, SGNHT, FlyMC, MinibatchMH
 from pymc_minibatch.steps.common import TallStep
@@ -51,9 +52,6 @@ OWN = (
     "idata_kwargs",
 )
 """Options of ``pm.sample`` that are understood here; with others it samples."""
-
-OF_NUTS = ("target_accept", "max_treedepth", "nuts", "nuts_sampler", "init", "n_init", "backend")
-"""Options of ``pm.sample`` that only NUTS has."""
 
 
 def sample(
@@ -148,17 +146,14 @@ def sample(
     checked_choice("fallback", fallback, ("nuts", "error"))
     source = _source_of(model)
     _refuse_options_of_nuts(kwargs, is_nuts=method == "nuts" and step is None)
-    if isinstance(step, type):
-        raise TypeError(
-            f"{step.__name__} is the class of a step. Write step=pmb.{step.__name__}()."
-        )
+    check_options(source.model, step, kwargs | {"random_seed": random_seed}, OWN)
     draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
-    kept = kwargs.get("var_names") or source.names
-    with will_record(kept):
-        wanted = step if step is not None else _step_of(method, fallback, source.model, data)
     options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
     if chains is not None:
         options["chains"] = checked_count("chains", chains, 1)
+    kept = kwargs.get("var_names") or source.names
+    with will_record(kept):
+        wanted = step if step is not None else _step_of(method, fallback, source.model, data)
     if wanted is None:
         if store is not None:
             warn(
@@ -167,7 +162,7 @@ def sample(
                 "are stored.",
             )
         return source.fit(**options)
-    _refuse_steps_of_others(wanted, source.model)
+    refuse_steps_of_others(wanted, source.model)
     with source.model:
         if isinstance(wanted, WaitingStep):
             with will_record(kept):
@@ -229,23 +224,6 @@ def _step_of(method: str, fallback: str, model: Model, data: Any) -> TallStep | 
         return None
     _log.info(f"pmb.sample uses MinibatchMH on {step.n_rows:,} rows: {step.choice}")
     return step
-
-
-def _refuse_steps_of_others(step: Any, model: Model) -> None:
-    """Refuse a step that would sample another model, though its variables have the same names.
-
-    Raises
-    ------
-    ValueError
-        If a step of this package was made for another model.
-    """
-    for each in step if isinstance(step, list | tuple) else [step]:
-        if isinstance(each, TallStep) and each.tall.given_model is not model:
-            kind = type(each).__name__
-            raise ValueError(
-                f"This {kind} was made for another model, which it would sample instead. Pass the "
-                f"model that it was made for, or make the step anew: pmb.{kind}(model=model)."
-            )
 
 
 def _is_whole(step: Any, model: Model) -> bool:
@@ -316,13 +294,14 @@ def resume(
     if foreign := sorted(set(kwargs) - set(OWN) | set(kwargs) & {"initvals"}):
         raise ValueError(f"{foreign[0]} is no option of a run that is continued: leave it out.")
     source, settings = _source_of(model), begun.settings
+    check_options(source.model, step, kwargs, OWN)
     with source.model:
         if step is None:
             kind = {made.__name__: made for made in METHODS.values()}[settings["run_of"]["step"]]
             step = kind(data=data, model=source.model)
         elif isinstance(step, WaitingStep):
             step = step[0]
-        _refuse_steps_of_others(step, source.model)
+        refuse_steps_of_others(step, source.model)
         _check_same_run(step, settings["run_of"], Path(store))
         options = {"var_names": settings["var_names"]} | kwargs
         draws = _draws_in_the_end(begun, draws)

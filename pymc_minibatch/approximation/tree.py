@@ -20,21 +20,12 @@ __all__ = ["tree_of", "variables"]
 
 
 def variables(model: Model, tall: TallModel, var_names: Sequence[str] | None) -> list[str]:
-    """Name the variables of a result: all but transformed ones and those with a value per row.
-
-    Raises
-    ------
-    ValueError
-        If a name is not one of the model.
-    """
+    """Name the variables of a result: all but transformed ones and those with a value per row."""
+    if var_names is not None:
+        return list(var_names)
     known = [var.name for var in (*model.free_RVs, *model.deterministics)]
-    if var_names is None:
-        of_rows = tall.deterministics_of_rows()
-        return [name for name in known if name not in of_rows]
-    for name in var_names:
-        if name not in known:
-            raise ValueError(f"{name} is no variable of the model, which has {known}.")
-    return list(var_names)
+    of_rows = tall.deterministics_of_rows()
+    return [name for name in known if name not in of_rows]
 
 
 def tree_of(

@@ -38,11 +38,20 @@ __all__ = [
     "evaluator",
     "for_few_rows",
     "only_looking",
+    "shaken_outputs",
     "stable_outputs",
 ]
 
 STABLE = RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion", "inplace", "BlasOpt"])
 """PyTensor's rewrites without those that matter for the speed of machine code only."""
+
+
+SHAKEN = 4.0 * float(np.finfo(float).eps)
+"""Relative error of an operation, by which libraries differ as well: a unit in the last place for
+sums and products, a few for log Γ."""
+
+EXACT = (ps.Cast, ps.Identity, ps.Second, ps.Switch, ps.Clip, ps.Abs, ps.Neg)
+"""Operations that round nothing."""
 
 
 class NotVectorizedError(Exception):
@@ -143,6 +152,24 @@ def stable_outputs(
     return evaluator(inputs, outputs).outputs if outputs else lambda *args: []
 
 
+def shaken_outputs(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> Callable[..., Sequence[Any]]:
+    """Build the same with each operation rounded otherwise, at random (Monte Carlo arithmetic).
+
+    What differs is what rounding may do, also where large terms cancel within a row. Graphs that
+    are not evaluated by NumPy are not shaken.
+
+    Reference: Parker (1997), Monte Carlo arithmetic.
+    """
+    found = evaluator(inputs, outputs)
+    if not isinstance(found, Interpreted):
+        return found.outputs
+    rewritten = kept_rewrite(_stable, (list(inputs), list(outputs)))
+    program = _program(FunctionGraph(*rewritten, clone=False), shaken=True)
+    return Interpreted((list(inputs), list(outputs)), program).outputs
+
+
 @lru_cache(maxsize=64)
 def _restored(graph: bytes) -> Interpreted:
     return _interpreted(*pickle.loads(graph))
@@ -164,7 +191,7 @@ def _stable(graph: Graph) -> Graph:
     return list(fgraph.inputs), list(fgraph.outputs)
 
 
-def _program(fgraph: AbstractFunctionGraph) -> _Program:
+def _program(fgraph: AbstractFunctionGraph, shaken: bool = False) -> _Program:
     nodes = fgraph.toposort()
     read = [*(v for node in nodes for v in node.inputs), *fgraph.outputs]
     constants = list(dict.fromkeys(v for v in read if isinstance(v, Constant)))
@@ -175,11 +202,11 @@ def _program(fgraph: AbstractFunctionGraph) -> _Program:
     last_read = {v: node for node in nodes for v in node.inputs if v not in kept}
     steps = [
         _Step(
-            run=_run(node),
+            run=partial(_shake, number, _run(node)) if shaken and _rounds(node) else _run(node),
             reads=[slots[v] for v in node.inputs],
             last=[slots[v] for v in {*node.inputs} if last_read.get(v) is node],
         )
-        for node in nodes
+        for number, node in enumerate(nodes)
     ]
     results = [slots[v] for v in fgraph.outputs]
     return _Program(steps, [v.data for v in constants], results)
@@ -199,6 +226,22 @@ def _run(node: Apply) -> Callable[..., Sequence[Any]]:
     if isinstance(op, HasInnerGraph):
         raise NotVectorizedError(str(op))
     return partial(_perform, op, node)
+
+
+def _rounds(node: Apply) -> bool:
+    """Whether an operation rounds what it returns."""
+    return isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, EXACT)
+
+
+def _shake(number: int, run: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:
+    """Round floating-point results of an operation up or down, by its number."""
+    rng = np.random.default_rng(number)
+    return [
+        value * (1.0 + SHAKEN * rng.choice((-1.0, 1.0), np.shape(value)))
+        if np.issubdtype(np.asarray(value).dtype, np.floating)
+        else value
+        for value in run(*args)
+    ]
 
 
 def _of_blocks(op: Blockwise, node: Apply) -> Callable[..., Sequence[Any]]:

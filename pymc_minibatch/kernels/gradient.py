@@ -20,17 +20,24 @@ from numba.extending import register_jitable
 from pymc_minibatch.jit.entry import answer_signals
 from pymc_minibatch.jit.linking import jit_part
 from pymc_minibatch.jit.pointers import call_array, call_matrix
+from pymc_minibatch.jit.triangular import squared_norm
 from pymc_minibatch.kernels.rows import make_take, put
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
     "DIVERGED",
+    "STRONGEST",
     "add_gradient",
     "diverges",
     "make_draw_gradients",
     "make_estimate",
     "move_inside",
+    "tame",
 ]
+
+STRONGEST = 3.0
+"""Near a wall where the log-density falls to −∞ its gradient has no limit. Once a chain has tuned,
+the push of a step is at most so many times the noise that the step is made for."""
 
 DIVERGED = 1e6
 """A squared drift so many times that of the first step is the mark of a step that diverges."""
@@ -144,6 +151,19 @@ def add_gradient(
     for j in range(active.size):
         mean[j] /= n
         total[j] = base[active[j]] + n_rows * mean[j]
+
+
+@register_jitable
+def tame(push: np.ndarray, most: float) -> None:
+    """Shorten a push that is longer than the most (a tamed Euler scheme).
+
+    Reference: Hutzenthaler, Jentzen and Kloeden (2012), Strong convergence of an explicit numerical
+    method for SDEs with nonglobally Lipschitz continuous coefficients.
+    """
+    length = math.sqrt(squared_norm(push))
+    if length > most:
+        for i in range(push.size):
+            push[i] *= most / length
 
 
 @register_jitable

@@ -23,7 +23,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
-from pymc_minibatch.kernels.gradient import diverges, make_estimate, move_inside
+from pymc_minibatch.kernels.gradient import STRONGEST, diverges, make_estimate, move_inside, tame
 from pymc_minibatch.reference.density import Density
 
 __all__ = ["Momentum", "MomentumState", "make_momentum", "momentum_state"]
@@ -144,6 +144,9 @@ def make_momentum(
             estimate(rng, point, active, density, rows, gradient, noise)
             if tuning:
                 learn_noise(noise, state)
+            multiply_transposed(state.factor, gradient)
+            if bounded and not tuning:
+                tame(gradient, STRONGEST * math.sqrt(dim / epsilon))
             if diverges(kick(gradient, epsilon, state), dim, state.limit):
                 return True, 0.0
             if bounded:
@@ -171,8 +174,7 @@ def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
 
 @register_jitable
 def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
-    """P ← p + h Lᵀ gradient; return the square of the kick."""
-    multiply_transposed(state.factor, gradient)
+    """P ← p + h g, with g = Lᵀ gradient; return the square of the kick."""
     h = math.sqrt(epsilon)
     for j in range(gradient.size):
         state.momentum[j] += h * gradient[j]

@@ -24,7 +24,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from pymc_minibatch.jit.triangular import multiply, multiply_transposed, squared_norm
-from pymc_minibatch.kernels.gradient import diverges, make_estimate, move_inside
+from pymc_minibatch.kernels.gradient import STRONGEST, diverges, make_estimate, move_inside, tame
 from pymc_minibatch.reference.density import Density
 
 __all__ = [
@@ -118,6 +118,8 @@ def make_langevin(ndims: Sequence[int], bounded: bool = False) -> Callable[..., 
             if diverges(epsilon / 4 * squared_norm(step), dim, state.limit):
                 return True, 0.0
             spread = math.sqrt(epsilon)
+            if bounded and not tuning:
+                tame(step, STRONGEST * math.sqrt(dim) * 2 / spread)
             for i in range(dim):
                 moved = epsilon / 2 * step[i]
                 if langevin.noisy[k]:

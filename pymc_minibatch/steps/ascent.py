@@ -17,9 +17,13 @@ JITTER = 0.1
 """Standard deviation by which a chain that climbs starts away from its initial point, in units of
 how far a parameter must move to matter to its prior or to a row, as is the rate below."""
 
-STARTS, CLIMB, MOST_CLIMBS, RATE = 4, 3000, 10, 0.02
+STARTS, CLIMB, MOST_CLIMBS, RATE = 4, 3000, 20, 0.02
 """Starts, of which the best goes on, steps of a climb, most climbs, and how far a parameter may go
 in a step of it. Climbs end when one gains less than 1 in log-density for each parameter."""
+
+STRAIGHT, FASTER = 0.5, 10.0
+"""After a climb that took a parameter so much of the way that all of its steps could, the next one
+takes steps longer by the factor: the mode is far away in the units of a row."""
 
 TRIAL_ROWS = 10_000
 """By which climbs are judged."""
@@ -65,11 +69,16 @@ class Ascent:
         return jit_kept(make_climb(ndims, self.bounded), [repr(ndims), *["bounded"] * self.bounded])
 
     def climb(
-        self, rng: np.random.Generator, flat: np.ndarray, n_steps: int, n_noises: int = 0
+        self,
+        rng: np.random.Generator,
+        flat: np.ndarray,
+        n_steps: int,
+        n_noises: int = 0,
+        faster: float = 1.0,
     ) -> np.ndarray:
         """Move `flat` uphill; return the noise of the gradients of some batches there."""
         rows, noises = np.empty(self.batch_size, np.int64), np.empty((n_noises, self.active.size))
-        rates = RATE * (self.lengths(flat) if n_steps else np.ones(self.active.size))
+        rates = faster * RATE * (self.lengths(flat) if n_steps else np.ones(self.active.size))
         self._kernel(rng, flat, self.active, self.density, n_steps, rates, rows, noises)
         return noises
 
@@ -85,8 +94,13 @@ class Ascent:
         best, flat = max(
             ((self._log_density(flat), flat) for flat in starts), key=lambda found: found[0]
         )
+        faster = 1.0
         for _ in range(MOST_CLIMBS):
-            self.climb(rng, flat, CLIMB)
+            before = flat[self.active].copy()
+            reach = faster * RATE * CLIMB / 2 * self.lengths(flat)  # steps shorten to nothing
+            self.climb(rng, flat, CLIMB, faster=faster)
+            is_far = (np.abs(flat[self.active] - before) > STRAIGHT * reach).any()
+            faster = faster * FASTER if is_far else 1.0
             reached = self._log_density(flat)
             if not reached - best > self.active.size:
                 break

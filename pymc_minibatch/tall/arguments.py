@@ -38,13 +38,13 @@ def checked_point(layout: PointLayout, point: Mapping[str, np.ndarray]) -> np.nd
     return layout.flatten(point)
 
 
-def checked_rows(rows: Sequence[int] | np.ndarray, n_rows: int) -> np.ndarray:
+def checked_rows(rows: Sequence[int] | np.ndarray, n_rows: int, least: int = 0) -> np.ndarray:
     """Return row numbers as an array.
 
     Raises
     ------
     ValueError
-        If they are no whole numbers from 0 to N − 1.
+        If they are no whole numbers from 0 to N − 1, or fewer than `least`.
     """
     given = np.asanyarray(rows)
     if given.dtype.kind == "b":
@@ -52,6 +52,8 @@ def checked_rows(rows: Sequence[int] | np.ndarray, n_rows: int) -> np.ndarray:
     whole = given.dtype.kind in "iu" or given.size == 0
     if given.ndim != 1 or not whole or np.ma.is_masked(given):
         raise ValueError(f"rows must be a list of whole numbers, none masked; got {rows!r}.")
+    if given.size < least:
+        raise ValueError("rows is empty. Pass at least one row number, or leave rows out.")
     outside = np.flatnonzero((given < 0) | (given >= n_rows))
     if outside.size:
         raise ValueError(

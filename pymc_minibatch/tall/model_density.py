@@ -7,7 +7,7 @@ of them. Only if other data are bound to the model, whose graph holds a stand-in
 prior and rows of the split; that was compared with the model's own on the stand-in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import grad
 from pytensor.graph.basic import Variable
 
-from pymc_minibatch.jit.interpreted import stable_outputs
+from pymc_minibatch.jit.interpreted import shaken_outputs, stable_outputs
 from pymc_minibatch.tall.check import only_axis
 from pymc_minibatch.tall.gathered import readable
 from pymc_minibatch.tall.model import TallModel
@@ -29,6 +29,10 @@ __all__ = ["ModelDensity"]
 
 KNOWN_POINTS = 2
 """Points whose log-density is kept: moves that are compared often begin at the same one."""
+
+
+LARGER = 4.0
+"""How many times what one way of rounding differs by is taken for what others may differ by."""
 
 
 class ModelDensity:
@@ -65,10 +69,22 @@ class ModelDensity:
         """Return how far rounding may put off the difference of the last two points evaluated.
 
         Rows log Γ(y + α) − log Γ(α) with α = 10¹⁰ have lost eleven digits, which the size of their
-        sum does not tell: the points are rounded otherwise (:func:`.verify.rounding`).
+        sum does not tell: the points are rounded otherwise (:func:`.verify.rounding`), and each
+        operation is.
         """
-        points = (np.frombuffer(key) for key in self._known)
-        return float(sum(rounding(self._evaluate, point) for point in points))
+        points = [np.frombuffer(key) for key in self._known]
+        return float(sum(rounding(self._evaluate, point) + self._shaken(point) for point in points))
+
+    def _shaken(self, point: np.ndarray) -> float:
+        """Return by how much the value differs if each operation is rounded otherwise."""
+        if self.tall.is_bound:
+            return 0.0
+        evaluate, arrays = self._shaken_graph
+        with np.errstate(all="ignore"):
+            moved = LARGER * abs(
+                float(np.sum(evaluate(point, arrays))) - self._known[point.tobytes()]
+            )
+        return moved if np.isfinite(moved) else 0.0
 
     def _evaluate(self, point: np.ndarray) -> float:
         with np.errstate(all="ignore"):
@@ -103,14 +119,21 @@ class ModelDensity:
         return self._tiled(self._inputs[0])
 
     @cached_property
+    def _shaken_graph(self) -> tuple[TiledGraph, list[np.ndarray]]:
+        """The same, rounded otherwise."""
+        return self._tiled(self._inputs[0], shaken_outputs)
+
+    @cached_property
     def _gradient(self) -> tuple[TiledGraph, list[np.ndarray]]:
         """The same for the gradient."""
         return self._tiled(grad(self._inputs[0], self.tall.flat, disconnected_inputs="ignore"))
 
-    def _tiled(self, output: Any) -> tuple[TiledGraph, list[np.ndarray]]:
+    def _tiled(
+        self, output: Any, build: Callable[..., Any] = stable_outputs
+    ) -> tuple[TiledGraph, list[np.ndarray]]:
         _, inputs, arrays = self._inputs
         axes = [only_axis(values.shape, self.tall.n_rows) for values in arrays]
-        graph = TiledGraph([self.tall.flat, *inputs], output, axes, stable_outputs, in_threads=True)
+        graph = TiledGraph([self.tall.flat, *inputs], output, axes, build, in_threads=True)
         return graph, arrays
 
     @cached_property

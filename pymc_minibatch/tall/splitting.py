@@ -482,8 +482,11 @@ class Splitting(ABC):
         if np.isnan(rows).any():
             return False
         evaluate = compile_python([self.flat], [self.bind(self.full_term, {})])
-        with np.errstate(invalid="ignore"):
-            term = evaluate(self.start)
+        try:
+            with np.errstate(invalid="ignore"):
+                term = evaluate(self.start)
+        except IMPOSSIBLE:  # PyMC's check of the parameters of these rows
+            return False
         return term.shape == finite.shape and bool(np.isfinite(term[~finite]).all())
 
     def bind(self, term: Variable, replace: Mapping[Variable, Variable]) -> Variable:

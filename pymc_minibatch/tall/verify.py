@@ -8,8 +8,8 @@ that rows are parabolas. A claim is decided here, by four rules.
   vanishes for every s, and p(s) − p(0) is what its slope and curvature say.
 - *Scale-free.* Lengths are counted in standard deviations, and an entry is compared with its own
   size, never with another entry, and never with a number in units of the data. What rounding adds
-  is
-  estimated: by how much a value changes if the point at which it is computed is rounded otherwise.
+  is estimated: by how much a value changes if the point at which it is computed, or each operation,
+  is rounded otherwise.
 - *Every entry.* Each entry of each array counts.
 - *Undecided is false.* What is finite in one of two functions has to be finite in the other.
 
@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from pytensor.graph.basic import Variable
+
+from pymc_minibatch.jit.interpreted import evaluator, shaken_outputs
 
 __all__ = [
     "LENGTHS",
@@ -29,6 +32,7 @@ __all__ = [
     "compare",
     "quadratic",
     "rounding",
+    "rounding_of_rows",
     "uneven",
 ]
 
@@ -166,6 +170,24 @@ def rounding(function: Function, point: np.ndarray, value: Any = None) -> np.nda
         moved = np.asarray(function(point * (1.0 + SHAKEN * UNIT * way)), float)
         error = np.maximum(error, 4.0 * np.nan_to_num(np.abs(moved - value), nan=0.0, posinf=0.0))
     return error
+
+
+def rounding_of_rows(
+    graph: tuple[Sequence[Variable], Sequence[Variable]],
+    points: Iterable[np.ndarray],
+    batch: Sequence[np.ndarray],
+) -> float:
+    """Estimate what rounding does to a row, summed over points: operations are rounded otherwise.
+
+    A row y η − eᵞ with a count of 10⁹ has lost ten digits, however the point is rounded.
+    """
+    rows, shaken = evaluator(*graph), shaken_outputs(*graph)
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for point in points:
+            away = np.abs(shaken(point, *batch)[0] - rows(point, *batch))
+            total += float(np.nan_to_num(away, nan=0.0, posinf=0.0).max(initial=0.0))
+    return total
 
 
 def quadratic(
