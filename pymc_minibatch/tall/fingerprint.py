@@ -30,7 +30,7 @@ from pymc_minibatch.tall.slicing import data_leaves, leaf_value
 if TYPE_CHECKING:
     from pymc_minibatch.tall.model import TallModel
 
-__all__ = ["Changes", "Fingerprint", "MadeOf", "SharedValues"]
+__all__ = ["Changes", "Fingerprint", "MadeOf", "SharedValues", "check_lengths"]
 
 ADDRESS = " at 0x"
 """In the description of an object that is another one in each process."""
@@ -267,6 +267,25 @@ class SharedValues:
             if now is not value and not _equal(now, value):
                 names.append(str(leaf.name or "a shared variable"))
         return names
+
+
+def check_lengths(tall: "TallModel") -> None:
+    """Refuse a split whose model has other numbers of rows by now.
+
+    Raises
+    ------
+    ValueError
+        Naming the data that were set.
+    """
+    for name, given in {} if tall.is_bound else tall.row_inputs.items():
+        if isinstance(given.leaf, SharedVariable):
+            now = given.leaf.get_value(borrow=True).shape
+            if now != given.values.shape:
+                raise ValueError(
+                    f"{name} was set to values of shape {now} since the model was split, when it "
+                    f"had {given.values.shape}. Set it again, or leave out data= to take the data "
+                    "as they are."
+                )
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -29,7 +29,7 @@ from pymc_minibatch.tall.binding import bind_sources, wanted_columns
 from pymc_minibatch.tall.check import SplitCheck, compare_orders, difference
 from pymc_minibatch.tall.checksum import checksum, of_all, of_parts
 from pymc_minibatch.tall.description import described
-from pymc_minibatch.tall.fingerprint import Fingerprint
+from pymc_minibatch.tall.fingerprint import Fingerprint, check_lengths
 from pymc_minibatch.tall.layout import PointLayout
 from pymc_minibatch.tall.mapped import FileWatch
 from pymc_minibatch.tall.missing_responses import without_missing_responses
@@ -478,7 +478,7 @@ def split(model: Model | None, data: Any = None, **options: Any) -> TallModel:
     TypeError
         If there is no model.
     ValueError
-        If the split is of another model.
+        If the split is of another model, or of other rows than the model has by now.
     """
     if not isinstance(data, TallModel):
         return TallModel(model, data=data, **options)
@@ -487,4 +487,5 @@ def split(model: Model | None, data: Any = None, **options: Any) -> TallModel:
             "data is a TallModel of another model. Pass pmb.TallModel(model, data=...) of the "
             "same model, or the data themselves."
         )
+    check_lengths(data)
     return data
