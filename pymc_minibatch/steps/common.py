@@ -332,7 +332,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         except SurpriseError as surprise:
             seen = witness.farthest.n - before
             del self._draws[len(self._draws) - len(points) + seen :]
-            raise stopped(surprise, self.tall.layout, self._draws) from None
+            raise stopped(surprise, self.tall, self._draws) from None
         finally:
             del self._draws[: max(0, len(self._draws) - KEPT_BYTES // max(1, points[0].nbytes))]
 

@@ -49,7 +49,7 @@ from pymc_minibatch.latent.moves.tuners import HyperScale
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.projector import ProjectedCurvature
 from pymc_minibatch.latent.recognition import find_field
-from pymc_minibatch.latent.search import FewRows, LatentReference, search
+from pymc_minibatch.latent.search import FewRows, search
 from pymc_minibatch.latent.skew_transform import SkewTransform, find_tails
 from pymc_minibatch.latent.smoothing import rows_have_kinks
 from pymc_minibatch.latent.surrogate import PredictorState, Surrogate

@@ -107,3 +107,25 @@ def test_a_mode_on_a_wall_is_found(form, sds):
     wall = walls.FORMS[form](sds)
     found = pmb.find_reference(wall.model, progressbar=False)
     np.testing.assert_allclose(found.flat, walls.MODE, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [pmb.SGLD, pmb.SGHMC, pmb.SGNHT])
+def test_a_gradient_without_a_limit_throws_no_draw_far_away(kind):
+    """The density falls to zero like the distance from the wall, one sd below the mode."""
+    y = np.random.default_rng(1).normal(size=3000)
+    wall, sd = y.mean(), 1 / np.sqrt(y.size)
+    grid = np.linspace(wall, wall + 9 * sd, 100_001)
+    density = (grid - wall) * np.exp(-0.5 * ((grid - wall) / sd) ** 2)
+    mean = np.average(grid, weights=density)
+    true = np.sqrt(np.average((grid - mean) ** 2, weights=density))
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 10, initval=wall + sd)
+        pm.Potential("wall", pt.log(mu - wall))
+        pm.Normal("y", mu, 1.0, observed=y)
+        idata = pm.sample(
+            3000, tune=1000, chains=2, cores=1, step=kind(), random_seed=1, progressbar=False
+        )
+    draws = idata.posterior["mu"].values
+    assert abs(draws.mean() - mean) < 0.2 * true
+    assert 0.9 < draws.std() / true < 1.2
+    assert draws.max() < mean + 8 * true
