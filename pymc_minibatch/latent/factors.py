@@ -6,7 +6,8 @@ stride, or its level plus a multiple of their number. Gathered terms whose level
 are of one factor. All rows are looked at.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,10 @@ from pymc_minibatch.jit.compiled import jit_kept
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall.passes import over_chunks
 
-__all__ = ["Factor", "find_factors"]
+__all__ = ["Factor", "find_factors", "is_same_block", "with_joined_levels"]
+
+WIDEST = 32
+"""Entries of a level that are joined at most: its block of the curvature is a full matrix."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,41 @@ def find_factors(rows: RowFunctions, data: Sequence[np.ndarray]) -> list[Factor]
         if all(uses.count(block) == 1 for block in own)
     ]
     return sorted(factors, key=lambda factor: -factor.n_levels)
+
+
+def with_joined_levels(
+    factors: Sequence[Factor], shapes: Sequence[tuple[int, ...]]
+) -> list[Factor]:
+    """Return factors, and after each of them its levels joined, as variables may have them.
+
+    Of effects ``u[person, trait]`` a row reads one entry. If traits are correlated, those of a
+    person are one level, whichever of them a row reads.
+
+    Parameters
+    ----------
+    factors
+        What rows read.
+    shapes
+        Those of the model's variables.
+    """
+    return [each for factor in factors for each in (factor, *_joined(factor, shapes))]
+
+
+def is_same_block(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether levels have the same entries of φ, however they are joined."""
+    return one.size == other.size and np.array_equal(np.sort(one, None), np.sort(other, None))
+
+
+def _joined(factor: Factor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Factor]:
+    size = factor.n_levels
+    lengths = {n for shape in shapes if len(shape) > 1 and math.prod(shape) == size for n in shape}
+    for n_levels in sorted(lengths):
+        width = size // n_levels
+        if factor.entries.shape[1] == 1 and 1 < width <= WIDEST and n_levels > 1:
+            entries = factor.entries.ravel()
+            yield Factor(entries.reshape(n_levels, width), factor.row_levels // width)
+            across = np.ascontiguousarray(entries.reshape(width, n_levels).T)
+            yield Factor(across, factor.row_levels % n_levels)
 
 
 def _levels(

@@ -12,6 +12,7 @@ Breslow and Clayton (1993), Approximate inference in generalized linear mixed mo
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,9 @@ DENSE_SHARE = 0.25
 
 LONGEST = 1.0
 """How far a hyperparameter moves in one turn, on its unconstrained scale."""
+
+RUN = 4.0
+"""After so many of the longest moves of h turns are looked at again."""
 
 LONGEST_EXACTLY = 4.0
 """The same where an expansion is right everywhere."""
@@ -85,14 +89,53 @@ class LaplaceSearch:
         self.rows.widen(point)
         self.climb = Climb()
         try:
-            surrogate = self.climb_field(self.rows.expand(point))
-            for _ in range(TURNS):
+            surrogate = first = self.climb_field(self.rows.expand(point))
+            for number in range(TURNS):
                 surrogate, length, shift = self.turn(surrogate)
+                first = surrogate if number == 0 else first
                 self.refuse_known(surrogate)
                 if length < CLOSE and shift < CLOSE:
                     break
+            if self._ran_off(first, surrogate):
+                surrogate = self._climbed_surely(first)
         except NoFieldError:
             surrogate = self.climb_over_kinks(self.rows.expand(point))
+        return surrogate
+
+    def _ran_off(self, first: Surrogate, last: Surrogate) -> bool:
+        """Whether turns have led to where the marginal is lower than after the first of them.
+
+        Expansions about a field that lags behind h may lead on and on: where traits of a person are
+        taken for one, say, or a scale for zero.
+        """
+        hyper = self.field.hyper
+        if np.abs(last.center[hyper] - first.center[hyper]).max(initial=0.0) < RUN * LONGEST:
+            return False
+        values = []
+        for surrogate in (first, last):
+            with suppress(NoFieldError):
+                climbed = self.climb_field(surrogate)
+                values.append(climbed.log_marginal(climbed.center[hyper]))
+        return len(values) == 2 and values[0] > values[1] + 1.0
+
+    def _climbed_surely(self, surrogate: Surrogate) -> Surrogate:
+        """Climb h by steps after which the marginal, with the field at its mode, is higher."""
+        self.climb, hyper = Climb(), self.field.hyper
+        surrogate = self.climb_field(surrogate)
+        value, longest = surrogate.log_marginal(surrogate.center[hyper]), LONGEST
+        for _ in range(TURNS):
+            here = surrogate.center[hyper]
+            there = self.climb(surrogate.log_marginal, here, longest)
+            shift, moved = np.abs(there - here).max(initial=0.0), -math.inf
+            with suppress(NoFieldError, np.linalg.LinAlgError):
+                climbed = self.climb_field(self.rows.expand(surrogate.conditional(there).point))
+                moved = climbed.log_marginal(there)
+            if moved > value:
+                surrogate, value, longest = climbed, moved, min(LONGEST, 2.0 * longest)
+            else:
+                longest = 0.25 * min(longest, float(shift))
+            if shift < CLOSE:
+                break
         return surrogate
 
     def turn(self, surrogate: Surrogate) -> tuple[Surrogate, float, float]:

@@ -7,7 +7,7 @@ import numpy as np
 from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.latent.angles import Angles
 from pymc_minibatch.latent.cholesky import refuse_large
-from pymc_minibatch.latent.factors import Factor, find_factors
+from pymc_minibatch.latent.factors import Factor, find_factors, is_same_block, with_joined_levels
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.recognition import find_field, has_effects
@@ -111,10 +111,12 @@ def _located_by_derivatives(
     rows = RowFunctions(structure)
     # Threads of BLAS cost more than they save on matrices of this size.
     with one_blas_thread():
-        factors = find_factors(rows, tall.data)
-        entries = [factor.entries for factor in factors]
+        own = find_factors(rows, tall.data)
+        candidates = with_joined_levels(own, tall.layout.shapes)
+        entries = [factor.entries for factor in candidates]
         scalars = np.empty(0, dtype=np.int64) if parabolic is None else parabolic.scalars
         field = find_field(tall, structure, entries, scalars)
+        factors = _taken(candidates, own, field)
         if parabolic is None:
             _refuse_many(field, structure)
         start = field.derivatives.phi(field.derivatives.coordinates.from_model(tall.start))
@@ -129,6 +131,20 @@ def _located_by_derivatives(
         field.shifts = find_shifts(field, rows, tall.data, reference.surrogate.center)
         tall.verify_at(mode)
     return LatentModel(rows, factors, reference, parabolic)
+
+
+def _taken(candidates: list[Factor], own: list[Factor], field: LatentField) -> list[Factor]:
+    """Return factors as the field has them; of those that it has not, as rows read them."""
+    swept = [levels.rows for levels in field.levels]
+    return [
+        factor
+        for factor in candidates
+        if any(factor.entries is rows for rows in swept)
+        or (
+            any(factor is each for each in own)
+            and not any(is_same_block(factor.entries, rows) for rows in swept)
+        )
+    ]
 
 
 def _refuse_many(field: LatentField, structure: RowStructure) -> None:

@@ -22,6 +22,7 @@ from pymc_minibatch.jit.interpreted import evaluator
 from pymc_minibatch.latent.claims import ROUNDING, Probes, find_probes, spread_of
 from pymc_minibatch.latent.coordinates import find_coordinates
 from pymc_minibatch.latent.derivatives import Derivatives
+from pymc_minibatch.latent.factors import is_same_block
 from pymc_minibatch.latent.field import NOTHING, PROBES, LatentField, with_values
 from pymc_minibatch.latent.grouping import (
     RTOL_OF_FIELD,
@@ -66,7 +67,8 @@ def find_field(
         The model and what its rows read.
     factors
         For each grouping factor the positions in φ of the entries of each of its levels, shape
-        (levels, q'); the largest whose effects are conditionally independent is eliminated.
+        (levels, q'); the largest whose effects are conditionally independent is eliminated. If
+        levels are there several times, joined in several ways, the finest such are taken.
     scalars : ndarray of int64
         Positions in φ that hyperparameters alone are to determine; no layout has them.
 
@@ -92,6 +94,8 @@ def find_field(
     names: list[str] = []
     eliminated: set[str] = set()
     for groups in sorted(factors, key=lambda g: -g.shape[0]):
+        if any(is_same_block(groups, each.rows) for each in swept):
+            continue
         found = effects_of_factor(tall, derivatives, probes, rng, latent_names, groups)
         if found is None:
             continue

@@ -1335,3 +1335,36 @@ def test_scales_of_hyperparameters_far_from_zero_are_those_of_the_draws() -> Non
     assert scale.mean == pytest.approx(draws.mean(axis=0), rel=0.1)
     assert scale.cholesky[0, 0] == pytest.approx(1.0, rel=0.2)
     assert 0 < scale.cholesky[1, 1] < 1e-18
+
+
+def traits_of_persons(transposed: bool) -> pm.Model:
+    """Items of two traits that are correlated: a row reads one of a person's traits."""
+    rng = np.random.default_rng(6)
+    n_persons, n_items = 800, 30
+    trait = np.arange(n_items) % 2
+    traits = rng.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], n_persons)
+    slope, level = np.exp(rng.normal(0, 0.3, n_items)), rng.normal(0, 1, n_items)
+    person, item = (v.ravel() for v in np.meshgrid(range(n_persons), range(n_items), indexing="ij"))
+    y = rng.binomial(1, 1 / (1 + np.exp(level[item] - slope[item] * traits[person, trait[item]])))
+    with pm.Model() as model:
+        rho = pm.Uniform("rho", -1, 1)
+        z = pm.Normal("z", 0, 1, shape=(2, n_persons) if transposed else (n_persons, 2))
+        first, second = (z[0], z[1]) if transposed else (z[:, 0], z[:, 1])
+        parts = [first, rho * first + pt.sqrt(1 - rho**2) * second]
+        read = pt.stack(parts, axis=0 if transposed else 1)
+        read = read[trait[item], person] if transposed else read[person, trait[item]]
+        a, b = pm.LogNormal("a", 0, 0.5, shape=n_items), pm.Normal("b", 0, 2, shape=n_items)
+        pm.Bernoulli("y", logit_p=a[item] * read - b[item], observed=y)
+    return model
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_traits_of_a_person_are_one_level_whichever_a_row_reads(transposed: bool) -> None:
+    """And the search does not follow expansions that lag to a correlation of one."""
+    located = locate(TallModel(traits_of_persons(transposed)), 1.0)
+    field = located.reference.surrogate.field
+    assert field.latent.groups.shape == (800, 2)
+    assert [factor.entries.shape for factor in located.factors] == [(800, 2), (30, 2)]
+    persons = np.repeat(np.arange(800), 30)
+    np.testing.assert_array_equal(located.factors[0].row_levels, persons)
+    assert np.abs(located.reference.hyper - np.log(3.0)).max() < 1.5  # ran to 9.6
