@@ -40,7 +40,7 @@ from pymc_minibatch.jit.cores import n_cores
 from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.derivatives import Derivatives
-from pymc_minibatch.latent.factors import find_factors
+from pymc_minibatch.latent.factors import find_factors, with_joined_levels
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.layout import BorderAndBlocks
 from pymc_minibatch.latent.sampler import LatentSampler
@@ -148,9 +148,10 @@ class FieldIntegral:
         self.whole = WholeDecisions(self.surrogate, rows, data, [], temperature, level_rows=None)
         self.levels: GroupEffects | None = None
         self._looked_at: set[bytes] = set()
-        layout = self.field.latent
+        layout, shapes = self.field.latent, sampler.tall.layout.shapes
+        factors = with_joined_levels(find_factors(rows, data), shapes)
         for levels in self.field.levels if layout.groups.shape[1] in NODES else ():
-            for factor in find_factors(rows, data) if levels.latent is layout.groups else ():
+            for factor in factors if levels.latent is layout.groups else ():
                 if np.array_equal(factor.entries, levels.rows):
                     self.levels, self.row_levels = levels, factor.row_levels.astype(np.intp)
         self.border = np.zeros(layout.dense.size)

@@ -202,7 +202,7 @@ def _program(fgraph: AbstractFunctionGraph, shaken: bool = False) -> _Program:
     last_read = {v: node for node in nodes for v in node.inputs if v not in kept}
     steps = [
         _Step(
-            run=partial(_shake, number, _run(node)) if shaken and _rounds(node) else _run(node),
+            run=partial(_shake, number, _run(node)) if shaken and _is_inexact(node) else _run(node),
             reads=[slots[v] for v in node.inputs],
             last=[slots[v] for v in {*node.inputs} if last_read.get(v) is node],
         )
@@ -228,7 +228,7 @@ def _run(node: Apply) -> Callable[..., Sequence[Any]]:
     return partial(_perform, op, node)
 
 
-def _rounds(node: Apply) -> bool:
+def _is_inexact(node: Apply) -> bool:
     """Whether an operation rounds what it returns."""
     return isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, EXACT)
 

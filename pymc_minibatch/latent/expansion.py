@@ -229,8 +229,8 @@ def _concave(second: list[np.ndarray], k: int) -> list[np.ndarray]:
     for i in range(k):
         for j in range(k):
             whole[:, i, j] = second_by(second, i, j)
-    bent = -absolute(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
-    return [bent[:, i, j] for i in range(k) for j in range(i + 1)]
+    concave_part = -absolute(np.nan_to_num(whole, posinf=0.0, neginf=0.0))
+    return [concave_part[:, i, j] for i in range(k) for j in range(i + 1)]
 
 
 def semidefinite(blocks: np.ndarray) -> np.ndarray:

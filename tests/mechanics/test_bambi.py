@@ -382,3 +382,18 @@ def test_a_result_of_other_rows(frame):
             pmb.predict(idata, model=model, new_rows=new)
     with pytest.raises(ValueError, match="missing or of another type"):
         pmb.predict(idata, model=fitted, new_rows=new.astype(str))
+
+
+@pytest.mark.parametrize("level", ["other", None])
+def test_a_level_of_a_slope_that_is_new_is_refused(level):
+    """Formulae gives it no effect, as if it were the mean of the group."""
+    rng = np.random.default_rng(8)
+    frame = pd.DataFrame(
+        {"kind": rng.choice(["a", "b", "c"], 600), "group": rng.choice(["p", "q", "r", "s"], 600)}
+    )
+    frame["y"] = rng.poisson(2.0, 600)
+    model, idata = fitted("y ~ 1 + (0 + kind | group)", frame)
+    new_rows = frame.iloc[:4].copy()
+    new_rows.loc[new_rows.index[2], "kind"] = level
+    with pytest.raises(ValueError, match=r"Row 2 of new_rows has .* in column kind"):
+        pmb.predict(idata, new_rows, model=model)
