@@ -392,7 +392,8 @@ def test_a_level_of_a_slope_that_is_new_is_refused(level):
         {"kind": rng.choice(["a", "b", "c"], 600), "group": rng.choice(["p", "q", "r", "s"], 600)}
     )
     frame["y"] = rng.poisson(2.0, 600)
-    model, idata = fitted("y ~ 1 + (0 + kind | group)", frame)
+    model = bambi.Model("y ~ 1 + (0 + kind | group)", frame, family="poisson")
+    idata = pmb.sample(model, 20, 20, 1, method="minibatch", progressbar=False)
     new_rows = frame.iloc[:4].copy()
     new_rows.loc[new_rows.index[2], "kind"] = level
     with pytest.raises(ValueError, match=r"Row 2 of new_rows has .* in column kind"):
