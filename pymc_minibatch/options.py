@@ -20,7 +20,16 @@ __all__ = ["OF_NUTS", "check_labels", "check_names", "check_options", "refuse_st
 OF_NUTS = ("target_accept", "max_treedepth", "nuts", "nuts_sampler", "init", "n_init", "backend")
 """Options of ``pm.sample`` that only NUTS has."""
 
-SEEDS = (int, np.integer, np.random.Generator, np.random.RandomState, Sequence, np.ndarray)
+SEEDS = (
+    int,
+    np.integer,
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.SeedSequence,
+    np.random.RandomState,
+    Sequence,
+    np.ndarray,
+)
 
 
 def check_options(
@@ -48,6 +57,7 @@ def check_options(
     """
     _check_step(step)
     known = {*signature(pm.sample).parameters, *OF_NUTS, *own} - {"kwargs"}
+    known |= {str(kind.name) for kind in pm.STEP_METHODS if getattr(kind, "name", None)}
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -76,8 +86,9 @@ def check_options(
 def _check_step(step: Any) -> None:
     for each in step if isinstance(step, list | tuple) else [step]:
         if isinstance(each, type) and issubclass(each, BlockedStep):
+            package = "pmb" if issubclass(each, TallStep) else "pm"
             raise TypeError(
-                f"{each.__name__} is the class of a step. Write step=pmb.{each.__name__}()."
+                f"{each.__name__} is the class of a step. Write step={package}.{each.__name__}()."
             )
         if each is not None and not isinstance(each, BlockedStep | CompoundStep | WaitingStep):
             raise TypeError(
@@ -128,8 +139,8 @@ def check_names(model: Model, names: Any) -> None:
 
 
 def _check_initvals(model: Model, initvals: Any) -> None:
-    known = {v.name: v for v in (*model.unobserved_RVs, *model.value_vars)}
-    for each in initvals if isinstance(initvals, list | tuple) else [initvals]:
+    known = {v.name: v for v in (*model.value_vars, *model.named_vars.values())}
+    for each in initvals if isinstance(initvals, list | tuple | np.ndarray) else [initvals]:
         if each is not None and not isinstance(each, Mapping):
             raise TypeError(f"initvals must be a dict, or a list of dicts; got {each!r}.")
         unknown = [str(name) for name in each or () if str(name) not in known]
@@ -153,8 +164,13 @@ def check_labels(model: Model) -> None:
     ValueError
         Naming the dimension.
     """
+    used = {dim for dims in model.named_vars_to_dims.values() for dim in dims}
     for dim, labels in model.coords.items():
-        if labels is not None and any(isinstance(label, list | tuple) for label in labels):
+        if (
+            dim in used
+            and labels is not None
+            and any(isinstance(label, list | tuple) for label in labels)
+        ):
             raise ValueError(
                 f"coords of {dim} are lists or tuples, which a result cannot have as labels. Join "
                 "each to a string, for example."

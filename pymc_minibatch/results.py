@@ -77,7 +77,10 @@ class Result:
     def _refuse_joined(self) -> None:
         """Refuse chains of different models or rows, as far as they have recorded these."""
         for name, of in (("model_checksum", "models"), ("rows_checksum", "rows")):
-            found = self.stat(name)
+            try:
+                found = self.stat(name)
+            except ValueError:  # stats of other draws, which matter to those who read them
+                return
             chains = () if found is None else found
             recorded = [np.unique(chain[np.isfinite(chain) & (chain != 0)]) for chain in chains]
             known = [numbers for numbers in recorded if numbers.size]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,7 +147,8 @@ def sample(
     checked_choice("fallback", fallback, ("nuts", "error"))
     source = _source_of(model)
     _refuse_options_of_nuts(kwargs, is_nuts=method == "nuts" and step is None)
-    check_options(source.model, step, kwargs | {"random_seed": random_seed}, OWN)
+    known = (*OWN, *source.options)
+    check_options(source.model, step, kwargs | {"random_seed": random_seed}, known)
     draws, tune = checked_count("draws", draws, 1), checked_count("tune", tune, 0)
     options = {"draws": draws, "tune": tune, "random_seed": random_seed} | kwargs
     if chains is not None:
@@ -374,6 +376,9 @@ class _Source:
     names: Sequence[str] | None = None
     """Variables that a result keeps if nobody names others; None for all."""
 
+    options: Sequence[str] = ()
+    """Options beside those of ``pm.sample``."""
+
     def __init__(self, model: Model | None) -> None:
         self.model = checked_model(model)
 
@@ -395,6 +400,7 @@ class _BambiSource(_Source):
             bambi.build()
         super().__init__(bambi.backend.model)
         self.bambi, params = bambi, bambi.family.likelihood.params
+        self.options = list(signature(bambi.fit).parameters)
         left = [each.name for each in self.model.deterministics if each.name in params]
         self.names = [each.name for each in self.model.unobserved_RVs if each.name not in left]
 

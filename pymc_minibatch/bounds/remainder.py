@@ -44,9 +44,9 @@ PAIRS = 2000
 TRIAL_ROWS = 500
 ROUNDING = 1e-9
 
-NOISE = 4.0
-"""Remainders may differ by so much of what rounding does to rows: those of large counts are small
-differences of large terms."""
+NOISE = 16.0
+"""Remainders may differ by so many times what one way of rounding does to a row: those of large
+counts are small differences of large terms."""
 
 NONE = np.empty(0, dtype=np.int64)
 

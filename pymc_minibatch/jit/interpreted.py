@@ -50,8 +50,12 @@ SHAKEN = 4.0 * float(np.finfo(float).eps)
 """Relative error of an operation, by which libraries differ as well: a unit in the last place for
 sums and products, a few for log Γ."""
 
-EXACT = (ps.Cast, ps.Identity, ps.Second, ps.Switch, ps.Clip, ps.Abs, ps.Neg)
-"""Operations that round nothing."""
+EXACT = (
+    *(ps.Cast, ps.Identity, ps.Second, ps.Switch, ps.Clip, ps.Abs, ps.Neg, ps.Sign),
+    *(ps.Maximum, ps.Minimum, ps.Floor, ps.Ceil, ps.Trunc),
+    *(ps.RoundHalfToEven, ps.RoundHalfAwayFromZero),
+)
+"""Operations that add no rounding error."""
 
 
 class NotVectorizedError(Exception):
@@ -155,10 +159,11 @@ def stable_outputs(
 def shaken_outputs(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> Callable[..., Sequence[Any]]:
-    """Build the same with each operation rounded otherwise, at random (Monte Carlo arithmetic).
+    """Build the same with operations rounded otherwise, at random (Monte Carlo arithmetic).
 
-    What differs is what rounding may do, also where large terms cancel within a row. Graphs that
-    are not evaluated by NumPy are not shaken.
+    What differs is what rounding may do, also where large terms cancel within a row. It concerns
+    operations on what the first input, the point, changes: rows may be looked up by what is made of
+    data alone. Graphs that are not evaluated by NumPy are not shaken.
 
     Reference: Parker (1997), Monte Carlo arithmetic.
     """
@@ -200,9 +205,10 @@ def _program(fgraph: AbstractFunctionGraph, shaken: bool = False) -> _Program:
     slots = {variable: position for position, variable in enumerate(variables)}
     kept = {*given, *fgraph.outputs}
     last_read = {v: node for node in nodes for v in node.inputs if v not in kept}
+    inexact = set(_inexact(fgraph)) if shaken else set()
     steps = [
         _Step(
-            run=partial(_shake, number, _run(node)) if shaken and _is_inexact(node) else _run(node),
+            run=partial(_shake, number, _run(node)) if node in inexact else _run(node),
             reads=[slots[v] for v in node.inputs],
             last=[slots[v] for v in {*node.inputs} if last_read.get(v) is node],
         )
@@ -228,9 +234,15 @@ def _run(node: Apply) -> Callable[..., Sequence[Any]]:
     return partial(_perform, op, node)
 
 
-def _is_inexact(node: Apply) -> bool:
-    """Whether an operation rounds what it returns."""
-    return isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, EXACT)
+def _inexact(fgraph: AbstractFunctionGraph) -> Iterator[Apply]:
+    """List operations that round what the first input changes."""
+    changed = {fgraph.inputs[0]}
+    for node in fgraph.toposort():
+        if changed.isdisjoint(node.inputs):
+            continue
+        changed.update(node.outputs)
+        if isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, EXACT):
+            yield node
 
 
 def _shake(number: int, run: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:

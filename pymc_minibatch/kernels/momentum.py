@@ -145,10 +145,11 @@ def make_momentum(
             if tuning:
                 learn_noise(noise, state)
             multiply_transposed(state.factor, gradient)
+            if diverges(epsilon * squared_norm(gradient), dim, state.limit):
+                return True, 0.0
             if bounded and not tuning:
                 tame(gradient, STRONGEST * math.sqrt(dim / epsilon))
-            if diverges(kick(gradient, epsilon, state), dim, state.limit):
-                return True, 0.0
+            kick(gradient, epsilon, state)
             if bounded:
                 drift(point, active, epsilon, density, state, before, gradient)
                 share = bath(rng, epsilon, settings.noisy[k], state, settings)
@@ -173,12 +174,11 @@ def learn_noise(noise: np.ndarray, state: MomentumState) -> None:
 
 
 @register_jitable
-def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> float:
-    """P ← p + h g, with g = Lᵀ gradient; return the square of the kick."""
+def kick(gradient: np.ndarray, epsilon: float, state: MomentumState) -> None:
+    """P ← p + h g, with g = Lᵀ gradient."""
     h = math.sqrt(epsilon)
     for j in range(gradient.size):
         state.momentum[j] += h * gradient[j]
-    return epsilon * squared_norm(gradient)
 
 
 @register_jitable

@@ -86,7 +86,7 @@ class RowExpander:
         counts = np.zeros(field.derivatives.phi(tall.start).size)
         for factor in factors:
             of_levels = np.bincount(factor.row_levels, minlength=factor.n_levels)
-            counts[factor.entries] = of_levels[:, None]
+            counts[factor.entries] = factor.share * of_levels[:, None]
         return cls(tall, field, rows, temperature, tall.data, counts, RowBudget())
 
     @property

@@ -32,10 +32,13 @@ class Factor:
         Positions in φ of the entries of each level.
     row_levels : ndarray of int32, shape (N,)
         The level of each row.
+    share : float
+        Of a level's entries, how many a row reads.
     """
 
     entries: np.ndarray
     row_levels: np.ndarray
+    share: float = 1.0
 
     @property
     def n_levels(self) -> int:
@@ -131,9 +134,10 @@ def _joined(factor: Factor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Facto
         width = size // n_levels
         if factor.entries.shape[1] == 1 and 1 < width <= WIDEST and n_levels > 1:
             entries = factor.entries.ravel()
-            yield Factor(entries.reshape(n_levels, width), factor.row_levels // width)
+            along = entries.reshape(n_levels, width)
+            yield Factor(along, factor.row_levels // width, 1.0 / width)
             across = np.ascontiguousarray(entries.reshape(width, n_levels).T)
-            yield Factor(across, factor.row_levels % n_levels)
+            yield Factor(across, factor.row_levels % n_levels, 1.0 / width)
 
 
 def _levels(

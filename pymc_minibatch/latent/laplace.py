@@ -111,25 +111,33 @@ class LaplaceSearch:
         hyper = self.field.hyper
         if np.abs(last.center[hyper] - first.center[hyper]).max(initial=0.0) < RUN * LONGEST:
             return False
-        values = []
-        for surrogate in (first, last):
-            with suppress(NoFieldError):
-                climbed = self.climb_field(surrogate)
+        values, is_known, self.is_known = [], self.is_known, None
+        try:
+            for surrogate in (first, last):
+                climbed = self.proper(self.climb_field(surrogate))
                 values.append(climbed.log_marginal(climbed.center[hyper]))
-        return len(values) == 2 and values[0] > values[1] + 1.0
+        except (NoFieldError, np.linalg.LinAlgError):
+            return False
+        finally:
+            self.is_known = is_known
+        return math.isfinite(values[1]) and values[0] > values[1] + 1.0
 
     def _climbed_surely(self, surrogate: Surrogate) -> Surrogate:
         """Climb h by steps after which the marginal, with the field at its mode, is higher."""
         self.climb, hyper = Climb(), self.field.hyper
-        surrogate = self.climb_field(surrogate)
+        self.rows.widen(surrogate.center)
+        surrogate = self.proper(self.climb_field(self.rows.expand(surrogate.center)))
         value, longest = surrogate.log_marginal(surrogate.center[hyper]), LONGEST
         for _ in range(TURNS):
             here = surrogate.center[hyper]
             there = self.climb(surrogate.log_marginal, here, longest)
             shift, moved = np.abs(there - here).max(initial=0.0), -math.inf
             with suppress(NoFieldError, np.linalg.LinAlgError):
-                climbed = self.climb_field(self.rows.expand(surrogate.conditional(there).point))
+                climbed = self.rows.expand(surrogate.conditional(there).point)
+                climbed = self.proper(self.climb_field(climbed))
                 moved = climbed.log_marginal(there)
+            if self.rows.budget.left < 0.0:
+                raise NoFieldError("The search has read as many rows as it may.")
             if moved > value:
                 surrogate, value, longest = climbed, moved, min(LONGEST, 2.0 * longest)
             else:

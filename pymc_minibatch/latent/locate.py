@@ -136,7 +136,7 @@ def _located_by_derivatives(
 def _taken(candidates: list[Factor], own: list[Factor], field: LatentField) -> list[Factor]:
     """Return factors as the field has them; of those that it has not, as rows read them."""
     swept = [levels.rows for levels in field.levels]
-    return [
+    taken = [
         factor
         for factor in candidates
         if any(factor.entries is rows for rows in swept)
@@ -145,6 +145,7 @@ def _taken(candidates: list[Factor], own: list[Factor], field: LatentField) -> l
             and not any(is_same_block(factor.entries, rows) for rows in swept)
         )
     ]
+    return sorted(taken, key=lambda factor: -factor.n_levels)
 
 
 def _refuse_many(field: LatentField, structure: RowStructure) -> None:

@@ -105,9 +105,9 @@ def find_modes(tall: TallModel, latent_model: LatentModel) -> list[LatentReferen
     for near in _candidates(known, few, starts):
         if len(found) == MOST_MODES:
             break
-        if is_known(near):
-            continue
         with suppress(NoFieldError, KnownModeError, np.linalg.LinAlgError, FloatingPointError):
+            if is_known(near):
+                continue
             other = search(
                 tall,
                 field,
@@ -144,10 +144,10 @@ def _candidates(
     least = known.log_density(center) - LEAST_DENSITY
     of_few: list[LatentReference] = []
     for start in (center, *starts):
-        if start is not center and known.log_density(start) > least:
-            yield start
-            continue
         with suppress(NoFieldError, np.linalg.LinAlgError, FloatingPointError):
+            if start is not center and known.log_density(start) > least:
+                yield start
+                continue
             mode = few.mode(start)
             point = mode.surrogate.center
             if any(_is_same(other, point) for other in of_few):

@@ -177,7 +177,7 @@ def _climbed(
             # A mode on a wall may lie beyond it by rounding.
             return (theta + step if density.is_possible(theta + step) else theta), True
         share = min(1.0, longest / np.abs(step / density.units).max())
-        longest *= LONGER
+        longest *= LONGER if share < 1.0 else 1.0
         for _ in range(HALVINGS):
             moved = density.value_gradient(theta + share * step, rows)
             if moved[0] > value + LEAST_RISE * share * rise:

@@ -102,6 +102,8 @@ class Ascent:
             is_far = (np.abs(flat[self.active] - before) > STRAIGHT * reach).any()
             faster = faster * FASTER if is_far else 1.0
             reached = self._log_density(flat)
+            if not reached >= best:
+                flat[self.active] = before
             if not reached - best > self.active.size:
                 break
             best = reached

@@ -279,12 +279,13 @@ def check_lengths(tall: "TallModel") -> None:
     """
     for name, given in {} if tall.is_bound else tall.row_inputs.items():
         if isinstance(given.leaf, SharedVariable):
-            now = given.leaf.get_value(borrow=True).shape
-            if now != given.values.shape:
+            values = given.leaf.get_value(borrow=True)
+            now = values.shape[given.axis] if given.axis < values.ndim else 0
+            if now != len(given.values):
                 raise ValueError(
-                    f"{name} was set to values of shape {now} since the model was split, when it "
-                    f"had {given.values.shape}. Set it again, or leave out data= to take the data "
-                    "as they are."
+                    f"{name} was set to values of shape {values.shape} since the model was split "
+                    f"with {len(given.values):,} rows. Set it again, or leave out data= to take "
+                    "the data as they are."
                 )
 
 

@@ -176,18 +176,18 @@ def rounding_of_rows(
     graph: tuple[Sequence[Variable], Sequence[Variable]],
     points: Iterable[np.ndarray],
     batch: Sequence[np.ndarray],
-) -> float:
-    """Estimate what rounding does to a row, summed over points: operations are rounded otherwise.
+) -> np.ndarray:
+    """Estimate what rounding does to rows, summed over points: operations are rounded otherwise.
 
     A row y η − eᵞ with a count of 10⁹ has lost ten digits, however the point is rounded.
     """
     rows, shaken = evaluator(*graph), shaken_outputs(*graph)
-    total = 0.0
+    total: Any = 0.0
     with np.errstate(all="ignore"):
         for point in points:
             away = np.abs(shaken(point, *batch)[0] - rows(point, *batch))
-            total += float(np.nan_to_num(away, nan=0.0, posinf=0.0).max(initial=0.0))
-    return total
+            total = total + np.nan_to_num(away, nan=0.0, posinf=0.0)
+    return np.asarray(total)
 
 
 def quadratic(

@@ -9,6 +9,7 @@ import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
+from pymc_minibatch.options import check_options
 
 
 def made(seed: int = 1, name: str = "mu", coords: Any = None) -> pm.Model:
@@ -54,7 +55,8 @@ def test_a_wrong_option_is_refused_before_work_starts(case: str):
 
 @pytest.mark.usefixtures("no_set_up")
 def test_labels_that_results_have_not_are_refused():
-    model = made(coords={"pair": [(1, 2), (3, 4)]})
+    with pm.Model(coords={"pair": [(1, 2), (3, 4)]}) as model:
+        pm.Normal("y", pm.Normal("b", dims="pair").sum(), 1.0, observed=np.zeros(20_000))
     with pytest.raises(ValueError, match="coords of pair are lists or tuples"):
         pmb.sample(model)
     with pytest.raises(ValueError, match="coords of pair are lists or tuples"):
@@ -143,3 +145,34 @@ def test_data_of_another_length_are_refused_beside_an_earlier_split():
     for of in (pmb.loo, pmb.predict):
         with pytest.raises(ValueError, match=r"x was set to values of shape \(100,\)"):
             of(idata, model=model, data=step.tall)
+
+
+def test_options_of_bambi_and_of_pymc_steps_are_known():
+    import bambi
+    import pandas as pd
+
+    frame = pd.DataFrame({"y": np.random.default_rng(6).normal(size=200)})
+    model = bambi.Model("y ~ 1", frame)
+    options: dict[str, Any] = {"method": "nuts", "progressbar": False, "random_seed": 1}
+    idata = pmb.sample(model, 20, 20, 1, omit_offsets=False, **options)
+    assert idata.posterior.sizes["draw"] == 20
+    check_options(made(), None, {"metropolis": {"scaling": 2.0}}, ())
+
+
+def test_labels_that_no_variable_has_are_no_matter():
+    model = made(coords={"pair": [(1, 2), (3, 4)]})
+    pmb.sample(model, 20, 20, 1, progressbar=False, random_seed=np.random.SeedSequence(1))
+
+
+@pytest.mark.parametrize("shape", [(3, 20_000), (20_000, 3)])
+def test_a_split_has_the_rows_of_data_along_any_axis(shape: tuple[int, int]):
+    X = np.random.default_rng(7).normal(size=shape)
+    with pm.Model() as model:
+        data = pm.Data("X", X)
+        read = data if shape[1] == 3 else data.T
+        pm.Normal(
+            "y", pm.math.dot(read, pm.Normal("b", shape=3)), 1.0, observed=X.max(shape.index(3))
+        )
+        step = pmb.MinibatchMH()
+    idata = pmb.sample(model, 50, 50, 1, step=step, progressbar=False)
+    assert np.isfinite(pmb.loo(idata, model=model, data=step.tall).elpd)

@@ -28,6 +28,6 @@ def test_rounding_of_rows_is_that_of_their_largest_terms():
             pm.Poisson("y", pm.math.exp(pm.Normal("b", 0, 20)), observed=counts)
         tall = pmb.TallModel(model)
         points = [np.array([np.log(counts.mean())])]
-        found.append(rounding_of_rows(tall.batch_graph, points, [counts]))
+        found.append(np.median(rounding_of_rows(tall.batch_graph, points, [counts])))
     assert found[0] < 1e-11
     assert 1e-6 < found[1] < 1e-3
