@@ -30,6 +30,7 @@ SEEDS = (
     Sequence,
     np.ndarray,
 )
+"""Types of seeds that NumPy and PyMC take."""
 
 
 def check_options(

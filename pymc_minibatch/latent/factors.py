@@ -33,7 +33,7 @@ class Factor:
     row_levels : ndarray of int32, shape (N,)
         The level of each row.
     share : float
-        Of a level's entries, how many a row reads.
+        Which share of a level's entries a row reads.
     """
 
     entries: np.ndarray

@@ -96,13 +96,13 @@ class LaplaceSearch:
                 self.refuse_known(surrogate)
                 if length < CLOSE and shift < CLOSE:
                     break
-            if self._ran_off(first, surrogate):
+            if self._overshot(first, surrogate):
                 surrogate = self._climbed_surely(first)
         except NoFieldError:
             surrogate = self.climb_over_kinks(self.rows.expand(point))
         return surrogate
 
-    def _ran_off(self, first: Surrogate, last: Surrogate) -> bool:
+    def _overshot(self, first: Surrogate, last: Surrogate) -> bool:
         """Whether turns have led to where the marginal is lower than after the first of them.
 
         Expansions about a field that lags behind h may lead on and on: where traits of a person are
