@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from pymc.model import Model
+from pymc.sampling.mcmc import sample as pymc_sample
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 
 from pymc_minibatch.arguments import checked_choice, checked_count
@@ -57,7 +58,7 @@ def check_options(
         If a value is out of range or names a variable that the model has not.
     """
     _check_step(step)
-    known = {*signature(pm.sample).parameters, *OF_NUTS, *own} - {"kwargs"}
+    known = {*signature(pymc_sample).parameters, *OF_NUTS, *own} - {"kwargs"}
     known |= {str(kind.name) for kind in pm.STEP_METHODS if getattr(kind, "name", None)}
     for name in options:
         if name not in known:
