@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +22,7 @@ from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.jit.memory import SHARE, free_bytes, require_memory
 from pymc_minibatch.latent import arrowhead
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact
-from pymc_minibatch.latent.batched import absolute, factor_blocks
+from pymc_minibatch.latent.batched import absolute, factor_blocks, multiply_blocks
 from pymc_minibatch.latent.expansion_sums import (
     ExpansionSums,
     GatheredEntries,
@@ -31,7 +31,7 @@ from pymc_minibatch.latent.expansion_sums import (
     meetings_of,
     second_by,
 )
-from pymc_minibatch.latent.layout import ArrowheadLayout
+from pymc_minibatch.latent.layout import ArrowheadLayout, BorderAndBlocks
 from pymc_minibatch.reference.rows import DesignTerms, RowFunctions
 
 __all__ = [
@@ -81,6 +81,9 @@ class Expansion:
     psd_shift : ndarray, shape (G, q', q')
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.
+    dense_shift : ndarray, shape (P_dense, P_dense), optional
+        By how much more than at φ̂ the log-likelihood bends by the dense part on average over the
+        field, if it does not bend downwards at φ̂. It is no part of the expansion either.
     common : callable, optional
         What scalars that all rows share add to the log-likelihood, and by what they multiply slope
         and curvature, ``φ -> (float, float)``.
@@ -95,8 +98,22 @@ class Expansion:
     mean_correction: np.ndarray
     smoothing_correction: np.ndarray
     psd_shift: np.ndarray
+    dense_shift: np.ndarray | None = None
     common: Callable[[np.ndarray], tuple[float, float]] | None = None
     is_exact: bool = False
+
+    @cached_property
+    def shifted(self) -> ArrowheadMatrix:
+        """The curvature that proposals have: with both shifts."""
+        curvature = self.curvature
+        dense = curvature.dense if self.dense_shift is None else curvature.dense + self.dense_shift
+        with np.errstate(invalid="ignore"):  # where rows are impossible
+            return ArrowheadMatrix(dense, curvature.cross, curvature.blocks + self.psd_shift)
+
+    def times_shifts(self, dense: np.ndarray, groups: np.ndarray) -> BorderAndBlocks:
+        """Return the product of both shifts with parts of a vector."""
+        of_dense = np.zeros(dense.size) if self.dense_shift is None else self.dense_shift @ dense
+        return of_dense, multiply_blocks(self.psd_shift, groups)
 
     def shared(self, phi: np.ndarray) -> tuple[float, float]:
         """Return what scalars add, and by what they multiply the second order."""

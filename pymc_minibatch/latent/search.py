@@ -184,11 +184,8 @@ def _again_if_possible(
 ) -> tuple[Surrogate, np.ndarray] | None:
     if not near.hyper.size or variational.rows.functions.kinked:
         return None
-    surrogate = near.surrogate
     with suppress(NoFieldError, np.linalg.LinAlgError):
-        return variational.from_near(
-            surrogate.center, surrogate.expansion.mean_correction, near.hyper_cholesky
-        )
+        return variational.from_near(near.surrogate, near.hyper_cholesky)
     return None
 
 

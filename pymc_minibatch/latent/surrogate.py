@@ -96,8 +96,6 @@ class Surrogate:
     ) -> None:
         self.tall, self.field, self.expansion, self.center = tall, field, expansion, center
         self.cubics = cubics
-        with np.errstate(invalid="ignore"):  # where rows are impossible
-            self._shifted = expansion.curvature.blocks + expansion.psd_shift
         self._joined: tuple[Matrix, ProjectedCurvature] | None = None
         self.kinks: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -200,7 +198,7 @@ class Surrogate:
 
     def factored_later(self, hyper: np.ndarray, damping: float = 0.0) -> Conditional:
         """Return the same Gaussian before it is factored, which may yet fail."""
-        field, curvature = self.field, self.expansion.curvature
+        field, curvature, shifted = self.field, self.expansion.curvature, self.expansion.shifted
         here = self.center.copy()
         here[field.hyper] = hyper
         projector = field.projector_at(here)
@@ -209,12 +207,12 @@ class Surrogate:
         _, factor = self.expansion.shared(phi)
 
         def dense_later() -> Matrix:
-            of_rows = _scaled(factor, projector.project_dense(joined, self._shifted))
+            of_rows = _scaled(factor, projector.project_dense(joined, shifted.blocks))
             dense = prior_precision.dense + of_rows
             return dense if self.kinks is None else dense + self.kinks[1]
 
         def cross_later() -> Matrix:
-            of_rows = _scaled(factor, projector.project_cross(joined, self._shifted))
+            of_rows = _scaled(factor, projector.project_cross(joined, shifted.blocks))
             return added(prior_precision.cross, of_rows)
 
         of_prior = field.latent.split(field.derivatives.prior_gradient(here))
@@ -228,7 +226,7 @@ class Surrogate:
             field.latent,
             here,
             blocks=prior_precision.blocks
-            + _scaled(factor, projector.project_blocks(self._shifted)),
+            + _scaled(factor, projector.project_blocks(shifted.blocks)),
             dense_later=dense_later,
             cross_later=cross_later,
             slope=(of_dense + of_rows[0], of_prior[1] + of_rows[1]),
@@ -246,7 +244,7 @@ class Surrogate:
         if self._joined is None or self._joined[0] is not projector.dense:
             self._joined = (
                 projector.dense,
-                ProjectedCurvature(self.expansion.curvature, projector.dense),
+                ProjectedCurvature(self.expansion.shifted, projector.dense),
             )
         return self._joined[1]
 
@@ -259,7 +257,8 @@ class Surrogate:
         """
         expansion, rows = self.expansion, self.field.rows
         dense, groups = rows.split(expansion.slope + expansion.mean_correction - predictor.curved)
-        groups -= multiply_blocks(expansion.psd_shift, (predictor.phi - given.phi)[rows.groups])
+        shifts = expansion.times_shifts(*rows.split(predictor.phi - given.phi))
+        dense, groups = dense - shifts[0], groups - shifts[1]
         by = given.factor_of_rows
         of_rows = given.projector.transposed(by * dense, by * groups)
         away = self.field.latent.split(point - given.here)
@@ -326,12 +325,10 @@ class Surrogate:
         cubic = self.cubic(levels.rows)
         if cubic is not None:
             ratios += self.of_third_order(cubic, after) - self.of_third_order(cubic, before)
-        if levels.rows is self.field.rows.groups:
-            for sign, phi in ((0.5, after.phi), (-0.5, before.phi)):
-                away = (phi - given.phi)[levels.rows]
-                ratios += sign * inner_products(
-                    away, multiply_blocks(self.expansion.psd_shift, away)
-                )
+        moved, between = after.phi - before.phi, 0.5 * (after.phi + before.phi) - given.phi
+        shifted, rows = np.zeros(moved.size), self.field.rows
+        rows.put(shifted, *self.expansion.times_shifts(*rows.split(between)))
+        ratios += inner_products(moved[levels.rows], shifted[levels.rows])
         if levels.prior is not None:
             here, there = map(self.field.derivatives.coordinates.to_model, points)
             ratios += levels.prior.logp(there) - levels.prior.logp(here)

@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+from scipy import sparse
 
+from pymc_minibatch.latent.expansion import Expansion
 from pymc_minibatch.latent.expectation import average, by_expectation
 from pymc_minibatch.latent.laplace import (
     CLOSE,
@@ -44,6 +46,9 @@ EACH, MOST_LEFT = 3, 0.9
 """Extrapolate (Aitken) after this many turns; each leaves at most this of a step."""
 
 HALVINGS = 11
+
+FALL = 1.0
+"""Nats by which the bound falls from a turn to the next, at least, if that leads nowhere."""
 
 FAR = 1.0
 """From how many standard deviations on the mean of the field is not taken for its mode."""
@@ -114,7 +119,7 @@ class VariationalSearch:
             averaged, cholesky = self.with_levels_averaged(self.rows.expand(self.first))
             return self.mean.higher_orders(averaged), cholesky
 
-    def from_near(self, near: np.ndarray, correction: np.ndarray, cholesky: np.ndarray) -> Found:
+    def from_near(self, near: Surrogate, cholesky: np.ndarray) -> Found:
         """Do the same from where nearly the same rows have their mean.
 
         The covariance of h is theirs unless it has moved.
@@ -122,9 +127,7 @@ class VariationalSearch:
         Parameters
         ----------
         near
-            That place.
-        correction
-            What moves the mean there from the mode.
+            The expansion of those.
         cholesky
             The lower factor of the covariance of h.
 
@@ -136,9 +139,11 @@ class VariationalSearch:
         covariance = cholesky @ cholesky.T
         self.laplace.climb.curvature = np.linalg.inv(covariance)
         sd = np.sqrt(np.diagonal(covariance))
-        start = self.laplace.proper(with_mean_correction(self.rows.expand(near), correction))
-        present = self._turns(start, sd, concave=False)
-        moved = np.abs(present.center - near)[self.field.hyper]
+        known, there = near.expansion, self.rows.expand(near.center)
+        start = with_mean_correction(there, known.mean_correction)
+        start.expansion = replace(start.expansion, dense_shift=known.dense_shift)
+        present = self._turns(self.laplace.proper(start), sd, concave=False)
+        moved = np.abs(present.center - near.center)[self.field.hyper]
         if np.any(moved > STILL * sd):
             cholesky = self.laplace.covariance_cholesky(present)
         corrected, away = self.mean.with_higher_orders(self._at_averages(present))
@@ -178,29 +183,53 @@ class VariationalSearch:
         return surrogate, self.laplace.covariance_cholesky(surrogate)
 
     def _about_concave_rows(self, point: np.ndarray) -> Found:
-        return self._about_averages(self.rows.expand(point, concave=True), concave=True)
+        """Average over concave rows, and once they lead nowhere, over the rows as they are.
+
+        Rows that are too steep leave too little of the field: scales of rows fit them too well.
+        """
+        surrogate = self.rows.expand(point, concave=True)
+        with suppress(np.linalg.LinAlgError):
+            start = self._turns(surrogate, self._widths(surrogate), concave=True, while_rising=True)
+            return self._about_averages(start, concave=False)
+        return self._about_averages(surrogate, concave=True)
 
     def _about_averages(self, surrogate: Surrogate, concave: bool) -> Found:
-        climb, hyper = self.laplace.climb, surrogate.center[self.field.hyper]
-        sd = widths_of_marginal(surrogate, hyper, climb.widths)
-        climb.correct(sd)
-        present = self._turns(surrogate, sd, concave)
+        present = self._turns(surrogate, self._widths(surrogate), concave)
         return self._at_averages(present), self.laplace.covariance_cholesky(present)
+
+    def _widths(self, surrogate: Surrogate) -> np.ndarray:
+        """Return the standard deviations of h, by which it is climbed from now on."""
+        climb = self.laplace.climb
+        sd = widths_of_marginal(surrogate, surrogate.center[self.field.hyper], climb.widths)
+        climb.correct(sd)
+        return sd
 
     def _at_averages(self, present: Surrogate) -> Surrogate:
         """Expand where averages have their mode, with what they add to the slope."""
         there = self.rows.expand(present.center)
         correction = present.expansion.slope - there.expansion.slope
-        return self.laplace.proper(with_mean_correction(there, correction))
+        about = with_mean_correction(there, correction)
+        with suppress(np.linalg.LinAlgError):
+            about = self.laplace.proper(about)
+            if about.factored_later(about.center[self.field.hyper]).is_proper:
+                return about
+        return self.laplace.proper(_with_average_curvature(about, present.expansion))
 
-    def _turns(self, surrogate: Surrogate, sd: np.ndarray, concave: bool) -> Surrogate:
-        """Average rows and climb in turns, until h, of known standard deviations, is still."""
+    def _turns(
+        self, surrogate: Surrogate, sd: np.ndarray, concave: bool, while_rising: bool = False
+    ) -> Surrogate:
+        """Average rows and climb in turns, until h, of known standard deviations, is still.
+
+        If only while the bound is rising, it ends as soon as that falls by more than chance.
+        """
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
         last, bound = surrogate, -np.inf
         for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
             if reached < bound - tolerated_error(present):
                 return self._turned_back(last, start.center, bound, concave)
+            if while_rising and reached < bound - FALL:
+                return last
             last, bound = present, max(bound, reached)
             hyper = self.laplace.climb_hyper(present, is_last=True)
             given = present.conditional(hyper)
@@ -260,6 +289,19 @@ def _recentered(surrogate: Surrogate, point: np.ndarray) -> Surrogate:
     slope = expansion.slope - surrogate.curvature_product(phi - expansion.at)
     moved = replace(expansion, at=phi, slope=slope)
     return Surrogate(surrogate.tall, surrogate.field, moved, point)
+
+
+def _with_average_curvature(surrogate: Surrogate, average: Expansion) -> Surrogate:
+    """Return a surrogate whose proposals have the average curvature by the dense part.
+
+    Where the field has its mean, scales of rows and what multiplies many effects may bend the
+    log-likelihood upwards.
+    """
+    dense = surrogate.expansion.curvature.dense
+    if sparse.issparse(dense):
+        return surrogate
+    shifted = replace(surrogate.expansion, dense_shift=average.curvature.dense - dense)
+    return Surrogate(surrogate.tall, surrogate.field, shifted, surrogate.center, surrogate.cubics)
 
 
 def _limit(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarray:

@@ -41,10 +41,15 @@ type Positions = tuple[np.ndarray, ...]
 MOST_PARTS = 32
 """Of rows that are put together; each is evaluated for all rows if they have nothing in common."""
 
+LEAST_PRODUCTS = 3
+"""Coefficients of parts, from which number on rows gather their own; a row reads those of all parts
+if they are fewer."""
+
 
 def taken_first(graphs: Sequence[Variable]) -> list[Any]:
     """Return graphs with the same values, in which rows are taken before anything is computed."""
-    taking, replaced, most = _Taking(), {}, _most_rows(graphs)
+    most = _most_rows(graphs)
+    taking, replaced = _Taking(most), {}
     for node in reversed(io_toposort([], list(graphs))):
         if _puts_together(node, most):
             made = taking.all_of(node.outputs[0])
@@ -63,17 +68,26 @@ def taken_first(graphs: Sequence[Variable]) -> list[Any]:
 
 
 class _Taking:
-    """Entries of arrays; the same ones are taken once."""
+    """Entries of arrays; the same ones are taken once.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    n_rows
+        How many rows there may be.
+    """
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
         self._made: dict[tuple[Variable, int, bytes], Any] = {}
         self._numbers: dict[bytes, Variable] = {}
+        self._computed: dict[Variable, np.ndarray] = {}
 
     def of(self, array: Any, positions: Positions) -> Any:
         """Return the entries of an array; None if nothing is computed row by row in it."""
         if array.owner is None or reads_data_only(array):
             return None
-        if len(positions) == 1 and not _has_rows(array):
+        has_rows = _has_rows(array) or _puts_together(array.owner, self.n_rows)
+        if len(positions) == 1 and not has_rows:
             return None
         return self._through(array.owner, array, positions)
 
@@ -103,16 +117,25 @@ class _Taking:
         node = array.owner
         made = None if node is None else self._through(node, array, positions)
         if made is None or made.type.broadcastable[1:] != array.type.broadcastable[n_axes:]:
-            return self._gathered(array, positions)  # an axis along which all is alike was lost
+            # It takes rows together, or an axis along which all is alike was lost.
+            known = node is not None and reads_data_only(array)
+            return (self._of_computed if known else self._gathered)(array, positions)
         return made
 
     def _of_data(self, leaf: Any, positions: Positions) -> Variable:
-        values = leaf_value(leaf)
+        return self._of_values(leaf, leaf_value(leaf), positions)
+
+    def _of_computed(self, array: Any, positions: Positions) -> Variable:
+        if array not in self._computed:
+            self._computed[array] = _values(array)
+        return self._of_values(array, self._computed[array], positions)
+
+    def _of_values(self, array: Any, values: np.ndarray, positions: Positions) -> Variable:
         own = tuple(
             np.zeros_like(each) if length == 1 else each
             for each, length in zip(positions, values.shape, strict=False)
         )
-        found: Variable = pt.constant(values[own], name=leaf.name, dtype=leaf.type.dtype)
+        found: Variable = pt.constant(values[own], name=array.name, dtype=array.type.dtype)
         return found
 
     def _through(self, node: Apply, array: Any, positions: Positions) -> Any:
@@ -153,6 +176,9 @@ class _Taking:
     def _joined(self, node: Apply, positions: Positions) -> Any:
         """Take entries of arrays that are put after one another: each is of one of them."""
         axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
+        products = [_product_of_data(part) for part in parts] if len(positions) == 1 else []
+        if products and all(products) and len({each for _, each in products}) >= LEAST_PRODUCTS:
+            return self._joined_products(products, positions)
         if axis >= len(positions) or len(parts) > MOST_PARTS:
             return None
         found, start, where = None, 0, positions[axis]
@@ -169,6 +195,24 @@ class _Taking:
             found = own if found is None else chosen(where >= start, found, own)
             start += length
         return found
+
+    def _joined_products(self, products: Sequence[Any], positions: Positions) -> Any:
+        """Take entries of products of data with coefficients that are put after one another.
+
+        Each row reads the coefficients of its own part, as it would of its group.
+        """
+        designs = [_values(design) for design, _ in products]
+        width = max(values.shape[1] for values in designs)
+        padded = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in designs]
+        whole = np.concatenate(padded)[positions[0]]
+        part = np.repeat(np.arange(len(designs)), [len(each) for each in designs])[positions[0]]
+        of_parts = [
+            pt.concatenate([each, np.zeros(width - values.shape[1])])
+            if values.shape[1] < width
+            else each
+            for (_, each), values in zip(products, designs, strict=True)
+        ]
+        return (pt.constant(whole) * pt.stack(of_parts)[self._number(part)]).sum(axis=1)
 
     def _repeated(self, node: Apply, positions: Positions) -> Any:
         """Take entries of an array whose entries are repeated, as often as data say."""
@@ -270,6 +314,22 @@ def _length(array: Any, axis: int = 0) -> int | None:
     return None if length is None else int(length)
 
 
+def _product_of_data(array: Any) -> tuple[Any, Any] | None:
+    """Return the matrix of data and the coefficients of which a vector is the product, if any."""
+    node = array.owner
+    is_column = node is not None and isinstance(node.op, DimShuffle) and node.op.new_order == (0,)
+    if is_column:
+        node = node.inputs[0].owner
+    if node is None or not isinstance(getattr(node.op, "core_op", node.op), Dot):
+        return None
+    design, coefficients = node.inputs
+    if design.type.ndim != 2 or not reads_data_only(design) or not _has_rows(design):
+        return None
+    if coefficients.type.ndim == 2 and coefficients.type.shape[1] == 1:
+        return design, coefficients[:, 0]
+    return (design, coefficients) if coefficients.type.ndim == 1 else None
+
+
 def _selection(node: Apply) -> Positions | None:
     """Return which rows or entries a node takes; None if some come twice, or it does otherwise."""
     op: Any = node.op
@@ -332,10 +392,11 @@ def _values(index: Any) -> np.ndarray:
 
 
 def _has_rows(array: Any) -> bool:
-    """Whether some data of an array have as many entries as itself along its first axis.
+    """Whether some data of an array have as many entries as itself along their first long axis.
 
-    Where the length of the array is not known before it is computed, that of any data is.
+    If the length of the array is not known before it is computed, that of any data will do.
     """
     length = array.type.shape[0]
-    lengths = {n for leaf in data_leaves([array]) for n in leaf_value(leaf).shape[:1] if n > 1}
+    shapes = [leaf_value(leaf).shape for leaf in data_leaves([array])]
+    lengths = {next(n for n in shape if n > 1) for shape in shapes if max(shape, default=0) > 1}
     return bool(lengths) if length is None else length in lengths

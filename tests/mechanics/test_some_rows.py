@@ -228,6 +228,31 @@ def test_rows_that_are_put_together_are_the_same(make, n_gathers):
     assert sum(isinstance(node.op, AdvancedSubtensor) for node in nodes) == n_gathers
 
 
+def smooths_by_site(sizes, widths, rng):
+    """Write a smooth for each site, the bases computed from the days of its rows."""
+    days, parts = [rng.uniform(-1, 1, n) for n in sizes], []
+    for i, (own, width) in enumerate(zip(days, widths, strict=True)):
+        column = pt.as_tensor(own[None, :, None, None])[0, :, :, 0]
+        basis = pt.sin(column * np.arange(1.0, width + 1))
+        weights = pm.Normal(f"w{i}", 0, 1, shape=width)
+        parts.append(pm.math.dot(basis, (weights * pt.exp(0.1 * weights[0]))[:, None])[:, 0])
+    return pt.concatenate(parts)[rng.permutation(sum(sizes))]
+
+
+@pytest.mark.parametrize("widths", [(4, 4, 4), (3, 4, 2)])
+def test_products_that_are_put_together_read_the_coefficients_of_their_own_part(widths):
+    rng, sizes = np.random.default_rng(5), (210, 120, 71)
+    with pm.Model() as model:
+        mean = smooths_by_site(sizes, widths, rng)
+        pm.Normal("y", mean, 1.0, observed=rng.normal(size=sum(sizes)))
+    tall, logp = pmb.TallModel(model), model.compile_logp()
+    assert len(tall.structure.terms) == max(widths)
+    assert all(term.index is not None for term in tall.structure.terms)
+    for _ in range(3):
+        point = {name: rng.normal(size=np.shape(v)) for name, v in model.initial_point().items()}
+        np.testing.assert_allclose(tall.logp(point), logp(point), rtol=1e-9)
+
+
 @pytest.mark.parametrize("holds_data", [False, True])
 def test_a_model_of_rows_that_are_put_together(holds_data):
     """Some rows have one more term, and there may be several columns of rows of data."""
