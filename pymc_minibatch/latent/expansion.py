@@ -110,6 +110,11 @@ class Expansion:
         with np.errstate(invalid="ignore"):  # where rows are impossible
             return ArrowheadMatrix(dense, curvature.cross, curvature.blocks + self.psd_shift)
 
+    @cached_property
+    def is_shifted(self) -> bool:
+        """Whether proposals have another curvature."""
+        return self.dense_shift is not None or bool(self.psd_shift.any())
+
     def times_shifts(self, dense: np.ndarray, groups: np.ndarray) -> BorderAndBlocks:
         """Return the product of both shifts with parts of a vector."""
         of_dense = np.zeros(dense.size) if self.dense_shift is None else self.dense_shift @ dense

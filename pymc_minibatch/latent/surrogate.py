@@ -257,8 +257,9 @@ class Surrogate:
         """
         expansion, rows = self.expansion, self.field.rows
         dense, groups = rows.split(expansion.slope + expansion.mean_correction - predictor.curved)
-        shifts = expansion.times_shifts(*rows.split(predictor.phi - given.phi))
-        dense, groups = dense - shifts[0], groups - shifts[1]
+        if expansion.is_shifted:
+            shifts = expansion.times_shifts(*rows.split(predictor.phi - given.phi))
+            dense, groups = dense - shifts[0], groups - shifts[1]
         by = given.factor_of_rows
         of_rows = given.projector.transposed(by * dense, by * groups)
         away = self.field.latent.split(point - given.here)
@@ -325,10 +326,11 @@ class Surrogate:
         cubic = self.cubic(levels.rows)
         if cubic is not None:
             ratios += self.of_third_order(cubic, after) - self.of_third_order(cubic, before)
-        moved, between = after.phi - before.phi, 0.5 * (after.phi + before.phi) - given.phi
-        shifted, rows = np.zeros(moved.size), self.field.rows
-        rows.put(shifted, *self.expansion.times_shifts(*rows.split(between)))
-        ratios += inner_products(moved[levels.rows], shifted[levels.rows])
+        if self.expansion.is_shifted:
+            moved, between = after.phi - before.phi, 0.5 * (after.phi + before.phi) - given.phi
+            shifted, rows = np.zeros(moved.size), self.field.rows
+            rows.put(shifted, *self.expansion.times_shifts(*rows.split(between)))
+            ratios += inner_products(moved[levels.rows], shifted[levels.rows])
         if levels.prior is not None:
             here, there = map(self.field.derivatives.coordinates.to_model, points)
             ratios += levels.prior.logp(there) - levels.prior.logp(here)

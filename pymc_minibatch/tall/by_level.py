@@ -65,7 +65,7 @@ OF_ENTRIES = (DimShuffle, Elemwise, SpecifyShape, Subtensor)
 SCALES = (ps.Mul, ps.TrueDiv)
 """Operations by which a scale or a height enters."""
 
-MOST_READ = 6
+MOST_READ = 8
 """Numbers that the functions of a level may read: the derivatives of a row are as many as their
 pairs."""
 
