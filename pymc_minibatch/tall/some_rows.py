@@ -176,8 +176,9 @@ class _Taking:
     def _joined(self, node: Apply, positions: Positions) -> Any:
         """Take entries of arrays that are put after one another: each is of one of them."""
         axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
-        products = [_product_of_data(part) for part in parts] if len(positions) == 1 else []
-        if products and all(products) and len({each for _, each in products}) >= LEAST_PRODUCTS:
+        products = [each for each in map(_product_of_data, parts) if each is not None]
+        is_several = len({coefficients for _, coefficients in products}) >= LEAST_PRODUCTS
+        if len(positions) == 1 and is_several and len(products) == len(parts):
             return self._joined_products(products, positions)
         if axis >= len(positions) or len(parts) > MOST_PARTS:
             return None

@@ -105,6 +105,17 @@ def thresholds() -> None:
     pm.OrderedLogistic("y", eta, cut[FEW], observed=np.minimum(COUNTS, 3), compute_p=False)
 
 
+def stretched_thresholds() -> None:
+    """As raters use a scale: each shifts and stretches the thresholds that all have."""
+    shift = pm.HalfNormal("shift_sd", 1) * pm.Normal("shift", shape=G)
+    stretch = pm.math.exp(pm.HalfNormal("stretch_sd", 0.5) * pm.Normal("stretch", shape=G))
+    ordered = pm.distributions.transforms.ordered
+    cut = pm.Normal("cut", 0, 2, shape=5, transform=ordered, initval=np.linspace(-1, 2, 5))
+    own = shift[:, None] + stretch[:, None] * cut
+    answers = np.minimum(COUNTS, 5)
+    pm.OrderedLogistic("y", pm.Normal("b") * X, own[GROUP], observed=answers, compute_p=False)
+
+
 @pytest.mark.parametrize(
     ("declare", "hyper"),
     [
@@ -120,6 +131,7 @@ def thresholds() -> None:
         (beside_a_category, set()),
         (weights_of_a_mixture, {"sd_log__"}),
         (thresholds, {"sd_log__"}),
+        (stretched_thresholds, {"shift_sd_log__", "stretch_sd_log__"}),
     ],
 )
 def test_rows_apply_the_function(declare: Callable[[], None], hyper: set[str]) -> None:
