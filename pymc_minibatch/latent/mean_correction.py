@@ -35,6 +35,9 @@ TOO_FAR = 10.0
 """Standard deviations by which the mean of the field may be from where rows are expanded; one that
 is farther is not believed."""
 
+CHECKED = 2.0
+"""From how many standard deviations on it is seen whether the rows lead there, too."""
+
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
 
@@ -57,13 +60,29 @@ class MeanCorrection:
         """Add higher orders, and what they make of the mean of the field.
 
         Also return how far that is from where rows are expanded: infinity if rows are not finite
-        all over the field.
+        all over the field, or do not agree that the mean is there.
         """
         corrected = self.corrected(self.higher_orders(surrogate))
         if not corrected.expansion.mean_correction.any():
             return corrected, math.inf
         given = corrected.conditional(corrected.center[corrected.field.hyper])
-        return corrected, distance_of_dense(given, corrected.center)
+        away = distance_of_dense(given, corrected.center)
+        if CHECKED < away < TOO_FAR and not 2.0 * self._distance_left(corrected, given) < away:
+            away = math.inf
+        return corrected, away
+
+    def _distance_left(self, corrected: Surrogate, given: Conditional) -> float:
+        """Return how far rows would move the dense part on from its mean, averaged over the field.
+
+        In standard deviations. Where some coefficients are skew, remainders at a few points say
+        little of the mean, and may lead others far away.
+        """
+        derivatives, slopes = corrected.field.derivatives, []
+        for point in opposite_points(corrected, TILT_PAIRS):
+            of_rows = self.rows.expand(point).expansion.slope
+            slopes.append(derivatives.pull(point, of_rows) + derivatives.prior_gradient(point))
+        slope = given.layout.split(np.mean(slopes, axis=0))
+        return float(np.abs(given.factor.solve_lower(*slope)[0]).max(initial=0.0))
 
     def with_higher_orders_if_near(self, surrogate: Surrogate) -> Surrogate:
         """Add higher orders, and what they make of the mean of the field unless that is far off."""
