@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from pymc.model import Model
-from pymc.sampling.mcmc import sample as pymc_sample
+from pymc.sampling.mcmc import sample as pymc_sample  # pm.sample may be wrapped
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 
 from pymc_minibatch.arguments import checked_choice, checked_count

@@ -82,8 +82,9 @@ class Expansion:
         What makes the groups' blocks of the curvature positive semidefinite, where outliers bend
         the log-likelihood of a group upwards. It is no part of the expansion.
     dense_shift : ndarray, shape (P_dense, P_dense), optional
-        By how much more than at φ̂ the log-likelihood bends by the dense part on average over the
-        field, if it does not bend downwards at φ̂. It is no part of the expansion either.
+        What is added to the curvature by the dense part: the average over the field less that at
+        φ̂, if the log-likelihood does not bend downwards there. It is no part of the expansion
+        either.
     common : callable, optional
         What scalars that all rows share add to the log-likelihood, and by what they multiply slope
         and curvature, ``φ -> (float, float)``.
@@ -116,7 +117,7 @@ class Expansion:
         return self.dense_shift is not None or bool(self.psd_shift.any())
 
     def times_shifts(self, dense: np.ndarray, groups: np.ndarray) -> BorderAndBlocks:
-        """Return the product of both shifts with parts of a vector."""
+        """Return the product of both shifts with the dense part and the groups of a vector."""
         of_dense = np.zeros(dense.size) if self.dense_shift is None else self.dense_shift @ dense
         return of_dense, multiply_blocks(self.psd_shift, groups)
 

@@ -35,8 +35,9 @@ TOO_FAR = 10.0
 """Standard deviations by which the mean of the field may be from where rows are expanded; one that
 is farther is not believed."""
 
-CHECKED = 2.0
-"""From how many standard deviations on it is seen whether the rows lead there, too."""
+CHECKED, MOST_LEFT = 2.0, 0.5
+"""From how many standard deviations between them on it is seen whether rows lead to that mean, too;
+and which share of them may be left there."""
 
 MOST_CUBES = 2 * 10**6
 """Factors whose higher orders have more entries than this go without."""
@@ -67,9 +68,10 @@ class MeanCorrection:
             return corrected, math.inf
         given = corrected.conditional(corrected.center[corrected.field.hyper])
         away = distance_of_dense(given, corrected.center)
-        if CHECKED < away < TOO_FAR and not 2.0 * self._distance_left(corrected, given) < away:
-            away = math.inf
-        return corrected, away
+        if not CHECKED < away < TOO_FAR:
+            return corrected, away
+        is_there = self._distance_left(corrected, given) < MOST_LEFT * away
+        return corrected, away if is_there else math.inf
 
     def _distance_left(self, corrected: Surrogate, given: Conditional) -> float:
         """Return how far rows would move the dense part on from its mean, averaged over the field.

@@ -326,7 +326,7 @@ class Surrogate:
         cubic = self.cubic(levels.rows)
         if cubic is not None:
             ratios += self.of_third_order(cubic, after) - self.of_third_order(cubic, before)
-        if self.expansion.is_shifted:
+        if self.expansion.is_shifted:  # no entry of a shift is between two levels of a factor
             moved, between = after.phi - before.phi, 0.5 * (after.phi + before.phi) - given.phi
             shifted, rows = np.zeros(moved.size), self.field.rows
             rows.put(shifted, *self.expansion.times_shifts(*rows.split(between)))
@@ -432,7 +432,11 @@ class Surrogate:
             conditional = self.conditional(hyper)
         except np.linalg.LinAlgError:
             return -np.inf
-        return self.smooth_log_density(conditional.point) - conditional.log_determinant
+        value = self.smooth_log_density(conditional.point) - conditional.log_determinant
+        if self.expansion.dense_shift is not None:  # the Gaussian is not of the expansion alone
+            away, _ = self.field.rows.split(self.phi(conditional.point) - conditional.phi)
+            value -= 0.5 * float(away @ self.expansion.dense_shift @ away)
+        return value
 
 
 def _scaled(factor: float, matrix: Matrix) -> Matrix:

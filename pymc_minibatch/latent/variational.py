@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import sparse
 
-from pymc_minibatch.latent.expansion import Expansion
+from pymc_minibatch.latent.arrowhead import Matrix
 from pymc_minibatch.latent.expectation import average, by_expectation
 from pymc_minibatch.latent.laplace import (
     CLOSE,
@@ -48,7 +48,7 @@ EACH, MOST_LEFT = 3, 0.9
 HALVINGS = 11
 
 FALL = 1.0
-"""Nats by which the bound falls from a turn to the next, at least, if that leads nowhere."""
+"""Nats below its highest value at which the bound counts as falling."""
 
 FAR = 1.0
 """From how many standard deviations on the mean of the field is not taken for its mode."""
@@ -141,7 +141,8 @@ class VariationalSearch:
         sd = np.sqrt(np.diagonal(covariance))
         known, there = near.expansion, self.rows.expand(near.center)
         start = with_mean_correction(there, known.mean_correction)
-        start.expansion = replace(start.expansion, dense_shift=known.dense_shift)
+        if known.dense_shift is not None:
+            start = _with_dense_shift(start, known.dense_shift)
         present = self._turns(self.laplace.proper(start), sd, concave=False)
         moved = np.abs(present.center - near.center)[self.field.hyper]
         if np.any(moved > STILL * sd):
@@ -187,11 +188,11 @@ class VariationalSearch:
 
         Rows that are too steep leave too little of the field: scales of rows fit them too well.
         """
-        surrogate = self.rows.expand(point, concave=True)
+        start = self.rows.expand(point, concave=True)
         with suppress(np.linalg.LinAlgError):
-            start = self._turns(surrogate, self._widths(surrogate), concave=True, while_rising=True)
+            start = self._turns(start, self._widths(start), concave=True, while_rising=True)
             return self._about_averages(start, concave=False)
-        return self._about_averages(surrogate, concave=True)
+        return self._about_averages(start, concave=True)
 
     def _about_averages(self, surrogate: Surrogate, concave: bool) -> Found:
         present = self._turns(surrogate, self._widths(surrogate), concave)
@@ -205,7 +206,13 @@ class VariationalSearch:
         return sd
 
     def _at_averages(self, present: Surrogate) -> Surrogate:
-        """Expand where averages have their mode, with what they add to the slope."""
+        """Expand where averages have their mode, with what they add to the slope.
+
+        Raises
+        ------
+        LinAlgError
+            If the field is not Gaussian there, though with the average curvature.
+        """
         there = self.rows.expand(present.center)
         correction = present.expansion.slope - there.expansion.slope
         about = with_mean_correction(there, correction)
@@ -213,7 +220,10 @@ class VariationalSearch:
             about = self.laplace.proper(about)
             if about.factored_later(about.center[self.field.hyper]).is_proper:
                 return about
-        return self.laplace.proper(_with_average_curvature(about, present.expansion))
+        shift = present.expansion.curvature.dense - there.expansion.curvature.dense
+        about = self.laplace.proper(_with_dense_shift(about, shift))
+        about.conditional(about.center[self.field.hyper])  # or raises
+        return about
 
     def _turns(
         self, surrogate: Surrogate, sd: np.ndarray, concave: bool, while_rising: bool = False
@@ -226,10 +236,10 @@ class VariationalSearch:
         last, bound = surrogate, -np.inf
         for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
-            if reached < bound - tolerated_error(present):
-                return self._turned_back(last, start.center, bound, concave)
             if while_rising and reached < bound - FALL:
                 return last
+            if reached < bound - tolerated_error(present):
+                return self._turned_back(last, start.center, bound, concave)
             last, bound = present, max(bound, reached)
             hyper = self.laplace.climb_hyper(present, is_last=True)
             given = present.conditional(hyper)
@@ -291,16 +301,15 @@ def _recentered(surrogate: Surrogate, point: np.ndarray) -> Surrogate:
     return Surrogate(surrogate.tall, surrogate.field, moved, point)
 
 
-def _with_average_curvature(surrogate: Surrogate, average: Expansion) -> Surrogate:
-    """Return a surrogate whose proposals have the average curvature by the dense part.
+def _with_dense_shift(surrogate: Surrogate, shift: Matrix) -> Surrogate:
+    """Return a surrogate whose proposals bend by the dense part by so much more.
 
     Where the field has its mean, scales of rows and what multiplies many effects may bend the
-    log-likelihood upwards.
+    log-likelihood upwards. On average over the field they do not.
     """
-    dense = surrogate.expansion.curvature.dense
-    if sparse.issparse(dense):
+    if sparse.issparse(shift):
         return surrogate
-    shifted = replace(surrogate.expansion, dense_shift=average.curvature.dense - dense)
+    shifted = replace(surrogate.expansion, dense_shift=shift)
     return Surrogate(surrogate.tall, surrogate.field, shifted, surrogate.center, surrogate.cubics)
 
 

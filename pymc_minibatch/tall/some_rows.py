@@ -41,9 +41,10 @@ type Positions = tuple[np.ndarray, ...]
 MOST_PARTS = 32
 """Of rows that are put together; each is evaluated for all rows if they have nothing in common."""
 
-LEAST_PRODUCTS = 3
-"""Coefficients of parts, from which number on rows gather their own; a row reads those of all parts
-if they are fewer."""
+LEAST_PRODUCTS, MOST_COLUMNS, MOST_PADDED = 3, 32, 2.0
+"""Different coefficients of parts, from which number on rows gather their own; how many each may
+have; and how many times the entries of the data all rows may have. Else a row reads those of all
+parts."""
 
 
 def taken_first(graphs: Sequence[Variable]) -> list[Any]:
@@ -80,7 +81,7 @@ class _Taking:
         self.n_rows = n_rows
         self._made: dict[tuple[Variable, int, bytes], Any] = {}
         self._numbers: dict[bytes, Variable] = {}
-        self._computed: dict[Variable, np.ndarray] = {}
+        self._computed: dict[Variable, Any] = {}
 
     def of(self, array: Any, positions: Positions) -> Any:
         """Return the entries of an array; None if nothing is computed row by row in it."""
@@ -118,17 +119,22 @@ class _Taking:
         made = None if node is None else self._through(node, array, positions)
         if made is None or made.type.broadcastable[1:] != array.type.broadcastable[n_axes:]:
             # It takes rows together, or an axis along which all is alike was lost.
-            known = node is not None and reads_data_only(array)
-            return (self._of_computed if known else self._gathered)(array, positions)
+            known = None if node is None else self._of_computed(array, positions)
+            return self._gathered(array, positions) if known is None else known
         return made
 
     def _of_data(self, leaf: Any, positions: Positions) -> Variable:
         return self._of_values(leaf, leaf_value(leaf), positions)
 
-    def _of_computed(self, array: Any, positions: Positions) -> Variable:
+    def _of_computed(self, array: Any, positions: Positions) -> Any:
+        """Take entries of what is computed from data; None if it is not."""
         if array not in self._computed:
-            self._computed[array] = _values(array)
-        return self._of_values(array, self._computed[array], positions)
+            [found] = data_evaluated([array]) if reads_data_only(array) else [array]
+            self._computed[array] = found
+        found = self._computed[array]
+        if not isinstance(found, Constant | SharedVariable):
+            return None
+        return self._of_values(array, leaf_value(found), positions)
 
     def _of_values(self, array: Any, values: np.ndarray, positions: Positions) -> Variable:
         own = tuple(
@@ -176,10 +182,9 @@ class _Taking:
     def _joined(self, node: Apply, positions: Positions) -> Any:
         """Take entries of arrays that are put after one another: each is of one of them."""
         axis, parts = node.op.axis % node.outputs[0].type.ndim, node.inputs
-        products = [each for each in map(_product_of_data, parts) if each is not None]
-        is_several = len({coefficients for _, coefficients in products}) >= LEAST_PRODUCTS
-        if len(positions) == 1 and is_several and len(products) == len(parts):
-            return self._joined_products(products, positions)
+        products = _products_of_data(node) if len(positions) == 1 else None
+        if products is not None:
+            return self._joined_products(products, positions[0], node.outputs[0].type.dtype)
         if axis >= len(positions) or len(parts) > MOST_PARTS:
             return None
         found, start, where = None, 0, positions[axis]
@@ -197,23 +202,26 @@ class _Taking:
             start += length
         return found
 
-    def _joined_products(self, products: Sequence[Any], positions: Positions) -> Any:
+    def _joined_products(
+        self, products: Sequence[tuple[np.ndarray, Any]], numbers: np.ndarray, dtype: str
+    ) -> Any:
         """Take entries of products of data with coefficients that are put after one another.
 
         Each row reads the coefficients of its own part, as it would of its group.
         """
-        designs = [_values(design) for design, _ in products]
-        width = max(values.shape[1] for values in designs)
-        padded = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in designs]
-        whole = np.concatenate(padded)[positions[0]]
-        part = np.repeat(np.arange(len(designs)), [len(each) for each in designs])[positions[0]]
-        of_parts = [
-            pt.concatenate([each, np.zeros(width - values.shape[1])])
-            if values.shape[1] < width
-            else each
-            for (_, each), values in zip(products, designs, strict=True)
-        ]
-        return (pt.constant(whole) * pt.stack(of_parts)[self._number(part)]).sum(axis=1)
+        lengths, widths = zip(*(design.shape for design, _ in products), strict=True)
+        whole, start = np.zeros((sum(lengths), max(widths))), 0
+        stacked = []
+        for design, coefficients in products:
+            n_rows, width = design.shape
+            whole[start : start + n_rows, :width] = design
+            start += n_rows
+            vector = coefficients if coefficients.type.ndim == 1 else coefficients[:, 0]
+            rest = np.zeros(max(widths) - width, dtype=vector.type.dtype)
+            stacked.append(pt.concatenate([vector, rest]) if rest.size else vector)
+        part = np.repeat(np.arange(len(products)), lengths)[numbers]
+        own = pt.stack(stacked)[self._number(part)]
+        return pt.cast((pt.constant(whole[numbers]) * own).sum(axis=1), dtype)
 
     def _repeated(self, node: Apply, positions: Positions) -> Any:
         """Take entries of an array whose entries are repeated, as often as data say."""
@@ -315,6 +323,29 @@ def _length(array: Any, axis: int = 0) -> int | None:
     return None if length is None else int(length)
 
 
+def _products_of_data(node: Apply) -> list[tuple[np.ndarray, Any]] | None:
+    """Return the data and coefficients of products that a node puts together.
+
+    None if some part is no such product, or rows would not gain by reading those of their own part.
+    """
+    result: Any = node.outputs[0]
+    products = [_product_of_data(part) for part in node.inputs]
+    found = [each for each in products if each is not None]
+    if result.type.ndim != 1 or len(found) < len(products):
+        return None
+    if len({coefficients for _, coefficients in found}) < LEAST_PRODUCTS:
+        return None
+    designs = data_evaluated([design for design, _ in found])
+    if not all(isinstance(each, Constant | SharedVariable) for each in designs):
+        return None  # of random numbers
+    values = [leaf_value(each) for each in designs]
+    width = max(each.shape[1] for each in values)
+    padded = width * sum(map(len, values))
+    if width > MOST_COLUMNS or padded > MOST_PADDED * sum(each.size for each in values):
+        return None
+    return [(each, own) for each, (_, own) in zip(values, found, strict=True)]
+
+
 def _product_of_data(array: Any) -> tuple[Any, Any] | None:
     """Return the matrix of data and the coefficients of which a vector is the product, if any."""
     node = array.owner
@@ -327,7 +358,9 @@ def _product_of_data(array: Any) -> tuple[Any, Any] | None:
     if design.type.ndim != 2 or not reads_data_only(design) or not _has_rows(design):
         return None
     if coefficients.type.ndim == 2 and coefficients.type.shape[1] == 1:
-        return design, coefficients[:, 0]
+        of_vector = coefficients.owner is not None and isinstance(coefficients.owner.op, DimShuffle)
+        vector = coefficients.owner.inputs[0] if of_vector else coefficients
+        return design, vector if vector.type.ndim == 1 else coefficients
     return (design, coefficients) if coefficients.type.ndim == 1 else None
 
 

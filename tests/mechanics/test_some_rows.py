@@ -253,6 +253,32 @@ def test_products_that_are_put_together_read_the_coefficients_of_their_own_part(
         np.testing.assert_allclose(tall.logp(point), logp(point), rtol=1e-9)
 
 
+@pytest.mark.parametrize("as_column", [False, True])
+def test_products_with_the_same_coefficients_stay_products(as_column):
+    """Rows read one vector, however it is written."""
+    rng, sizes = np.random.default_rng(6), (210, 120, 71)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        designs = [rng.normal(size=(n, 3)) for n in sizes]
+        parts = [(x @ beta[:, None])[:, 0] if as_column else pt.dot(x, beta) for x in designs]
+        pm.Normal("y", pt.concatenate(parts), 1.0, observed=rng.normal(size=sum(sizes)))
+    terms = pmb.TallModel(model).structure.terms
+    assert all(term.index is None for term in terms)
+
+
+@pytest.mark.parametrize("width", [40, 3])
+def test_wide_products_are_not_gathered(width):
+    """Rows that are padded to many columns would take more memory than the data."""
+    rng, sizes = np.random.default_rng(7), (300, 120, 71)
+    widths = (2, 2, width) if width > 32 else (width, 40, 2)
+    pairs = list(zip(sizes, widths, strict=True))
+    coefficients = [pt.vector(f"w{i}", shape=(k,)) for i, (_, k) in enumerate(pairs)]
+    parts = [pt.dot(rng.normal(size=pair), w) for pair, w in zip(pairs, coefficients, strict=True)]
+    [found] = taken_first([pt.concatenate(parts) * rng.normal(size=sum(sizes))])
+    nodes = io_toposort(coefficients, [found])
+    assert not any(isinstance(node.op, AdvancedSubtensor | Join) for node in nodes)
+
+
 @pytest.mark.parametrize("holds_data", [False, True])
 def test_a_model_of_rows_that_are_put_together(holds_data):
     """Some rows have one more term, and there may be several columns of rows of data."""

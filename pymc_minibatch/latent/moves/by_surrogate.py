@@ -245,5 +245,9 @@ def along(scale: HyperScale, axis: int) -> np.ndarray:
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: if most hyperparameters have a few effects of their own."""
-    return [Planned(BySurrogate(model))] if model.has_own_scales else []
+    """Return how it enters a scan: if most hyperparameters have a few effects of their own.
+
+    The surrogate must be a density, which its expansion alone is not if that bends upwards.
+    """
+    is_density = model.surrogate.expansion.dense_shift is None
+    return [Planned(BySurrogate(model))] if model.has_own_scales and is_density else []
