@@ -81,7 +81,7 @@ class _Taking:
         self.n_rows = n_rows
         self._made: dict[tuple[Variable, int, bytes], Any] = {}
         self._numbers: dict[bytes, Variable] = {}
-        self._computed: dict[Variable, Any] = {}
+        self._data: dict[Variable, Any] = {}
 
     def of(self, array: Any, positions: Positions) -> Any:
         """Return the entries of an array; None if nothing is computed row by row in it."""
@@ -119,30 +119,23 @@ class _Taking:
         made = None if node is None else self._through(node, array, positions)
         if made is None or made.type.broadcastable[1:] != array.type.broadcastable[n_axes:]:
             # It takes rows together, or an axis along which all is alike was lost.
-            known = None if node is None else self._of_computed(array, positions)
+            known = self._of_data(array, positions) if reads_data_only(array) else None
             return self._gathered(array, positions) if known is None else known
         return made
 
-    def _of_data(self, leaf: Any, positions: Positions) -> Variable:
-        return self._of_values(leaf, leaf_value(leaf), positions)
-
-    def _of_computed(self, array: Any, positions: Positions) -> Any:
-        """Take entries of what is computed from data; None if it is not."""
-        if array not in self._computed:
-            [found] = data_evaluated([array]) if reads_data_only(array) else [array]
-            self._computed[array] = found
-        found = self._computed[array]
-        if not isinstance(found, Constant | SharedVariable):
+    def _of_data(self, array: Any, positions: Positions) -> Any:
+        """Take entries of data, or of what is computed from them; None if that is random."""
+        if array not in self._data:
+            is_leaf = isinstance(array, Constant | SharedVariable)
+            self._data[array] = array if is_leaf else data_evaluated([array])[0]
+        if not isinstance(self._data[array], Constant | SharedVariable):
             return None
-        return self._of_values(array, leaf_value(found), positions)
-
-    def _of_values(self, array: Any, values: np.ndarray, positions: Positions) -> Variable:
+        values = leaf_value(self._data[array])
         own = tuple(
             np.zeros_like(each) if length == 1 else each
             for each, length in zip(positions, values.shape, strict=False)
         )
-        found: Variable = pt.constant(values[own], name=array.name, dtype=array.type.dtype)
-        return found
+        return pt.constant(values[own], name=array.name, dtype=array.type.dtype)
 
     def _through(self, node: Apply, array: Any, positions: Positions) -> Any:
         """Take entries of what an operation reads; None if it takes rows together."""
