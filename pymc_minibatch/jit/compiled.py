@@ -23,7 +23,6 @@ from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_functi
 from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.tensor.rewriting.ofg import inline_symbolic_for_fusion
 
-import pymc_minibatch.jit.special  # noqa: F401 - registers translations
 from pymc_minibatch.jit.branchless import (
     local_branchless,
     local_inlined,
@@ -41,6 +40,7 @@ from pymc_minibatch.jit.lean import (
 from pymc_minibatch.jit.linking import compiled_by_linking, compiled_once
 from pymc_minibatch.jit.matvec import local_matvec
 from pymc_minibatch.jit.patches import PATCHED
+from pymc_minibatch.jit.special import local_float_exponent
 
 __all__ = [
     "NUMBA_MODE",
@@ -70,18 +70,16 @@ SCALARIZE = "scalarize"
 by a function of its own: a call for each entry, which keeps the processor from computing several
 at once. It makes the log-densities of rows 2 to 12 times slower."""
 
-WITH_REWRITES: Mode = (
-    get_mode("NUMBA")
-    .excluding(SCALARIZE)
-    .register(
-        (in2out(local_true_checks), FIRST),
-        *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES)),
-        (in2out(local_inlined), FUSED),
-        (in2out(local_added_up_apart), FUSED + 0.1),
-    )
+PYTENSORS: Mode = get_mode("NUMBA").register((in2out(local_float_exponent), POSITION - 1))
+
+WITH_REWRITES: Mode = PYTENSORS.excluding(SCALARIZE).register(
+    (in2out(local_true_checks), FIRST),
+    *((in2out(rewrite), POSITION + i / 10) for i, rewrite in enumerate(REWRITES)),
+    (in2out(local_inlined), FUSED),
+    (in2out(local_added_up_apart), FUSED + 0.1),
 )
 
-NUMBA_MODE: Mode = WITH_REWRITES if PATCHED else get_mode("NUMBA")
+NUMBA_MODE: Mode = WITH_REWRITES if PATCHED else PYTENSORS
 """PyTensor's Numba mode, with the rewrites of this package unless they are switched off."""
 
 IN_PYTHON = Mode(linker="py", optimizer="minimum_compile")

@@ -1,4 +1,4 @@
-"""Special functions that PyTensor does not translate to Numba.
+"""Functions that PyTensor does not translate to Numba, or not well.
 
 Without a translation PyTensor calls back into Python, and the kernel cannot be kept on disk.
 """
@@ -7,13 +7,18 @@ import math
 from typing import Any
 
 from numba.extending import register_jitable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
+from pytensor.scalar.basic import Pow
 from pytensor.scalar.math import TriGamma
+from pytensor.tensor.basic import cast
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_minibatch.jit.reached import reached_number
 
-__all__ = ["trigamma"]
+__all__ = ["local_float_exponent", "trigamma"]
 
 SMALLEST = 1e-150
 """Numbers whose squares are not zero."""
@@ -42,3 +47,20 @@ def trigamma(x: float) -> float:
 @register_funcify_and_cache_key(TriGamma)
 def _funcify_trigamma(op: TriGamma, node: Any, **kwargs: Any) -> tuple[Any, str]:
     return trigamma, scalar_op_cache_key(op, source=reached_number(trigamma))
+
+
+@node_rewriter([Elemwise])
+def local_float_exponent(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Raise doubles to powers that are doubles, too.
+
+    Numba raises an exception at 0.0 to the power of the whole number −1, as a derivative of powers
+    of a number that has become zero has it.
+    """
+    op: Any = node.op
+    base, exponent = node.inputs[0], node.inputs[-1]
+    if not isinstance(op.scalar_op, Pow) or base.type.dtype != "float64":
+        return None
+    if exponent.type.dtype not in ("int8", "int16", "int32", "int64"):
+        return None
+    found: list[Variable] = op.make_node(base, cast(exponent, "float64")).outputs
+    return found

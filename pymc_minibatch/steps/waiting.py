@@ -8,6 +8,7 @@ from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep
 from pytensor.configdefaults import config
 
+from pymc_minibatch.jit.cores import one_blas_thread
 from pymc_minibatch.renamed import with_new_names
 
 __all__ = ["StepKind", "WaitingStep"]
@@ -63,9 +64,10 @@ class StepKind(ABCMeta):
         """Make a step, from arguments under old names as well.
 
         Graphs that are made meanwhile do not note who made each of their nodes, which PyTensor
-        takes a tenth of set-up for.
+        takes a tenth of set-up for. Passes over rows have threads of their own; those of BLAS,
+        which spin while they wait, make a factorization ten times slower beside another process.
         """
-        with config.change_flags(traceback__limit=0):
+        with config.change_flags(traceback__limit=0), one_blas_thread():
             return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
 
     def __iter__(cls) -> Iterator[Any]:

@@ -23,10 +23,10 @@ __all__ = ["FarthestPoints", "Look", "Witness"]
 SHARE = 0.03
 """Of the work of draws that looks may take beyond the first one, which is always made."""
 
-LOOK, DRAW_ROWS = 8.0, 5000.0
-"""Passes over all rows that a look takes, about, and rows that could be read in the time that PyMC
-takes for a draw, some 0.1 ms. Work is reckoned in rows, without a clock, so that runs can be
-repeated."""
+LOOK, LOOK_DRAWS, DRAW_ROWS = 8.0, 4.0, 5000.0
+"""Passes over all rows that a look takes, about, or draws, if these are more work: one of models
+with effects takes two to four. And rows that could be read in the time that PyMC takes for a draw,
+some 0.1 ms. Work is reckoned in rows, without a clock, so that runs can be repeated."""
 
 SETTLED = 20
 """Draws after which deviations are measured: before, standard deviations are not known."""
@@ -169,15 +169,21 @@ class Witness:
         """Return the draw after which to look next; their number if none is."""
         if not self.n_moves:
             return start
-        is_due = self._own_work + LOOK * self.n_rows <= SHARE * work[start:]
+        is_due = self._own_work + self._work_of_look <= SHARE * work[start:]
         return start + int(np.argmax(is_due)) if is_due.any() else len(work)
+
+    @property
+    def _work_of_look(self) -> float:
+        """What a look takes, in rows."""
+        work_of_draw = self._work / max(1, self.farthest.n)
+        return max(LOOK * self.n_rows, LOOK_DRAWS * work_of_draw)
 
     def _look_if_possible(self, look: Look | None, point: np.ndarray) -> bool:
         if look is None:
             return False
         far = None
         if self.n_moves:
-            self._own_work += LOOK * self.n_rows
+            self._own_work += self._work_of_look
             far = self.farthest.take()
         self.look(look, point if far is None else far)
         return True

@@ -288,3 +288,14 @@ def test_in_python():
     for scalar_op in BRANCHLESS.values():
         found = Entrywise(scalar_op)(x).eval({x: values}, mode=mode)
         np.testing.assert_allclose(found, Elemwise(scalar_op)(x).eval({x: values}, mode=mode))
+
+
+@pytest.mark.parametrize("powers", [-1, [0, -1, 2], [[0, -1, 2], [1, -2, 0]]])
+def test_zero_to_whole_powers(powers):
+    """Numba raises an exception if the power is negative, and a whole number."""
+    powers = np.array(powers)
+    x = pt.tensor("x", shape=powers.shape, dtype="float64")
+    n = pt.tensor("n", shape=powers.shape, dtype="int64")
+    found = compile_numba([x, n], [x**n])(np.zeros(powers.shape), powers)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(found, np.zeros(powers.shape) ** powers)

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from pymc_minibatch.steps.waiting import StepKind
 from pymc_minibatch.tall import passes
 from pymc_minibatch.tall.passes import over_chunks
+
+
+def n_threads(*_):
+    return max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
 
 
 @pytest.fixture
@@ -41,12 +46,18 @@ def test_several_chunks_at_a_time(data, monkeypatch):
 
 def test_blas_starts_no_threads_of_its_own(data, monkeypatch):
     monkeypatch.setattr(passes, "n_cores", lambda: 2)
-
-    def n_threads(*_):
-        return max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
-
     with threadpool_limits(2, user_api="blas"):
         assert {n for _, n in over_chunks(n_threads, data)} == {1}
+        assert n_threads() == 2
+
+
+def test_set_up_starts_no_threads_of_blas():
+    class Made(metaclass=StepKind):
+        def __init__(self):
+            self.n_threads = n_threads()
+
+    with threadpool_limits(2, user_api="blas"):
+        assert Made().n_threads == 1
         assert n_threads() == 2
 
 
