@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import io_toposort
@@ -25,7 +26,15 @@ __all__ = ["readable"]
 
 def readable(graphs: Sequence[Variable], model: Model) -> list[Variable]:
     """Write log-densities of a model so that it can be seen what each row reads."""
-    return without_sparse(_gathered(with_wide_integers(graphs), list(_indices(model))))
+    wide = with_wide_integers(_without_views(graphs))
+    return without_sparse(_gathered(wide, list(_indices(model))))
+
+
+def _without_views(graphs: Sequence[Variable]) -> list[Variable]:
+    """Leave out operations that name a variable, as Deterministics do in potentials."""
+    views = [node for node in io_toposort([], list(graphs)) if isinstance(node.op, ViewOp)]
+    named = {node.outputs[0]: node.inputs[0] for node in views}
+    return graph_replace(list(graphs), named, strict=False) if named else list(graphs)
 
 
 def _indices(model: Model) -> Iterator[tuple[Constant, int]]:

@@ -1,7 +1,7 @@
 """What a model observes: log-density terms, and along which axes their rows may lie."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,10 @@ Others, such as a prior of neighbouring areas that reads their pairs, are no lik
 FEW_ROWS = 10_000
 """Rows of all shorter likelihoods together that each transition may evaluate: they cost some tenth
 of a millisecond, and exact tests and bounds stay possible, which are of one likelihood."""
+
+FEW_READ = 30
+"""Entries of a variable that shorter likelihoods may read if they are left to the prior part: the
+prior of effects that they read would have no form that is known."""
 
 LOG_OF_ONE = 0.1
 """Log of the largest probability, with room for rounding."""
@@ -117,8 +121,10 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
     ]
 
 
-def apart(terms: Sequence[ObservedTerm]) -> list[list[ObservedTerm]]:
+def apart(terms: Sequence[ObservedTerm], sizes: Mapping[str, int]) -> list[list[ObservedTerm]]:
     """Sort terms by the rows that they have in common; one set if they are to be split together.
+
+    Given are also the sizes of the variables, by the names of their values.
 
     Those of one length have theirs in common, unless they are many. Potentials may have rows of
     their own, as those of censored times beside events; others, of entries of parameters, are left
@@ -136,7 +142,15 @@ def apart(terms: Sequence[ObservedTerm]) -> list[list[ObservedTerm]]:
     lengths = sorted(sets, reverse=True)
     if max(map(len, sets.values()), default=0) > MOST_ALIKE:
         return [[term] for each in sets.values() for term in each]
-    return list(sets.values()) if sum(lengths[1:]) > FEW_ROWS else [list(terms)]
+    shorter = [term for length in lengths[1:] for term in sets[length]]
+    are_apart = sum(lengths[1:]) > FEW_ROWS or any(_reads_many(each, sizes) for each in shorter)
+    return list(sets.values()) if are_apart else [list(terms)]
+
+
+def _reads_many(term: ObservedTerm, sizes: Mapping[str, int]) -> bool:
+    """Whether a term reads a variable of many entries."""
+    names = {each.name for each in ancestors([term.term]) if each.owner is None}
+    return any(sizes.get(name, 0) > FEW_READ for name in names if name)
 
 
 def _reads_values(term: ObservedTerm) -> bool:

@@ -329,7 +329,7 @@ class Splitting(ABC):
 
     def _union(self, terms: Sequence[ObservedTerm]) -> Union | None:
         """Join likelihoods of different lengths, or many in a loop; None if one set is best."""
-        kinds = apart(terms)
+        kinds = apart(terms, dict(zip(self.layout.names, self.layout.sizes, strict=True)))
         if len(kinds) == 1:
             return None
         sets, potentials, rests = [], [], []

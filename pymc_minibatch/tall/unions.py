@@ -14,14 +14,14 @@ What comes out is verified on rows of each likelihood, and then split like any o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import io_toposort
+from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scalar import ScalarType
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
@@ -141,15 +141,31 @@ def _padded(
     There the level of a factor is that which the row has by its own kind, so that levels remain
     independent.
     """
-    array, source = kind.data[position], kind.gathers.get(position)
+    array, own = kind.data[position], kind.gathers.get(position)
     padded = _repeated(array, firsts[kinds.index(kind)], firsts[-1])
-    if source is None or padded is array:
+    if own is None or padded is array:
         return padded
     for other, first in zip(kinds, firsts, strict=False):
-        alike = [i for i, each in other.gathers.items() if _are_equal([source, each])]
+        alike = [i for i, each in other.gathers.items() if _have_same_levels(own, each)]
         if other is not kind and alike:
             padded[first : first + other.n_rows] = other.data[alike[0]]
     return padded
+
+
+def _have_same_levels(one: "_Gathered", other: "_Gathered") -> bool:
+    """Whether two variables are the same, or as long and made of some variable in common.
+
+    Such are the effects of patients on what was measured, and a hazard that is a sum of these.
+    """
+    if one.axis == other.axis and _are_equal([one.source, other.source]):
+        return True
+    n_levels, of_other = (each.source.type.shape[each.axis] for each in (one, other))
+    roots = ({v for v in ancestors([each.source]) if _is_root(v)} for each in (one, other))
+    return n_levels is not None and n_levels == of_other and not set.isdisjoint(*roots)
+
+
+def _is_root(variable: Variable) -> bool:
+    return variable.owner is None and not isinstance(variable, Constant)
 
 
 def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
@@ -160,6 +176,13 @@ def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:
 
 
 # --- Kinds ------------------------------------------------------------------------------------
+
+
+class _Gathered(NamedTuple):
+    """Effects that are gathered by levels, and along which axis levels are."""
+
+    source: Any
+    axis: int
 
 
 @dataclass(eq=False)
@@ -175,7 +198,7 @@ class _Kind:
     term
         Makes the term of all rows from variables that hold the data.
     gathers
-        From what some of the arrays, by their positions, gather: effects, by levels.
+        What some of the arrays, by their positions, gather.
     """
 
     sets: list[RowSet]
@@ -183,7 +206,7 @@ class _Kind:
     names: list[str | None]
     observed: list[bool]
     term: Callable[[Sequence[Any]], Any]
-    gathers: dict[int, Variable] = field(default_factory=dict)
+    gathers: dict[int, _Gathered] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -228,19 +251,28 @@ def _alone(each: RowSet) -> _Kind:
     return _Kind([each], data, names, observed, build, _gathers(inputs, term))
 
 
-def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, Variable]:
+def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, _Gathered]:
     """Find which inputs are levels, and the effects that they gather."""
     nodes = io_toposort(list(inputs), [term])
     rows, found = downstream(set(inputs), nodes), {}
     for node in nodes:
         op: Any = node.op
-        if isinstance(op, AdvancedSubtensor) and tuple(op.idx_list) == (0,):
-            source, index = node.inputs
-            while index not in inputs and index.owner and len(index.owner.inputs) == 1:
-                [index] = index.owner.inputs
-            if source not in rows and index in inputs:
-                found[inputs.index(index)] = source
+        if not isinstance(op, AdvancedSubtensor) or node.inputs[0] in rows:
+            continue
+        read = [(axis, node.inputs[1 + i]) for axis, i in enumerate(op.idx_list) if _is_number(i)]
+        read = [(axis, index) for axis, index in read if index in rows]
+        if len(read) != 1:
+            continue
+        [(axis, index)] = read
+        while index not in inputs and index.owner and len(index.owner.inputs) == 1:
+            [index] = index.owner.inputs
+        if index in inputs:
+            found[inputs.index(index)] = _Gathered(node.inputs[0], axis)
     return found
+
+
+def _is_number(index: Any) -> bool:
+    return not isinstance(index, slice)
 
 
 def _merged(group: Sequence[RowSet]) -> _Kind:

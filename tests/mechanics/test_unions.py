@@ -235,3 +235,31 @@ def test_short_likelihoods_leave_exact_tests_and_bounds_possible(monkeypatch):
         pm.Bernoulli("y", logit_p=a + b * x, observed=rng.integers(0, 2, 3000))
         pm.Normal("z", b, 1.0, observed=rng.normal(size=1500))
         assert pmb.FlyMC().n_rows == pmb.MinibatchMH(acceptance=pmb.Exact()).n_rows == 3000
+
+
+@pytest.mark.parametrize("is_potential", [False, True])
+@pytest.mark.parametrize("is_centered", [False, True])
+def test_a_short_likelihood_that_reads_effects_has_rows(is_potential, is_centered):
+    """What was measured, and lifetimes of the same persons: each has one level, of three entries."""
+    rng, n = np.random.default_rng(4), 200
+    person = np.append(rng.integers(0, n, 2000), n - 1)
+    t, times = rng.random(person.size), rng.exponential(size=n)
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu", 0, 1, shape=2), pm.HalfNormal("sd", 1, shape=2)
+        if is_centered:
+            b = pm.Normal("b", mu, sd, shape=(n, 2))
+        else:
+            b = pm.Deterministic("b", mu + sd * pm.Normal("z", shape=(n, 2)))
+        gamma = pm.Normal("gamma", 0, 1, shape=2)
+        pm.Normal("y", b[person, 0] + b[person, 1] * t, 1.0, observed=rng.normal(size=person.size))
+        log_hazard = pm.math.dot(b, gamma)
+        if is_potential:
+            pm.Potential("survival", pm.math.sum(log_hazard - pm.math.exp(log_hazard) * times))
+        else:
+            pm.Exponential("times", pm.math.exp(log_hazard), observed=times)
+    tall = pmb.TallModel(model)
+    assert tall.n_rows == person.size + n
+    [factor] = find_factors(RowFunctions(tall.structure), tall.data)
+    assert factor.entries.shape == (n, 3)
+    np.testing.assert_array_equal(factor.row_levels[:-n], person)
+    np.testing.assert_array_equal(factor.row_levels[-n:], np.arange(n))
