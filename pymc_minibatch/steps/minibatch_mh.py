@@ -21,6 +21,7 @@ from pymc_minibatch.acceptance.growing import (
 from pymc_minibatch.arguments import checked_count, checked_model, checked_temperature
 from pymc_minibatch.proposals.proposal import Proposal
 from pymc_minibatch.reference import Reference
+from pymc_minibatch.reference.find import discrete_in_rows
 from pymc_minibatch.steps.asked import Asked, Claims, RowChoice
 from pymc_minibatch.steps.batch_moves import ImpossibleRowError
 from pymc_minibatch.steps.bound import register
@@ -290,6 +291,7 @@ class MinibatchMH(MinibatchMoves):
         if batch_size is not None:
             asked.refuse_batch_size()
         self.steps_are_free = steps_per_draw == "auto"
+        self.looks_for_mode = control_variate == "auto" and not discrete_in_rows(self.tall)
         self.may_follow_trajectories = (
             fallback == "nuts"
             and asked.is_open
@@ -406,7 +408,9 @@ class MinibatchMH(MinibatchMoves):
         """When the chain goes on with all rows."""
         is_known = self.latent is None and self.control is not None
         passes = TRAJECTORY if is_known else BLIND_TRAJECTORY
-        return Fallback(self.may_follow_trajectories, self.n_rows, passes)
+        is_blind = self.latent is None and self.control is None and self.looks_for_mode
+        n_blind = self._active.size if is_blind else 0
+        return Fallback(self.may_follow_trajectories, self.n_rows, passes, n_blind)
 
     @property
     def _tuning_left(self) -> int:
@@ -426,6 +430,8 @@ class MinibatchMH(MinibatchMoves):
         for longer than any number of transitions that is affordable.
         """
         left, draws = self._tuning_left, self._draws_to_come
+        if self.fallback.is_blind(draws, left):
+            return "no mode was found, about which batches could move it"
         if not self.fallback.may_begin(self.n_draws + 1, left):
             return None
         if self._is_beyond or self.fallback.goes_nowhere(self.mixing, made):

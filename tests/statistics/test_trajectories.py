@@ -10,6 +10,7 @@ from pymc.exceptions import SamplingError
 from scipy.stats import gamma
 
 import pymc_minibatch as pmb
+from pymc_minibatch.reference import decide
 from pymc_minibatch.steps.mixing import Mixing
 from pymc_minibatch.steps.trajectories import Trajectories, WhitenedPotential
 
@@ -197,3 +198,33 @@ def test_a_row_that_is_impossible_stops_chains_that_may_not_read_all(options):
     model, *_ = support_with_an_end("shift")
     with model, pytest.raises(SamplingError, match="likelihood depends on the parameters"):
         pm.sample(step=pmb.MinibatchMH(**options), tune=600, draws=50, chains=1, **QUIET)
+
+
+def test_chains_without_a_mode_go_along_trajectories_at_once(monkeypatch):
+    """The posterior is normal, so that its moments are known."""
+
+    def fails(*args, **kwargs):
+        raise pmb.NoReferenceError("there is none")
+
+    monkeypatch.setattr(decide, "search", fails)
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(500, 6)) @ (np.eye(6) + 0.5)
+    y = X @ rng.normal(size=6) + rng.normal(size=500)
+    with pm.Model():
+        pm.Normal("y", pm.math.dot(X, pm.Normal("b", 0, 1, shape=6)), 1.0, observed=y)
+        with pytest.warns(pmb.MinibatchWarning, match="No control variate"):
+            step = pmb.MinibatchMH()
+        idata = pm.sample(1000, tune=300, step=step, chains=1, random_seed=1, **QUIET)
+    assert (idata["sample_stats"]["n_gradient"].values > 0).all()
+    covariance = np.linalg.inv(X.T @ X + np.eye(6))
+    draws, sds = idata["posterior"]["b"].values[0], np.sqrt(np.diag(covariance))
+    ess = az.ess(idata["posterior"])["b"].values
+    assert np.all(ess > 200)
+    assert np.all(np.abs(draws.mean(axis=0) - covariance @ X.T @ y) < 5 * sds / np.sqrt(ess))
+
+
+def test_chains_that_are_to_have_no_mode_go_by_batches():
+    with pm.Model():
+        pm.Normal("y", pm.Normal("b", 0, 1, shape=6).sum(), 1.0, observed=np.ones(100))
+        step = pmb.MinibatchMH(control_variate=0)
+    assert not step.fallback.is_blind(1000, 1000)
