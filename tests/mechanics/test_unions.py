@@ -240,7 +240,7 @@ def test_short_likelihoods_leave_exact_tests_and_bounds_possible(monkeypatch):
 @pytest.mark.parametrize("is_potential", [False, True])
 @pytest.mark.parametrize("is_centered", [False, True])
 def test_a_short_likelihood_that_reads_effects_has_rows(is_potential, is_centered):
-    """What was measured, and lifetimes of the same persons: each has one level, of three entries."""
+    """What was measured, and lifetimes of the same persons: a level has three entries."""
     rng, n = np.random.default_rng(4), 200
     person = np.append(rng.integers(0, n, 2000), n - 1)
     t, times = rng.random(person.size), rng.exponential(size=n)
