@@ -259,8 +259,8 @@ def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, _Gathered]:
         op: Any = node.op
         if not isinstance(op, AdvancedSubtensor) or node.inputs[0] in rows:
             continue
-        read = [(axis, node.inputs[1 + i]) for axis, i in enumerate(op.idx_list) if _is_number(i)]
-        read = [(axis, index) for axis, index in read if index in rows]
+        by_axis = [(axis, i) for axis, i in enumerate(op.idx_list) if isinstance(i, int)]
+        read = [(axis, node.inputs[1 + i]) for axis, i in by_axis if node.inputs[1 + i] in rows]
         if len(read) != 1:
             continue
         [(axis, index)] = read
@@ -269,10 +269,6 @@ def _gathers(inputs: Sequence[Any], term: Any) -> dict[int, _Gathered]:
         if index in inputs:
             found[inputs.index(index)] = _Gathered(node.inputs[0], axis)
     return found
-
-
-def _is_number(index: Any) -> bool:
-    return not isinstance(index, slice)
 
 
 def _merged(group: Sequence[RowSet]) -> _Kind:
