@@ -50,9 +50,10 @@ MESSAGES = {
     "PMB104": Message(
         "No control variate, since no mode was found",
         "The search for the posterior mode failed, for example because of separation with a flat "
-        "prior.",
-        "Use a proper prior, or start the search elsewhere: "
-        "`reference=pmb.find_reference(start=...)`.",
+        "prior, or of effects that are multiplied. Chains of five variables and more then go by "
+        "NUTS on all rows, if these are not too many.",
+        "Check R-hat and the effective sample size. If chains are slow, use a proper prior, or "
+        "start the search elsewhere: `reference=pmb.find_reference(start=...)`.",
     ),
     "PMB105": Message(
         "No control variate, since rows depend on discrete variables",

@@ -80,7 +80,8 @@ WITH_REWRITES: Mode = PYTENSORS.excluding(SCALARIZE).register(
 )
 
 NUMBA_MODE: Mode = WITH_REWRITES if PATCHED else PYTENSORS
-"""PyTensor's Numba mode, with the rewrites of this package unless they are switched off."""
+"""PyTensor's Numba mode, with the rewrites of this package; only those without which results would
+be wrong if the others are switched off."""
 
 IN_PYTHON = Mode(linker="py", optimizer="minimum_compile")
 

@@ -242,9 +242,9 @@ class FewRows:
         """Whether the field is concave at a point."""
         surrogate = self._rows.expand(point)
         curvature = surrogate.expansion.curvature
-        psd_shift = surrogate.expansion.psd_shift.any() or not np.isfinite(curvature.blocks).all()
-        given = surrogate.factored_later(point[self._rows.field.hyper])
-        return not psd_shift and given.is_proper
+        if surrogate.expansion.psd_shift.any() or not np.isfinite(curvature.blocks).all():
+            return False
+        return surrogate.factored_later(point[self._rows.field.hyper]).is_proper
 
     def mode(self, start: np.ndarray) -> LatentReference:
         """Return the mode that a search from a point ends in; correlations of h are left out.

@@ -122,8 +122,8 @@ def decide_control_variate(
             raise
         warn(
             "PMB104",
-            f"No control variate: {error}. Sampling will be slow; control_variate=0 silences this "
-            "warning.",
+            f"No control variate: {error}. Sampling will be slower; control_variate=0 silences "
+            "this warning.",
         )
         return None
     if control_variate != "auto":

@@ -21,10 +21,10 @@ variances are 101 draws long, after 50 that are left out."""
 
 
 NOTHING_ELSE = 1e11
-"""Rows that trajectories of a chain may read at most, each of the longest, if no mode was found:
-some minutes if they are as long as usual."""
+"""Rows that trajectories of a chain may read, if all were of the longest, where nothing is known of
+its variables: a quarter of an hour if they are as long as usual, which is a tenth of that."""
 
-LEAST_BLIND = 5
+LEAST_UNKNOWN = 5
 """Variables that random walks do not move in reasonable time, without a covariance."""
 
 
@@ -39,14 +39,14 @@ class Fallback(NamedTuple):
         N.
     passes : float
         Over all rows, that a trajectory takes.
-    n_blind : int
-        Variables of which nothing is known, since the search for a mode has failed.
+    n_unknown : int
+        Variables of which nothing is known, since there is no expansion about a mode.
     """
 
     is_allowed: bool
     n_rows: int
     passes: float
-    n_blind: int = 0
+    n_unknown: int = 0
 
     def may_begin(self, made: int, left: int) -> bool:
         """Whether draws of tuning say enough of those to come, and enough of tuning is left."""
@@ -58,13 +58,16 @@ class Fallback(NamedTuple):
 
     def is_affordable(self, n_draws: int) -> bool:
         """Whether trajectories take no longer than users wait."""
-        limit = NOTHING_ELSE if self.n_blind else AFFORDABLE
+        limit = NOTHING_ELSE if self._is_all_there_is else AFFORDABLE
         return n_draws * self.n_rows * self.passes <= limit
 
-    def is_blind(self, n_draws: int, left: int) -> bool:
+    @property
+    def _is_all_there_is(self) -> bool:
+        return self.n_unknown >= LEAST_UNKNOWN
+
+    def begins_at_once(self, n_draws: int, left: int) -> bool:
         """Whether nothing else moves the chain, and trajectories can."""
-        is_blind = self.n_blind >= LEAST_BLIND
-        return is_blind and self.has_tuning(left) and self.is_affordable(n_draws)
+        return self._is_all_there_is and self.has_tuning(left) and self.is_affordable(n_draws)
 
     def goes_nowhere(self, mixing: Mixing, made: int) -> bool:
         """Whether draws, of so many transitions, stay correlated for all their work."""

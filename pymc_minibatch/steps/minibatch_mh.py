@@ -145,14 +145,15 @@ class MinibatchMH(MinibatchMoves):
         fails, the shortcut that it concerns is not used; if one fails later, the chain stops and
         saves its draws. A run without a witness is not called exact. Rows in partitions have none.
     fallback : {"nuts", None}, default "nuts"
-        The sampler of a chain for which batches do not pay. There are three cases. Decisions read
+        The sampler of a chain for which batches do not pay. There are four cases. Decisions read
         most rows, and draws stay correlated during tuning. Or draws stay correlated for longer than
         any affordable number of transitions, and trajectories take minutes; examples are mixtures
-        within a row, products of unknowns and curved ridges. Or the support of rows depends on the
-        parameters, and a row turns out to be impossible. With "nuts" such a chain continues with
-        PyMC's No-U-Turn sampler on all rows, which is exact. It starts from the current point (in
-        the last case from the start of the model) and tunes with the remaining tuning draws, at
-        least 150. With `steps_per_draw` "auto", a draw has as many trajectories as leave it nearly
+        within a row, products of unknowns and curved ridges. Or no mode was found, and there are
+        five variables or more. Or the support of rows depends on the parameters, and a row turns
+        out to be impossible. With "nuts" such a chain continues with PyMC's No-U-Turn sampler on
+        all rows, which is exact. It starts from the current point (in the last case from the start
+        of the model) and tunes with the remaining tuning draws, at least 150. With
+        `steps_per_draw` "auto", a draw has as many trajectories as leave it nearly
         independent, if these are affordable. The fallback needs rows in memory and the defaults of
         `acceptance`, `proposal`, `batch_size` and `temperature`.
     start : DataTree, optional
@@ -408,9 +409,9 @@ class MinibatchMH(MinibatchMoves):
         """When the chain goes on with all rows."""
         is_known = self.latent is None and self.control is not None
         passes = TRAJECTORY if is_known else BLIND_TRAJECTORY
-        is_blind = self.latent is None and self.control is None and self.looks_for_mode
-        n_blind = self._active.size if is_blind else 0
-        return Fallback(self.may_follow_trajectories, self.n_rows, passes, n_blind)
+        is_unknown = self.latent is None and self.control is None and self.looks_for_mode
+        n_unknown = self._active.size if is_unknown else 0
+        return Fallback(self.may_follow_trajectories, self.n_rows, passes, n_unknown)
 
     @property
     def _tuning_left(self) -> int:
@@ -425,13 +426,13 @@ class MinibatchMH(MinibatchMoves):
     def _why_trajectories(self, made: int) -> str | None:
         """Say why to go on with all rows, if batches do not pay; `made` transitions are a draw.
 
-        Either draws stay correlated for all their work, or decisions read most rows since the
-        chain is where the expansion does not hold, or, at the last chance, draws stay correlated
-        for longer than any number of transitions that is affordable.
+        Either there is no expansion, or draws stay correlated for all their work, or decisions read
+        most rows since the chain is where the expansion does not hold, or, at the last chance,
+        draws stay correlated for longer than any number of transitions that is affordable.
         """
         left, draws = self._tuning_left, self._draws_to_come
-        if self.fallback.is_blind(draws, left):
-            return "no mode was found, about which batches could move it"
+        if self.fallback.begins_at_once(draws, left):
+            return "there is no expansion about a mode"
         if not self.fallback.may_begin(self.n_draws + 1, left):
             return None
         if self._is_beyond or self.fallback.goes_nowhere(self.mixing, made):

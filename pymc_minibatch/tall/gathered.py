@@ -32,9 +32,11 @@ def readable(graphs: Sequence[Variable], model: Model) -> list[Variable]:
 
 def _without_views(graphs: Sequence[Variable]) -> list[Variable]:
     """Leave out operations that name a variable, as Deterministics do in potentials."""
-    views = [node for node in io_toposort([], list(graphs)) if isinstance(node.op, ViewOp)]
-    named = {node.outputs[0]: node.inputs[0] for node in views}
-    return graph_replace(list(graphs), named, strict=False) if named else list(graphs)
+    found = list(graphs)
+    while views := [node for node in io_toposort([], found) if isinstance(node.op, ViewOp)]:
+        [named], [variable] = views[0].outputs, views[0].inputs
+        found = graph_replace(found, {named: variable}, strict=False)
+    return found
 
 
 def _indices(model: Model) -> Iterator[tuple[Constant, int]]:

@@ -44,9 +44,9 @@ FEW_ROWS = 10_000
 """Rows of all shorter likelihoods together that each transition may evaluate: they cost some tenth
 of a millisecond, and exact tests and bounds stay possible, which are of one likelihood."""
 
-FEW_READ = 30
-"""Entries of a variable that shorter likelihoods may read if they are left to the prior part: the
-prior of effects that they read would have no form that is known."""
+FEW_EFFECTS = 30
+"""Effects of which shorter likelihoods may read some if they are left to the prior part: the prior
+of more effects would have no form that is known."""
 
 LOG_OF_ONE = 0.1
 """Log of the largest probability, with room for rounding."""
@@ -124,11 +124,10 @@ def observed_terms(model: Model) -> list[ObservedTerm]:
 def apart(terms: Sequence[ObservedTerm], sizes: Mapping[str, int]) -> list[list[ObservedTerm]]:
     """Sort terms by the rows that they have in common; one set if they are to be split together.
 
-    Given are also the sizes of the variables, by the names of their values.
-
     Those of one length have theirs in common, unless they are many. Potentials may have rows of
     their own, as those of censored times beside events; others, of entries of parameters, are left
-    to the prior part.
+    to the prior part. So are short likelihoods that read no effects: variables of some size, given
+    by the names of their values, of which rows gather entries.
     """
     seen = [term for term in terms if term.leaf is not None and term.longest > 1]
     if any(not term.lengths for term in seen):
@@ -143,14 +142,21 @@ def apart(terms: Sequence[ObservedTerm], sizes: Mapping[str, int]) -> list[list[
     if max(map(len, sets.values()), default=0) > MOST_ALIKE:
         return [[term] for each in sets.values() for term in each]
     shorter = [term for length in lengths[1:] for term in sets[length]]
-    are_apart = sum(lengths[1:]) > FEW_ROWS or any(_reads_many(each, sizes) for each in shorter)
+    effects = {name for name in _gathered(terms) if sizes.get(name, 0) > FEW_EFFECTS}
+    read = {name for term in shorter for name in _roots(term.term)}
+    are_apart = sum(lengths[1:]) > FEW_ROWS or effects & read
     return list(sets.values()) if are_apart else [list(terms)]
 
 
-def _reads_many(term: ObservedTerm, sizes: Mapping[str, int]) -> bool:
-    """Whether a term reads a variable of many entries."""
-    names = {each.name for each in ancestors([term.term]) if each.owner is None}
-    return any(sizes.get(name, 0) > FEW_READ for name in names if name)
+def _gathered(terms: Sequence[ObservedTerm]) -> set[str]:
+    """Name the variables of which entries are gathered."""
+    nodes = {each.owner for term in terms for each in ancestors([term.term]) if each.owner}
+    gathers = [node for node in nodes if isinstance(node.op, AdvancedSubtensor)]
+    return {name for node in gathers for name in _roots(node.inputs[0])}
+
+
+def _roots(variable: Variable) -> set[str]:
+    return {each.name for each in ancestors([variable]) if each.owner is None and each.name}
 
 
 def _reads_values(term: ObservedTerm) -> bool:

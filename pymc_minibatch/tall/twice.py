@@ -9,6 +9,7 @@ derivative; an expansion of the log-likelihood does.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ ps: Any = pytensor.scalar
 
 STEP = 0.005
 """Of differences, relative to the distance over which a shape changes a probability."""
+
+LARGE = 100.0
+"""Arguments from which on derivatives of Bessel functions are those of their asymptotic series, to
+1e-9 relative: differences of Bessel functions lose as many digits as the argument has, and as many
+again each time that they are differentiated."""
+
+OF_LOG_I0E = (-1 / 2, -1 / 8, -1 / 8, -25 / 128, -13 / 32)
+OF_LOG_I1E = (-1 / 2, 3 / 8, 3 / 8, 63 / 128, 27 / 32)
+"""Derivatives of log e^(−x) I₀(x) and log e^(−x) I₁(x) in powers of 1 / x, from Abramowitz and
+Stegun 9.7.1."""
 
 TINY = 1e-100
 """In place of an argument of 0, by which nothing can be divided."""
@@ -211,7 +222,8 @@ class DifferentiableI0e(I0e):
     def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivative times `grads`."""
         [x] = inputs
-        return [grads[0] * (_I1E(x) - ps.sign(x) * self(x))]
+        derivative = _I1E(x) - ps.sign(x) * self(x)
+        return [grads[0] * _or_of_series(self, x, OF_LOG_I0E, derivative)]
 
 
 class DifferentiableI1e(I1e):
@@ -222,7 +234,17 @@ class DifferentiableI1e(I1e):
         [x] = inputs
         # I₁(x) / x is even, and ½ at 0.
         nonzero = ps.switch(ps.eq(x, 0.0), TINY, x)
-        return [grads[0] * (_I0E(x) - self(nonzero) / nonzero - ps.sign(x) * self(x))]
+        derivative = _I0E(x) - self(nonzero) / nonzero - ps.sign(x) * self(x)
+        return [grads[0] * _or_of_series(self, x, OF_LOG_I1E, derivative)]
+
+
+def _or_of_series(function: Any, x: Any, series: Sequence[float], derivative: Any) -> Any:
+    """Return a derivative; of large arguments that by the series of the logarithm's."""
+    size = ps.scalar_maximum(ps.abs(x), LARGE)
+    total: Any = 0.0
+    for coefficient in reversed(series):
+        total = (coefficient + total) / size
+    return ps.switch(ps.gt(ps.abs(x), LARGE), ps.sign(x) * function(x) * total, derivative)
 
 
 _I0E: Any = DifferentiableI0e(upgrade_to_float_no_complex, name="differentiable_i0e")

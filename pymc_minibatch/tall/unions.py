@@ -146,26 +146,32 @@ def _padded(
     if own is None or padded is array:
         return padded
     for other, first in zip(kinds, firsts, strict=False):
-        alike = [i for i, each in other.gathers.items() if _have_same_levels(own, each)]
+        same = [i for i, each in other.gathers.items() if _are_same(own, each)]
+        alike = same or [i for i, each in other.gathers.items() if _have_same_levels(own, each)]
         if other is not kind and alike:
-            padded[first : first + other.n_rows] = other.data[alike[0]]
+            levels = other.data[alike[0]]
+            padded = padded.astype(np.result_type(padded, levels))
+            padded[first : first + other.n_rows] = levels
     return padded
 
 
+def _are_same(one: "_Gathered", other: "_Gathered") -> bool:
+    return one.axis == other.axis and _are_equal([one.source, other.source])
+
+
 def _have_same_levels(one: "_Gathered", other: "_Gathered") -> bool:
-    """Whether two variables are the same, or as long and made of some variable in common.
+    """Whether two variables are as long, and made of a variable in common that is so, too.
 
     Such are the effects of patients on what was measured, and a hazard that is a sum of these.
     """
-    if one.axis == other.axis and _are_equal([one.source, other.source]):
-        return True
     n_levels, of_other = (each.source.type.shape[each.axis] for each in (one, other))
-    roots = ({v for v in ancestors([each.source]) if _is_root(v)} for each in (one, other))
-    return n_levels is not None and n_levels == of_other and not set.isdisjoint(*roots)
-
-
-def _is_root(variable: Variable) -> bool:
-    return variable.owner is None and not isinstance(variable, Constant)
+    if n_levels is None or n_levels != of_other:
+        return False
+    both = ({v for v in ancestors([each.source]) if v.owner is None} for each in (one, other))
+    return any(
+        isinstance(v.type, TensorType) and n_levels in v.type.shape and not isinstance(v, Constant)
+        for v in set.intersection(*both)
+    )
 
 
 def _repeated(array: np.ndarray, start: int, n_rows: int) -> np.ndarray:

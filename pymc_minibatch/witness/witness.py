@@ -24,9 +24,10 @@ SHARE = 0.03
 """Of the work of draws that looks may take beyond the first one, which is always made."""
 
 LOOK, LOOK_DRAWS, DRAW_ROWS = 8.0, 4.0, 5000.0
-"""Passes over all rows that a look takes, about, or draws, if these are more work: one of models
-with effects takes two to four. And rows that could be read in the time that PyMC takes for a draw,
-some 0.1 ms. Work is reckoned in rows, without a clock, so that runs can be repeated."""
+"""A look takes about as long as so many passes over all rows, or as so many draws if these are more
+work, as those of models with effects may be: there looks took two to four draws. PyMC takes some
+0.1 ms for a draw, in which so many rows could be read. Work is reckoned in rows, without a clock,
+so that runs can be repeated."""
 
 SETTLED = 20
 """Draws after which deviations are measured: before, standard deviations are not known."""
@@ -153,37 +154,36 @@ class Witness:
         n, start, can_look = len(points), 0, True
         n_moves, errors = np.zeros(n, dtype=np.int64), np.zeros(n)
         work = np.cumsum(np.concatenate([[self._work], DRAW_ROWS + read]))[1:]
+        of_draws = work / (self.farthest.n + np.arange(1, n + 1))
+        of_look = np.maximum(LOOK * self.n_rows, LOOK_DRAWS * of_draws)
         while start < n:
-            due = self._next_due(work, start) if can_look else n
+            due = self._next_due(work, of_look, start) if can_look else n
             n_moves[start:due], errors[start:due] = self.n_moves, self.error
             stop = min(due + 1, n)
             self.farthest.add(points[start:stop])
             self._work = float(work[stop - 1])
             if due < n:
-                can_look = self._look_if_possible(make_look(), points[due])
+                can_look = self._look_if_possible(make_look(), points[due], of_look[due])
                 n_moves[due], errors[due] = self.n_moves, self.error
             start = stop
         return n_moves, errors
 
-    def _next_due(self, work: np.ndarray, start: int) -> int:
-        """Return the draw after which to look next; their number if none is."""
+    def _next_due(self, work: np.ndarray, of_look: np.ndarray, start: int) -> int:
+        """Return the draw after which to look next; their number if none is.
+
+        Given are the work up to each draw, and that of a look then.
+        """
         if not self.n_moves:
             return start
-        is_due = self._own_work + self._work_of_look <= SHARE * work[start:]
+        is_due = self._own_work + of_look[start:] <= SHARE * work[start:]
         return start + int(np.argmax(is_due)) if is_due.any() else len(work)
 
-    @property
-    def _work_of_look(self) -> float:
-        """What a look takes, in rows."""
-        work_of_draw = self._work / max(1, self.farthest.n)
-        return max(LOOK * self.n_rows, LOOK_DRAWS * work_of_draw)
-
-    def _look_if_possible(self, look: Look | None, point: np.ndarray) -> bool:
+    def _look_if_possible(self, look: Look | None, point: np.ndarray, work: float) -> bool:
         if look is None:
             return False
         far = None
         if self.n_moves:
-            self._own_work += self._work_of_look
+            self._own_work += float(work)
             far = self.farthest.take()
         self.look(look, point if far is None else far)
         return True

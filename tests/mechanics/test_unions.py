@@ -263,3 +263,43 @@ def test_a_short_likelihood_that_reads_effects_has_rows(is_potential, is_centere
     assert factor.entries.shape == (n, 3)
     np.testing.assert_array_equal(factor.row_levels[:-n], person)
     np.testing.assert_array_equal(factor.row_levels[-n:], np.arange(n))
+
+
+def test_two_factors_of_one_length_keep_their_levels():
+    """Both effects have a scale in common; a short likelihood reads those of the second alone."""
+    rng, n = np.random.default_rng(5), 200
+    one, other, alone = (rng.integers(0, n, size) for size in (3000, 3000, 1000))
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1)
+        a, b = (sd * pm.Normal(f"z_{name}", shape=n) for name in "ab")
+        pm.Normal("y", b[other] + a[one], 1.0, observed=rng.normal(size=3000))
+        pm.Poisson("n", pm.math.exp(b[alone]), observed=rng.poisson(1.0, 1000))
+    tall = pmb.TallModel(model)
+    factors = find_factors(RowFunctions(tall.structure), tall.data)
+    assert sorted(factor.entries.shape for factor in factors) == [(n, 1), (n, 1)]
+    whole = np.append(other, alone)
+    assert any(np.array_equal(factor.row_levels, whole) for factor in factors)
+
+
+def test_names_within_names_are_looked_through():
+    rng, n = np.random.default_rng(6), 200
+    person, times = rng.integers(0, n, 3000), rng.exponential(size=n)
+    with pm.Model() as model:
+        b = pm.Deterministic("b", pm.HalfNormal("sd", 1) * pm.Normal("z", shape=(n, 2)))
+        hazard = pm.Deterministic("hazard", pm.math.dot(b, pm.Normal("gamma", shape=2)))
+        rows = pm.Deterministic("rows", hazard - pm.math.exp(hazard) * times)
+        pm.Normal("y", b[person, 0], 1.0, observed=rng.normal(size=3000))
+        pm.Potential("survival", pm.math.sum(rows))
+    tall = pmb.TallModel(model)
+    [factor] = find_factors(RowFunctions(tall.structure), tall.data)
+    assert factor.row_levels.size == 3000 + n
+
+
+def test_a_short_likelihood_that_reads_coefficients_alone_belongs_to_the_prior_part():
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(3000, 40))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=40)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=rng.integers(0, 2, 3000))
+        pm.Normal("w", pm.math.dot(X[:500], beta), 1.0, observed=rng.normal(size=500))
+    assert pmb.TallModel(model).n_rows == 3000

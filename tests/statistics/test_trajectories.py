@@ -227,4 +227,4 @@ def test_chains_that_are_to_have_no_mode_go_by_batches():
     with pm.Model():
         pm.Normal("y", pm.Normal("b", 0, 1, shape=6).sum(), 1.0, observed=np.ones(100))
         step = pmb.MinibatchMH(control_variate=0)
-    assert not step.fallback.is_blind(1000, 1000)
+    assert not step.fallback.begins_at_once(1000, 1000)
