@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from pymc_minibatch.latent.arrowhead import Matrix
+from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.expectation import average, by_expectation
 from pymc_minibatch.latent.laplace import (
     CLOSE,
@@ -230,6 +231,8 @@ class VariationalSearch:
     ) -> Surrogate:
         """Average rows and climb in turns, until h, of known standard deviations, is still.
 
+        Where the field is not Gaussian by averages of the rows as they are, a turn makes them
+        concave; where averages fall, it is made shorter.
         If only while the bound is rising, it ends as soon as that falls by more than chance.
         """
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
@@ -239,10 +242,18 @@ class VariationalSearch:
             if while_rising and reached < bound - FALL:
                 return last
             if reached < bound - tolerated_error(present):
-                return self._turned_back(last, start.center, bound, concave)
+                present, reached = self._turned_back(last, start.center, bound, concave)
+                if present is last:
+                    return last
+                start = last
             last, bound = present, max(bound, reached)
-            hyper = self.laplace.climb_hyper(present, is_last=True)
-            given = present.conditional(hyper)
+            try:
+                hyper, given = self._climbed(present)
+            except np.linalg.LinAlgError:
+                if concave:
+                    raise
+                present, _ = self._average(start, concave=True)
+                hyper, given = self._climbed(present)
             moved = distance_of_dense(given, present.center)
             present = _recentered(present, given.point)
             passed.append(hyper)
@@ -253,17 +264,33 @@ class VariationalSearch:
                 present = _recentered(present, present.conditional(passed[-1]).point)
         return present
 
+    def _climbed(self, present: Surrogate) -> tuple[np.ndarray, Conditional]:
+        """Climb h, and return it and the field given it.
+
+        Raises
+        ------
+        LinAlgError
+            If the field is not Gaussian.
+        """
+        hyper = self.laplace.climb_hyper(present, is_last=True)
+        given = present.conditional(hyper)
+        _ = given.factor  # or raises
+        return hyper, given
+
     def _turned_back(
         self, last: Surrogate, point: np.ndarray, bound: float, concave: bool
-    ) -> Surrogate:
-        """Go a shorter way from where averages were good to a point at which they are not."""
+    ) -> tuple[Surrogate, float]:
+        """Go a shorter way from where averages were good to a point at which they are not.
+
+        Also return the bound there; if no way is short enough, nothing changes.
+        """
         for halving in range(1, HALVINGS + 1):
             share = 0.5**halving
             nearer = _recentered(last, (1.0 - share) * last.center + share * point)
             averaged, reached = self._average(nearer, concave)
             if reached > bound:
-                return averaged
-        return last
+                return averaged, reached
+        return last, bound
 
     def _average(self, surrogate: Surrogate, concave: bool) -> tuple[Surrogate, float]:
         """Return the surrogate whose slope and curvature of rows are averages over the field.
