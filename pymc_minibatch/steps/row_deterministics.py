@@ -56,9 +56,10 @@ def warn_of_row_deterministics(tall: TallModel) -> None:
     memory += f" where {free / 1e9:.1f} GB are free" if needed > free else ""
     switch = [name for name in tall.row_names if f"{name}_probs" in sizes]
     advice = "".join(f"give {name} compute_p=False, or " for name in switch)
+    n_rows = min(tall.n_rows, max(sizes.values()))  # of the likelihood that has the most
     warn(
         "PMB101",
-        f"Deterministics {list(sizes)} have one value for each of the {tall.n_rows:,} rows, so "
+        f"Deterministics {list(sizes)} have one value for each of the {n_rows:,} rows, so "
         "computing and storing them at every draw costs a full pass over the data"
         f"{memory if needed > NOTABLE_BYTES else ''}. To leave them out, {advice}pass pm.sample "
         "the var_names to keep, and compute them afterwards with pm.compute_deterministics.",
