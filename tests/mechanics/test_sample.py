@@ -116,9 +116,12 @@ def test_names_with_commas_are_no_lists_of_types(caplog):
 
 
 def test_the_witness_looks_at_the_same_draws_in_blocks(model, step, monkeypatch):
-    monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK", 0.5)
+    def look_often():
+        monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK", 0.5)
+        monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK_DRAWS", 0.5)
 
     def looks_by(size):
+        look_often()
         step.setup_chain(np.random.default_rng(9), 0, 120)
         step.stop_tuning()
         seen, look = [], step.witness.look
@@ -127,7 +130,6 @@ def test_the_witness_looks_at_the_same_draws_in_blocks(model, step, monkeypatch)
         for _ in range(0, 120, size):
             flat = step.make_draws(flat, size).points[-1].copy()
         monkeypatch.undo()
-        monkeypatch.setattr("pymc_minibatch.witness.witness.LOOK", 0.5)
         return np.array(seen), step.witness.farthest
 
     (found, far), (expected, far_one) = looks_by(60), looks_by(1)
