@@ -144,7 +144,7 @@ def apart(terms: Sequence[ObservedTerm], sizes: Mapping[str, int]) -> list[list[
     shorter = [term for length in lengths[1:] for term in sets[length]]
     effects = {name for name in _gathered(terms) if sizes.get(name, 0) > FEW_EFFECTS}
     read = {name for term in shorter for name in _roots(term.term)}
-    are_apart = sum(lengths[1:]) > FEW_ROWS or effects & read
+    are_apart = sum(lengths[1:]) > FEW_ROWS or not effects.isdisjoint(read)
     return list(sets.values()) if are_apart else [list(terms)]
 
 
