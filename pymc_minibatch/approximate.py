@@ -1,5 +1,6 @@
 """`approximate`: set-up, draws, the check, and what is returned."""
 
+import gc
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from pymc_minibatch.approximation.tree import tree_of, variables
 from pymc_minibatch.arguments import checked_count, checked_model
 from pymc_minibatch.draws import built_by_bambi
 from pymc_minibatch.jit.cores import n_cores
+from pymc_minibatch.jit.memory import give_back_memory
 from pymc_minibatch.latent.moves.trajectory import Trajectory
 from pymc_minibatch.options import check_labels, check_names
 from pymc_minibatch.processes import forks, in_processes
@@ -296,6 +298,8 @@ class _Run:
         if correct is False or (correct == "auto" and (not affordable or is_good)):
             if n_pool != self.n_draws:
                 del pool, end  # memory for all draws
+                gc.collect()
+                give_back_memory()
                 pool, log_q = self.approximation.draw(self.rng, self.n_draws)
             return Found(pool, log_q, check, False)
         if n_pool < n_corrected:
@@ -398,6 +402,7 @@ class _Run:
         ]
         if self.cores > 1 and n_scans * self.cost * len(starts) > PROCESS_ROWS:
             cores = min(self.cores, len(jobs))
+            give_back_memory()
             made: Iterator[Any] = in_processes(
                 _scans_from, jobs, what="transitions", cores=cores, blas_cores=1
             )

@@ -5,7 +5,9 @@ they take, takes a plan that needs less if there is one, and otherwise stops in 
 begins. An operating system would end the process without any.
 """
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ __all__ = [
     "NotEnoughMemoryError",
     "fits",
     "free_bytes",
+    "give_back_memory",
     "in_words",
     "require_memory",
 ]
@@ -132,6 +135,23 @@ def in_words(n_bytes: float) -> str:
     ('2.5 GB', '80 MB')
     """
     return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.0f} MB"
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the operating system, if the C library is glibc.
+
+    It keeps what lies between arrays that are still needed: after the set-up of a model with
+    100,000 effects and a million rows, 260 MB of 390. Forked processes would copy that, too.
+
+    Examples
+    --------
+    >>> from pymc_minibatch.jit.memory import give_back_memory
+    >>> give_back_memory()
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _of_machine() -> float:

@@ -197,15 +197,29 @@ class WholeDecisions(Decisions):
         return self._chunks_of(max(CHUNK_ROWS, self.surrogate.expansion.at.size))
 
     def _chunks_of(self, n_rows: int) -> list[list[np.ndarray]]:
-        """Return all rows, a few at a time; a copy if the data cannot be written to."""
+        """Return all rows, a few at a time."""
         starts = range(0, len(self.data[0]), n_rows)
-        return [
-            [np.require(part[i : i + n_rows], requirements=["C", "W"]) for part in self.data]
-            for i in starts
-        ]
+        return [[_as_batch(part[i : i + n_rows]) for part in self.data] for i in starts]
 
     def _remember(self, phi: np.ndarray, values: np.ndarray) -> None:
         self.known = [*self.known[1 - REMEMBERED :], (phi, values)]
+
+
+class _AsBatch:
+    """Rows that pretend to be writable, as those of a batch are, which have been gathered."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+        self.__array_interface__ = rows.__array_interface__ | {"data": (rows.ctypes.data, False)}
+
+
+def _as_batch(rows: np.ndarray) -> np.ndarray:
+    """Return rows of the type for which functions of batches are compiled; nobody writes to them.
+
+    Without a copy, which would be a second one of the data, and of files that do not fit in memory.
+    """
+    rows = np.ascontiguousarray(rows)
+    return rows if rows.flags.writeable else np.asarray(_AsBatch(rows))
 
 
 class WholeSampler(LatentSampler):

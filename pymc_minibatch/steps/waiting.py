@@ -9,6 +9,7 @@ from pymc.step_methods.compound import BlockedStep
 from pytensor.configdefaults import config
 
 from pymc_minibatch.jit.cores import one_blas_thread
+from pymc_minibatch.jit.memory import give_back_memory
 from pymc_minibatch.renamed import with_new_names
 
 __all__ = ["StepKind", "WaitingStep"]
@@ -68,7 +69,9 @@ class StepKind(ABCMeta):
         which spin while they wait, make a factorization ten times slower beside another process.
         """
         with config.change_flags(traceback__limit=0), one_blas_thread():
-            return super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
+            made = super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
+        give_back_memory()
+        return made
 
     def __iter__(cls) -> Iterator[Any]:
         """Say that the class is to be called."""
