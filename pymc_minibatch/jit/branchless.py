@@ -41,8 +41,12 @@ from pymc_minibatch.jit import functions
 from pymc_minibatch.jit.reached import reached_number
 
 __all__ = [
+    "FUNCTIONS",
+    "LOG_ERFC",
     "DifferentiableLog1mexp",
     "Entrywise",
+    "InverseErfcx",
+    "LogErfc",
     "local_branchless",
     "local_inlined",
     "local_one_logarithm",
@@ -105,6 +109,32 @@ class DifferentiableLog1mexp(Log1mexp):
         return [grads[0] * ps.switch(ps.isinf(slope), -np.inf, slope)]
 
 
+class LogErfc(UnaryScalarOp):
+    """log(1 − erf x), with derivatives that keep their digits where erf x is nearly 1."""
+
+    def impl(self, x: Any) -> Any:
+        """Return it for a number."""
+        return _log_erfc(x)
+
+    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+        """Return the derivative times `grads`."""
+        return [-TWO_BY_ROOT_PI * INVERSE_ERFCX(inputs[0]) * grads[0]]
+
+
+class InverseErfcx(UnaryScalarOp):
+    """1 / (e^x² (1 − erf x)), to which the slope of its logarithm is proportional."""
+
+    def impl(self, x: Any) -> Any:
+        """Return it for a number."""
+        return _inverse_erfcx(x)
+
+    def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
+        """Return the derivative times `grads`."""
+        [x] = inputs
+        own = self(x)
+        return [own * (TWO_BY_ROOT_PI * own - 2.0 * x) * grads[0]]
+
+
 class BranchlessLog1mexp(DifferentiableLog1mexp):
     """log(1 − e^x) of doubles."""
 
@@ -114,11 +144,24 @@ class BranchlessPow(Pow):
 
 
 POWER = BranchlessPow(upgrade_to_float)
+LOG_ERFC = LogErfc(upgrade_to_float, name="log_erfc")
+INVERSE_ERFCX: Any = InverseErfcx(upgrade_to_float, name="inverse_erfcx")
+TWO_BY_ROOT_PI = 2.0 / np.sqrt(np.pi)
 
 
 def _log1mexp(x: np.ndarray) -> np.ndarray:
     """Return log(1 − e^x) in NumPy."""
     return np.where(x > -np.log(2.0), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))
+
+
+def _log_erfc(x: np.ndarray) -> np.ndarray:
+    """Return log(1 − erf x) in NumPy."""
+    return np.asarray(np.log(2.0) + special.log_ndtr(-np.sqrt(2.0) * x))
+
+
+def _inverse_erfcx(x: np.ndarray) -> np.ndarray:
+    """Return 1 / (e^x² (1 − erf x)) in NumPy."""
+    return np.asarray(1.0 / special.erfcx(x))
 
 
 BRANCHLESS: dict[type, UnaryScalarOp] = {
@@ -150,6 +193,8 @@ FUNCTIONS: dict[type, tuple[Any, Any]] = {
     BranchlessErf: (functions.erf, special.erf),
     BranchlessErfc: (functions.erfc, special.erfc),
     BranchlessErfcx: (functions.scaled_erfc, special.erfcx),
+    LogErfc: (functions.logarithm_of_erfc, _log_erfc),
+    InverseErfcx: (functions.inverse_scaled_erfc, _inverse_erfcx),
 }
 """In Numba and in NumPy."""
 

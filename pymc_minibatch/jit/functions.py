@@ -17,8 +17,10 @@ __all__ = [
     "erfc",
     "exponential",
     "exponential_less_one",
+    "inverse_scaled_erfc",
     "log_gamma",
     "logarithm",
+    "logarithm_of_erfc",
     "logarithm_of_next",
     "logarithm_of_one_less_exponential",
     "power",
@@ -296,6 +298,24 @@ def scaled_erfc(x: float) -> float:
     away = abs(x)
     found = _scaled_erfc(away)
     return 2.0 / _inverse_exponential_of_square(away) - found if x < 0.0 else found
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def logarithm_of_erfc(x: float) -> float:
+    """Return log(1 − erf(x)), up to 1e-15 of it or of 1."""
+    away = abs(x)
+    scaled = _scaled_erfc(away)
+    found = 2.0 - _inverse_exponential_of_square(away) * scaled if x < 0.0 else scaled
+    return logarithm(found) - (0.0 if x < 0.0 else away * away)
+
+
+@register_jitable(error_model="numpy", forceinline=True, fastmath=False)
+def inverse_scaled_erfc(x: float) -> float:
+    """Return 1 / (e^x² erfc(x)), up to 1e-15 of it."""
+    away = abs(x)
+    scaled = _scaled_erfc(away)
+    small = _inverse_exponential_of_square(away)
+    return small / (2.0 - small * scaled) if x < 0.0 else 1.0 / scaled
 
 
 @register_jitable(error_model="numpy", forceinline=True, fastmath=False)

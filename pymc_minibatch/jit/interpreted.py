@@ -29,6 +29,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from scipy import special
 
+from pymc_minibatch.jit.branchless import FUNCTIONS, InverseErfcx, LogErfc
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_numba
 from pymc_minibatch.jit.kept import Graph, kept_rewrite
 
@@ -329,4 +330,6 @@ UFUNCS: dict[type, Callable[..., Any]] = {
     psm.Softplus: _softplus,
     psm.Log1mexp: _log1mexp,
     psm.TriGamma: lambda x: special.polygamma(1, x),
+    LogErfc: FUNCTIONS[LogErfc][1],
+    InverseErfcx: FUNCTIONS[InverseErfcx][1],
 }

@@ -51,6 +51,9 @@ HALVINGS = 11
 FALL = 1.0
 """Nats below its highest value at which the bound counts as falling."""
 
+SPIKE = 1.0
+"""Nats for each dimension by which the log-density falls more about a mode that tells nothing."""
+
 FAR = 1.0
 """From how many standard deviations on the mean of the field is not taken for its mode."""
 
@@ -59,6 +62,14 @@ LEVELS_TURNS = 3
 
 type Found = tuple[Surrogate, np.ndarray]
 """Where rows are expanded, and the lower factor of the covariance of h there."""
+
+
+class _SpikeError(np.linalg.LinAlgError):
+    """A mode tells nothing of the posterior about it; the bound that averages have there."""
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+        super().__init__("The posterior is far more peaked at its mode than around it.")
 
 
 class VariationalSearch:
@@ -178,8 +189,15 @@ class VariationalSearch:
 
         If there are none, return the same surrogate.
         """
-        with suppress(np.linalg.LinAlgError):  # no density there
+        try:
             return self._about_averages(surrogate, concave=False)
+        except _SpikeError as spike:
+            with suppress(np.linalg.LinAlgError):
+                found, cholesky = self.from_afar()
+                if self._average(found, concave=False)[1] > spike.bound:
+                    return found, cholesky
+        except np.linalg.LinAlgError:  # no density there
+            pass
         with suppress(np.linalg.LinAlgError):
             return self._about_concave_rows(surrogate.center)
         return surrogate, self.laplace.covariance_cholesky(surrogate)
@@ -234,11 +252,18 @@ class VariationalSearch:
         Where the field is not Gaussian by averages of the rows as they are, a turn makes them
         concave; where averages fall, it is made shorter.
         If only while the bound is rising, it ends as soon as that falls by more than chance.
+
+        Raises
+        ------
+        LinAlgError
+            If the field is not Gaussian, or the surrogate is about a spike.
         """
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
         last, bound = surrogate, -np.inf
         for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
+            if turn == 1 and not concave:
+                self._refuse_spike(surrogate, reached)
             if while_rising and reached < bound - FALL:
                 return last
             if reached < bound - tolerated_error(present):
@@ -263,6 +288,18 @@ class VariationalSearch:
                 passed.append(_limit(*passed[-3:]))
                 present = _recentered(present, present.conditional(passed[-1]).point)
         return present
+
+    def _refuse_spike(self, mode: Surrogate, bound: float) -> None:
+        """Raise if the log-density falls about a mode far more than its curvature there says.
+
+        In a Gaussian field it falls by half a nat for each dimension on average. Skew rows, whose
+        skewness grows without end as effects fit them, have modes about which it falls by tens.
+        """
+        given = mode.conditional(mode.center[self.field.hyper])
+        highest = log_density(mode) - given.log_determinant
+        size = self.field.latent.dense.size + self.field.latent.groups.size
+        if bound < highest - (0.5 + SPIKE) * size:
+            raise _SpikeError(bound)
 
     def _climbed(self, present: Surrogate) -> tuple[np.ndarray, Conditional]:
         """Climb h, and return it and the field given it.

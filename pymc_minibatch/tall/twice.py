@@ -3,9 +3,10 @@
 These are the product of the entries of an array, the distribution functions of gamma and beta
 variables by their shapes, which censored and truncated rows read, the Bessel functions of von
 Mises's and Rice's distributions, powers of data that may be 0, the logarithm of one less an
-exponential that is nearly 0, and that of a sum of two exponentials: its derivatives have the square
-of the sum as denominator, which is 0 where the sum is below 10⁻¹⁶². NUTS needs no more than one
-derivative; an expansion of the log-likelihood does.
+exponential that is nearly 0, that of one less an error function, whose derivatives are NaN where it
+is below 10⁻³⁰⁸, and that of a sum of two exponentials: its derivatives have the square of the sum
+as denominator, which is 0 where the sum is below 10⁻¹⁶². NUTS needs no more than one derivative; an
+expansion of the log-likelihood does.
 """
 
 import math
@@ -20,12 +21,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.scalar.basic import ScalarOp, upgrade_to_float, upgrade_to_float_no_complex
-from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, Log1mexp
+from pytensor.scalar.math import BetaInc, Erf, Erfc, GammaInc, GammaIncC, Log1mexp
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Prod
 
-from pymc_minibatch.jit.branchless import DifferentiableLog1mexp
+from pymc_minibatch.jit.branchless import LOG_ERFC, DifferentiableLog1mexp
 from pymc_minibatch.tall.slicing import data_leaves, leaf_value, reads_data_only
 
 __all__ = ["twice_differentiable"]
@@ -58,7 +59,13 @@ def twice_differentiable(term: Any) -> Any:
     Derivatives by shapes become differences of fourth order, to about 1e-10 relative.
     """
     graph = FunctionGraph(outputs=[term], copy_inputs=False)
-    for rewriter in (local_product, local_special_function, local_log_of_sum, local_power_of_zero):
+    for rewriter in (
+        local_product,
+        local_special_function,
+        local_log_of_erfc,
+        local_log_of_sum,
+        local_power_of_zero,
+    ):
         in2out(rewriter).rewrite(graph)
     return graph.outputs[0]
 
@@ -72,6 +79,38 @@ def local_special_function(fgraph: Any, node: Apply) -> list[Variable] | None:
         return None
     replaced: Any = Elemwise(with_derivatives)(*node.inputs)
     return [replaced]
+
+
+@node_rewriter([Elemwise])
+def local_log_of_erfc(fgraph: Any, node: Apply) -> list[Variable] | None:
+    """Take log(1 − erf(x)) and log(1 + erf(x)), of which skew-normal rows read one, as a whole."""
+    op: Any = node.op
+    if not isinstance(op.scalar_op, ps.Log):
+        return None
+    x = _of_erfc(node.inputs[0])
+    return None if x is None else [pt.cast(Elemwise(LOG_ERFC)(x), node.outputs[0].type.dtype)]
+
+
+def _of_erfc(array: Any) -> Any:
+    """Return x if an array is one less the error function of x; None of anything else."""
+    node = array.owner
+    if _is(node, Erfc):
+        return node.inputs[0]
+    if not (_is(node, ps.Add) or _is(node, ps.Sub)) or len(node.inputs) != 2:
+        return None
+    one, other = node.inputs
+    if _is(node, ps.Add) and _is(one.owner, Erf):
+        one, other = other, one
+    if not _is(other.owner, Erf) or not _is_one(one):
+        return None
+    x = other.owner.inputs[0]
+    return -x if _is(node, ps.Add) else x
+
+
+def _is_one(array: Any) -> bool:
+    """Whether an array is the number 1, of whatever shape."""
+    value = pt.get_underlying_scalar_constant_value(array, raise_not_constant=False)
+    return isinstance(value, np.ndarray | np.generic) and bool(value == 1)
 
 
 @node_rewriter([Elemwise])

@@ -12,6 +12,7 @@ from pymc.distributions.dist_math import i0e
 from pytensor.gradient import grad
 from pytensor.graph.basic import equal_computations
 from pytensor.tensor.math import Prod
+from scipy import special
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit.compiled import CompiledFunction, compile_all, compile_numba
@@ -121,6 +122,32 @@ def test_the_logarithm_of_one_less_an_exponential(at: float, compiled: Callable[
     first = -np.exp(at) / -np.expm1(at)
     expected = np.log1p(-np.exp(at)), first, first / -np.expm1(at)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("at", [-40.0, -3.0, 0.0, 0.5, 8.0, 40.0, 1e3])
+@pytest.mark.parametrize("compiled", [compile_all, compile_numba])
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda x: pt.log(pt.erfc(x)),
+        lambda x: pt.log(1 + pt.erf(-x)),
+        lambda x: pt.log(1 - pt.erf(x)),
+    ],
+)
+def test_the_logarithm_of_one_less_an_error_function(
+    at: float, compiled: Callable[..., Any], written: Callable[[Any], Any]
+) -> None:
+    x: Any = pt.dvector("x")
+    value = twice_differentiable(written(x))
+    slope: Any = grad(value.sum(), x)
+    function = compiled([x], [value, slope, grad(slope.sum(), x)])
+    evaluate = function.outputs if isinstance(function, CompiledFunction) else function
+    found = np.concatenate(evaluate(np.array([at])))
+    apart = np.array([-1e-4, 1e-4]) * max(abs(at), 1.0)
+    slopes = -2 / np.sqrt(np.pi) / special.erfcx(np.array([at, *(at + apart)]))
+    second = (slopes[2] - slopes[1]) / np.ptp(apart)
+    expected = np.log(2) + special.log_ndtr(-np.sqrt(2) * at), slopes[0], second
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-15)
 
 
 @pytest.mark.parametrize("begins", [np.array([0.0, 0.0, 1.5, 4.0]), np.array([0, 0, 1, 4])])

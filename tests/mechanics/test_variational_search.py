@@ -23,3 +23,21 @@ def test_what_multiplies_effects_of_two_factors_is_found():
     center = step.latent.coordinates.to_model(step.latent.reference.surrogate.center)
     found = step.tall.layout.unflatten(center)["scale_log__"]
     assert abs(found - np.log(scale)) < 0.8
+
+
+def test_a_spike_is_left():
+    """At the joint mode skewness is infinite but for its prior, and rows fit half-normals."""
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(1000), rng.integers(1, 9, 1000))
+    x = rng.normal(size=group.size)
+    noise = 0.3 * np.abs(rng.normal(size=group.size)) + 0.2 * rng.normal(size=group.size)
+    y = 1.0 + 0.1 * x + 0.4 * rng.normal(size=1000)[group] + noise
+    with pm.Model():
+        mean = pm.Normal("mean", 0, 3) + pm.Normal("slope") * x
+        effect = pm.Normal("effect", 0, pm.HalfNormal("sd", 1), shape=1000)
+        skewness = pm.Normal("skewness", 0, 3)
+        sigma = pm.HalfNormal("sigma", 1)
+        pm.SkewNormal("y", alpha=skewness, mu=mean + effect[group], sigma=sigma, observed=y)
+        step = pmb.MinibatchMH()
+    center = step.latent.coordinates.to_model(step.latent.reference.surrogate.center)
+    assert 0.5 < step.tall.layout.unflatten(center)["skewness"] < 3.0
