@@ -15,6 +15,7 @@ from numba import njit
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.utils import MethodNotDefined
 from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
     register_funcify_default_op_cache_key,
@@ -116,6 +117,10 @@ class LogErfc(UnaryScalarOp):
         """Return it for a number."""
         return _log_erfc(x)
 
+    def c_code(self, *args: Any, **kwargs: Any) -> str:
+        """Have PyTensor call `impl` if it compiles C."""
+        raise MethodNotDefined
+
     def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivative times `grads`."""
         return [-TWO_BY_ROOT_PI * INVERSE_ERFCX(inputs[0]) * grads[0]]
@@ -127,6 +132,10 @@ class InverseErfcx(UnaryScalarOp):
     def impl(self, x: Any) -> Any:
         """Return it for a number."""
         return _inverse_erfcx(x)
+
+    def c_code(self, *args: Any, **kwargs: Any) -> str:
+        """Have PyTensor call `impl` if it compiles C."""
+        raise MethodNotDefined
 
     def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivative times `grads`."""

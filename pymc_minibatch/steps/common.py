@@ -27,7 +27,10 @@ from pymc_minibatch.steps.bound import check_others_are_bound, left_to_others, r
 from pymc_minibatch.steps.display import Display
 from pymc_minibatch.steps.interrupted import tell_interrupts
 from pymc_minibatch.steps.other_data import FollowsData, split_for_step
-from pymc_minibatch.steps.row_deterministics import warn_of_row_deterministics
+from pymc_minibatch.steps.row_deterministics import (
+    require_memory_for_draws,
+    warn_of_row_deterministics,
+)
 from pymc_minibatch.steps.stats import described
 from pymc_minibatch.steps.stopped import stopped
 from pymc_minibatch.steps.variables import continuous_value_vars, positions
@@ -225,6 +228,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         tell_interrupts()
         self._follow_data()
         self.tall.check_sources()
+        require_memory_for_draws(self.tall, tune + draws)
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0  # a step that is used again has stopped, and processes do not set it
         if tune:

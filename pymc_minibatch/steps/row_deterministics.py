@@ -1,21 +1,25 @@
-"""Deterministics with one value per row, which make every draw cost N: a warning."""
+"""Deterministics with one value per row, which make every draw cost N, and the memory of draws."""
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
-from pymc_minibatch.jit.memory import free_bytes
+from pymc_minibatch.jit.memory import free_bytes, require_memory
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.warn import warn
 
-__all__ = ["warn_of_row_deterministics", "will_record"]
+__all__ = ["require_memory_for_draws", "warn_of_row_deterministics", "will_record"]
 
 DRAWS_OF_A_CHAIN = 1000
 """Draws for which memory is estimated: what pm.sample takes if nothing is said."""
 
 NOTABLE_BYTES = 1e9
 """Memory that is told of."""
+
+COPIES = 2
+"""Of all draws that ``pm.sample`` holds at its end: those of the chains, and its result."""
 
 _recorded: ContextVar[Collection[str] | None] = ContextVar("recorded", default=None)
 """The variables that a run keeps; None if that is not known, as `pm.sample` does not tell."""
@@ -33,12 +37,58 @@ def will_record(names: Collection[str] | None) -> Iterator[None]:
 
 def _bambi_fits() -> bool:
     """Whether a step is made in Bambi's ``fit``, which leaves out what has one value per row."""
+    return any(name.startswith("bambi.") for name, _, _ in _callers())
+
+
+def _callers() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield the module, the name and the local variables of those who call, the nearest first."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("bambi."):
-            return True
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name, frame.f_locals
         frame = frame.f_back
-    return False
+
+
+def _locals_of(function: str) -> Mapping[str, Any]:
+    """Return the local variables of a function of PyMC that is being called; none if it is not."""
+    for module, name, found in _callers():
+        if name == function and module.startswith("pymc.sampling."):
+            return found
+    return {}
+
+
+def require_memory_for_draws(tall: TallModel, n_draws: int) -> None:
+    """Raise before the first chain if all draws of a run of ``pm.sample`` do not fit into memory.
+
+    It does not tell steps how many chains there are, nor what is kept of them.
+
+    Raises
+    ------
+    NotEnoughMemoryError
+        If they do not.
+    """
+    run = _locals_of("sample")
+    if not run or run.get("trace") is not None or _locals_of("_sample_many").get("i"):
+        return  # draws go elsewhere, or some are already there
+    kept = run.get("trace_vars")
+    sizes = {
+        name: size
+        for name, size in tall.sizes_of_row_deterministics().items()
+        if kept is None or any(variable.name == name for variable in kept)
+    }
+    n_chains = int(run.get("chains", 1))
+    values = tall.layout.size + sum(sizes.values())
+    advice = "Draw less often, or make fewer chains."
+    if sizes:
+        advice = (
+            f"Deterministics {list(sizes)} have one value for each row: pass pm.sample the "
+            "var_names to keep, and compute them afterwards with pm.compute_deterministics."
+        )
+    require_memory(
+        8.0 * COPIES * n_chains * n_draws * values,
+        f"What pm.sample keeps of {n_draws:,} draws of {values:,} numbers in each of {n_chains} "
+        "chains, and makes its result of,",
+        advice,
+    )
 
 
 def warn_of_row_deterministics(tall: TallModel) -> None:

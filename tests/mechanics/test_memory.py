@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from pymc.sampling.parallel import ParallelSamplingError
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit import memory
@@ -164,3 +165,21 @@ def test_a_run_stops_with_its_draws_if_memory_is_short(with_values_of_rows, monk
     monkeypatch.setattr(memory, "free_bytes", lambda: 1e7)
     with pytest.raises(pmb.NotEnoughMemoryError, match=r"A result of 100 draws .* mean has 20,000"):
         pmb.sample(with_values_of_rows, **options)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_draws_that_would_not_fit_are_refused_before_the_first(monkeypatch, cores):
+    """Two chains of 400 draws of 20,000 probabilities and a result of them take 256 MB."""
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1.2e8)
+    x = np.random.default_rng(1).normal(size=20_000)
+    with pm.Model():
+        probability = pm.Deterministic("probability", pm.math.sigmoid(pm.Normal("slope") * x))
+        pm.Bernoulli("y", p=probability, observed=(x > 0).astype(int))
+        with pytest.warns(pmb.MinibatchWarning, match="one value for each"):
+            step = pmb.MinibatchMH()
+        options = {"tune": 200, "chains": 2, "cores": cores, "progressbar": False}
+        refused = pmb.NotEnoughMemoryError if cores == 1 else ParallelSamplingError
+        with pytest.raises(refused, match=r"(?s)2 chains.*\['probability'\]"):
+            pm.sample(200, step=step, random_seed=1, **options)
+        idata = pm.sample(200, step=step, random_seed=1, var_names=["slope"], **options)
+    assert list(idata.posterior.data_vars) == ["slope"]
