@@ -28,6 +28,9 @@ MOST_SHARE, N_SIGNS = 0.1, 8
 """Share of entries up to which what is left of a dense part is taken for sparse, and random vectors
 by which a trace of its inverse is estimated."""
 
+MOST_SOLVED = 10**6
+"""Entries of a matrix that is solved for as an array."""
+
 MOST_COLUMNS = 400
 """More columns of a map that is not diagonal are not differenced; the move is not compared then."""
 
@@ -50,23 +53,43 @@ def quadratic_form(
 def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
     """Return log |Λ|, the groups eliminated first, and how far rounding may have put it off.
 
-    What is left of the diagonal of the dense part may be a small share of it.
+    All entries are divided by the roots of those on the diagonal, since pivots that are chosen by
+    their size lose the digits of small ones. What elimination leaves of the diagonal of the dense
+    part may be a small share of it.
     """
-    signs, logs = np.linalg.slogdet(matrix.blocks)
-    if np.any(signs <= 0):
+    whole, of_blocks = matrix.dense.diagonal(), np.einsum("gqq->gq", matrix.blocks)
+    if np.any(whole <= 0.0) or np.any(of_blocks <= 0.0):
         raise NotComparedError
-    left, whole = matrix.dense, np.abs(matrix.dense.diagonal())
+    root, of_groups = 1.0 / np.sqrt(whole), 1.0 / np.sqrt(of_blocks)
+    blocks = matrix.blocks * of_groups[:, :, None] * of_groups[:, None, :]
+    try:
+        lower = np.linalg.cholesky(blocks)
+    except np.linalg.LinAlgError:
+        raise NotComparedError from None
+    log = 2.0 * float(np.log(np.einsum("gqq->gq", lower)).sum())
+    log += float(np.log(of_blocks).sum() + np.log(whole).sum())
     if not whole.size:
-        return float(logs.sum()), 0.0
-    if matrix.blocks.size:
-        inverses, each = np.linalg.inv(matrix.blocks), np.arange(len(matrix.blocks) + 1)
-        inverse = sparse.bsr_array((inverses, each[:-1], each))
+        return log, 0.0
+    left = sparse.diags_array(root) @ matrix.dense @ sparse.diags_array(root)
+    if blocks.size:
         cross = sparse.csr_array(matrix.cross)
-        left = left - cross.T @ (inverse @ cross)
+        cross = sparse.diags_array(of_groups.ravel()) @ cross @ sparse.diags_array(root)
+        half = _solved(lower, cross)
+        left = left - half.T @ half
     is_sparse = sparse.issparse(left) and left.nnz < MOST_SHARE * whole.size**2
     of_left = _of_sparse if is_sparse else _of_array
-    log, lost = of_left(left, whole)
-    return log + float(logs.sum()), LOST * lost
+    of_dense, lost = of_left(left, np.ones(whole.size))
+    return log + of_dense, LOST * lost
+
+
+def _solved(lower: np.ndarray, cross: Any) -> Any:
+    """Return L⁻¹ C; where that has few entries without L⁻¹, which loses digits."""
+    n_groups, size = lower.shape[:2]
+    if cross.shape[0] * cross.shape[1] <= MOST_SOLVED:
+        found = np.linalg.solve(lower, cross.toarray().reshape(n_groups, size, -1))
+        return found.reshape(cross.shape)
+    each = np.arange(n_groups + 1)
+    return sparse.bsr_array((np.linalg.inv(lower), each[:-1], each)) @ cross
 
 
 def _of_array(matrix: Any, whole: np.ndarray) -> tuple[float, float]:

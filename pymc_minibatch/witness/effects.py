@@ -27,7 +27,7 @@ from pymc_minibatch.witness.batches import (
     compare_batches,
 )
 from pymc_minibatch.witness.comparison import Comparison, rounding
-from pymc_minibatch.witness.determinants import NotComparedError
+from pymc_minibatch.witness.determinants import NotComparedError, quadratic_form
 from pymc_minibatch.witness.listener import Batching, Listener
 from pymc_minibatch.witness.proposal_densities import ProposalDensities
 from pymc_minibatch.witness.witness import Look
@@ -162,8 +162,23 @@ class MovesOfEffects(Look):
             else "predictors stay the same if effects are fixed, so that the prior alone decides",
             log_ratio=log_ratio,
             expected=after - before + log_q,
-            rounding=lost + rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
+            rounding=lost
+            + sum(map(self._lost_by_sums, points))
+            + rounding(self.density.tall.n_rows, [before, after, log_ratio, log_q]),
         )
+
+    def _lost_by_sums(self, point: np.ndarray) -> float:
+        """Return how far rounding may have put a log-likelihood off that sums over rows say.
+
+        Effects that rows hardly tell apart add up to little, each being large.
+        """
+        surrogate = self.moves.model.surrogate
+        if not surrogate.expansion.is_exact:
+            return 0.0
+        phi = surrogate.phi(point)
+        away = self.field.rows.split(phi - surrogate.expansion.at)
+        _, lost = quadratic_form(surrogate.expansion.curvature, away)
+        return abs(surrogate.expansion.shared(phi)[1]) * lost
 
 
 class _Comparing(Listener[Decisions]):
