@@ -116,3 +116,30 @@ def test_pupils_in_classes_in_thousands_of_schools() -> None:
     factor = reference.surrogate.conditional(reference.hyper).factor
     assert factor.reduced.shape[1] == 2 * n_schools + 1
     assert isinstance(factor.schur, SparseCholesky | BandedCholesky)
+
+
+def test_determinants_of_badly_scaled_matrices_keep_their_digits() -> None:
+    """Columns of a basis that are nearly dependent, in units that differ by up to 10⁸."""
+    rng = np.random.default_rng(4)
+    n_groups, size, n_dense = 3, 4, 5
+    total = n_groups * size + n_dense
+    columns = rng.normal(size=(200, total))
+    of_group = np.repeat(np.arange(n_groups), size)
+    own = rng.integers(0, n_groups, 200)
+    columns[:, n_dense:] *= own[:, None] == of_group  # the rows of a group read its effects alone
+    columns[:, 1] = columns[:, 0] + 1e-4 * columns[:, 1]
+    first, second = columns[:, n_dense], columns[:, n_dense + 1]
+    first[:] = second + 1e-5 * first
+    columns[own == 0, 2] = second[own == 0] + 1e-5 * columns[own == 0, 2]
+    columns[own > 0, 2] *= 1e-5
+    columns *= 10.0 ** rng.uniform(-4, 4, total)
+    whole = columns.T @ columns
+    pairs = of_group[:, None] == of_group
+    blocks = whole[n_dense:, n_dense:][pairs].reshape(n_groups, size, size)
+    matrix = ArrowheadMatrix(whole[:n_dense, :n_dense], whole[n_dense:, :n_dense], blocks)
+    root, expected = whole.astype(np.longdouble), np.longdouble(0.0)
+    for k in range(total):  # eliminates one after the other, with more digits
+        expected += np.log(root[k, k])
+        rest = root[k, k + 1 :] / root[k, k]
+        root[k + 1 :, k + 1 :] -= np.outer(root[k, k + 1 :], rest)
+    assert log_determinant(matrix)[0] == pytest.approx(float(expected), abs=1e-4)
