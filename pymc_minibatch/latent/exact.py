@@ -19,7 +19,7 @@ class ExactSampler(LatentSampler):
     @cached_property
     def decisions(self) -> ExactDecisions:
         """What decides on moves."""
-        return ExactDecisions()
+        return ExactDecisions(self.reference.surrogate)
 
     def describe(self) -> str:
         """Say in words what moves how."""

@@ -129,7 +129,7 @@ class LinearMoves(LatentMoves):
             Planned(CollapsedFactor(self, model), in_a_row=COLLAPSED_IN_A_ROW),
             Planned(DensePart(self)),
         ]
-        super().__init__(model, ExactDecisions(), plan)
+        super().__init__(model, ExactDecisions(linear.surrogate), plan)
         number = int(min(BANK_SIZE, 1 + MOST_ENTRIES / (1 + linear.n_dense**2)))
         if not model.has_determinant:  # it cancels as long as all moves have the same
             number = 1

@@ -109,9 +109,10 @@ def stats_of_sampler(latent: LatentSampler, counts: MoveCounts) -> dict[str, Any
     """Return the stats of a draw in which a test or all rows decide on moves of effects."""
     n_decisions = max(counts.decisions, 1)
     values, gradients = latent.evaluations
+    n_read_for_slopes = counts.n_slopes * latent.tall.n_rows if latent.has_slopes else 0
     return {
         "n_likelihood": values * counts.n_evaluated,
-        "n_gradient": gradients * counts.n_evaluated + counts.n_slopes * latent.tall.n_rows,
+        "n_gradient": gradients * counts.n_evaluated + n_read_for_slopes,
         "n_scanned": 0,
         "batch_size": counts.batch_rows / n_decisions,
         "log_ratio_var": counts.variance / n_decisions,

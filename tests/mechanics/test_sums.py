@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -17,6 +18,7 @@ from pymc_minibatch.latent.expansion import Expansion
 from pymc_minibatch.latent.locate import locate, structure_with_effects
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sums import CommonFactor, expand_exactly, find_parabolic_rows
+from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 from pymc_minibatch.tall.passes import CHUNK_ROWS
 
@@ -228,3 +230,39 @@ def test_an_exact_test_moves_effects_where_sums_say_everything() -> None:
     with made(scale_unknown):
         assert isinstance(pmb.MinibatchMH(acceptance="exact").latent, ExactSampler)
         assert not isinstance(pmb.MinibatchMH(acceptance="penalty").latent, ExactSampler)
+
+
+def simplex() -> None:
+    """Monotonic effects: eight hyperparameters, and a level that rows read with them."""
+    steps = pm.Dirichlet("steps", np.ones(7))
+    share = pt.concatenate([pt.zeros(1), pt.cumsum(steps)])[OTHER % 7]
+    mean = effects() + pm.Normal("size", 0, 2) * share
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y + 0.8 * (OTHER / 6) ** 2)
+
+
+def test_slopes_of_sums_are_those_of_all_rows() -> None:
+    model = made(simplex)
+    with model:
+        step = pmb.MinibatchMH()
+    sampler = step.latent
+    assert isinstance(sampler, ExactSampler)
+    rows = RowFunctions(structure_with_effects(step.tall))
+    rng, center = np.random.default_rng(3), sampler.reference.surrogate.center
+    for sd in (0.1, 1.0):
+        phi = sampler.reference.surrogate.phi(center + sd * rng.normal(size=center.size))
+        np.testing.assert_allclose(
+            sampler.decisions.slope(phi), rows.slope(phi, *step.tall.data), rtol=1e-6, atol=1e-6
+        )
+
+
+def test_many_hyperparameters_move_along_trajectories_that_read_no_row() -> None:
+    with made(simplex):
+        step = pmb.MinibatchMH()
+        idata = pm.sample(
+            400, tune=300, chains=1, step=step, random_seed=3, progressbar=False,
+            compute_convergence_checks=False,
+        )  # fmt: skip
+    assert "trajectory" in {planned.move.name for planned in step.latent.plan}
+    assert not idata.sample_stats["n_gradient"].any()
+    assert idata.sample_stats["witness_error"].max() < 1e-3
+    assert az.ess(idata.posterior, var_names=["steps"])["steps"].min() > 80

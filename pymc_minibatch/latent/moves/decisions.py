@@ -10,7 +10,7 @@ from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.grouping import GroupEffects
 from pymc_minibatch.latent.level_steps import OwnRowMoves
 from pymc_minibatch.latent.own_rows import LevelRows, OwnRows, Walked
-from pymc_minibatch.latent.surrogate import PredictorState
+from pymc_minibatch.latent.surrogate import PredictorState, Surrogate
 
 __all__ = ["Candidate", "Decisions", "ExactDecisions", "LevelMoves", "LevelWalks", "MoveCounts"]
 
@@ -248,7 +248,16 @@ class Decisions(ABC):
 
 
 class ExactDecisions(Decisions):
-    """Metropolis-Hastings by the surrogate."""
+    """Metropolis-Hastings by the surrogate.
+
+    Parameters
+    ----------
+    surrogate
+        The posterior.
+    """
+
+    def __init__(self, surrogate: Surrogate) -> None:
+        self.surrogate = surrogate
 
     def on_all(self, rng: np.random.Generator, move: Candidate, counts: MoveCounts) -> bool:
         """Decide by the log ratio."""
@@ -260,6 +269,10 @@ class ExactDecisions(Decisions):
         """Let all levels move that the surrogate accepts."""
         accepted = -rng.standard_exponential(moves.moving.size) < moves.undecided
         return moves.moving & accepted
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return the slope of the log-likelihood that sums say."""
+        return self.surrogate.slope_of_sums(phi)
 
     def of_rows(self, move: Candidate) -> float:
         """Return nothing: the surrogate says it."""

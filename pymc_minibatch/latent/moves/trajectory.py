@@ -45,6 +45,9 @@ JITTER = 0.4
 TIMES = 2
 """Trajectories in a scan, if they are of one kind; of two kinds there is one of each."""
 
+MANY_HYPER = 6
+"""Hyperparameters from which on a random walk, or draws from a Gaussian, hardly move them."""
+
 BESIDE_OWN_SCALES = 0.02
 """Share of scans with one of all variables, if scales of single coefficients have moves of their
 own (:mod:`.by_surrogate`): with these many scales trajectories are long, and accepted in vain."""
@@ -243,10 +246,16 @@ class TrajectoryOfField(Trajectory):
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how both enter a scan, if all rows decide."""
-    if not model.has_slopes:
-        return []
+    """Return how both enter a scan, if all rows decide, or if sums say everything of them.
+
+    Given h the field is drawn from its Gaussian then, and h moves by itself unless it is long.
+    """
     joint, of_field = Trajectory(model), TrajectoryOfField(model)
+    if not model.has_slopes:
+        by_sums = model.surrogate.expansion.is_exact and model.surrogate.kinks is None
+        is_long = model.field.hyper.size >= MANY_HYPER
+        takes_part = by_sums and is_long and not model.fixed_factor
+        return [Planned(joint, in_a_row=TIMES)] if takes_part else []
     if model.fixed_factor or not model.field.hyper.size:
         return [Planned(joint, in_a_row=TIMES)]
     return [
