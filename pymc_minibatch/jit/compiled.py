@@ -38,7 +38,7 @@ from pymc_minibatch.jit.lean import (
     local_unchecked,
 )
 from pymc_minibatch.jit.linking import compiled_by_linking, compiled_once
-from pymc_minibatch.jit.matvec import local_matvec
+from pymc_minibatch.jit.matvec import local_matvec, local_small_matrices
 from pymc_minibatch.jit.patches import PATCHED
 from pymc_minibatch.jit.special import local_float_exponent
 
@@ -59,6 +59,7 @@ REWRITES = [
     inline_symbolic_for_fusion,
     local_unchecked,
     local_matvec,
+    local_small_matrices,
     local_added_axes,
     local_one_logarithm,
     local_branchless,
